@@ -1,0 +1,150 @@
+//! Who talks: node ids, incarnations, roles and priorities.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A node's place in its domain (MPI says *rank*): small, dense, and reused after a node left.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct NodeId(pub u16);
+
+impl NodeId {
+    /// The id as an index.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}", self.0)
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl From<u16> for NodeId {
+    fn from(id: u16) -> Self {
+        Self(id)
+    }
+}
+
+/// Which life of a node id this is. Never used twice within a domain, never zero.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Incarnation(pub u32);
+
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "incarnation {}", self.0)
+    }
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What a node is to its domain. Roles are for people and placement; any node may send to any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum Role {
+    /// Runs the program that hands out work.
+    #[default]
+    Host = 1,
+    /// Computes for a host.
+    Accelerator = 2,
+    /// Does files and devices for others.
+    Io = 3,
+    /// Anything else that serves the domain.
+    Service = 4,
+}
+
+impl Role {
+    /// All roles, in the order of their numbers.
+    pub const ALL: [Role; 4] = [Role::Host, Role::Accelerator, Role::Io, Role::Service];
+
+    /// The role's word, as used on command lines and in the environment.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Role::Host => "host",
+            Role::Accelerator => "accelerator",
+            Role::Io => "io",
+            Role::Service => "service",
+        }
+    }
+
+    /// The role with this number, if there is one: the number may come from shared memory.
+    pub fn from_number(number: u8) -> Option<Role> {
+        Role::ALL.into_iter().find(|role| *role as u8 == number)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+/// A word that names no role or no node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{word}' is not {expected}")]
+pub struct ParseIdError {
+    /// What was given.
+    pub word: String,
+    /// What would have been right.
+    pub expected: &'static str,
+}
+
+impl FromStr for Role {
+    type Err = ParseIdError;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        let expected = "a role: host, accelerator, io or service";
+        Role::ALL.into_iter().find(|role| role.word() == word).ok_or_else(|| ParseIdError { word: word.into(), expected })
+    }
+}
+
+impl FromStr for NodeId {
+    type Err = ParseIdError;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        let expected = "a node id: a number from 0 to 1023";
+        match word.parse::<u16>() {
+            Ok(id) if id < 1024 => Ok(NodeId(id)),
+            _ => Err(ParseIdError { word: word.into(), expected }),
+        }
+    }
+}
+
+/// How many priorities there are, and so how many lanes lead from one node to another.
+pub const PRIORITIES: usize = 3;
+
+/// Which of the lanes between two nodes a message takes. Messages of one priority keep their order;
+/// messages of different priorities have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(u8)]
+pub enum Priority {
+    /// Looked at first, through a short lane: for control messages.
+    High = 0,
+    /// What a message has if nothing is said.
+    #[default]
+    Normal = 1,
+    /// Looked at last: for bulk that can wait.
+    Low = 2,
+}
+
+impl Priority {
+    /// All priorities, the most urgent first.
+    pub const ALL: [Priority; PRIORITIES] = [Priority::High, Priority::Normal, Priority::Low];
+
+    /// The priority as an index.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}

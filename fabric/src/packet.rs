@@ -1,0 +1,150 @@
+//! What travels over a fabric: packets of one message.
+
+use std::marker::PhantomData;
+
+/// What a packet is to its message. The numbers are part of the shared-memory layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PacketKind {
+    /// A whole message. Never zero, so that a published cell differs from a blank one.
+    Whole = 1,
+    /// The first packet of a longer message: `total` says how long. If a message of the same lane was
+    /// under way, its sender gave it up.
+    First = 2,
+    /// More of the message that the latest `First` began.
+    Next = 3,
+}
+
+impl PacketKind {
+    /// The kind with this number, if there is one: the number may come from shared memory.
+    #[inline]
+    pub fn from_number(number: u8) -> Option<PacketKind> {
+        match number {
+            1 => Some(PacketKind::Whole),
+            2 => Some(PacketKind::First),
+            3 => Some(PacketKind::Next),
+            _ => None,
+        }
+    }
+}
+
+/// The head of one packet, in private memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketHead {
+    /// What the packet is to its message.
+    pub kind: PacketKind,
+    /// The message's tag.
+    pub tag: u64,
+    /// The message's sequence number.
+    pub sequence: u32,
+    /// Bytes of the whole message: for `Whole` the packet's own length, for `Next` unused.
+    pub total: u64,
+}
+
+/// Bytes of a message, where they lie.
+///
+/// They may lie in memory that the sender can still write to, so there is no safe `&[u8]` over them: copy them out
+/// with [`copy_to`](Self::copy_to) or [`to_vec`](Self::to_vec), or read values at offsets.
+#[derive(Clone, Copy)]
+pub struct Payload<'a> {
+    ptr: *const u8,
+    len: usize,
+    bytes: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Payload<'a> {
+    /// A view of `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// The bytes must be mapped and readable for `'a`. They may change at any time.
+    #[inline]
+    pub unsafe fn from_raw(ptr: *const u8, len: usize) -> Self {
+        Self { ptr, len, bytes: PhantomData }
+    }
+
+    /// A view of private bytes.
+    #[inline]
+    pub fn private(bytes: &'a [u8]) -> Self {
+        Self { ptr: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
+    }
+
+    /// How many bytes there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies as many bytes as fit into `buf` and returns how many those are.
+    #[inline]
+    pub fn copy_to(&self, buf: &mut [u8]) -> usize {
+        let len = self.len.min(buf.len());
+        // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`; `buf` is exclusive, so they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr, buf.as_mut_ptr(), len) };
+        len
+    }
+
+    /// Copies the bytes into a vector.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+
+    /// The native-endian `u64` at `offset`, or `None` if it would reach beyond the end.
+    #[inline]
+    pub fn u64_at(&self, offset: usize) -> Option<u64> {
+        let mut word = [0; 8];
+        self.slice(offset, 8)?.copy_to(&mut word);
+        Some(u64::from_ne_bytes(word))
+    }
+
+    /// The `len` bytes at `offset`, or `None` if they would reach beyond the end.
+    #[inline]
+    pub fn slice(&self, offset: usize, len: usize) -> Option<Payload<'a>> {
+        let end = offset.checked_add(len)?;
+        // SAFETY: the range lies inside this payload.
+        (end <= self.len).then(|| unsafe { Payload::from_raw(self.ptr.add(offset), len) })
+    }
+
+    /// The bytes in place.
+    ///
+    /// # Safety
+    /// The caller vouches that the sender does not write to them while the slice lives: true of a sender that runs
+    /// Doorbell, not of one that was taken over or has a stray pointer.
+    #[inline]
+    pub unsafe fn as_slice(&self) -> &'a [u8] {
+        // SAFETY: readable for 'a (from_raw's caller); unchanging (this function's caller).
+        unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
+    }
+}
+
+impl std::fmt::Debug for Payload<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Payload({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_is_read_within_its_bounds_only() {
+        let bytes: Vec<u8> = (0..20).collect();
+        let payload = Payload::private(&bytes);
+        assert_eq!(payload.u64_at(12), Some(u64::from_ne_bytes([12, 13, 14, 15, 16, 17, 18, 19])));
+        assert_eq!(payload.u64_at(13), None);
+        assert_eq!(payload.u64_at(usize::MAX), None);
+        assert_eq!(payload.slice(18, 2).unwrap().to_vec(), [18, 19]);
+        assert!(payload.slice(18, 3).is_none());
+        let mut short = [0; 4];
+        assert_eq!(payload.copy_to(&mut short), 4);
+        assert_eq!(short, [0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Atomics, and the asymmetric barrier.
+//!
+//! A producer that publishes and then looks whether its consumer sleeps needs, in the textbook, a full fence between the
+//! two: the store must not be overtaken by the load. Here the fence stands on the rare side alone. The frequent side says
+//! [`light_barrier`], which only stops the compiler; the rare side says [`heavy_barrier`], which makes every processor
+//! that runs a registered process execute a full fence (`membarrier(2)`). Together they order like two full fences.
+
+#[cfg(not(loom))]
+pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+/// Tells the processor that this is a spin loop; under loom, lets another thread run.
+#[inline(always)]
+pub fn spin_hint() {
+    #[cfg(not(loom))]
+    std::hint::spin_loop();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
+/// The frequent side of the asymmetric barrier: free of instructions, unless [`Barriers::join`] found no `membarrier`.
+#[inline(always)]
+pub fn light_barrier() {
+    #[cfg(all(not(loom), not(miri)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(all(any(loom, miri), not(planted_bug = "light_barrier")))]
+    fence(Ordering::SeqCst);
+}
+
+/// Which processes a heavy barrier reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The threads of this process.
+    Process,
+    /// All processes that called [`Barriers::join`].
+    Machine,
+}
+
+/// What this process found out about `membarrier(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Barriers {
+    /// Heavy barriers reach the threads of this process.
+    pub process: bool,
+    /// Heavy barriers reach other processes, and theirs reach this one.
+    pub machine: bool,
+}
+
+#[cfg(all(not(loom), not(miri)))]
+mod membarrier {
+    pub const GLOBAL_EXPEDITED: i32 = 1 << 1;
+    pub const REGISTER_GLOBAL_EXPEDITED: i32 = 1 << 2;
+    pub const PRIVATE_EXPEDITED: i32 = 1 << 3;
+    pub const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
+
+    pub fn call(command: i32) -> bool {
+        // SAFETY: membarrier takes three integers and touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    }
+}
+
+impl Barriers {
+    /// Registers this process, once, so that heavy barriers of others reach it, and tells what works. Thread-safe.
+    #[cfg(all(not(loom), not(miri)))]
+    pub fn join() -> Barriers {
+        use std::sync::OnceLock;
+        static FOUND: OnceLock<Barriers> = OnceLock::new();
+        *FOUND.get_or_init(|| Barriers {
+            process: membarrier::call(membarrier::REGISTER_PRIVATE_EXPEDITED),
+            machine: membarrier::call(membarrier::REGISTER_GLOBAL_EXPEDITED),
+        })
+    }
+
+    /// Under a model checker both sides are full fences.
+    #[cfg(any(loom, miri))]
+    pub fn join() -> Barriers {
+        Barriers { process: true, machine: true }
+    }
+}
+
+/// The rare side of the asymmetric barrier: microseconds. Says whether it worked; where it did not, the caller must not
+/// rely on the pairing.
+#[must_use]
+pub fn heavy_barrier(reach: Reach) -> bool {
+    #[cfg(all(not(loom), not(miri)))]
+    {
+        fence(Ordering::SeqCst);
+        membarrier::call(match reach {
+            Reach::Process => membarrier::PRIVATE_EXPEDITED,
+            Reach::Machine => membarrier::GLOBAL_EXPEDITED,
+        })
+    }
+    #[cfg(any(loom, miri))]
+    {
+        let _ = reach;
+        #[cfg(not(planted_bug = "heavy_barrier"))]
+        fence(Ordering::SeqCst);
+        true
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_of_this_machine_has_barriers() {
+        let found = Barriers::join();
+        assert_eq!(found.process, heavy_barrier(Reach::Process));
+        assert_eq!(found.machine, heavy_barrier(Reach::Machine));
+    }
+}
