@@ -1,1 +1,15 @@
-//! Placeholder.
+//! Measuring: what this machine can do at best, and how to look at samples.
+//!
+//! - [`clock`]: time stamps as fine as the processor gives them.
+//! - [`touch`]: what it means that a program writes what it sends and reads what it receives.
+//! - [`exchange`]: the loops that are timed, the same ones for the floor and for the driver.
+//! - [`floor`]: what no transport between two processes can beat, written down as [`exchange::Carrier`]s.
+//! - [`stats`]: samples, percentiles, and the text histogram's figures.
+//!
+//! Nothing here knows the driver: the `doorbell` command brings the two together.
+
+pub mod clock;
+pub mod exchange;
+pub mod floor;
+pub mod stats;
+pub mod touch;

@@ -1,1 +1,54 @@
-//! Placeholder.
+//! Doorbell: messages between processes at the speed of a cache line.
+//!
+//! Processes on one Linux machine join a **domain** by name, each as a **node**, and send each other tagged messages
+//! through shared memory, without entering the kernel.
+//!
+//! ```
+//! use doorbell::{Match, Node, NodeId, Role, Space};
+//! use std::time::{Duration, Instant};
+//!
+//! # fn main() -> Result<(), doorbell::Error> {
+//! // Two nodes in one process here; in your program, one each in two processes, without the line about the space.
+//! let space = Space::heap();
+//! let host = Node::builder("grid").role(Role::Host).space(space.clone()).join()?;
+//! let accelerator = Node::builder("grid").role(Role::Accelerator).space(space).join()?;
+//!
+//! let to_accelerator = host.peer(accelerator.id())?;
+//! to_accelerator.send(7, b"scale by two")?;
+//!
+//! let mut buf = [0; 64];
+//! let envelope = accelerator.recv(Match::any().tag(7), &mut buf)?;
+//! assert_eq!((envelope.source, &buf[..envelope.len]), (host.id(), &b"scale by two"[..]));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The rooms, in the order a message meets them:
+//!
+//! 1. [`node`]: [`Node`] and [`Peer`], what a program calls. `Node` is shared by threads; a `Peer` is one thread's own way
+//!    to another node, and the fastest.
+//! 2. [`message`]: which receive accepts which message, those that nobody has asked for yet, those on their way out.
+//! 3. [`engine`]: who drives, who waits, and how.
+//!
+//! Below lie the fabrics: [`doorbell_shm`] for processes that share memory.
+
+pub mod engine;
+pub mod error;
+pub mod message;
+#[cfg(not(loom))]
+pub mod node;
+
+pub use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, Priority, Role};
+pub use engine::wait::Wait;
+pub use error::{Certainty, Error};
+pub use message::{Match, Message};
+
+#[cfg(not(loom))]
+pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
+#[cfg(not(loom))]
+pub use engine::poller::Progress;
+#[cfg(not(loom))]
+pub use node::{Completion, Done, Event, Node, NodeBuilder, Peer, Request, Stats};
+
+/// What a call of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

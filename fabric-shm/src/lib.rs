@@ -1,1 +1,44 @@
-//! Placeholder.
+//! Doorbell's PCIe stand-in: nodes of one machine move data through POSIX shared memory.
+//!
+//! In the order a message meets them:
+//!
+//! 1. [`domain`]: a node joins a domain and finds its peers; segments are made, checked, and removed.
+//! 2. [`lane`]: the single-producer ring by which one node sends to another.
+//! 3. [`doorbell`]: how a producer wakes a consumer that sleeps, without a fence on the producer's path.
+//! 4. [`fabric`]: all lanes of one node, as the [`doorbell_fabric::Fabric`] that the driver turns.
+//!
+//! [`layout`] says where everything lies. [`space`] says where segments live: in `/dev/shm`, or, for tests, in the heap of
+//! one process with everything above unchanged.
+
+/// Dies here if a test asked for it: `DOORBELL_FAULT=name:n` kills the process at the n-th arrival. Nothing without the
+/// feature `fault-points`.
+#[cfg(feature = "fault-points")]
+macro_rules! fault_point {
+    ($name:literal) => {
+        $crate::fault::arrive($name)
+    };
+}
+#[cfg(not(feature = "fault-points"))]
+macro_rules! fault_point {
+    ($name:literal) => {};
+}
+
+#[cfg(not(loom))]
+pub mod board;
+#[cfg(not(loom))]
+pub mod domain;
+pub mod doorbell;
+#[cfg(not(loom))]
+pub mod error;
+#[cfg(not(loom))]
+pub mod fabric;
+#[cfg(feature = "fault-points")]
+pub mod fault;
+#[cfg(not(loom))]
+pub mod faults;
+pub mod lane;
+pub mod layout;
+#[cfg(not(loom))]
+pub mod segment;
+#[cfg(not(loom))]
+pub mod space;

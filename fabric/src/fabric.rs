@@ -51,6 +51,8 @@ pub enum Verdict {
     TakenAndStop,
     /// Not taken: the packet stays first on its link, and the fabric goes on with other links.
     Refused,
+    /// Not taken, and nothing from this link ever will be: its sender broke the rules.
+    Broken(&'static str),
 }
 
 /// Where a fabric puts the packets that arrive.

@@ -1,0 +1,164 @@
+//! The loops that are timed: back and forth, and all one way. One piece of code for the floor and for the driver.
+
+use crate::clock::ticks;
+use crate::touch;
+use memmap2::MmapMut;
+use std::hint::black_box;
+use std::io;
+
+/// Something that carries messages between two processes, as one of the two sees it.
+pub trait Carrier {
+    /// Why it could not.
+    type Error;
+    /// Sends a message.
+    fn send(&mut self, message: &[u8]) -> Result<(), Self::Error>;
+    /// Waits for the next message, and copies it out. Messages have the length of `into`.
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Self::Error>;
+}
+
+/// Which part a process plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Sends first and holds the clock.
+    Ping,
+    /// Answers.
+    Pong,
+}
+
+/// Where messages come from, and where they go: memory of one process, on pages of its own and present.
+#[derive(Debug)]
+pub struct Buffers {
+    source: MmapMut,
+    target: MmapMut,
+}
+
+impl Buffers {
+    /// Buffers for messages of up to `bytes`.
+    ///
+    /// # Errors
+    /// The system has no such memory.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        let room = || {
+            let mut map = MmapMut::map_anon(bytes.max(touch::LINE))?;
+            map.fill(1);
+            Ok::<_, io::Error>(map)
+        };
+        Ok(Self { source: room()?, target: room()? })
+    }
+}
+
+/// A stretch of messages of one size, agreed on by both sides beforehand.
+#[derive(Clone, Copy, Debug)]
+pub struct Section {
+    /// Bytes of a message.
+    pub bytes: usize,
+    /// Round trips, or messages one way, before the clock counts.
+    pub warmup: usize,
+    /// Round trips, or messages one way, that count.
+    pub count: usize,
+    /// Whether every line is written before it is sent, and read after it was received.
+    pub touched: bool,
+}
+
+/// What a process does in a section.
+#[derive(Debug)]
+pub enum Part<'a> {
+    /// Sends, waits for the answer, and adds the ticks of each round trip to the samples.
+    Ping(&'a mut Vec<u64>),
+    /// Receives, and answers.
+    Pong,
+    /// Sends one message after the other.
+    Pour,
+    /// Receives one message after the other.
+    Drain,
+}
+
+/// Plays a part in a section, and gives the carrier back as it is then.
+///
+/// # Errors
+/// Those of the carrier.
+pub fn play<C: Carrier>(carrier: C, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<C, C::Error> {
+    match (part, section.touched) {
+        (Part::Ping(samples), true) => ping::<C, true>(carrier, section, buffers, samples),
+        (Part::Ping(samples), false) => ping::<C, false>(carrier, section, buffers, samples),
+        (Part::Pong, true) => pong::<C, true>(carrier, section, buffers),
+        (Part::Pong, false) => pong::<C, false>(carrier, section, buffers),
+        (Part::Pour, true) => pour::<C, true>(carrier, section, buffers),
+        (Part::Pour, false) => pour::<C, false>(carrier, section, buffers),
+        (Part::Drain, true) => drain::<C, true>(carrier, section, buffers),
+        (Part::Drain, false) => drain::<C, false>(carrier, section, buffers),
+    }
+}
+
+// The loops own their carrier, so that it can live in registers: a position kept in memory is a store more for each message,
+// and the processor has room for so many stores only.
+
+#[inline(never)]
+fn ping<C: Carrier, const TOUCHED: bool>(
+    mut carrier: C,
+    section: Section,
+    buffers: &mut Buffers,
+    samples: &mut Vec<u64>,
+) -> Result<C, C::Error> {
+    let (source, target) = (&mut buffers.source[..section.bytes], &mut buffers.target[..section.bytes]);
+    let mut round_trip = |i: usize| {
+        let start = ticks();
+        if TOUCHED {
+            touch::write(source, i as u64);
+        }
+        carrier.send(source)?;
+        carrier.receive(target)?;
+        if TOUCHED {
+            touch::read(target);
+        }
+        Ok(ticks() - start)
+    };
+    for i in 0..section.warmup {
+        round_trip(i)?;
+    }
+    samples.reserve(section.count);
+    for i in 0..section.count {
+        samples.push(round_trip(i)?);
+    }
+    Ok(carrier)
+}
+
+#[inline(never)]
+fn pong<C: Carrier, const TOUCHED: bool>(mut carrier: C, section: Section, buffers: &mut Buffers) -> Result<C, C::Error> {
+    let (source, target) = (&mut buffers.source[..section.bytes], &mut buffers.target[..section.bytes]);
+    for i in 0..section.warmup + section.count {
+        carrier.receive(target)?;
+        if TOUCHED {
+            touch::read(target);
+            touch::write(source, i as u64);
+        }
+        carrier.send(source)?;
+    }
+    Ok(carrier)
+}
+
+#[inline(never)]
+fn pour<C: Carrier, const TOUCHED: bool>(mut carrier: C, section: Section, buffers: &mut Buffers) -> Result<C, C::Error> {
+    let source = &mut buffers.source[..section.bytes];
+    for i in 0..section.warmup + section.count {
+        if TOUCHED {
+            touch::write(source, i as u64);
+        }
+        carrier.send(source)?;
+    }
+    Ok(carrier)
+}
+
+#[inline(never)]
+fn drain<C: Carrier, const TOUCHED: bool>(mut carrier: C, section: Section, buffers: &mut Buffers) -> Result<C, C::Error> {
+    let target = &mut buffers.target[..section.bytes];
+    for _ in 0..section.warmup + section.count {
+        carrier.receive(target)?;
+        // The copy is part of what is measured, whether or not anybody looks at it.
+        black_box(target.as_mut_ptr());
+        if TOUCHED {
+            touch::read(target);
+        }
+    }
+    Ok(carrier)
+}

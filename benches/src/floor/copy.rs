@@ -1,0 +1,160 @@
+//! Copying in and copying out: the data in one place, the word that announces it in another line.
+
+use super::patience::{Patience, Stopped};
+use super::ring::Line;
+use crate::exchange::Carrier;
+use crate::touch::LINE;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Places of a stream, at most.
+const SLOTS_MAX: usize = 256;
+
+/// A word on a line of its own.
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct Sequence(AtomicU64);
+
+/// The words of a channel. All zero is empty.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct ChannelControl {
+    /// Messages written by way of [`InOut`].
+    written: Line,
+    /// Messages copied out by way of [`Slots`].
+    freed: Line,
+    /// For each place of [`Slots`]: the message in it, counted from 1 in the life of the mapping.
+    sequence: [Sequence; SLOTS_MAX],
+}
+
+/// A channel in shared memory, for one direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Channel<'m> {
+    pub control: &'m ChannelControl,
+    /// Bytes that two processes read and write in turns.
+    pub data: *mut u8,
+    pub bytes: usize,
+    pub mapping: PhantomData<&'m [AtomicU64]>,
+}
+
+/// One message in flight, in one place, at most.
+#[derive(Clone, Copy, Debug)]
+pub struct InOut<'m> {
+    out: Channel<'m>,
+    back: Channel<'m>,
+    sent: u64,
+    received: u64,
+    patience: &'m Patience,
+}
+
+impl<'m> InOut<'m> {
+    pub fn new(out: Channel<'m>, back: Channel<'m>, patience: &'m Patience) -> Self {
+        Self { out, back, sent: 0, received: 0, patience }
+    }
+}
+
+impl Carrier for InOut<'_> {
+    type Error = Stopped;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Stopped> {
+        assert!(message.len() <= self.out.bytes);
+        // SAFETY: the channel has that many bytes, and the other side, which answers every message before it gets another, does
+        // not look at them now.
+        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), self.out.data, message.len()) };
+        self.sent += 1;
+        self.out.control.written.0.store(self.sent, Release);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Stopped> {
+        assert!(into.len() <= self.back.bytes);
+        self.received += 1;
+        self.patience.until(|| self.back.control.written.0.load(Acquire) >= self.received)?;
+        // SAFETY: the channel has that many bytes, and the other side does not write them before it has our answer.
+        unsafe { ptr::copy_nonoverlapping(self.back.data, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+}
+
+/// A ring of places for streams of messages of one size.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots<'m> {
+    out: Channel<'m>,
+    back: Channel<'m>,
+    /// A power of two.
+    slots: u64,
+    stride: usize,
+    sent: u64,
+    received: u64,
+    freed: u64,
+    patience: &'m Patience,
+}
+
+impl<'m> Slots<'m> {
+    pub fn new(out: Channel<'m>, back: Channel<'m>, patience: &'m Patience) -> Self {
+        Self { out, back, slots: 1, stride: LINE, sent: 0, received: 0, freed: 0, patience }
+    }
+
+    /// How many places there are for messages of `bytes`, and how far apart: enough that the sides do not wait for each other,
+    /// few enough that they stay in the caches.
+    fn plan(bytes: usize) -> (usize, usize) {
+        let slots = match bytes {
+            0..=4096 => SLOTS_MAX,
+            ..=65536 => 16,
+            _ => 4,
+        };
+        (slots, bytes.next_multiple_of(LINE))
+    }
+
+    /// Bytes for the places of messages of up to `bytes`.
+    pub fn room(bytes: usize) -> usize {
+        // Shorter messages have more places, and may need more room than the longest.
+        let sizes = [4096, 65536, bytes].map(|size| Self::plan(size.min(bytes)));
+        sizes.into_iter().map(|(slots, stride)| slots * stride).max().unwrap_or(0)
+    }
+
+    /// The same channels with places for messages of `bytes`. Nothing is under way between two sections.
+    pub fn laid_out_for(self, bytes: usize) -> Self {
+        let (slots, stride) = Self::plan(bytes);
+        assert!(slots * stride <= self.back.bytes.min(self.out.bytes));
+        Self { slots: slots as u64, stride, freed: self.sent, ..self }
+    }
+}
+
+impl Carrier for Slots<'_> {
+    type Error = Stopped;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Stopped> {
+        assert!(message.len() <= self.stride);
+        if self.sent - self.freed >= self.slots {
+            self.patience.until(|| {
+                self.freed = self.out.control.freed.0.load(Acquire);
+                self.sent - self.freed < self.slots
+            })?;
+        }
+        let place = (self.sent & (self.slots - 1)) as usize;
+        // SAFETY: within the channel (`laid_out_for` checked all places), and the receiver is done with what was there.
+        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), self.out.data.add(place * self.stride), message.len()) };
+        self.sent += 1;
+        self.out.control.sequence[place].0.store(self.sent, Release);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Stopped> {
+        assert!(into.len() <= self.stride);
+        let place = (self.received & (self.slots - 1)) as usize;
+        self.received += 1;
+        self.patience.until(|| self.back.control.sequence[place].0.load(Acquire) == self.received)?;
+        // SAFETY: within the channel (`laid_out_for` checked all places), and the sender does not write it until told that it is free.
+        unsafe { ptr::copy_nonoverlapping(self.back.data.add(place * self.stride), into.as_mut_ptr(), into.len()) };
+        if self.received.is_multiple_of((self.slots / 4).max(1)) {
+            self.back.control.freed.0.store(self.received, Release);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! How far apart the two processors are just now.
+//!
+//! A virtual machine's processors move: the same two may be neighbours in one minute, at opposite ends of the chip in the next,
+//! and two threads of one core in the third. Whoever compares figures wants to know.
+
+use super::mapping::PairMemory;
+use super::patience::{Patience, Stopped};
+use super::ring::Line;
+use crate::clock::ticks;
+use crate::exchange::Side;
+use std::hint::black_box;
+use std::sync::atomic::Ordering::*;
+use std::time::Duration;
+
+/// Below this many nanoseconds a hop, the processors may be two threads of one core, and are looked at more closely.
+const SUSPICIOUS_NS: f64 = 35.0;
+/// Two threads of one core share its load and store units: at once, each copies at some such share of its speed, or less.
+const SHARED_SPEED: f64 = 0.75;
+/// Hops are timed in so many batches, the median of which counts: an interruption spoils only one.
+const BATCHES: u64 = 9;
+const BATCH: u64 = 3000;
+
+/// The words with which a pair probes. All zero is the beginning.
+#[repr(C)]
+#[derive(Debug)]
+pub struct HopWords {
+    there: Line,
+    back: Line,
+    /// Twice the number of the probe, and one more if Pong is to copy.
+    order: Line,
+    /// The probe in which Pong last copied.
+    copies: Line,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hop {
+    /// Nanoseconds for a cache line to get from one processor to the other.
+    pub ns: f64,
+    /// The processors seem to be two threads of one core.
+    pub shared_core: bool,
+}
+
+/// One side of the probe.
+#[derive(Debug)]
+pub struct HopProbe<'m> {
+    words: &'m HopWords,
+    side: Side,
+    patience: &'m Patience,
+    probes: u64,
+}
+
+impl<'m> HopProbe<'m> {
+    /// Each side is made once in the life of a mapping.
+    pub fn new(memory: &PairMemory<'m>, side: Side, patience: &'m Patience) -> Self {
+        Self { words: &memory.words.hop, side, patience, probes: 0 }
+    }
+
+    /// Finds out how far apart the processors are; both processes of a pair call this at once, and Ping gets the answer.
+    ///
+    /// # Errors
+    /// It was told to stop.
+    pub fn probe(&mut self, ns_per_tick: f64) -> Result<Option<Hop>, Stopped> {
+        let first = self.probes * BATCHES * BATCH + 1;
+        self.probes += 1;
+        let HopWords { there, back, order, copies } = self.words;
+        if self.side == Side::Pong {
+            for trip in first..first + BATCHES * BATCH {
+                self.patience.until(|| there.0.load(Acquire) == trip)?;
+                back.0.store(trip, Release);
+            }
+            self.patience.until(|| order.0.load(Acquire) >= 2 * self.probes)?;
+            if order.0.load(Acquire) > 2 * self.probes {
+                std::thread::sleep(Duration::from_millis(8));
+                copies.0.store(self.probes, Release);
+                copy_speed(Duration::from_millis(8));
+            }
+            return Ok(None);
+        }
+        let mut batches = [0; BATCHES as usize];
+        for (trip, batch) in (first..).step_by(BATCH as usize).zip(&mut batches) {
+            let start = ticks();
+            for trip in trip..trip + BATCH {
+                there.0.store(trip, Release);
+                self.patience.until(|| back.0.load(Acquire) == trip)?;
+            }
+            *batch = ticks() - start;
+        }
+        batches.sort_unstable();
+        let ns = batches[batches.len() / 2] as f64 / BATCH as f64 / 2.0 * ns_per_tick;
+        let suspicious = ns < SUSPICIOUS_NS;
+        order.0.store(2 * self.probes + u64::from(suspicious), Release);
+        let shared_core = suspicious && {
+            std::thread::sleep(Duration::from_millis(1));
+            let alone = copy_speed(Duration::from_millis(4));
+            self.patience.until(|| copies.0.load(Acquire) == self.probes)?;
+            copy_speed(Duration::from_millis(4)) < SHARED_SPEED * alone
+        };
+        Ok(Some(Hop { ns, shared_core }))
+    }
+}
+
+/// Copies within the first-level cache: pages a second.
+fn copy_speed(span: Duration) -> f64 {
+    let (from, mut to) = ([1_u8; 4096], [0_u8; 4096]);
+    let start = std::time::Instant::now();
+    let mut pages = 0_u32;
+    while start.elapsed() < span {
+        for _ in 0..100 {
+            to.copy_from_slice(black_box(&from));
+            black_box(&mut to);
+        }
+        pages += 100;
+    }
+    f64::from(pages) / start.elapsed().as_secs_f64()
+}

@@ -1,0 +1,162 @@
+//! The piece of memory that the processes of a measurement share.
+
+use super::copy::{Channel, ChannelControl, Slots};
+use super::gate::Gate;
+use super::hop::HopWords;
+use super::ring::{Line, RingMemory};
+use memmap2::{MmapOptions, MmapRaw};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::io;
+use std::marker::PhantomData;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+const PAGE: usize = 4096;
+const GATE_BYTES: usize = PAGE;
+const WORDS_BYTES: usize = PAGE;
+const RING_BYTES: usize = size_of::<RingMemory>().next_multiple_of(PAGE);
+
+const _: () = assert!(size_of::<Gate>() <= GATE_BYTES && size_of::<PairWords>() <= WORDS_BYTES);
+
+/// For whom the memory is, from which follows where everything lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Pairs of processes.
+    pub pairs: usize,
+    /// Bytes of the longest message.
+    pub bytes: usize,
+}
+
+impl Shape {
+    fn data_bytes(self) -> usize {
+        Slots::room(self.bytes).max(PAGE).next_multiple_of(PAGE)
+    }
+
+    fn pair_bytes(self) -> usize {
+        WORDS_BYTES + 2 * (RING_BYTES + size_of::<ChannelControl>() + self.data_bytes())
+    }
+
+    fn bytes(self) -> usize {
+        GATE_BYTES + self.pairs * self.pair_bytes()
+    }
+}
+
+/// Single words that a pair shares.
+#[repr(C)]
+#[derive(Debug)]
+pub struct PairWords {
+    pub(super) hop: HopWords,
+    /// Streams that arrived whole.
+    pub(super) drained: Line,
+}
+
+/// What one pair of processes shares.
+#[derive(Clone, Copy, Debug)]
+pub struct PairMemory<'m> {
+    pub(super) words: &'m PairWords,
+    pub(super) there: WayMemory<'m>,
+    pub(super) back: WayMemory<'m>,
+}
+
+/// One direction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WayMemory<'m> {
+    pub ring: &'m RingMemory,
+    pub channel: Channel<'m>,
+}
+
+/// Shared memory without a name: whoever has its descriptor has it, and it goes with the last of them.
+#[derive(Debug)]
+pub struct Mapping {
+    map: MmapRaw,
+    shape: Shape,
+    file: OwnedFd,
+}
+
+impl Mapping {
+    /// New memory, all zero. Child processes inherit the descriptor.
+    ///
+    /// # Errors
+    /// The system has no such memory.
+    pub fn create(shape: Shape) -> io::Result<Self> {
+        let file = memfd_create("doorbell-floor", MFdFlags::empty())?;
+        nix::unistd::ftruncate(&file, i64::try_from(shape.bytes()).map_err(io::Error::other)?)?;
+        Self::map(file, shape)
+    }
+
+    /// The memory behind a descriptor that was inherited.
+    ///
+    /// # Errors
+    /// It is no such memory, or of another shape.
+    ///
+    /// # Safety
+    /// Nothing else in this process owns the descriptor.
+    pub unsafe fn inherit(descriptor: RawFd, shape: Shape) -> io::Result<Self> {
+        // SAFETY: says the caller.
+        let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let bytes = nix::sys::stat::fstat(&file)?.st_size;
+        if usize::try_from(bytes) != Ok(shape.bytes()) {
+            return Err(io::Error::other(format!("the inherited memory has {bytes} bytes, not {}", shape.bytes())));
+        }
+        Self::map(file, shape)
+    }
+
+    fn map(file: OwnedFd, shape: Shape) -> io::Result<Self> {
+        let map = MmapOptions::new().len(shape.bytes()).map_raw(&file)?;
+        Ok(Self { map, shape, file })
+    }
+
+    /// The descriptor, for children to inherit.
+    pub fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Where all processes meet.
+    pub fn gate(&self) -> &Gate {
+        self.at(0)
+    }
+
+    /// What the pair of this number shares.
+    pub fn pair(&self, pair: usize) -> PairMemory<'_> {
+        assert!(pair < self.shape.pairs);
+        let words = GATE_BYTES + pair * self.shape.pair_bytes();
+        let there = words + WORDS_BYTES;
+        let back = there + RING_BYTES + size_of::<ChannelControl>() + self.shape.data_bytes();
+        PairMemory { words: self.at(words), there: self.way(there), back: self.way(back) }
+    }
+
+    fn way(&self, offset: usize) -> WayMemory<'_> {
+        let control = offset + RING_BYTES;
+        let data = control + size_of::<ChannelControl>();
+        assert!(data + self.shape.data_bytes() <= self.map.len());
+        let channel = Channel {
+            control: self.at(control),
+            // SAFETY: within the mapping, as just checked.
+            data: unsafe { self.map.as_mut_ptr().add(data) },
+            bytes: self.shape.data_bytes(),
+            mapping: PhantomData,
+        };
+        WayMemory { ring: self.at(offset), channel }
+    }
+
+    fn at<T: Words>(&self, offset: usize) -> &T {
+        assert!(offset.is_multiple_of(align_of::<T>()) && offset + size_of::<T>() <= self.map.len());
+        // SAFETY: in bounds and aligned, as just checked (a mapping begins on a page), mapped as long as `self` lives, and atomic
+        // integers are valid whatever the other process writes.
+        unsafe { &*self.map.as_ptr().add(offset).cast() }
+    }
+}
+
+/// Types made of atomic integers only.
+///
+/// # Safety
+/// That is what the implementation vouches for; padding aside.
+unsafe trait Words {}
+// SAFETY: two atomic words.
+unsafe impl Words for Gate {}
+// SAFETY: lines, each an atomic word.
+unsafe impl Words for PairWords {}
+// SAFETY: slots of atomic words, and a line.
+unsafe impl Words for RingMemory {}
+// SAFETY: lines and sequence words.
+unsafe impl Words for ChannelControl {}

@@ -1,0 +1,87 @@
+//! What no transport between two processes of this machine can beat.
+//!
+//! - `ring`: messages of up to 48 bytes travel in one cache line, payload and sequence word together; one way there, one back.
+//! - `copy`: longer ones are copied in and copied out, a word in another line says when; for streams there are several places.
+//! - `hop`: how long a cache line takes from one processor to the other just now, and whether they share a core.
+//!
+//! There are no envelopes, no tags and no checks, and nobody ever sleeps. The loops are those of C programs that measure the
+//! same, word for word, so that the yardstick can be compared. Both processes map one nameless piece of memory ([`Mapping`]),
+//! keep step with the help of its [`Gate`], and talk through a [`Floor`] each.
+
+mod copy;
+mod finish;
+mod gate;
+mod hop;
+mod mapping;
+mod patience;
+mod ring;
+
+pub use finish::Finish;
+pub use gate::Gate;
+pub use hop::{Hop, HopProbe};
+pub use mapping::{Mapping, PairMemory, Shape};
+pub use patience::{Patience, Stopped};
+
+use crate::exchange::{self, Buffers, Part, Section, Side};
+use copy::{InOut, Slots};
+use ring::Ring;
+
+/// Bytes of the longest message that shares a line with its sequence word.
+pub const IN_LINE: usize = ring::WORDS_MAX * 8;
+
+/// One process's end of the floor.
+#[derive(Debug)]
+pub struct Floor<'m> {
+    ring: Ring<'m, 0>,
+    copy: InOut<'m>,
+    slots: Slots<'m>,
+}
+
+impl<'m> Floor<'m> {
+    /// The floor between the two processes of a pair. Each side is made once in the life of a mapping.
+    pub fn new(memory: &PairMemory<'m>, side: Side, patience: &'m Patience) -> Self {
+        let (out, back) = match side {
+            Side::Ping => (memory.there, memory.back),
+            Side::Pong => (memory.back, memory.there),
+        };
+        Self {
+            ring: Ring::new(out.ring, back.ring, patience),
+            copy: InOut::new(out.channel, back.channel, patience),
+            slots: Slots::new(out.channel, back.channel, patience),
+        }
+    }
+
+    /// Plays a part in a section, by the cheapest way there is for messages of this size.
+    ///
+    /// # Errors
+    /// It was told to stop.
+    pub fn play(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), Stopped> {
+        match (section.bytes.div_ceil(8), &part) {
+            (0, _) => self.in_line::<0>(part, section, buffers),
+            (1, _) => self.in_line::<1>(part, section, buffers),
+            (2, _) => self.in_line::<2>(part, section, buffers),
+            (3, _) => self.in_line::<3>(part, section, buffers),
+            (4, _) => self.in_line::<4>(part, section, buffers),
+            (5, _) => self.in_line::<5>(part, section, buffers),
+            (6, _) => self.in_line::<6>(part, section, buffers),
+            (_, Part::Ping(_) | Part::Pong) => {
+                self.copy = exchange::play(self.copy, part, section, buffers)?;
+                Ok(())
+            }
+            (_, Part::Pour | Part::Drain) => {
+                self.slots = exchange::play(self.slots.laid_out_for(section.bytes), part, section, buffers)?;
+                Ok(())
+            }
+        }
+    }
+
+    fn in_line<const WORDS: usize>(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), Stopped> {
+        // A line moves whole, and so do its words.
+        let section = Section { bytes: WORDS * 8, ..section };
+        self.ring = exchange::play(self.ring.of_words::<WORDS>(), part, section, buffers)?.of_words();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

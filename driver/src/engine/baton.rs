@@ -1,0 +1,272 @@
+//! The baton: exclusive access that a thread which comes again and again keeps without a locked instruction.
+//!
+//! A baton is a short lock with a **bias**. After one thread has taken it many times in a row, the lock is biased to that
+//! thread: it then enters by writing its own word and reading the bias, both in its own cache. Another thread that wants
+//! the baton takes the lock, revokes the bias, and pays for the fence that the biased thread left out
+//! ([`heavy_barrier`]): either the biased thread has seen the revocation, or the revoker sees it inside and waits.
+
+use doorbell_fabric::sync::{AtomicU32, Barriers, Ordering, Reach, heavy_barrier, light_barrier, spin_hint};
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+
+/// Times in a row after which a baton is biased to the thread that took it.
+const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
+
+/// Exclusive access to a `T`, for the threads of one process.
+pub struct Baton<T> {
+    /// The token of the thread that may enter without the lock; 0 for none.
+    bias: AtomicU32,
+    /// 1 while the biased thread is inside. Written by that thread alone.
+    inside: AtomicU32,
+    /// 0 free, otherwise the token of the holder.
+    lock: AtomicU32,
+    held: UnsafeCell<Held<T>>,
+}
+
+struct Held<T> {
+    last: u32,
+    streak: u32,
+    value: T,
+}
+
+// SAFETY: the value is reached through a guard only, and there is one guard at a time.
+unsafe impl<T: Send> Sync for Baton<T> {}
+// SAFETY: the value moves with the baton.
+unsafe impl<T: Send> Send for Baton<T> {}
+
+/// Names a thread for as long as it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token(u32);
+
+impl Token {
+    /// The token of the calling thread.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn current() -> Token {
+        use std::cell::Cell;
+        thread_local!(static TOKEN: Cell<u32> = const { Cell::new(0) });
+        #[cold]
+        fn assign() -> u32 {
+            static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+            // After four thousand million threads a token is used twice; by then its first bearer has ended.
+            NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed).max(1)
+        }
+        TOKEN.with(|token| {
+            if token.get() == 0 {
+                token.set(assign());
+            }
+            Token(token.get())
+        })
+    }
+
+    #[cfg(all(test, loom))]
+    fn numbered(number: u32) -> Token {
+        Token(number)
+    }
+}
+
+impl<T> Baton<T> {
+    /// A baton that nobody holds.
+    pub fn new(value: T) -> Self {
+        Self {
+            bias: AtomicU32::new(0),
+            inside: AtomicU32::new(0),
+            lock: AtomicU32::new(0),
+            held: UnsafeCell::new(Held { last: 0, streak: 0, value }),
+        }
+    }
+
+    /// Takes the baton; waits while another thread has it. `None` if this thread has it already.
+    #[inline(always)]
+    pub fn enter(&self, me: Token) -> Option<BatonGuard<'_, T>> {
+        if self.bias.load(Ordering::Relaxed) == me.0 {
+            if self.inside.load(Ordering::Relaxed) != 0 {
+                return None;
+            }
+            // INSIDE, then the bias once more. Pairs with REVOKE: one of the two sides sees the other.
+            self.inside.store(1, Ordering::Relaxed);
+            light_barrier();
+            if self.bias.load(Ordering::Relaxed) == me.0 {
+                return Some(BatonGuard { baton: self, me, biased: true });
+            }
+            self.inside.store(0, Ordering::Release);
+        }
+        self.enter_locked(me)
+    }
+
+    #[inline]
+    fn enter_locked(&self, me: Token) -> Option<BatonGuard<'_, T>> {
+        if self.lock.compare_exchange(0, me.0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            if self.lock.load(Ordering::Relaxed) == me.0 {
+                return None;
+            }
+            self.enter_contended(me);
+        }
+        if self.bias.load(Ordering::Relaxed) != 0 {
+            self.revoke();
+        }
+        Some(BatonGuard { baton: self, me, biased: false })
+    }
+
+    #[cold]
+    fn enter_contended(&self, me: Token) {
+        let mut spins = 0_u32;
+        while self.lock.load(Ordering::Relaxed) != 0
+            || self.lock.compare_exchange(0, me.0, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            spins += 1;
+            wait_a_little(spins);
+        }
+    }
+
+    /// Takes the bias away from whoever has it and waits until that thread is out. The caller holds the lock.
+    #[cold]
+    fn revoke(&self) {
+        // REVOKE: the bias, then a fence in every thread, then the look inside. Pairs with INSIDE.
+        self.bias.store(0, Ordering::Relaxed);
+        let fenced = heavy_barrier(Reach::Process);
+        debug_assert!(fenced, "a baton is biased only where heavy barriers work");
+        let mut spins = 0_u32;
+        // Acquire: what the biased thread did inside happens before what we do.
+        while self.inside.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            wait_a_little(spins);
+        }
+    }
+}
+
+/// A holder is inside for a microsecond or so, unless it was descheduled: then let it run.
+fn wait_a_little(spins: u32) {
+    if spins < 64 {
+        spin_hint();
+    } else {
+        #[cfg(not(loom))]
+        std::thread::yield_now();
+        #[cfg(loom)]
+        spin_hint();
+    }
+}
+
+/// The baton in hand. Dropping it lets others in.
+pub struct BatonGuard<'a, T> {
+    baton: &'a Baton<T>,
+    me: Token,
+    biased: bool,
+}
+
+impl<T> BatonGuard<'_, T> {
+    #[inline(always)]
+    fn held(&self) -> *mut Held<T> {
+        self.baton.held.get()
+    }
+}
+
+impl<T> Deref for BatonGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one (enter).
+        unsafe { &(*self.held()).value }
+    }
+}
+
+impl<T> DerefMut for BatonGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one (enter).
+        unsafe { &mut (*self.held()).value }
+    }
+}
+
+impl<T> Drop for BatonGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.biased {
+            self.baton.inside.store(0, Ordering::Release);
+            return;
+        }
+        // SAFETY: this guard is the only one (enter).
+        let held = unsafe { &mut *self.held() };
+        if held.last == self.me.0 {
+            held.streak += 1;
+            if held.streak >= STREAK && Barriers::join().process {
+                held.streak = 0;
+                self.baton.bias.store(self.me.0, Ordering::Relaxed);
+            }
+        } else {
+            (held.last, held.streak) = (self.me.0, 0);
+        }
+        self.baton.lock.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Two threads, each inside twice, so that a bias arises, is used, and is revoked: never both inside.
+    #[test]
+    fn one_thread_at_a_time() {
+        loom::model(|| {
+            let baton = Arc::new(Baton::new(loom::cell::UnsafeCell::new(0)));
+            let visit = |baton: &Baton<loom::cell::UnsafeCell<u32>>, token, times| {
+                for _ in 0..times {
+                    let guard = baton.enter(Token::numbered(token)).unwrap();
+                    // SAFETY: loom checks that nobody else is inside.
+                    guard.with_mut(|count| unsafe { *count += 1 });
+                }
+            };
+            // The main thread is biased before the other begins, so that the model is spent on the revocation.
+            visit(&baton, 1, 2);
+            assert_eq!(baton.bias.load(Ordering::Relaxed), 1);
+            let other = baton.clone();
+            let thread = loom::thread::spawn(move || visit(&other, 2, 1));
+            visit(&baton, 1, 2);
+            thread.join().unwrap();
+            // SAFETY: the other thread has ended.
+            baton.enter(Token::numbered(3)).unwrap().with(|count| assert_eq!(unsafe { *count }, 5));
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn threads_exclude_each_other_while_bias_comes_and_goes() {
+        let rounds = if cfg!(miri) { 200 } else { 20_000 };
+        let baton = Arc::new(Baton::new(0_u64));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let baton = baton.clone();
+                std::thread::spawn(move || {
+                    for round in 0..rounds {
+                        *baton.enter(Token::current()).unwrap() += 1;
+                        if round % 1000 == 999 {
+                            std::thread::yield_now();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(*baton.enter(Token::current()).unwrap(), 3 * rounds);
+    }
+
+    #[test]
+    fn a_thread_that_has_the_baton_does_not_get_it_again() {
+        let baton = Baton::new(());
+        for _ in 0..2 * STREAK {
+            let guard = baton.enter(Token::current());
+            assert!(guard.is_some());
+            assert!(baton.enter(Token::current()).is_none());
+        }
+        assert_ne!(baton.bias.load(Ordering::Relaxed), 0, "the streak led to a bias");
+    }
+}

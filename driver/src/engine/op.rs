@@ -1,0 +1,148 @@
+//! One operation that did not complete at once.
+
+use crate::error::Error;
+use crate::message::Message;
+use crossbeam_utils::CachePadded;
+use doorbell_fabric::Envelope;
+use doorbell_fabric::sync::{AtomicU32, Ordering};
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
+use std::task::Waker;
+use std::time::Duration;
+
+/// How an operation ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The message is in the lanes of its target.
+    Sent,
+    /// The message is in the buffer.
+    Received(Envelope),
+    /// The message was longer than the buffer; here it is.
+    Truncated(Box<Message>),
+    /// It did not take place, or not wholly.
+    Failed(Error),
+}
+
+const PENDING: u32 = 0;
+/// Pending, and a thread sleeps on the word.
+const SLEEPING: u32 = 1;
+const DONE: u32 = 2;
+
+/// The state of one operation, shared by whoever waits for it and whoever drives.
+#[derive(Debug, Default)]
+pub struct Op {
+    word: CachePadded<AtomicU32>,
+    end: Mutex<End>,
+}
+
+#[derive(Debug, Default)]
+struct End {
+    outcome: Option<Outcome>,
+    waker: Option<Waker>,
+}
+
+impl Op {
+    /// An operation under way.
+    pub fn new() -> Arc<Op> {
+        Arc::default()
+    }
+
+    /// Whether it has ended.
+    #[inline(always)]
+    pub fn is_done(&self) -> bool {
+        self.word.load(Ordering::Acquire) == DONE
+    }
+
+    /// Ends it, once; wakes whoever waits. Later calls change nothing.
+    pub fn finish(&self, outcome: Outcome) {
+        let waker = {
+            let mut end = self.lock();
+            if end.outcome.is_some() || self.is_done() {
+                return;
+            }
+            end.outcome = Some(outcome);
+            end.waker.take()
+        };
+        if self.word.swap(DONE, Ordering::AcqRel) == SLEEPING {
+            wake(&self.word);
+        }
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Nothing in here panics while it is locked, so poison can be ignored.
+    #[cfg(not(loom))]
+    fn lock(&self) -> MutexGuard<'_, End> {
+        self.end.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    #[cfg(loom)]
+    fn lock(&self) -> MutexGuard<'_, End> {
+        self.end.lock().unwrap()
+    }
+
+    /// Takes the outcome, once it is done.
+    pub fn take(&self) -> Option<Outcome> {
+        if !self.is_done() {
+            return None;
+        }
+        self.lock().outcome.take()
+    }
+
+    /// Names who is to be told when it ends. False if it has ended already.
+    pub fn set_waker(&self, waker: &Waker) -> bool {
+        let mut end = self.lock();
+        if end.outcome.is_some() || self.is_done() {
+            return false;
+        }
+        end.waker = Some(waker.clone());
+        true
+    }
+
+    /// Says that this thread will sleep. False if the operation has ended.
+    pub fn will_sleep(&self) -> bool {
+        self.word.compare_exchange(PENDING, SLEEPING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Sleeps until the operation ends or somebody [`nudge`](Self::nudge)s, `timeout` at most. After
+    /// [`will_sleep`](Self::will_sleep).
+    pub fn sleep(&self, timeout: Duration) {
+        sleep(&self.word, SLEEPING, timeout);
+        let _ = self.word.compare_exchange(SLEEPING, PENDING, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Wakes the thread that sleeps here, though the operation has not ended. True if one did or was about to.
+    pub fn nudge(&self) -> bool {
+        // The word changes, so that a thread between will_sleep and sleep does not fall asleep.
+        let slept = self.word.compare_exchange(SLEEPING, PENDING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if slept {
+            wake(&self.word);
+        }
+        slept
+    }
+}
+
+#[cfg(not(loom))]
+fn sleep(word: &AtomicU32, expected: u32, timeout: Duration) {
+    doorbell_shm::doorbell::futex_wait(word, expected, timeout);
+}
+
+#[cfg(not(loom))]
+fn wake(word: &AtomicU32) {
+    doorbell_shm::doorbell::futex_wake(word);
+}
+
+/// Under loom a sleep is a wait for the word to change: one that never ends is a lost wake-up, which loom reports.
+#[cfg(loom)]
+fn sleep(word: &AtomicU32, expected: u32, _timeout: Duration) {
+    while word.load(Ordering::Relaxed) == expected {
+        loom::thread::yield_now();
+    }
+}
+
+#[cfg(loom)]
+fn wake(_word: &AtomicU32) {}

@@ -1,0 +1,141 @@
+//! The poller: the thread that turns the engine when nobody else does.
+//!
+//! `Inline` has none. `Adaptive` turns only while nonblocking operations are pending and no thread of the application has
+//! turned the engine for a millisecond. `Poller` turns always, and nobody else does.
+
+use super::baton::Token;
+use super::wait::{Gear, Step, Wait};
+use crate::node::Shared;
+use doorbell_fabric::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use doorbell_shm::doorbell::{futex_wait, futex_wake};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who turns the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Progress {
+    /// The threads that call, and nobody else. Nonblocking operations advance inside calls only.
+    Inline,
+    /// A thread of the node, and nobody else: the application's threads only hand over and wait.
+    Poller,
+    /// The threads that wait; and a thread of the node when nobody waits and something is pending.
+    #[default]
+    Adaptive,
+}
+
+impl Progress {
+    const WORDS: [(Progress, &str); 3] =
+        [(Progress::Inline, "inline"), (Progress::Poller, "poller"), (Progress::Adaptive, "adaptive")];
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Self::WORDS.iter().find(|(progress, _)| progress == self).map_or("", |(_, word)| word);
+        f.pad(word)
+    }
+}
+
+impl FromStr for Progress {
+    type Err = doorbell_fabric::ParseIdError;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        let expected = "a progress policy: inline, poller or adaptive";
+        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
+        found.map(|(progress, _)| *progress).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
+    }
+}
+
+/// How long the adaptive poller leaves an engine alone that somebody else turned.
+const LEAVE_ALONE: Duration = Duration::from_millis(1);
+/// How long it sleeps when nothing is pending; whoever makes something pending wakes it.
+const NOTHING_PENDING: Duration = Duration::from_secs(1);
+
+/// What the application's threads and the poller share.
+#[derive(Default)]
+pub struct PollerWord {
+    /// 1 while the poller sleeps because nothing is pending.
+    asleep: AtomicU32,
+    stop: AtomicBool,
+    /// Nonblocking operations that have not ended.
+    pending: AtomicUsize,
+}
+
+impl PollerWord {
+    /// A nonblocking operation began.
+    pub fn began(&self) {
+        self.pending.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// A nonblocking operation ended.
+    pub fn ended(&self) {
+        self.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Tells the poller to end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Whether the poller was told to end.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn wake(&self) {
+        if self.asleep.load(Ordering::SeqCst) != 0 && self.asleep.swap(0, Ordering::SeqCst) != 0 {
+            futex_wake(&self.asleep);
+        }
+    }
+
+    fn sleep_until_pending(&self) {
+        // Asleep, then a look at what it sleeps for: began() and stop() do it the other way round.
+        self.asleep.store(1, Ordering::SeqCst);
+        if self.pending.load(Ordering::SeqCst) == 0 && !self.stop.load(Ordering::SeqCst) {
+            futex_wait(&self.asleep, 1, NOTHING_PENDING);
+        }
+        self.asleep.store(0, Ordering::SeqCst);
+    }
+}
+
+/// The poller's life: until it is told to stop.
+pub fn run(shared: Arc<Shared>) {
+    let me = Token::current();
+    let word = shared.poller();
+    let mut seen = shared.turns();
+    // In adaptive mode nobody waits for the poller's speed, so it goes to sleep at once.
+    let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
+    let mut gear = Gear::new(wait, None);
+    while !word.stopped() {
+        if shared.progress() == Progress::Adaptive {
+            if word.pending.load(Ordering::SeqCst) == 0 {
+                word.sleep_until_pending();
+                continue;
+            }
+            let turns = shared.turns();
+            if turns != seen {
+                seen = turns;
+                futex_wait(&word.asleep, 0, LEAVE_ALONE);
+                continue;
+            }
+        }
+        let work = shared.turn(me, true);
+        seen = shared.turns();
+        if work > 0 {
+            gear.awake();
+            continue;
+        }
+        match gear.step() {
+            Step::Again | Step::Expired => {}
+            Step::Check => shared.check_peers(me),
+            Step::Park(timeout) => {
+                shared.park_poller(me, timeout);
+                seen = shared.turns();
+                gear.awake();
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The three gears of waiting: spin, yield, park.
+//!
+//! Spin half a microsecond; then yield. If a yield really switched to somebody, the processors are crowded: for the next
+//! waits spin only a quarter of a microsecond and then yield until the awaited thing happened. If yields do not switch,
+//! spin on for some 30 µs. Then park. One policy for everything that waits.
+
+use std::cell::Cell;
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// How a thread waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Wait {
+    /// The three gears, with a memory of how crowded the processors are.
+    #[default]
+    Auto,
+    /// Never gives the processor away: no system call while it waits. For threads with a processor of their own.
+    Spin,
+    /// Gives the processor away at every look, and never sleeps.
+    Yield,
+    /// Sleeps at once.
+    Park,
+}
+
+impl Wait {
+    const WORDS: [(Wait, &str); 4] =
+        [(Wait::Auto, "auto"), (Wait::Spin, "spin"), (Wait::Yield, "yield"), (Wait::Park, "park")];
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Self::WORDS.iter().find(|(wait, _)| wait == self).map_or("", |(_, word)| word);
+        f.pad(word)
+    }
+}
+
+impl FromStr for Wait {
+    type Err = doorbell_fabric::ParseIdError;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        let expected = "a way of waiting: auto, spin, yield or park";
+        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
+        found.map(|(wait, _)| *wait).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
+    }
+}
+
+const SPIN: Duration = Duration::from_nanos(500);
+const SPIN_CROWDED: Duration = Duration::from_nanos(250);
+const SWITCHED: Duration = Duration::from_nanos(500);
+const SPIN_ON: Duration = Duration::from_micros(30);
+const YIELD_MOST: Duration = Duration::from_millis(1);
+/// Waits for which a switch is remembered.
+const MEMORY: u32 = 256;
+/// The longest sleep, as insurance; also how often a waiting thread asks whether its peers live.
+pub const PARK_MOST: Duration = Duration::from_millis(50);
+/// How often a thread that does not park asks whether its peers live.
+const CHECK_EVERY: Duration = Duration::from_millis(25);
+
+thread_local!(static CROWDED: Cell<u32> = const { Cell::new(0) });
+
+/// What a waiting thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Look again.
+    Again,
+    /// Look again, and ask whether the peers live.
+    Check,
+    /// Sleep, this long at most.
+    Park(Duration),
+    /// The deadline has passed.
+    Expired,
+}
+
+/// One wait: says after each look that found nothing what to do.
+pub struct Gear {
+    wait: Wait,
+    deadline: Option<Instant>,
+    began: Option<Instant>,
+    checked: Option<Instant>,
+    yielding: bool,
+    crowded: bool,
+}
+
+impl Gear {
+    /// A wait that begins now.
+    #[inline(always)]
+    pub fn new(wait: Wait, deadline: Option<Instant>) -> Self {
+        Self { wait, deadline, began: None, checked: None, yielding: false, crowded: false }
+    }
+
+    /// Called after a sleep: what woke us may be followed by more.
+    pub fn awake(&mut self) {
+        self.began = None;
+        self.yielding = false;
+    }
+
+    /// After a look that found nothing.
+    pub fn step(&mut self) -> Step {
+        let now = Instant::now();
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            return Step::Expired;
+        }
+        let began = match self.began {
+            Some(began) => began,
+            None => {
+                let crowded = CROWDED.get();
+                self.crowded = crowded > 0;
+                CROWDED.set(crowded.saturating_sub(1));
+                self.checked.get_or_insert(now);
+                *self.began.insert(now)
+            }
+        };
+        let step = match self.wait {
+            Wait::Spin => Step::Again,
+            Wait::Yield => {
+                std::thread::yield_now();
+                Step::Again
+            }
+            Wait::Park => Step::Park(self.park_at_most(now)),
+            Wait::Auto => self.auto(now, now - began),
+        };
+        match step {
+            Step::Again if self.checked.is_some_and(|checked| now - checked >= CHECK_EVERY) => {
+                self.checked = Some(now);
+                Step::Check
+            }
+            step => step,
+        }
+    }
+
+    fn auto(&mut self, now: Instant, waited: Duration) -> Step {
+        if waited < if self.crowded { SPIN_CROWDED } else { SPIN } {
+            return Step::Again;
+        }
+        let most = if self.yielding || self.crowded { YIELD_MOST } else { SPIN_ON };
+        if waited >= most {
+            return Step::Park(self.park_at_most(now));
+        }
+        std::thread::yield_now();
+        if now.elapsed() > SWITCHED {
+            CROWDED.set(MEMORY);
+            self.yielding = true;
+        }
+        Step::Again
+    }
+
+    fn park_at_most(&self, now: Instant) -> Duration {
+        self.deadline.map_or(PARK_MOST, |deadline| PARK_MOST.min(deadline - now))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_ways_agree() {
+        for (wait, word) in Wait::WORDS {
+            assert_eq!(word.parse::<Wait>().unwrap(), wait);
+            assert_eq!(wait.to_string(), word);
+        }
+        assert!("sleep".parse::<Wait>().unwrap_err().to_string().contains("auto, spin, yield or park"));
+    }
+
+    #[test]
+    fn each_way_takes_its_steps() {
+        assert!(matches!(Gear::new(Wait::Park, None).step(), Step::Park(PARK_MOST)));
+        let mut spin = Gear::new(Wait::Spin, None);
+        assert!((0..1000).all(|_| matches!(spin.step(), Step::Again | Step::Check)));
+        let mut auto = Gear::new(Wait::Auto, None);
+        assert_eq!(auto.step(), Step::Again);
+        while !matches!(auto.step(), Step::Park(_)) {}
+        let past = Instant::now();
+        assert_eq!(Gear::new(Wait::Spin, Some(past)).step(), Step::Expired);
+    }
+}

@@ -1,0 +1,169 @@
+//! What can go wrong, in words for people and in facts for programs.
+
+use crate::message::Message;
+use doorbell_fabric::{Incarnation, NodeId};
+#[cfg(not(loom))]
+use doorbell_shm::error::ShmError;
+
+/// Whether an operation that failed may have taken place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certainty {
+    /// It certainly did not take place: doing it again does it once.
+    DidNotHappen,
+    /// It may or may not have taken place.
+    Unknown,
+}
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no room for the message now. An ordinary result: receive something, or try again later.
+    #[error(
+        "no room for a message to node {node}: it has not read what it was sent; try again, receive first, or send with a deadline"
+    )]
+    Full {
+        /// The node it was for.
+        node: NodeId,
+    },
+    /// The deadline passed.
+    #[error("{operation} did not complete by its deadline{}", of(.node))]
+    Timeout {
+        /// Which call.
+        operation: &'static str,
+        /// The node it was about, if it was about one.
+        node: Option<NodeId>,
+    },
+    /// The request was cancelled.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// The peer is dead.
+    #[error("node {node} ({incarnation}) died; take a new peer when it has joined again")]
+    PeerDied {
+        /// Which node.
+        node: NodeId,
+        /// Which life of it.
+        incarnation: Incarnation,
+    },
+    /// The peer left the domain.
+    #[error("node {node} ({incarnation}) left the domain; take a new peer when it has joined again")]
+    PeerLeft {
+        /// Which node.
+        node: NodeId,
+        /// Which life of it.
+        incarnation: Incarnation,
+    },
+    /// There is no such node now, and there was none.
+    #[error("no node {node} is attached to the domain; wait for it with wait_for, or see who is there with `doorbell ls`")]
+    NoSuchNode {
+        /// Which node.
+        node: NodeId,
+    },
+    /// The message is longer than the buffer. It is not lost: here it is.
+    #[error("a message of {} bytes from node {} is longer than the buffer of {capacity}; it is in the error", .message.bytes.len(), .message.envelope.source)]
+    Truncated {
+        /// The whole message.
+        message: Box<Message>,
+        /// Bytes of the buffer.
+        capacity: usize,
+    },
+    /// The peer wrote something into shared memory that no peer should. What it sends is read no further.
+    #[error("node {node} broke the rules of the shared memory; its messages are read no further until it joins anew")]
+    Damaged {
+        /// Which node.
+        node: NodeId,
+    },
+    /// This process is a fork of the one that joined. Nodes do not survive a fork.
+    #[error("this process was forked from the one that joined the domain; join again in the child")]
+    Forked,
+    /// Called from within a callback that this thread runs for the same node.
+    #[error("{operation} was called from within recv_with of the same node; return from the callback first")]
+    Reentrant {
+        /// Which call.
+        operation: &'static str,
+    },
+    /// The node has left.
+    #[error("this node has left its domain")]
+    Closed,
+    /// A parameter is out of range.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong with it and what would be right.
+        what: String,
+    },
+    /// Joining, leaving or finding a peer failed.
+    #[cfg(not(loom))]
+    #[error(transparent)]
+    Shm(#[from] ShmError),
+}
+
+fn of(node: &Option<NodeId>) -> String {
+    node.map_or(String::new(), |node| format!(" (node {node})"))
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anybody changing the program.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } => true,
+            #[cfg(not(loom))]
+            Error::Shm(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+
+    /// Whether the operation may have taken place all the same.
+    pub fn certainty(&self) -> Certainty {
+        match self {
+            Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Damaged { .. } => Certainty::Unknown,
+            _ => Certainty::DidNotHappen,
+        }
+    }
+
+    /// The node that the error is about, if it is about one.
+    pub fn node(&self) -> Option<NodeId> {
+        match self {
+            Error::Full { node }
+            | Error::PeerDied { node, .. }
+            | Error::PeerLeft { node, .. }
+            | Error::NoSuchNode { node }
+            | Error::Damaged { node } => Some(*node),
+            Error::Timeout { node, .. } => *node,
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind;
+        let kind = match &error {
+            Error::Full { .. } => ErrorKind::WouldBlock,
+            Error::Timeout { .. } => ErrorKind::TimedOut,
+            Error::Cancelled => ErrorKind::Interrupted,
+            Error::PeerDied { .. } | Error::PeerLeft { .. } => ErrorKind::ConnectionReset,
+            Error::NoSuchNode { .. } => ErrorKind::NotFound,
+            Error::Truncated { .. } | Error::Invalid { .. } => ErrorKind::InvalidInput,
+            Error::Damaged { .. } => ErrorKind::InvalidData,
+            Error::Closed => ErrorKind::NotConnected,
+            _ => ErrorKind::Other,
+        };
+        std::io::Error::new(kind, error)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_and_whom_and_what_to_do() {
+        let error = Error::Timeout { operation: "recv", node: Some(NodeId(3)) };
+        assert_eq!(error.to_string(), "recv did not complete by its deadline (node 3)");
+        assert!(error.is_retryable());
+        assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::TimedOut);
+        let died = Error::PeerDied { node: NodeId(2), incarnation: Incarnation(9) };
+        assert_eq!((died.certainty(), died.node()), (Certainty::Unknown, Some(NodeId(2))));
+        assert!(died.to_string().contains("node 2"));
+    }
+}

@@ -1,0 +1,103 @@
+//! Which messages a receive accepts.
+
+use doorbell_fabric::{Envelope, Incarnation, NodeId};
+
+/// What a receive accepts: any message, or those from one node, or with one tag, or both.
+///
+/// ```
+/// use doorbell::{Match, NodeId};
+/// let any = Match::any();
+/// let orders = Match::from(NodeId(0)).tag(7);
+/// let replies = Match::any().tag_mask(0x100, 0xff00);
+/// # let _ = (any, orders, replies);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Match {
+    from: Option<NodeId>,
+    incarnation: Option<Incarnation>,
+    tag: u64,
+    mask: u64,
+}
+
+impl Match {
+    /// Every message.
+    #[inline]
+    pub const fn any() -> Self {
+        Self { from: None, incarnation: None, tag: 0, mask: 0 }
+    }
+
+    /// Messages from one node.
+    #[inline]
+    #[allow(clippy::should_implement_trait)]
+    pub const fn from(node: NodeId) -> Self {
+        Self { from: Some(node), incarnation: None, tag: 0, mask: 0 }
+    }
+
+    /// The same, but from one node only.
+    #[inline]
+    pub const fn source(self, node: NodeId) -> Self {
+        Self { from: Some(node), ..self }
+    }
+
+    /// The same, but with this tag only.
+    #[inline]
+    pub const fn tag(self, tag: u64) -> Self {
+        Self { tag, mask: u64::MAX, ..self }
+    }
+
+    /// The same, but only with tags that agree with `tag` in the bits set in `mask`.
+    #[inline]
+    pub const fn tag_mask(self, tag: u64, mask: u64) -> Self {
+        Self { tag: tag & mask, mask, ..self }
+    }
+
+    /// The same, but from one life of one node only.
+    #[inline]
+    pub const fn life(self, node: NodeId, incarnation: Incarnation) -> Self {
+        Self { from: Some(node), incarnation: Some(incarnation), ..self }
+    }
+
+    /// The node it is bound to, if it is.
+    #[inline]
+    pub const fn bound_to(&self) -> Option<NodeId> {
+        self.from
+    }
+
+    /// The life of that node it is bound to, if it is.
+    #[inline]
+    pub const fn bound_to_life(&self) -> Option<Incarnation> {
+        self.incarnation
+    }
+
+    /// Whether it accepts a message of this source and tag.
+    #[inline(always)]
+    pub fn accepts(&self, source: NodeId, incarnation: Incarnation, tag: u64) -> bool {
+        tag & self.mask == self.tag
+            && self.from.is_none_or(|from| from == source)
+            && self.incarnation.is_none_or(|wanted| wanted == incarnation)
+    }
+
+    /// Whether it accepts this message.
+    #[inline]
+    pub fn matches(&self, envelope: &Envelope) -> bool {
+        self.accepts(envelope.source, envelope.incarnation, envelope.tag)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_match_accepts_what_it_says() {
+        let (one, two, life) = (NodeId(1), NodeId(2), Incarnation(4));
+        let accepts = |m: Match, node, tag| m.accepts(node, life, tag);
+        assert!(accepts(Match::any(), one, 5));
+        assert!(accepts(Match::from(one), one, 5) && !accepts(Match::from(one), two, 5));
+        assert!(accepts(Match::any().tag(0), two, 0) && !accepts(Match::any().tag(0), two, 1));
+        assert!(accepts(Match::any().source(two).tag(9), two, 9) && !accepts(Match::any().source(two).tag(9), one, 9));
+        let masked = Match::any().tag_mask(0xabc, 0xf0);
+        assert!(accepts(masked, one, 0xb0) && accepts(masked, one, 0x1bf) && !accepts(masked, one, 0xa0));
+        assert!(accepts(Match::any().life(one, life), one, 0) && !accepts(Match::any().life(one, Incarnation(5)), one, 0));
+    }
+}

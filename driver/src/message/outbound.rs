@@ -1,0 +1,225 @@
+//! The way out: messages to one node, of one priority.
+
+use crate::engine::baton::Baton;
+use crate::engine::op::{Op, Outcome};
+use crate::error::Error;
+use doorbell_fabric::sync::AtomicBool;
+use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Priority, Push};
+use doorbell_shm::fabric::ShmLink;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A message up to this long is one packet. Longer ones go in packets of a size that lets the target copy the first while
+/// the next is written.
+pub const WHOLE_BYTES: usize = 2048;
+/// Queued sends to one node and priority; one more is refused as `Full`.
+pub const QUEUE_MAX: usize = 4096;
+
+/// Everything that this node sends to one node at one priority.
+pub struct Outbound {
+    /// The node it leads to.
+    pub target: NodeId,
+    /// The priority of its lane.
+    pub priority: Priority,
+    /// Whether the engine has it in its list of those with something queued.
+    pub listed: AtomicBool,
+    /// The rest, for one thread at a time.
+    pub state: Baton<OutState>,
+}
+
+/// The part of an [`Outbound`] that changes.
+pub struct OutState {
+    /// The lane, once it could be claimed.
+    pub link: Option<ShmLink>,
+    /// The life of the target that the lane leads to.
+    pub incarnation: Incarnation,
+    sequence: u32,
+    queue: VecDeque<SendOp>,
+    /// Bytes given to the lane.
+    pub bytes: u64,
+    /// Messages given to the lane, whole.
+    pub messages: u64,
+}
+
+/// A send that waits in the queue, or is on its way.
+pub struct SendOp {
+    /// Its tag.
+    pub tag: u64,
+    bytes: *const u8,
+    len: usize,
+    sent: usize,
+    started: bool,
+    /// Where its end is told.
+    pub op: Arc<Op>,
+}
+
+// SAFETY: whoever made the SendOp keeps the bytes readable until its op ended or was removed (SendOp::new).
+unsafe impl Send for SendOp {}
+
+impl SendOp {
+    /// A message to be sent.
+    ///
+    /// # Safety
+    /// The bytes stay readable and unchanged until `op` is done or [`OutState::remove`] returned true for it.
+    pub unsafe fn new(tag: u64, bytes: &[u8], op: Arc<Op>) -> Self {
+        Self { tag, bytes: bytes.as_ptr(), len: bytes.len(), sent: 0, started: false, op }
+    }
+}
+
+impl Outbound {
+    /// A way out that leads nowhere yet.
+    pub fn new(target: NodeId, priority: Priority) -> Self {
+        let state = OutState {
+            link: None,
+            incarnation: Incarnation(0),
+            sequence: 0,
+            queue: VecDeque::new(),
+            bytes: 0,
+            messages: 0,
+        };
+        Self { target, priority, listed: AtomicBool::new(false), state: Baton::new(state) }
+    }
+
+}
+
+/// How far one attempt to send came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// The message is in the lane.
+    Whole,
+    /// There was no room for all of it: this many bytes are in the lane, and whether its first packet is.
+    Partly(usize, bool),
+    /// The lane can't be used.
+    Down,
+}
+
+impl OutState {
+    /// Whether messages wait in the queue: a new one must line up behind them.
+    #[inline(always)]
+    pub fn is_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// A short message, directly into the lane: the path of every small send.
+    #[inline(always)]
+    pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice; the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
+        let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
+        if push == Push::Done {
+            self.sequence = self.sequence.wrapping_add(1);
+            self.messages += 1;
+            self.bytes += bytes.len() as u64;
+            link.own_ahead();
+        }
+        push
+    }
+
+    /// A message of any length, as far as there is room.
+    pub fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut sent: usize, mut started: bool) -> Sent {
+        if len <= WHOLE_BYTES {
+            // SAFETY: readable for `len` bytes (SendOp::new, or the caller's slice).
+            return match self.send_whole(tag, unsafe { std::slice::from_raw_parts(bytes, len) }) {
+                Push::Done => Sent::Whole,
+                Push::Full => Sent::Partly(0, false),
+                Push::Down(_) => Sent::Down,
+            };
+        }
+        let Some(link) = &mut self.link else { return Sent::Partly(sent, started) };
+        let packet = packet_bytes(len, link.packet_bytes());
+        while sent < len {
+            let piece = packet.min(len - sent);
+            let kind = if started { PacketKind::Next } else { PacketKind::First };
+            let head = PacketHead { kind, tag, sequence: self.sequence, total: len as u64 };
+            // SAFETY: `sent + piece <= len` bytes are readable at `bytes`.
+            match unsafe { link.push(&head, bytes.add(sent), piece) } {
+                Push::Done => {
+                    started = true;
+                    sent += piece;
+                    self.bytes += piece as u64;
+                }
+                Push::Full => return Sent::Partly(sent, started),
+                Push::Down(_) => return Sent::Down,
+            }
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+        self.messages += 1;
+        Sent::Whole
+    }
+
+    /// Puts a send behind the others, with what of it is in the lane already. False if the queue is full.
+    pub fn enqueue(&mut self, mut send: SendOp, sent: usize, started: bool) -> bool {
+        if self.queue.len() >= QUEUE_MAX {
+            return false;
+        }
+        (send.sent, send.started) = (sent, started);
+        self.queue.push_back(send);
+        true
+    }
+
+    /// Moves queued messages into the lane. Returns how many packets' worth of progress it made.
+    pub fn push_queue(&mut self, target: NodeId, most: usize) -> usize {
+        let mut done = 0;
+        while done < most
+            && let Some(front) = self.queue.front()
+        {
+            if front.op.is_done() {
+                // Cancelled where the queue was out of reach: its bytes are gone.
+                self.queue.pop_front();
+                continue;
+            }
+            let (tag, bytes, len, sent, started) = (front.tag, front.bytes, front.len, front.sent, front.started);
+            match self.send_some(tag, bytes, len, sent, started) {
+                Sent::Whole => {
+                    done += 1;
+                    if let Some(send) = self.queue.pop_front() {
+                        send.op.finish(Outcome::Sent);
+                    }
+                }
+                Sent::Partly(now, now_started) => {
+                    let moved = now != sent || now_started != started;
+                    if let Some(front) = self.queue.front_mut() {
+                        (front.sent, front.started) = (now, now_started);
+                    }
+                    return done + usize::from(moved);
+                }
+                Sent::Down => {
+                    self.fail(|| Error::Damaged { node: target });
+                    return done + 1;
+                }
+            }
+        }
+        done
+    }
+
+    /// Takes a send out of the queue. True if it was there: then nothing of it will reach the target, as what is in the lane
+    /// already is given up by whatever is sent next.
+    pub fn remove(&mut self, op: &Arc<Op>) -> bool {
+        let Some(at) = self.queue.iter().position(|send| Arc::ptr_eq(&send.op, op)) else { return false };
+        // If its first packet is in the lane, the next message takes its number: a number is used up by a whole message only.
+        self.queue.remove(at).is_some()
+    }
+
+    /// Ends every queued send with an error and cuts the lane.
+    pub fn fail(&mut self, error: impl Fn() -> Error) {
+        self.link = None;
+        for send in self.queue.drain(..) {
+            send.op.finish(Outcome::Failed(error()));
+        }
+    }
+
+    /// Leads to another life of the target: numbers begin anew.
+    pub fn connect(&mut self, link: Option<ShmLink>, incarnation: Incarnation) {
+        if incarnation != self.incarnation {
+            self.sequence = 0;
+        }
+        self.link = link;
+        self.incarnation = incarnation;
+    }
+}
+
+/// The size of the packets of a long message: large enough to be worth a cell, small enough that both sides copy at once.
+fn packet_bytes(len: usize, most: usize) -> usize {
+    (len / 8).next_multiple_of(64).clamp(1024, most)
+}

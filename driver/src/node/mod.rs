@@ -1,0 +1,285 @@
+//! What a program calls: [`Node`], [`Peer`], [`Request`].
+
+mod builder;
+mod drive;
+pub mod events;
+mod peer;
+mod receive;
+mod request;
+mod send;
+
+pub use builder::NodeBuilder;
+pub use events::Event;
+pub use peer::Peer;
+pub use request::{Completion, Done, Request};
+
+pub(crate) use drive::Shared;
+
+use crate::engine::baton::Token;
+use crate::engine::poller;
+use crate::engine::wait::PARK_MOST;
+use crate::error::Error;
+use crate::{Result, message::outbound::Outbound};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority, Role};
+use doorbell_shm::domain::Member;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// One attached process of a domain: joins with [`Node::builder`], leaves when the last clone is dropped.
+///
+/// Clones are handles to the same node; all calls are thread-safe. For the shortest path, give each thread its own
+/// [`Peer`].
+///
+/// Calls that wait do so until their condition comes true, a deadline passes (`…_by`), or the node they are about is gone.
+/// While they wait they drive the node's engine.
+#[derive(Clone)]
+pub struct Node {
+    shared: Arc<Shared>,
+    _life: Arc<Life>,
+}
+
+/// Dropped with the last clone of a node: stops the poller and leaves the domain.
+struct Life {
+    shared: Arc<Shared>,
+    poller: Mutex<Option<std::thread::JoinHandle<()>>>,
+    left: AtomicBool,
+}
+
+impl Life {
+    fn leave(&self) -> Result<()> {
+        if self.left.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.shared.close();
+        let handle = self.poller.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(handle) = handle
+            && !doorbell_shm::space::forked()
+            && handle.thread().id() != std::thread::current().id()
+        {
+            let _ = handle.join();
+        }
+        self.shared.depart()
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        if let Err(error) = self.leave() {
+            tracing::warn!(%error, "could not leave the domain in good order");
+        }
+    }
+}
+
+/// What a node has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Messages that arrived whole, asked for or not.
+    pub messages_in: u64,
+    /// Their bytes.
+    pub bytes_in: u64,
+    /// Of the messages that arrived, those that the poller thread carried.
+    pub by_poller: u64,
+    /// Of the messages that arrived, those that nobody had asked for yet.
+    pub unexpected: u64,
+    /// Messages given to lanes.
+    pub messages_out: u64,
+    /// Their bytes.
+    pub bytes_out: u64,
+    /// Messages that wait to be received.
+    pub pooled: usize,
+    /// Bytes that they take.
+    pub pooled_bytes: usize,
+    /// The most bytes that waiting messages ever took.
+    pub pooled_bytes_most: usize,
+    /// Times a thread slept on the doorbell.
+    pub parks: u64,
+}
+
+impl Node {
+    /// Begins to join a domain. Nothing happens before [`NodeBuilder::join`].
+    ///
+    /// Names have 1 to 64 characters out of `A-Z a-z 0-9 _ -`.
+    pub fn builder(domain: impl Into<String>) -> NodeBuilder {
+        NodeBuilder::new(domain.into())
+    }
+
+    /// Joins as the environment says that `doorbell run` sets: `DOORBELL_DOMAIN`, and if set `DOORBELL_NODE`,
+    /// `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the variable that is missing or malformed.
+    pub fn from_env() -> Result<Node> {
+        NodeBuilder::from_env()?.join()
+    }
+
+    pub(crate) fn start(shared: Arc<Shared>, with_poller: bool) -> Result<Node> {
+        let handle = if with_poller {
+            let shared = shared.clone();
+            let spawned = std::thread::Builder::new().name("doorbell-poller".into()).spawn(move || poller::run(shared));
+            Some(spawned.map_err(|error| Error::Invalid {
+                what: format!("could not start the poller thread ({error}); join with Progress::Inline, or raise the limit of threads"),
+            })?)
+        } else {
+            None
+        };
+        let life = Life { shared: shared.clone(), poller: Mutex::new(handle), left: AtomicBool::new(false) };
+        Ok(Node { shared, _life: Arc::new(life) })
+    }
+
+    /// This node's id.
+    pub fn id(&self) -> NodeId {
+        self.shared.membership().id()
+    }
+
+    /// Which life of that id this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.shared.membership().incarnation()
+    }
+
+    /// This node's role.
+    pub fn role(&self) -> Role {
+        self.shared.membership().role()
+    }
+
+    /// The name of its domain.
+    pub fn domain(&self) -> &str {
+        self.shared.membership().domain()
+    }
+
+    /// How many nodes the domain can have.
+    pub fn max_nodes(&self) -> usize {
+        self.shared.membership().max_nodes()
+    }
+
+    /// The nodes that are attached now, this one included, by id.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn members(&self) -> Result<Vec<Member>> {
+        self.shared.check()?;
+        Ok(self.shared.membership().members())
+    }
+
+    /// Waits until at least `count` nodes are attached, this one included.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Forked`].
+    pub fn wait_for(&self, count: usize, deadline: Instant) -> Result<Vec<Member>> {
+        let membership = self.shared.membership();
+        loop {
+            self.shared.check()?;
+            let seen = membership.generation();
+            let members = membership.members();
+            if members.len() >= count {
+                return Ok(members);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::Timeout { operation: "wait_for", node: None });
+            }
+            membership.wait_change(seen, PARK_MOST.min(deadline - now));
+        }
+    }
+
+    /// The next thing that happened to another node, if one did that was not yet told. Each event is told once.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Reentrant`].
+    pub fn try_event(&self) -> Result<Option<Event>> {
+        let me = self.shared.check()?;
+        let mut engine = self.shared.enter(me, "try_event")?;
+        engine.check_peers();
+        Ok(engine.next_event())
+    }
+
+    /// Waits for the next thing that happens to another node. A death is told within 100 ms.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Forked`], [`Error::Reentrant`].
+    pub fn event(&self, deadline: Instant) -> Result<Event> {
+        loop {
+            let seen = self.shared.membership().generation();
+            if let Some(event) = self.try_event()? {
+                return Ok(event);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::Timeout { operation: "event", node: None });
+            }
+            self.shared.membership().wait_change(seen, PARK_MOST.min(deadline - now));
+        }
+    }
+
+    /// A thread's own way to another node, at normal priority. It leads to that node's present life.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`] if it is not attached now; [`Error::Forked`], [`Error::Reentrant`].
+    pub fn peer(&self, node: NodeId) -> Result<Peer> {
+        self.peer_with_priority(node, Priority::Normal)
+    }
+
+    /// A way to another node whose messages have a priority of their own: ordered among themselves, not with others.
+    ///
+    /// # Errors
+    /// As [`peer`](Self::peer).
+    pub fn peer_with_priority(&self, node: NodeId, priority: Priority) -> Result<Peer> {
+        let me = self.shared.check()?;
+        let (outbound, incarnation) = self.shared.way(me, node, priority)?;
+        Ok(Peer::new(self.clone(), outbound, incarnation))
+    }
+
+    /// Turns the engine once without waiting, and returns the amount of work done. For programs that join with
+    /// `Progress::Inline` and have their own loop.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Reentrant`].
+    pub fn progress(&self) -> Result<usize> {
+        let me = self.shared.check()?;
+        let mut engine = self.shared.enter(me, "progress")?;
+        Ok(engine.turn(me, false))
+    }
+
+    /// What this node has done so far.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Reentrant`].
+    pub fn stats(&self) -> Result<Stats> {
+        let me = self.shared.check()?;
+        self.shared.stats(me)
+    }
+
+    /// Leaves the domain now, whatever clones exist: pending operations end with [`Error::Closed`], and so do later calls.
+    /// Messages that were sent stay in the lanes of their targets.
+    ///
+    /// # Errors
+    /// The segments could not be removed; `doorbell clean` will.
+    pub fn leave(self) -> Result<()> {
+        self._life.leave()
+    }
+
+    /// Ends this node as if its process had been killed at this instant: nothing is told, nothing removed. For tests with
+    /// [`Space::heap`](crate::Space::heap).
+    pub fn abandon(self) {
+        if !self._life.left.swap(true, Ordering::SeqCst) {
+            self.shared.close();
+            self.shared.membership().abandon();
+        }
+    }
+
+    fn outbound(&self, me: Token, node: NodeId) -> Result<(&Arc<Outbound>, Incarnation)> {
+        self.shared.known_way(me, node)
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("domain", &self.domain()).field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+/// Where the way out to a node of one priority is kept.
+pub(crate) fn way_index(node: NodeId, priority: Priority) -> usize {
+    node.index() * PRIORITIES + priority.index()
+}

@@ -1,0 +1,386 @@
+//! Receiving.
+
+use super::Node;
+use super::drive::{SPIN_ROUNDS, Shared};
+use super::request::Request;
+use crate::Result;
+use crate::engine::baton::Token;
+use crate::engine::op::{Op, Outcome};
+use crate::engine::poller::Progress;
+use crate::engine::turn::{Direct, Engine, RecvOp};
+use crate::engine::wait::{Gear, Step, Wait};
+use crate::error::Error;
+use crate::message::{Match, Message};
+use doorbell_fabric::{Envelope, Payload};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A receive into the caller's buffer.
+struct IntoBuffer<'a> {
+    accepts: Match,
+    buf: &'a mut [u8],
+    got: Option<Result<Envelope>>,
+    /// The message comes in pieces: where its end is told.
+    long: Option<Arc<Op>>,
+}
+
+impl IntoBuffer<'_> {
+    fn take_message(&mut self, message: Message) {
+        let envelope = message.envelope;
+        self.got = Some(if message.bytes.len() > self.buf.len() {
+            Err(Error::Truncated { message: Box::new(message), capacity: self.buf.len() })
+        } else {
+            self.buf[..message.bytes.len()].copy_from_slice(&message.bytes);
+            Ok(envelope)
+        });
+    }
+
+    /// A posted receive into the same buffer.
+    fn posted(&mut self, op: &Arc<Op>) -> RecvOp {
+        // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
+        unsafe { RecvOp::new(self.accepts, self.buf.as_mut_ptr(), self.buf.len(), op.clone()) }
+    }
+}
+
+impl Direct for IntoBuffer<'_> {
+    #[inline(always)]
+    fn wants(&self, envelope: &Envelope) -> bool {
+        self.accepts.matches(envelope)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
+        if payload.len() > self.buf.len() {
+            self.take_message(Message { envelope: *envelope, bytes: payload.to_vec() });
+        } else {
+            payload.copy_to(self.buf);
+            self.got = Some(Ok(*envelope));
+        }
+    }
+
+    fn take_long(&mut self) -> Option<RecvOp> {
+        let op = Op::new();
+        self.long = Some(op.clone());
+        Some(self.posted(&op))
+    }
+}
+
+/// A receive that reads the message where it lies.
+struct InPlace<F, R> {
+    accepts: Match,
+    read: Option<F>,
+    got: Option<R>,
+}
+
+impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
+    fn wants(&self, envelope: &Envelope) -> bool {
+        self.read.is_some() && self.accepts.matches(envelope)
+    }
+
+    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
+        if let Some(read) = self.read.take() {
+            self.got = Some(read(envelope, payload));
+        }
+    }
+
+    /// A message in pieces is put together in the pool, and read there.
+    fn take_long(&mut self) -> Option<RecvOp> {
+        None
+    }
+}
+
+impl Shared {
+    #[inline]
+    fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
+        let me = self.check()?;
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None };
+        let mut gear = Gear::new(self.wait(), deadline);
+        while self.progress() != Progress::Poller {
+            {
+                let mut engine = self.enter(me, "recv")?;
+                // Stays inside as long as something comes: one entry for the whole of a short wait.
+                loop {
+                    if take_now(&mut engine, me, &mut direct) {
+                        if let Some(got) = direct.got.take() {
+                            return got;
+                        }
+                        break;
+                    }
+                    if self.wait() == Wait::Park || !engine.fabric().spin(SPIN_ROUNDS) {
+                        break;
+                    }
+                }
+                if direct.long.is_none()
+                    && let Some(error) = engine.never(&accepts)
+                {
+                    return Err(error);
+                }
+            }
+            if direct.long.is_some() {
+                break;
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => self.check_peers(me),
+                Step::Expired => return Err(Error::Timeout { operation: "recv", node: accepts.bound_to() }),
+                Step::Park(_) => break,
+            }
+        }
+        self.receive_posted(me, direct, deadline)
+    }
+
+    /// The long way: a posted receive, so that whoever drives can complete it.
+    #[cold]
+    fn receive_posted(&self, me: Token, mut direct: IntoBuffer<'_>, deadline: Option<Instant>) -> Result<Envelope> {
+        let (accepts, capacity) = (direct.accepts, direct.buf.len());
+        let op = match direct.long.take() {
+            Some(op) => op,
+            None => {
+                let op = Op::new();
+                self.enter(me, "recv")?.post(direct.posted(&op));
+                self.hand_over();
+                op
+            }
+        };
+        let guard = Unpost { shared: self, me, op: &op };
+        let done = self.drive(me, &op, deadline, |_| false);
+        // Whatever drive said: from here on nobody writes to the buffer.
+        drop(guard);
+        match op.take() {
+            Some(outcome) => received(outcome, capacity),
+            None => Err(match done {
+                Err(error) => error,
+                Ok(_) => Error::Timeout { operation: "recv", node: accepts.bound_to() },
+            }),
+        }
+    }
+
+    fn receive_in_place<R>(
+        &self,
+        accepts: Match,
+        deadline: Option<Instant>,
+        read: impl FnOnce(&Envelope, Payload<'_>) -> R,
+    ) -> Result<R> {
+        let me = self.check()?;
+        let mut direct = InPlace { accepts, read: Some(read), got: None };
+        let mut gear = Gear::new(self.wait(), deadline);
+        let mut helm = self.helm_hold();
+        loop {
+            {
+                let mut engine = self.enter(me, "recv_with")?;
+                if let Some(message) = engine.pool().take(&accepts) {
+                    // In private memory already: read without the baton, so that others can go on.
+                    drop(engine);
+                    direct.take(&message.envelope, Payload::private(&message.bytes));
+                } else if self.progress() != Progress::Poller {
+                    loop {
+                        let work = engine.poll(&mut direct, false) + engine.push(me);
+                        if direct.got.is_some() || !engine.pool().is_empty() || (work == 0 && !engine.fabric().spin(SPIN_ROUNDS)) {
+                            break;
+                        }
+                    }
+                }
+            }
+            if let Some(got) = direct.got.take() {
+                return Ok(got);
+            }
+            {
+                let mut engine = self.enter(me, "recv_with")?;
+                if engine.pool().find(&accepts).is_some() {
+                    continue;
+                }
+                if let Some(error) = engine.never(&accepts) {
+                    return Err(error);
+                }
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => self.check_peers(me),
+                Step::Expired => return Err(Error::Timeout { operation: "recv_with", node: accepts.bound_to() }),
+                Step::Park(timeout) => {
+                    let op = Op::new();
+                    let watching = {
+                        let mut engine = self.enter(me, "recv_with")?;
+                        engine.watch(accepts, op.clone());
+                        engine.pool().find(&accepts).is_none()
+                    };
+                    let parked = if watching { self.park(me, &op, timeout, &mut helm) } else { Ok(()) };
+                    let mut engine = self.enter(me, "recv_with")?;
+                    engine.unwatch(&op);
+                    engine.check_peers();
+                    parked?;
+                    gear.awake();
+                }
+            }
+        }
+    }
+
+    /// Withdraws a receive. True if it was still under way.
+    pub(super) fn withdraw_recv(&self, me: Token, op: &Arc<Op>) -> bool {
+        match self.enter(me, "cancel") {
+            Ok(mut engine) => engine.unpost(op),
+            Err(_) => {
+                // From within recv_with: this thread has the engine, so nobody writes to the buffer now, and the engine
+                // leaves an operation alone that is over.
+                op.finish(Outcome::Failed(Error::Cancelled));
+                false
+            }
+        }
+    }
+
+    /// Posts a receive whose buffer somebody else keeps until the op is over.
+    pub(super) fn post_recv(&self, me: Token, receive: RecvOp) -> Result<()> {
+        let mut engine = self.enter(me, "start_recv")?;
+        engine.post(receive);
+        if self.progress() != Progress::Poller {
+            engine.turn(me, false);
+        }
+        drop(engine);
+        self.hand_over();
+        Ok(())
+    }
+}
+
+/// What can be had at once: from the pool, else from the lanes. True if the message is there, whole or in part.
+#[inline(always)]
+fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool {
+    if !engine.pool().is_empty()
+        && let Some(message) = engine.pool().take(&direct.accepts)
+    {
+        direct.take_message(message);
+        return true;
+    }
+    loop {
+        let work = engine.poll(direct, false) + engine.push(me);
+        if direct.got.is_some() || direct.long.is_some() {
+            return true;
+        }
+        if work == 0 {
+            return false;
+        }
+    }
+}
+
+pub(super) fn received(outcome: Outcome, capacity: usize) -> Result<Envelope> {
+    match outcome {
+        Outcome::Received(envelope) => Ok(envelope),
+        Outcome::Truncated(message) => Err(Error::Truncated { message, capacity }),
+        Outcome::Failed(error) => Err(error),
+        Outcome::Sent => Err(Error::Cancelled),
+    }
+}
+
+/// Withdraws a receive when its wait ends, however it ends.
+struct Unpost<'a> {
+    shared: &'a Shared,
+    me: Token,
+    op: &'a Arc<Op>,
+}
+
+impl Drop for Unpost<'_> {
+    fn drop(&mut self) {
+        if !self.op.is_done() {
+            self.shared.withdraw_recv(self.me, self.op);
+        }
+    }
+}
+
+impl Node {
+    /// Receives the next message that `accepts` accepts into `buf`, and returns its envelope: `buf[..envelope.len]` is the
+    /// message. Messages of one sender and priority come in the order in which they were sent.
+    ///
+    /// Waits until there is one. A receive that is bound to one node ends with an error when that node is gone and all it
+    /// had sent was received.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if the message is longer than `buf`: the error owns the message. [`Error::PeerDied`],
+    /// [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`]; [`Error::Forked`], [`Error::Reentrant`],
+    /// [`Error::Closed`].
+    #[inline]
+    pub fn recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Envelope> {
+        self.shared.receive(accepts, buf, None)
+    }
+
+    /// Receives a message, waiting until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; otherwise as [`recv`](Self::recv).
+    #[inline]
+    pub fn recv_by(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
+        self.shared.receive(accepts, buf, Some(deadline))
+    }
+
+    /// Receives a message if a whole one is there now. Does not wait, unless the first part of a message is there: then for
+    /// the rest, for as long as it keeps coming, up to 100 ms.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    #[inline]
+    pub fn try_recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Option<Envelope>> {
+        let me = self.shared.check()?;
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None };
+        {
+            let mut engine = self.shared.enter(me, "try_recv")?;
+            let found = if self.shared.progress() == Progress::Poller {
+                let message = engine.pool().take(&accepts);
+                let found = message.is_some();
+                message.into_iter().for_each(|message| direct.take_message(message));
+                found
+            } else {
+                take_now(&mut engine, me, &mut direct)
+            };
+            if let Some(got) = direct.got.take() {
+                return got.map(Some);
+            }
+            if !found {
+                return engine.never(&accepts).map_or(Ok(None), Err);
+            }
+        }
+        match self.shared.receive_posted(me, direct, Some(Instant::now() + Duration::from_millis(100))) {
+            Err(Error::Timeout { .. }) => Ok(None),
+            got => got.map(Some),
+        }
+    }
+
+    /// Receives a message and reads it where it lies, without copying it: `read` gets its envelope and its bytes. Messages
+    /// longer than a packet, or that came before anybody asked, are read from private memory.
+    ///
+    /// `read` runs while this thread holds the node's engine: other threads of the node wait for it, and calls to the same
+    /// node from within it end with [`Error::Reentrant`].
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), without truncation.
+    pub fn recv_with<R>(&self, accepts: Match, read: impl FnOnce(&Envelope, Payload<'_>) -> R) -> Result<R> {
+        self.shared.receive_in_place(accepts, None, read)
+    }
+
+    /// Receives a message in place, waiting until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; otherwise as [`recv_with`](Self::recv_with).
+    pub fn recv_with_by<R>(&self, accepts: Match, deadline: Instant, read: impl FnOnce(&Envelope, Payload<'_>) -> R) -> Result<R> {
+        self.shared.receive_in_place(accepts, Some(deadline), read)
+    }
+
+    /// Begins to receive a message into a buffer of its own and returns at once. Receives match in the order in which they
+    /// were begun.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(&self, accepts: Match, buffer: B) -> Result<Request<B>> {
+        Request::recv(self.clone(), accepts, buffer)
+    }
+
+    /// The envelope of the first message that `accepts` would accept, without receiving it. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    pub fn probe(&self, accepts: Match) -> Result<Option<Envelope>> {
+        let me = self.shared.check()?;
+        let mut engine = self.shared.enter(me, "probe")?;
+        if self.shared.progress() != Progress::Poller {
+            while engine.pool().find(&accepts).is_none() && engine.turn(me, false) > 0 {}
+        }
+        Ok(engine.pool().find(&accepts).map(|message| message.envelope))
+    }
+}

@@ -1,0 +1,288 @@
+//! Sending.
+
+use super::drive::Shared;
+use super::request::Request;
+use super::{Node, way_index};
+use crate::Result;
+use crate::engine::baton::Token;
+use crate::engine::op::{Op, Outcome};
+use crate::engine::poller::Progress;
+use crate::error::Error;
+use crate::message::outbound::{Outbound, SendOp, Sent, WHOLE_BYTES};
+use doorbell_fabric::{Incarnation, Link, NodeId, Priority, Push};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Until when a send may wait.
+#[derive(Clone, Copy)]
+pub(super) enum Patience {
+    None,
+    Until(Instant),
+    Forever,
+}
+
+/// The longest message that `try_send` takes: it fits an idle lane of default size.
+pub(super) const TRY_BYTES: usize = 64 << 10;
+
+impl Shared {
+    /// The whole of a small send when there is room: no lock, no system call, nothing allocated. False if it has to go the
+    /// long way.
+    #[inline(always)]
+    pub(super) fn send_now(&self, me: Token, outbound: &Outbound, life: Option<Incarnation>, tag: u64, bytes: &[u8]) -> Result<bool> {
+        if bytes.len() > WHOLE_BYTES || self.progress() == Progress::Poller {
+            return Ok(false);
+        }
+        let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
+        if state.is_queued() || life.is_some_and(|life| life != state.incarnation) {
+            return Ok(false);
+        }
+        match state.send_whole(tag, bytes) {
+            Push::Done => Ok(true),
+            Push::Full => Ok(false),
+            Push::Down(_) => Err(Error::Damaged { node: outbound.target }),
+        }
+    }
+
+    /// Sends what the short way could not: waits for room, goes in pieces, lines up behind what is queued.
+    #[cold]
+    pub(super) fn send_slow(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        patience: Patience,
+    ) -> Result<()> {
+        let node = outbound.target;
+        let op = match self.begin_send(me, outbound, life, tag, bytes, patience)? {
+            Begun::Sent => return Ok(()),
+            Begun::Queued(op) => op,
+        };
+        // The bytes are the caller's: whatever happens, the op is over or removed before this returns.
+        let mut guard = Withdraw { shared: self, me, outbound, op: &op, armed: true };
+        let deadline = match patience {
+            Patience::Until(deadline) => Some(deadline),
+            _ => None,
+        };
+        let mut full = false;
+        let done = self.drive(me, &op, deadline, |engine| {
+            // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
+            full = engine.is_refusing()
+                && outbound.state.enter(me).is_some_and(|state| state.link.as_ref().is_some_and(Link::refused));
+            full
+        })?;
+        if !done && !guard.withdraw() {
+            guard.armed = false;
+            return if full { Err(Error::Full { node }) } else { Err(Error::Timeout { operation: "send", node: Some(node) }) };
+        }
+        guard.armed = false;
+        match op.take() {
+            Some(Outcome::Failed(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends at once, or queues the send.
+    fn begin_send(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        patience: Patience,
+    ) -> Result<Begun> {
+        let node = outbound.target;
+        let mut engine = self.enter(me, "send")?;
+        let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
+        let wanted = match life {
+            Some(life) => life,
+            None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
+        };
+        if state.is_queued() && state.incarnation != wanted {
+            // What is queued for an earlier life fails as soon as its end is noticed, which this turn will do.
+            engine.check_peers();
+        }
+        engine.connect(outbound, &mut state, wanted)?;
+        let mut far = (0, false);
+        if !state.is_queued() && (self.progress() != Progress::Poller || matches!(patience, Patience::None)) {
+            match state.send_some(tag, bytes.as_ptr(), bytes.len(), 0, false) {
+                Sent::Whole => return Ok(Begun::Sent),
+                Sent::Partly(sent, started) => far = (sent, started),
+                Sent::Down => return Err(Error::Damaged { node }),
+            }
+        }
+        if matches!(patience, Patience::None) {
+            // A part that is in the lane already is given up by whatever is sent next.
+            return Err(Error::Full { node });
+        }
+        let op = Op::new();
+        // SAFETY: send_slow removes the op, or sees it done, before the caller has its bytes back.
+        let send = unsafe { SendOp::new(tag, bytes, op.clone()) };
+        if !state.enqueue(send, far.0, far.1) {
+            return Err(Error::Full { node });
+        }
+        drop(state);
+        engine.list(outbound);
+        drop(engine);
+        self.hand_over();
+        Ok(Begun::Queued(op))
+    }
+
+    /// Takes a queued send back. False if it was under way no more: it has ended.
+    pub(super) fn withdraw_send(&self, me: Token, outbound: &Outbound, op: &Arc<Op>) -> bool {
+        // From within recv_with this thread has the engine already; the order engine, then way out, is kept either way.
+        let _engine = self.enter(me, "cancel");
+        match outbound.state.enter(me) {
+            Some(mut state) => state.remove(op),
+            None => {
+                op.finish(Outcome::Failed(Error::Cancelled));
+                false
+            }
+        }
+    }
+
+    /// Begins a send whose bytes somebody else keeps until the op is over.
+    ///
+    /// # Safety
+    /// As [`SendOp::new`].
+    pub(super) unsafe fn start_send(&self, me: Token, outbound: &Arc<Outbound>, life: Option<Incarnation>, tag: u64, bytes: &[u8]) -> Result<Arc<Op>> {
+        if self.send_now(me, outbound, life, tag, bytes)? {
+            let op = Op::new();
+            op.finish(Outcome::Sent);
+            return Ok(op);
+        }
+        match self.begin_send(me, outbound, life, tag, bytes, Patience::Forever)? {
+            Begun::Queued(op) => Ok(op),
+            Begun::Sent => {
+                let op = Op::new();
+                op.finish(Outcome::Sent);
+                Ok(op)
+            }
+        }
+    }
+}
+
+enum Begun {
+    Sent,
+    Queued(Arc<Op>),
+}
+
+/// Withdraws a send when a wait ends by a panic, so that nobody reads bytes that are gone.
+struct Withdraw<'a> {
+    shared: &'a Shared,
+    me: Token,
+    outbound: &'a Outbound,
+    op: &'a Arc<Op>,
+    armed: bool,
+}
+
+impl Withdraw<'_> {
+    /// True if the op ended before it could be withdrawn.
+    fn withdraw(&mut self) -> bool {
+        !self.shared.withdraw_send(self.me, self.outbound, self.op)
+    }
+}
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.withdraw();
+        }
+    }
+}
+
+/// Gathers pieces. A vectored send costs a copy only if it has more than one piece.
+pub(super) fn gathered<'a>(pieces: &'a [IoSlice<'a>], room: &'a mut Vec<u8>) -> &'a [u8] {
+    match pieces {
+        [] => &[],
+        [only] => only,
+        several => {
+            for piece in several {
+                room.extend_from_slice(piece);
+            }
+            room
+        }
+    }
+}
+
+impl Node {
+    /// Sends a message to a node's present life and returns when it is in that node's lane: `bytes` may be reused. Any length; any tag.
+    ///
+    /// Waits while the lane is full. If it would have to wait while this node itself has no room for what others send it,
+    /// it returns `Full` instead, so that nodes which all send before they receive do not wait for each other for ever.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`];
+    /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    #[inline]
+    pub fn send(&self, node: NodeId, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.send_to(node, tag, bytes, Patience::Forever)
+    }
+
+    /// Sends a message of up to 64 KiB if there is room for it now.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if there is not; [`Error::Invalid`] if it is longer; otherwise as [`send`](Self::send).
+    #[inline]
+    pub fn try_send(&self, node: NodeId, tag: u64, bytes: &[u8]) -> Result<()> {
+        check_try(bytes.len())?;
+        self.send_to(node, tag, bytes, Patience::None)
+    }
+
+    /// Sends a message, waiting until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: then the message was not and will not be delivered. Otherwise as [`send`](Self::send).
+    #[inline]
+    pub fn send_by(&self, node: NodeId, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
+        self.send_to(node, tag, bytes, Patience::Until(deadline))
+    }
+
+    /// Sends one message made of several pieces.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_vectored(&self, node: NodeId, tag: u64, pieces: &[IoSlice<'_>]) -> Result<()> {
+        self.send(node, tag, gathered(pieces, &mut Vec::new()))
+    }
+
+    /// Begins to send a message and returns at once. The buffer comes back with the [`Request`].
+    ///
+    /// # Errors
+    /// [`Error::Full`] if 4096 sends to that node wait already; otherwise as [`send`](Self::send).
+    pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, node: NodeId, tag: u64, buffer: B) -> Result<Request<B>> {
+        let me = self.shared.check()?;
+        let (outbound, _) = self.outbound(me, node)?;
+        Request::send(self.clone(), outbound.clone(), None, tag, buffer)
+    }
+
+    #[inline]
+    fn send_to(&self, node: NodeId, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
+        let me = self.shared.check()?;
+        if let Some(outbound) = self.shared.known(node)
+            && self.shared.send_now(me, outbound, None, tag, bytes)?
+        {
+            return Ok(());
+        }
+        let (outbound, _) = self.outbound(me, node)?;
+        self.shared.send_slow(me, outbound, None, tag, bytes, patience)
+    }
+}
+
+impl Shared {
+    /// The way to a node at normal priority, if there is one already.
+    #[inline(always)]
+    fn known(&self, node: NodeId) -> Option<&Arc<Outbound>> {
+        self.ways().get(way_index(node, Priority::Normal))?.get()
+    }
+}
+
+pub(super) fn check_try(len: usize) -> Result<()> {
+    if len <= TRY_BYTES {
+        return Ok(());
+    }
+    Err(Error::Invalid { what: format!("try_send takes up to {TRY_BYTES} bytes, not {len}: use send_by or start_send") })
+}

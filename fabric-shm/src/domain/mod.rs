@@ -1,0 +1,458 @@
+//! A node joins a domain, finds its peers, and leaves; and whoever died is cleaned up after.
+//!
+//! [`Membership::join`] is the way in: under the domain's lock it opens or makes the domain segment, removes what dead
+//! nodes left, picks an id and an incarnation, makes this node's inbox and board, and enters them in the directory. A
+//! process killed anywhere on that way is a dead node to the next one that comes. [`Membership::open_peer`] leads to
+//! another node's inbox. [`list_domains`] and [`clean`] work from outside.
+//!
+//! Who lives is asked of the kernel, and what is read from the directory is copied, checked, and believed no further
+//! than it harms only the one who wrote it.
+
+mod census;
+mod clean;
+mod directory;
+mod layout;
+mod peer;
+#[cfg(test)]
+mod tests;
+
+use crate::error::ShmError;
+use crate::layout::{BOARD_BYTES, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, inbox_bytes};
+use crate::segment::Segment;
+use crate::space::{Created, DomainLock, Hold, Identity, Names, Space, forked, valid_domain_name, watch};
+use census::Census;
+pub use clean::{CleanReport, DomainLayout, DomainStatus, Kept, NodeStatus, clean, list_domains};
+pub use directory::Member;
+use directory::{Directory, DirectoryFault};
+use doorbell_fabric::sync::Barriers;
+use doorbell_fabric::{Incarnation, NodeId, Role};
+use layout::{DomainFacts, MAX_DOMAIN_BYTES, domain_bytes};
+pub use layout::{MAX_LABEL, MAX_NODES, MIN_NODES};
+pub use peer::PeerInbox;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long leaving waits for the domain's lock.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What to join, and as whom.
+#[derive(Clone, Debug)]
+pub struct JoinOptions {
+    /// The domain's name: 1 to 64 of `A-Z a-z 0-9 _ -`.
+    pub domain: String,
+    /// Where its segments live.
+    pub space: Space,
+    /// Which node to be; `None` takes the lowest free id.
+    pub id: Option<NodeId>,
+    /// What to be to the domain.
+    pub role: Role,
+    /// A word for people: at most [`MAX_LABEL`] bytes.
+    pub label: String,
+    /// How many nodes the domain can have, [`MIN_NODES`] to [`MAX_NODES`]. Counts for whoever creates the domain.
+    pub max_nodes: usize,
+    /// How large its lanes are. Counts for whoever creates the domain.
+    pub lanes: LaneGeometry,
+    /// Until when to wait for the domain's lock file.
+    pub deadline: Instant,
+}
+
+impl JoinOptions {
+    /// A host without a label, any id, 32 nodes, lanes of default size, and ten seconds of patience.
+    pub fn new(domain: impl Into<String>, space: Space) -> Self {
+        Self {
+            domain: domain.into(),
+            space,
+            id: None,
+            role: Role::default(),
+            label: String::new(),
+            max_nodes: 32,
+            lanes: LaneGeometry::default(),
+            deadline: Instant::now() + Duration::from_secs(10),
+        }
+    }
+
+    fn check(&self) -> Result<(), ShmError> {
+        if !valid_domain_name(&self.domain) {
+            return Err(ShmError::InvalidDomainName { name: self.domain.clone() });
+        }
+        let invalid = |option, value, rule| Err(ShmError::InvalidOption { domain: self.domain.clone(), option, value, rule });
+        if self.label.len() > MAX_LABEL {
+            return invalid("label", format!("'{}'", self.label), "a label has at most 31 bytes");
+        }
+        if !(MIN_NODES..=MAX_NODES).contains(&self.max_nodes) {
+            return invalid("max_nodes", self.max_nodes.to_string(), "a domain has 2 to 1024 nodes");
+        }
+        self.lanes.validate().or_else(|rule| invalid("lanes", format!("{:?}", self.lanes), rule))
+    }
+}
+
+/// This node's place in a domain, and its segments. `Send` and `Sync`. Dropping it leaves the domain, and may block for
+/// up to a second if another process holds the domain's lock.
+///
+/// In a forked child it is nobody's place: calls fail with [`ShmError::Forked`] or find nothing, and dropping it there
+/// does nothing to the parent's. The inbox and the board must not be touched there.
+#[derive(Debug)]
+pub struct Membership {
+    space: Space,
+    names: Names,
+    me: Member,
+    directory: Directory,
+    inbox: Segment,
+    board: Segment,
+    identities: [(String, Identity); 2],
+    /// What makes this node count as alive; `None` once it left.
+    holds: Mutex<Option<[Option<Hold>; 2]>>,
+}
+
+impl Membership {
+    /// Joins a domain, and creates it if nobody lives in it. Blocks on the domain's lock file, until the deadline.
+    ///
+    /// Fails if an option is out of range, the id is taken, the domain full or of another layout, or if there is no room
+    /// for the segments; then nothing of this node is left behind.
+    pub fn join(options: JoinOptions) -> Result<Self, ShmError> {
+        const OPERATION: &str = "join";
+        if forked() {
+            return Err(ShmError::Forked { operation: "join a domain" });
+        }
+        options.check()?;
+        watch();
+        let names = Names::new(options.space.uid(), &options.domain);
+        let lock = options.space.lock(OPERATION, &names, options.deadline)?;
+        fault_point!("join-locked");
+        let joined = Self::join_locked(&lock, &options);
+        if joined.is_err() {
+            tidy(lock);
+        }
+        joined
+    }
+
+    fn join_locked(lock: &DomainLock, options: &JoinOptions) -> Result<Self, ShmError> {
+        let mut census = Census::take(lock.space(), lock.names())?;
+        let directory = open_directory(lock, &mut census, options)?;
+        reap(lock, &mut census, &directory)?;
+        fault_point!("join-reaped");
+
+        let DomainFacts { max_nodes, lanes } = *directory.facts();
+        let id = pick_id(options, &census, &directory)?;
+        let in_use: BTreeSet<u32> = directory.ids().filter_map(|id| directory.incarnation(id)).map(|life| life.0).collect();
+        let incarnation = directory.take_incarnation(|number| in_use.contains(&number));
+
+        let flags = if Barriers::join().machine { 0 } else { FLAG_FENCE };
+        let create = |name: &str, kind, bytes| {
+            let init = |segment: &Segment| {
+                // SAFETY: page-aligned, writable, and alive as long as the reference is used here.
+                unsafe { SegmentHeader::init(segment.ptr(), kind, id, incarnation.0, bytes, flags) }.publish();
+            };
+            lock.create(name, bytes, true, &init)
+        };
+        let (inbox_name, board_name) = (lock.names().inbox(id), lock.names().board(id));
+        let inbox = create(&inbox_name, SegmentKind::Inbox, inbox_bytes(max_nodes, &lanes))?;
+        fault_point!("join-inbox");
+        let board = create(&board_name, SegmentKind::Board, BOARD_BYTES)
+            .inspect_err(|_| drop(lock.remove(&inbox_name, Some(inbox.identity))))?;
+        fault_point!("join-board");
+
+        let me = Member {
+            id,
+            incarnation,
+            role: options.role,
+            pid: std::process::id(),
+            pid_namespace: pid_namespace(lock.space()),
+            label: options.label.clone(),
+            inbox_bytes: inbox.segment.len() as u64,
+            joined: now(),
+        };
+        directory.write(&me);
+        fault_point!("join-entered");
+        directory.bump();
+        tracing::debug!(domain = options.domain, %id, %incarnation, "joined");
+        let [(inbox, inbox_identity, inbox_hold), (board, board_identity, board_hold)] =
+            [inbox, board].map(|Created { segment, identity, hold }| (segment, identity, hold));
+        Ok(Self {
+            space: options.space.clone(),
+            names: lock.names().clone(),
+            me,
+            directory,
+            inbox,
+            board,
+            identities: [(board_name, board_identity), (inbox_name, inbox_identity)],
+            holds: Mutex::new(Some([board_hold, inbox_hold])),
+        })
+    }
+
+    /// This node's id.
+    #[inline]
+    pub fn id(&self) -> NodeId {
+        self.me.id
+    }
+
+    /// Which life of that id this is.
+    #[inline]
+    pub fn incarnation(&self) -> Incarnation {
+        self.me.incarnation
+    }
+
+    /// What this node is to its domain.
+    pub fn role(&self) -> Role {
+        self.me.role
+    }
+
+    /// The word for people that it joined with.
+    pub fn label(&self) -> &str {
+        &self.me.label
+    }
+
+    /// The domain's name.
+    pub fn domain(&self) -> &str {
+        self.names.domain_name()
+    }
+
+    /// How many nodes the domain can have, as fixed by its creator: ids are below it.
+    #[inline]
+    pub fn max_nodes(&self) -> usize {
+        self.directory.facts().max_nodes
+    }
+
+    /// How large the domain's lanes are, as fixed by its creator.
+    #[inline]
+    pub fn lanes(&self) -> LaneGeometry {
+        self.directory.facts().lanes
+    }
+
+    /// This node's inbox: `inbox_bytes(max_nodes, lanes)` bytes, which peers write.
+    pub fn inbox(&self) -> &Segment {
+        &self.inbox
+    }
+
+    /// This node's board: `BOARD_BYTES` bytes, which only it writes.
+    pub fn board(&self) -> &Segment {
+        &self.board
+    }
+
+    /// A number that changes whenever a node joins, leaves, or is found dead by one that joins. One acquire load.
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        self.directory.generation()
+    }
+
+    /// Sleeps until the generation is no longer `seen`, for `timeout` (an hour at most). May return early for no reason.
+    pub fn wait_change(&self, seen: u32, timeout: Duration) {
+        if !forked() {
+            self.directory.wait(seen, timeout);
+        }
+    }
+
+    /// What the directory says of a node; `None` if none with this id is attached. It may be dead: ask
+    /// [`PeerInbox::is_alive`].
+    pub fn member(&self, id: NodeId) -> Option<Member> {
+        (!forked()).then(|| self.directory.read(id)).flatten()
+    }
+
+    /// All that are attached, this node too, by id.
+    pub fn members(&self) -> Vec<Member> {
+        if forked() { Vec::new() } else { self.directory.members() }
+    }
+
+    /// Opens the inbox of a node, to send to it. Control path: makes system calls and allocates; does not wait for the peer.
+    pub fn open_peer(&self, id: NodeId) -> Result<PeerInbox, ShmError> {
+        const OPERATION: &str = "open the inbox of a peer";
+        if forked() {
+            return Err(ShmError::Forked { operation: OPERATION });
+        }
+        if self.has_left() {
+            return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
+        }
+        PeerInbox::open(self, id)
+    }
+
+    /// Leaves the domain: removes this node's entry and segments, and with the last node all the rest. What is mapped stays
+    /// mapped until the value is dropped. A second call does nothing. Blocks on the domain's lock for up to a second; if that
+    /// is in vain, this node is dead to the others all the same, and whoever joins next cleans up.
+    pub fn leave(&self) -> Result<(), ShmError> {
+        if forked() {
+            return Err(ShmError::Forked { operation: "leave a domain" });
+        }
+        let Some(holds) = self.take_holds() else { return Ok(()) };
+        let lock = self.space.lock("leave", &self.names, Instant::now() + LEAVE_PATIENCE)?;
+        fault_point!("leave-locked");
+        self.directory.clear(self.me.id, Some(self.me.incarnation));
+        fault_point!("leave-cleared");
+        let mut result = Ok(());
+        for (name, identity) in &self.identities {
+            result = result.and(lock.remove(name, Some(*identity)).map(drop));
+            fault_point!("leave-removed");
+        }
+        drop(holds);
+        self.directory.bump();
+        tidy(lock);
+        tracing::debug!(domain = self.domain(), id = %self.me.id, "left");
+        result
+    }
+
+    /// Is dead to the others from now on, as if the process had been killed: nothing is removed. For tests.
+    pub fn abandon(&self) {
+        drop(self.take_holds());
+    }
+
+    fn take_holds(&self) -> Option<[Option<Hold>; 2]> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn has_left(&self) -> bool {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn names(&self) -> &Names {
+        &self.names
+    }
+
+    fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    fn pid_namespace(&self) -> u64 {
+        self.me.pid_namespace
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if !forked()
+            && let Err(error) = self.leave()
+        {
+            tracing::warn!(%error, "left without cleaning up");
+        }
+    }
+}
+
+/// The directory of the domain: the one that is there if anybody lives in it, else a new one.
+fn open_directory(lock: &DomainLock, census: &mut Census, options: &JoinOptions) -> Result<Directory, ShmError> {
+    const OPERATION: &str = "join";
+    let found = find_directory(OPERATION, lock, census)?;
+    let first = match found {
+        Some(directory) if !census.living.is_empty() => return Ok(directory),
+        // Nobody lives: what the dead agreed on binds nobody. Only their incarnations must not come back.
+        Some(directory) => directory.take_incarnation(|_| false),
+        None => Incarnation(1),
+    };
+    census.remove_all(lock)?;
+    let facts = DomainFacts { max_nodes: options.max_nodes, lanes: options.lanes };
+    let init = |segment: &Segment| Directory::init(segment, &facts, first);
+    let created = lock.create(&lock.names().domain(), domain_bytes(facts.max_nodes), false, &init)?;
+    fault_point!("join-domain");
+    created.segment.keep_on_fork();
+    Directory::check(created.segment).map_err(|fault| refusal(OPERATION, lock.names(), census, fault))
+}
+
+/// The directory that is there; `None` if there is none of use, and nobody lives who would miss it.
+fn find_directory(operation: &'static str, lock: &DomainLock, census: &Census) -> Result<Option<Directory>, ShmError> {
+    let name = lock.names().domain();
+    let Some(file) = lock.space().open(&name)? else {
+        if census.living.is_empty() {
+            return Ok(None);
+        }
+        let domain = lock.names().domain_name().to_owned();
+        return Err(ShmError::DomainLost { operation, domain, living: census.living.len() });
+    };
+    let checked = if file.len() == 0 {
+        Err(DirectoryFault::Damaged("it is empty".to_owned()))
+    } else {
+        let len = usize::try_from(file.len()).unwrap_or(usize::MAX).min(MAX_DOMAIN_BYTES);
+        let segment = file.map(0, len).map_err(|error| ShmError::os("map segment", name, error))?;
+        segment.keep_on_fork();
+        Directory::check(segment)
+    };
+    match checked {
+        Ok(directory) => Ok(Some(directory)),
+        Err(fault) if census.living.is_empty() => {
+            tracing::info!(domain = lock.names().domain_name(), ?fault, "nobody lives in the domain that was there");
+            Ok(None)
+        }
+        Err(fault) => Err(refusal(operation, lock.names(), census, fault)),
+    }
+}
+
+fn refusal(operation: &'static str, names: &Names, census: &Census, fault: DirectoryFault) -> ShmError {
+    match fault {
+        DirectoryFault::Damaged(reason) => ShmError::Damaged { operation, segment: names.domain(), reason },
+        DirectoryFault::OtherLayout { version, hash, ours } => ShmError::OtherLayout {
+            operation,
+            domain: names.domain_name().to_owned(),
+            their_version: version,
+            their_hash: hash,
+            our_version: LAYOUT_VERSION as u64,
+            our_hash: ours,
+            living: census.living.len(),
+        },
+    }
+}
+
+/// Removes what dead nodes left in a domain that lives, and says so to the living; returns the names removed.
+fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result<Vec<String>, ShmError> {
+    let removed = census.remove_dead(lock)?;
+    let mut changed = !removed.is_empty();
+    for id in directory.ids().filter(|id| !census.living.contains(id)) {
+        changed |= directory.clear(id, None);
+    }
+    if changed {
+        directory.bump();
+    }
+    Ok(removed)
+}
+
+/// The id to be: free is what no living owner holds, whatever the directory says.
+fn pick_id(options: &JoinOptions, census: &Census, directory: &Directory) -> Result<NodeId, ShmError> {
+    let DomainFacts { max_nodes, .. } = *directory.facts();
+    let domain = || options.domain.clone();
+    match options.id {
+        Some(id) if id.index() >= max_nodes => {
+            let rule = "the ids of this domain are smaller: see the max_nodes of its creator";
+            Err(ShmError::InvalidOption { domain: domain(), option: "id", value: id.to_string(), rule })
+        }
+        Some(id) if census.living.contains(&id) => {
+            let pid = directory.read(id).map_or(0, |member| member.pid);
+            Err(ShmError::IdTaken { domain: domain(), id, pid })
+        }
+        Some(id) => Ok(id),
+        None => directory
+            .ids()
+            .find(|id| !census.living.contains(id))
+            .ok_or_else(|| ShmError::DomainFull { domain: domain(), max_nodes }),
+    }
+}
+
+/// Removes all that is left of a domain in which nobody lives, the lock file last.
+fn tidy(lock: DomainLock) {
+    let tidied = Census::take(lock.space(), lock.names()).and_then(|mut census| {
+        if census.living.is_empty() {
+            census.remove_all(&lock)?;
+            lock.dissolve()?;
+        }
+        Ok(())
+    });
+    if let Err(error) = tidied {
+        tracing::warn!(%error, "leftovers stay until the next join or 'doorbell clean'");
+    }
+}
+
+/// Which pid namespace this process is in; 0 where that cannot be told or does not matter.
+fn pid_namespace(space: &Space) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    match space {
+        Space::Posix(_) => std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino()),
+        Space::Heap(_) => 0,
+    }
+}
+
+/// The time of day, for people.
+fn now() -> Duration {
+    if cfg!(miri) {
+        return Duration::ZERO;
+    }
+    std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
+}

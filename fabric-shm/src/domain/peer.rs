@@ -1,0 +1,137 @@
+//! Another node's inbox, as far as it concerns us.
+
+use super::Membership;
+use crate::error::ShmError;
+use crate::layout::{HEADER_BYTES, HeaderFault, SegmentHeader, SegmentKind, block_offset, inbox_bytes};
+use crate::segment::Segment;
+use crate::space::{HeldFile, OpenFile, forked};
+use doorbell_fabric::{Incarnation, NodeId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The two parts of a peer's inbox that this node may write: the header page, and the block of its own lanes. No other
+/// block is mapped. `Send` and `Sync`; the parts stay mapped until the value is dropped, whether or not the peer lives.
+#[derive(Debug)]
+pub struct PeerInbox {
+    id: NodeId,
+    incarnation: Incarnation,
+    flags: u64,
+    header: Segment,
+    block: Segment,
+    file: OpenFile,
+    process: Option<HeldFile>,
+    dead: AtomicBool,
+}
+
+impl PeerInbox {
+    pub(super) fn open(membership: &Membership, id: NodeId) -> Result<Self, ShmError> {
+        const OPERATION: &str = "open the inbox of a peer";
+        let domain = || membership.domain().to_owned();
+        // The file is opened without the domain's lock, so entry and file may be of two lives; then look again.
+        for _ in 0..4 {
+            let Some(member) = membership.member(id) else {
+                return Err(ShmError::NoSuchNode { operation: OPERATION, domain: domain(), id });
+            };
+            let name = membership.names().inbox(id);
+            let Some(file) = membership.space().open(&name)? else {
+                if membership.directory().incarnation(id) == Some(member.incarnation) {
+                    return Err(ShmError::NodeDead {
+                        operation: OPERATION,
+                        domain: domain(),
+                        id,
+                        incarnation: member.incarnation,
+                    });
+                }
+                continue;
+            };
+            let damaged = |reason: String| ShmError::Damaged { operation: OPERATION, segment: name.clone(), reason };
+            let fault = |error| ShmError::os("map segment", name.clone(), error);
+            let expected = inbox_bytes(membership.max_nodes(), &membership.lanes());
+            if file.len() < expected as u64 {
+                return Err(damaged(HeaderFault::TooShort { found: file.len() as usize, expected }.to_string()));
+            }
+            let header = file.map(0, HEADER_BYTES).map_err(fault)?;
+            // SAFETY: page-aligned, and mapped for its length.
+            let facts = unsafe { SegmentHeader::check(header.ptr(), header.len(), file.len() as usize, SegmentKind::Inbox) }
+                .map_err(|fault| damaged(fault.to_string()))?;
+            if facts.node != id || facts.incarnation != member.incarnation.0 {
+                if membership.directory().incarnation(id) == Some(member.incarnation) {
+                    return Err(damaged(format!("it says it is of node {}, life {}", facts.node, facts.incarnation)));
+                }
+                continue;
+            }
+            let lanes = membership.lanes();
+            let block = file.map(block_offset(membership.id(), &lanes), lanes.block_bytes()).map_err(fault)?;
+            // A pid means something in its own namespace only, and only while its owner is known to live: see below.
+            let namespace = membership.pid_namespace();
+            let process = (namespace != 0 && namespace == member.pid_namespace).then(|| process_of(member.pid)).flatten();
+            let incarnation = member.incarnation;
+            let peer = Self { id, incarnation, flags: facts.flags, header, block, file, process, dead: AtomicBool::new(false) };
+            // The owner held its file after the process was opened, so that process is the owner and no later one.
+            if !peer.is_alive() {
+                return Err(ShmError::NodeDead { operation: OPERATION, domain: domain(), id, incarnation });
+            }
+            return Ok(peer);
+        }
+        Err(ShmError::NodeChanging { operation: OPERATION, domain: domain(), id })
+    }
+
+    /// Whose inbox it is.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Which life of that node.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The `FLAG_…` bits that its header had when it was opened.
+    pub fn flags(&self) -> u64 {
+        self.flags
+    }
+
+    /// The header page: `HEADER_BYTES` bytes.
+    #[inline]
+    pub fn header(&self) -> *mut u8 {
+        self.header.ptr()
+    }
+
+    /// The block of the lanes that this node fills, and its length.
+    #[inline]
+    pub fn block(&self) -> (*mut u8, usize) {
+        (self.block.ptr(), self.block.len())
+    }
+
+    /// Whether the peer lives: it has neither left nor died. Once `false`, always `false`; what the peer wrote before is
+    /// then visible. Two system calls, half a microsecond; never blocks; thread-safe. `false` in a forked child.
+    pub fn is_alive(&self) -> bool {
+        if self.dead.load(Ordering::Acquire) || forked() {
+            return false;
+        }
+        // If the system does not answer, nothing says that the peer died.
+        let alive = self.file.is_held().unwrap_or(true) && !self.process.as_ref().is_some_and(has_exited);
+        if !alive {
+            self.dead.store(true, Ordering::Release);
+        }
+        alive
+    }
+
+    /// A descriptor that becomes readable when the peer's process exits, to wait for; `None` if the peer is in another
+    /// pid namespace, or in the heap. A peer that left its domain and lives on is not noticed by it.
+    pub fn process(&self) -> Option<BorrowedFd<'_>> {
+        self.process.as_ref().filter(|_| !forked()).map(|process| process.as_fd())
+    }
+}
+
+fn process_of(pid: u32) -> Option<HeldFile> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+    HeldFile::open(|| Ok(pidfd_open(pid, PidfdFlags::empty())?.into())).ok()
+}
+
+fn has_exited(process: &HeldFile) -> bool {
+    let mut ask = [PollFd::new(process, PollFlags::IN)];
+    matches!(poll(&mut ask, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..)) && ask[0].revents().contains(PollFlags::IN)
+}

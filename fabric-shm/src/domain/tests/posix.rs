@@ -1,0 +1,335 @@
+//! Domains in a directory of files, and processes that are killed.
+
+use super::*;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicU32;
+
+/// A directory of its own for one test, removed with it.
+pub struct Directory(pub PathBuf);
+
+impl Directory {
+    pub fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("doorbell-test-{}-{number}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn space(&self) -> Space {
+        Space::posix_at(&self.0)
+    }
+
+    fn is_empty(&self) -> bool {
+        fs::read_dir(&self.0).unwrap().next().is_none()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Another process that runs [`in_another_process`] in the same directory.
+fn another_process(directory: &Directory, what: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "domain::tests::posix::in_another_process", "--nocapture", "--test-threads=1"]);
+    command.env("DOORBELL_TEST_DIRECTORY", &directory.0).env("DOORBELL_TEST_PART", what);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
+struct Process {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Process {
+    fn start(directory: &Directory, what: &str) -> Self {
+        let mut child = another_process(directory, what).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// The rest of the next line that has this word.
+    fn said(&mut self, word: &str) -> String {
+        let line = self.lines.find_map(|line| Some(line.unwrap().split_once(word)?.1.trim().to_owned()));
+        line.expect("the other process said nothing of it")
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn in_another_process() {
+    let (Ok(directory), Ok(part)) = (std::env::var("DOORBELL_TEST_DIRECTORY"), std::env::var("DOORBELL_TEST_PART")) else {
+        return;
+    };
+    let space = Space::posix_at(directory);
+    let space = match part.as_str() {
+        "named" => Space::Posix(crate::space::PosixSpace::without_nameless_files(
+            std::env::var_os("DOORBELL_TEST_DIRECTORY").unwrap().into(),
+        )),
+        _ => space,
+    };
+    let say = |line: String| {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "\n{line}").and_then(|()| out.flush()).unwrap();
+    };
+    let node = join(&space);
+    if part == "fork" {
+        say(format!("forked {}", fork_and_look(&node)));
+        // SAFETY: the child does nothing but sleep.
+        match unsafe { nix::unistd::fork() }.unwrap() {
+            nix::unistd::ForkResult::Child => loop {
+                thread::sleep(Duration::from_secs(1));
+            },
+            nix::unistd::ForkResult::Parent { child } => say(format!("sleeper {child}")),
+        }
+    }
+    say(format!("joined {}", node.id()));
+    // Until the pipe closes or says so.
+    let _ = std::io::stdin().read_line(&mut String::new());
+    drop(node);
+}
+
+/// What a forked child finds: 0 if all is as it should be.
+fn fork_and_look(node: &Membership) -> i32 {
+    let peer = node.open_peer(node.id()).unwrap();
+    // SAFETY: the child takes no lock that another thread may hold, and leaves by `_exit`.
+    match unsafe { nix::unistd::fork() }.unwrap() {
+        nix::unistd::ForkResult::Child => {
+            let right = [
+                forked(),
+                node.members().is_empty(),
+                node.member(node.id()).is_none(),
+                node.generation() != 0,
+                !peer.is_alive(),
+                matches!(node.open_peer(node.id()), Err(ShmError::Forked { .. })),
+                matches!(node.leave(), Err(ShmError::Forked { .. })),
+            ];
+            // SAFETY: the originals are forgotten with the process.
+            drop(unsafe { std::ptr::read(&raw const *node) });
+            let wrong = right.iter().position(|right| !right).map_or(0, |at| at as i32 + 1);
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(wrong) }
+        }
+        nix::unistd::ForkResult::Parent { child } => match nix::sys::wait::waitpid(child, None).unwrap() {
+            nix::sys::wait::WaitStatus::Exited(_, code) if peer.is_alive() && !forked() => code,
+            other => panic!("{other:?}"),
+        },
+    }
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !what() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it never came");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_killed_process_is_noticed_and_cleaned_up_after() {
+    let directory = Directory::new();
+    let space = directory.space();
+    let node = join(&space);
+    let mut other = Process::start(&directory, "plain");
+    assert_eq!(other.said("joined"), "1");
+    let peer = node.open_peer(NodeId(1)).unwrap();
+    assert!(peer.is_alive() && peer.process().is_some());
+    other.kill();
+    wait_until(|| !peer.is_alive());
+    assert!(matches!(node.open_peer(NodeId(1)), Err(ShmError::NodeDead { .. })));
+    assert_eq!(clean(&space, None, false).unwrap().removed.len(), 2);
+    assert_eq!(node.members().len(), 1);
+    drop(node);
+    assert!(directory.is_empty());
+}
+
+#[test]
+fn a_process_that_ends_its_work_leaves() {
+    let directory = Directory::new();
+    let node = join(&directory.space());
+    let mut other = Process::start(&directory, "named");
+    assert_eq!(other.said("joined"), "1");
+    let peer = node.open_peer(NodeId(1)).unwrap();
+    drop(other.child.stdin.take());
+    wait_until(|| node.members().len() == 1);
+    assert!(!peer.is_alive());
+}
+
+#[test]
+fn a_forked_child_is_no_node_and_keeps_no_node_alive() {
+    let directory = Directory::new();
+    let node = join(&directory.space());
+    let mut other = Process::start(&directory, "fork");
+    assert_eq!(other.said("forked"), "0");
+    let sleeper = nix::unistd::Pid::from_raw(other.said("sleeper").parse().unwrap());
+    other.said("joined");
+    let peer = node.open_peer(NodeId(1)).unwrap();
+    assert!(peer.is_alive());
+    other.kill();
+    wait_until(|| !peer.is_alive());
+    let held = node.space.open(&node.names.inbox(NodeId(1))).unwrap().unwrap().is_held().unwrap();
+    nix::sys::signal::kill(sleeper, nix::sys::signal::Signal::SIGKILL).expect("the child outlives its parent");
+    assert!(!held, "the child holds what its parent held");
+}
+
+#[test]
+fn an_absurd_size_is_an_error_with_sizes_in_it() {
+    let directory = Directory::new();
+    let lanes = LaneGeometry { cells: [65536; 3], data_bytes: [64 << 20; 3] };
+    let absurd = JoinOptions { max_nodes: 1024, lanes, ..options(&directory.space()) };
+    let wanted = inbox_bytes(1024, &lanes) as u64;
+    let free = nix::sys::statvfs::statvfs(&directory.0).unwrap();
+    if free.blocks_available() * free.fragment_size() < wanted {
+        let error = Membership::join(absurd).unwrap_err();
+        assert!(matches!(error, ShmError::NoSpace { wanted: asked, .. } if asked == wanted), "{error}");
+        assert!(error.to_string().contains(&wanted.to_string()));
+    }
+    assert!(directory.is_empty());
+}
+
+#[test]
+fn the_lock_of_a_file_without_a_name_locks_nobody_out() {
+    let directory = Directory::new();
+    let space = directory.space();
+    let names = Names::new(space.uid(), "grid");
+    let old = space.lock("test", &names, Instant::now()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| space.lock("test", &names, Instant::now() + Duration::from_millis(200)).map(drop));
+        thread::sleep(Duration::from_millis(20));
+        old.remove(&names.lock(), None).unwrap();
+        let new = space.lock("test", &names, Instant::now()).unwrap();
+        drop(old);
+        assert!(matches!(waiting.join().unwrap(), Err(ShmError::LockTimeout { .. })), "two have the lock");
+        drop(new);
+    });
+}
+
+#[test]
+fn segments_are_for_one_user_only() {
+    let directory = Directory::new();
+    let node = join(&directory.space());
+    for name in names(&node.space) {
+        assert_eq!(fs::metadata(directory.0.join(&name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn what_is_left_lying_about_is_cleaned_up() {
+    let directory = Directory::new();
+    let space = directory.space();
+    let names = Names::new(space.uid(), "grid");
+    let leftovers = [names.lock(), names.inbox(NodeId(0)), names.board(NodeId(3)), names.inbox(NodeId(900)), names.unfinished(1)];
+    for domain_segment in [None, Some(0), Some(5), Some(9000)] {
+        for cleaned in [true, false] {
+            for name in &leftovers {
+                fs::write(directory.0.join(name), "rubbish").unwrap();
+            }
+            if let Some(len) = domain_segment {
+                fs::write(directory.0.join(names.domain()), vec![0x5a; len]).unwrap();
+            }
+            let status = list_domains(&space).unwrap();
+            assert!(status[0].nodes.iter().all(|node| !node.alive));
+            assert_eq!(matches!(status[0].layout, DomainLayout::Damaged { .. }), domain_segment.is_some());
+            if cleaned {
+                let report = clean(&space, None, false).unwrap();
+                assert_eq!(report.removed.len(), leftovers.len() + usize::from(domain_segment.is_some()), "{report:?}");
+            } else {
+                assert_eq!(join(&space).id(), NodeId(0));
+            }
+            assert!(directory.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_truncated_inbox_is_refused() {
+    let directory = Directory::new();
+    let (first, second) = (join(&directory.space()), join(&directory.space()));
+    let inbox = directory.0.join(first.names.inbox(second.id()));
+    for len in [inbox_bytes(4, &SMALL) as u64 - 1, 100, 0] {
+        fs::OpenOptions::new().write(true).open(&inbox).unwrap().set_len(len).unwrap();
+        assert!(matches!(first.open_peer(second.id()), Err(ShmError::Damaged { .. })), "{len}");
+    }
+}
+
+#[test]
+fn files_that_are_not_plain_are_not_opened() {
+    let directory = Directory::new();
+    let space = directory.space();
+    let names = Names::new(space.uid(), "grid");
+    let target = directory.0.join("precious");
+    fs::write(&target, "data").unwrap();
+    for name in [names.lock(), names.domain()] {
+        let path = directory.0.join(&name);
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let refused = Membership::join(options(&space)).unwrap_err();
+        assert!(matches!(refused, ShmError::NotOurs { .. }), "{refused}");
+        let _ = fs::remove_file(&path);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let refused = Membership::join(options(&space)).unwrap_err();
+        assert!(matches!(refused, ShmError::NotOurs { .. }), "{refused}");
+        let _ = fs::remove_file(&path);
+    }
+    assert_eq!(fs::read_to_string(&target).unwrap(), "data");
+    assert!(list_domains(&space).unwrap().is_empty());
+}
+
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_process_killed_anywhere_leaves_nothing_that_the_next_cannot_repair() {
+    let points = [
+        "join-locked",
+        "join-domain",
+        "join-reaped",
+        "join-inbox",
+        "join-board",
+        "join-entered",
+        "segment-nameless",
+        "segment-unfinished",
+        "reap-file",
+        "domain-removed",
+        "leave-locked",
+        "leave-cleared",
+        "leave-removed",
+    ];
+    for (part, alone, leftover) in
+        ["plain", "named"].into_iter().flat_map(|p| [(p, true, true), (p, true, false), (p, false, true), (p, false, false)])
+    {
+        for (point, times) in points.into_iter().flat_map(|point| [(point, 1), (point, 2), (point, 3)]) {
+            let directory = Directory::new();
+            let space = directory.space();
+            let living = (!alone).then(|| join(&space));
+            if leftover {
+                join(&space).abandon();
+            }
+            let mut command = another_process(&directory, part);
+            let mut child = command.env("DOORBELL_FAULT", format!("{point}:{times}")).stdin(Stdio::null()).spawn().unwrap();
+            child.wait().unwrap();
+            let heir = join(&space);
+            assert_eq!(heir.id().0, u16::from(!alone), "{part} {point}:{times}");
+            assert_eq!(heir.members().len(), 1 + usize::from(!alone), "{part} {point}:{times}");
+            drop(heir);
+            drop(living);
+            assert!(directory.is_empty(), "{part} {point}:{times}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The doorbell: how a producer wakes a consumer that sleeps.
+//!
+//! A consumer that is about to sleep **arms** its bell, makes every processor fence ([`heavy_barrier`]), looks at every lane
+//! once more, and sleeps on the bell's word. A producer publishes its packet and then only reads the word. It stays
+//! shared in the producer's cache, so an unarmed bell costs a load; there is no fence between the publishing store and this
+//! load, because the consumer's heavy barrier stands in for it: either the producer's load comes after the barrier and sees
+//! the bell armed, or its store came before, and the consumer's last look finds the packet.
+
+use doorbell_fabric::sync::{AtomicU32, Ordering, Reach, fence, heavy_barrier, light_barrier};
+use std::time::Duration;
+
+/// The doorbell words of one node, in the header page of its inbox.
+#[repr(C, align(128))]
+pub struct Bell {
+    /// 1 while the consumer sleeps or is about to. Written by the consumer; set to 0 by whoever wakes it.
+    armed: AtomicU32,
+    #[cfg(not(loom))]
+    _apart: [u32; 31],
+    /// Not zero once the owner has left in good order. Written by the owner, read by peers that find it gone.
+    departed: AtomicU32,
+    #[cfg(loom)]
+    kernel: (loom::sync::Mutex<()>, loom::sync::Condvar),
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(std::mem::size_of::<Bell>() == 256 && std::mem::offset_of!(Bell, departed) == 128);
+
+impl Bell {
+    /// The bell in the header page of an inbox.
+    ///
+    /// # Safety
+    /// `header` is the page-aligned start of at least one readable and writable page that stays mapped for `'a`.
+    #[cfg(not(loom))]
+    pub unsafe fn at<'a>(header: *mut u8) -> &'a Bell {
+        // SAFETY: inside the page and aligned (constants in layout); all fields are atomics, so other writers are allowed.
+        unsafe { &*header.add(crate::layout::DOORBELL_OFFSET).cast() }
+    }
+
+    /// A bell that loom watches.
+    #[cfg(loom)]
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self { armed: AtomicU32::new(0), departed: AtomicU32::new(0), kernel: Default::default() }
+    }
+
+    /// Producer: after publishing. One load, unless the consumer sleeps; then a system call of some microseconds.
+    ///
+    /// `fenced` says that heavy barriers don't reach between these two processes, so that this side has to fence.
+    #[inline(always)]
+    pub fn ring(&self, fenced: bool) {
+        if fenced {
+            fence(Ordering::SeqCst);
+        }
+        light_barrier();
+        if self.armed.load(Ordering::Relaxed) != 0 {
+            self.wake();
+        }
+    }
+
+    /// Wakes the consumer if it is armed. For the rare callers that changed something other than a lane.
+    #[cold]
+    pub fn wake(&self) {
+        if self.armed.swap(0, Ordering::AcqRel) != 0 {
+            fault_point!("bell.claimed");
+            self.futex_wake();
+        }
+    }
+
+    /// Consumer: says that it will sleep. Look at every lane after this and before [`sleep`](Self::sleep). False where
+    /// heavy barriers don't work: then sleep a millisecond at most, as a wake may be missed.
+    pub fn arm(&self) -> bool {
+        self.armed.store(1, Ordering::Relaxed);
+        heavy_barrier(Reach::Machine)
+    }
+
+    /// Consumer: takes [`arm`](Self::arm) back.
+    pub fn disarm(&self) {
+        self.armed.store(0, Ordering::Relaxed);
+    }
+
+    /// Consumer: sleeps while armed, for `timeout` at most. May return early.
+    pub fn sleep(&self, timeout: Duration) {
+        self.futex_wait(timeout);
+    }
+
+    /// The owner leaves in good order.
+    pub fn depart(&self) {
+        self.departed.store(1, Ordering::Release);
+    }
+
+    /// Whether the owner left in good order. Means something once the owner is gone.
+    pub fn departed(&self) -> bool {
+        self.departed.load(Ordering::Acquire) != 0
+    }
+
+    #[cfg(not(loom))]
+    fn futex_wait(&self, timeout: Duration) {
+        futex_wait(&self.armed, 1, timeout);
+    }
+
+    #[cfg(not(loom))]
+    fn futex_wake(&self) {
+        futex_wake(&self.armed);
+    }
+
+    #[cfg(loom)]
+    fn futex_wait(&self, _timeout: Duration) {
+        // The kernel compares and queues under one lock; so does this. No time-out: a lost wake-up is a deadlock that loom reports.
+        let guard = self.kernel.0.lock().unwrap();
+        if self.armed.load(Ordering::Relaxed) == 1 {
+            drop(self.kernel.1.wait(guard).unwrap());
+        }
+    }
+
+    #[cfg(loom)]
+    fn futex_wake(&self) {
+        let _guard = self.kernel.0.lock().unwrap();
+        self.kernel.1.notify_all();
+    }
+}
+
+/// Sleeps while `*word == expected`, for `timeout` at most. Works between processes. May return early.
+#[cfg(not(loom))]
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let timeout = libc::timespec { tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t, tv_nsec: timeout.subsec_nanos() as libc::c_long };
+    // SAFETY: the word is a live, aligned u32; the kernel only reads it; the time-out lives through the call. Every error means
+    // "look again", which every caller does.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &timeout, std::ptr::null::<u32>(), 0);
+    }
+}
+
+/// Wakes everybody who sleeps on `word`, in any process.
+#[cfg(not(loom))]
+pub fn futex_wake(word: &AtomicU32) {
+    // SAFETY: the word is a live, aligned u32, used only as an address.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use doorbell_fabric::sync::AtomicU32;
+    use std::sync::Arc;
+
+    /// A consumer that sleeps is woken by whatever was published before or after it armed.
+    #[test]
+    fn no_wake_up_is_lost() {
+        loom::model(|| {
+            let shared = Arc::new((Bell::new(), AtomicU32::new(0)));
+            let producer = shared.clone();
+            let sender = loom::thread::spawn(move || {
+                producer.1.store(1, Ordering::Release);
+                producer.0.ring(false);
+            });
+            let (bell, word) = (&shared.0, &shared.1);
+            while word.load(Ordering::Acquire) == 0 {
+                let _ = bell.arm();
+                if word.load(Ordering::Acquire) == 0 {
+                    bell.sleep(Duration::MAX);
+                }
+                bell.disarm();
+            }
+            sender.join().unwrap();
+        });
+    }
+
+    /// Two producers, one consumer that sleeps more than once.
+    #[test]
+    fn two_producers_wake_one_consumer() {
+        loom::model(|| {
+            let shared = Arc::new((Bell::new(), AtomicU32::new(0)));
+            let senders: Vec<_> = (0..2)
+                .map(|_| {
+                    let producer = shared.clone();
+                    loom::thread::spawn(move || {
+                        producer.1.fetch_add(1, Ordering::Release);
+                        producer.0.ring(false);
+                    })
+                })
+                .collect();
+            let (bell, word) = (&shared.0, &shared.1);
+            while word.load(Ordering::Acquire) < 2 {
+                let _ = bell.arm();
+                if word.load(Ordering::Acquire) < 2 {
+                    bell.sleep(Duration::MAX);
+                }
+                bell.disarm();
+            }
+            for sender in senders {
+                sender.join().unwrap();
+            }
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleeper_is_woken() {
+        let page = Box::new([0_u64; 512]);
+        #[repr(align(4096))]
+        struct Page([u8; 4096]);
+        drop(page);
+        let page = Box::leak(Box::new(Page([0; 4096])));
+        // SAFETY: a leaked page.
+        let bell: &'static Bell = unsafe { Bell::at(page.0.as_mut_ptr()) };
+        assert!(bell.arm());
+        let waker = std::thread::spawn(move || bell.ring(false));
+        // Ends by the wake-up; the time-out is far beyond what a test run lasts.
+        while bell.armed.load(Ordering::Relaxed) == 1 {
+            bell.sleep(Duration::from_secs(600));
+        }
+        waker.join().unwrap();
+        // SAFETY: no reference is left.
+        drop(unsafe { Box::from_raw(page as *mut Page) });
+    }
+}

@@ -1,0 +1,497 @@
+//! All lanes of one node: the shared-memory [`Fabric`].
+//!
+//! A look costs about the same with one peer as with sixty: lanes that were busy lately are looked at every time, the
+//! others a few at a time, in turn.
+
+use crate::doorbell::Bell;
+use crate::domain::{Membership, PeerInbox};
+use crate::error::ShmError;
+use crate::faults::Faults;
+use crate::lane::{Consumer, Peek, Producer, RawMemory};
+use crate::layout::{FLAG_FENCE, block_offset};
+use doorbell_fabric::sync::Barriers;
+use doorbell_fabric::{Fabric, Incarnation, Link, NodeId, PRIORITIES, PacketHead, Priority, Push, Sink, Verdict};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Lanes that are looked at every time.
+const BUSY_MAX: usize = 8;
+/// Looks that may find nothing before a busy lane counts as idle.
+const BUSY_LOOKS: u32 = 4096;
+/// Idle lanes looked at in one look.
+const IDLE_PER_LOOK: usize = 2;
+/// Packets taken from one lane before the others have their turn.
+const BURST: usize = 32;
+/// Looks after which the idle lanes and the directory have a turn even if the busy lanes had something each time.
+const IDLE_LOOKS: u32 = 32;
+
+/// What happened to a node of the domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It attached.
+    Joined(NodeId, Incarnation),
+    /// It left in good order. Messages it sent may still be on their way up.
+    Left(NodeId, Incarnation),
+    /// It died. Messages it published before may still be on their way up.
+    Died(NodeId, Incarnation),
+    /// Everything that a node which left or died had published has been delivered.
+    Drained(NodeId, Incarnation),
+}
+
+enum Slot {
+    Vacant,
+    Live(Arc<PeerInbox>),
+    /// Gone; what it published is still being read.
+    Closing(Incarnation),
+}
+
+/// The lanes of one node.
+pub struct ShmFabric {
+    // Declared before `membership`, whose segments they point into.
+    lanes: Vec<Lane>,
+    slots: Vec<Slot>,
+    busy: Vec<usize>,
+    /// Lanes of live or closing nodes, busy or not.
+    open: Vec<usize>,
+    next_busy: usize,
+    next_idle: usize,
+    looks: u32,
+    generation: u32,
+    closing: usize,
+    changes: VecDeque<Change>,
+    faults: Option<Faults>,
+    membership: Arc<Membership>,
+}
+
+struct Lane {
+    consumer: Consumer<RawMemory>,
+    source: NodeId,
+    incarnation: Incarnation,
+    priority: Priority,
+    idle_looks: u32,
+    busy: bool,
+    damaged: bool,
+}
+
+impl ShmFabric {
+    /// The lanes of a node that has joined.
+    pub fn new(membership: Arc<Membership>, faults: Option<Faults>) -> Self {
+        let geometry = membership.lanes();
+        let inbox = membership.inbox().ptr();
+        let lane_of = |index: usize| {
+            let (source, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
+            // SAFETY: the membership made its inbox `inbox_bytes(max_nodes, geometry)` long; `self.membership` keeps it mapped.
+            let memory = unsafe { RawMemory::new(inbox.add(block_offset(source, &geometry)), geometry.lane(priority)) };
+            let consumer = Consumer::new(memory);
+            Lane { consumer, source, incarnation: Incarnation(0), priority, idle_looks: 0, busy: false, damaged: false }
+        };
+        let count = membership.max_nodes();
+        let mut fabric = Self {
+            lanes: (0..count * PRIORITIES).map(lane_of).collect(),
+            slots: (0..count).map(|_| Slot::Vacant).collect(),
+            busy: Vec::with_capacity(BUSY_MAX),
+            open: Vec::new(),
+            next_busy: 0,
+            next_idle: 0,
+            looks: 0,
+            generation: membership.generation().wrapping_sub(1),
+            closing: 0,
+            changes: VecDeque::new(),
+            faults,
+            membership,
+        };
+        fabric.glance();
+        fabric
+    }
+
+    /// The membership whose lanes these are.
+    pub fn membership(&self) -> &Arc<Membership> {
+        &self.membership
+    }
+
+    /// This node's own bell.
+    pub fn bell(&self) -> &Bell {
+        // SAFETY: the inbox begins with the header page and is mapped as long as the membership.
+        unsafe { Bell::at(self.membership.inbox().ptr()) }
+    }
+
+    /// What happened to other nodes, oldest first.
+    #[inline]
+    pub fn next_change(&mut self) -> Option<Change> {
+        if self.changes.is_empty() { None } else { self.changes.pop_front() }
+    }
+
+    /// The incarnation of a node that is attached now.
+    pub fn live(&self, node: NodeId) -> Option<Incarnation> {
+        match self.slots.get(node.index()) {
+            Some(Slot::Live(inbox)) => Some(inbox.incarnation()),
+            _ => None,
+        }
+    }
+
+    /// Whether everything that this life of a node published has been delivered, and no more can come.
+    pub fn drained(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        match self.slots.get(node.index()) {
+            Some(Slot::Live(inbox)) => inbox.incarnation() != incarnation,
+            Some(Slot::Closing(closing)) => *closing != incarnation,
+            _ => true,
+        }
+    }
+
+    /// Looks at the directory if it changed. A load where it did not.
+    #[inline]
+    pub fn glance(&mut self) {
+        if self.membership.generation() != self.generation {
+            self.read_directory();
+        }
+    }
+
+    /// Asks of every known peer whether it lives: some 500 ns each.
+    pub fn check_peers(&mut self) {
+        self.glance();
+        for index in 0..self.slots.len() {
+            if let Slot::Live(inbox) = &self.slots[index]
+                && !inbox.is_alive()
+            {
+                let (node, incarnation) = (inbox.id(), inbox.incarnation());
+                // SAFETY: the peer's header page is mapped as long as `inbox`.
+                let departed = unsafe { Bell::at(inbox.header()) }.departed();
+                self.slots[index] = Slot::Closing(incarnation);
+                self.closing += 1;
+                self.changes.push_back(if departed { Change::Left(node, incarnation) } else { Change::Died(node, incarnation) });
+            }
+        }
+        self.close_drained();
+    }
+
+    #[cold]
+    fn read_directory(&mut self) {
+        // The generation first: what changes while we read brings us here again.
+        self.generation = self.membership.generation();
+        let members = self.membership.members();
+        // Whoever we know and the directory no longer names may have left: ask the kernel, not the directory.
+        if (0..self.slots.len()).any(|index| match &self.slots[index] {
+            Slot::Live(inbox) => !members.iter().any(|m| m.id.index() == index && m.incarnation == inbox.incarnation()),
+            _ => false,
+        }) {
+            self.check_peers();
+        }
+        for member in members {
+            let index = member.id.index();
+            if index >= self.slots.len() || !matches!(self.slots[index], Slot::Vacant) {
+                continue;
+            }
+            match self.membership.open_peer(member.id) {
+                Ok(inbox) if inbox.incarnation() == member.incarnation => self.open_slot(index, inbox),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(node = member.id.0, %error, "could not open the inbox of a listed node"),
+            }
+        }
+        self.reopen();
+    }
+
+    fn open_slot(&mut self, index: usize, inbox: PeerInbox) {
+        let incarnation = inbox.incarnation();
+        for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
+            lane.incarnation = incarnation;
+            lane.damaged = false;
+            // A life that came and went between two looks: nothing it sent was seen, and nobody waits for it.
+            let owner = lane.consumer.owner();
+            if owner != 0 && owner != incarnation.0 as u64 {
+                lane.consumer.reset();
+            }
+        }
+        self.changes.push_back(Change::Joined(inbox.id(), incarnation));
+        self.slots[index] = Slot::Live(Arc::new(inbox));
+    }
+
+    /// Makes the list of lanes to look at anew. Small and rare.
+    fn reopen(&mut self) {
+        self.open.clear();
+        for (index, slot) in self.slots.iter().enumerate() {
+            if !matches!(slot, Slot::Vacant) {
+                self.open.extend((0..PRIORITIES).map(|p| index * PRIORITIES + p));
+            }
+        }
+        self.busy.retain(|lane| self.open.contains(lane));
+        for lane in &mut self.lanes {
+            lane.busy = false;
+        }
+        for &lane in &self.busy {
+            self.lanes[lane].busy = true;
+        }
+    }
+
+    /// Frees the lanes of nodes that are gone once all they published was taken.
+    #[cold]
+    fn close_drained(&mut self) {
+        if self.closing == 0 {
+            return;
+        }
+        let mut changed = false;
+        for index in 0..self.slots.len() {
+            let Slot::Closing(incarnation) = self.slots[index] else { continue };
+            let lanes = &mut self.lanes[index * PRIORITIES..][..PRIORITIES];
+            if lanes.iter().all(|lane| lane.damaged || !matches!(lane.consumer.peek(), Peek::Packet(_))) {
+                for lane in lanes {
+                    lane.consumer.reset();
+                    lane.damaged = false;
+                }
+                self.slots[index] = Slot::Vacant;
+                self.closing -= 1;
+                self.changes.push_back(Change::Drained(NodeId(index as u16), incarnation));
+                changed = true;
+            }
+        }
+        if changed {
+            // The next life may be listed already.
+            self.generation = self.generation.wrapping_sub(1);
+            self.reopen();
+        }
+    }
+
+    /// Takes up to `budget` packets from one lane.
+    #[inline(always)]
+    fn poll_lane<S: Sink>(&mut self, index: usize, sink: &mut S, budget: usize) -> (usize, bool) {
+        let lane = &mut self.lanes[index];
+        let mut taken = 0;
+        while taken < budget && !lane.damaged {
+            match lane.consumer.peek() {
+                Peek::Empty => break,
+                Peek::Packet(seen) => {
+                    // SAFETY: from the latest peek; the payload is gone before the packet is taken.
+                    let payload = unsafe { lane.consumer.payload(&seen) };
+                    match sink.packet(lane.source, lane.incarnation, lane.priority, &seen.head, payload) {
+                        Verdict::Taken => {
+                            lane.consumer.take(&seen);
+                            taken += 1;
+                        }
+                        Verdict::TakenAndStop => {
+                            lane.consumer.take(&seen);
+                            lane.consumer.refuse(false);
+                            return (taken + 1, true);
+                        }
+                        Verdict::Refused => {
+                            lane.consumer.tell();
+                            lane.consumer.refuse(true);
+                            return (taken, false);
+                        }
+                        Verdict::Broken(reason) => {
+                            lane.damaged = true;
+                            sink.damaged(lane.source, lane.priority, reason);
+                            return (taken, false);
+                        }
+                    }
+                }
+                Peek::Damaged(reason) => {
+                    lane.damaged = true;
+                    sink.damaged(lane.source, lane.priority, reason);
+                    break;
+                }
+            }
+        }
+        if taken > 0 {
+            lane.consumer.refuse(false);
+        }
+        (taken, false)
+    }
+
+    fn make_busy(&mut self, index: usize) {
+        if self.lanes[index].busy {
+            return;
+        }
+        if self.busy.len() == BUSY_MAX {
+            let coldest = (0..BUSY_MAX).max_by_key(|&at| self.lanes[self.busy[at]].idle_looks).unwrap_or(0);
+            let out = self.busy.swap_remove(coldest);
+            self.lanes[out].busy = false;
+        }
+        self.lanes[index].busy = true;
+        self.lanes[index].idle_looks = 0;
+        self.busy.push(index);
+    }
+
+    fn poll_idle<S: Sink>(&mut self, sink: &mut S, budget: usize) -> (usize, bool) {
+        self.glance();
+        self.close_drained();
+        let mut taken = 0;
+        for _ in 0..IDLE_PER_LOOK.min(self.open.len()) {
+            self.next_idle = if self.next_idle + 1 < self.open.len() { self.next_idle + 1 } else { 0 };
+            let index = self.open[self.next_idle];
+            if !self.lanes[index].busy && self.lanes[index].consumer.is_ready() {
+                let (more, stop) = self.poll_lane(index, sink, BURST.min(budget - taken));
+                taken += more;
+                self.make_busy(index);
+                if stop || taken >= budget {
+                    return (taken, stop);
+                }
+            }
+        }
+        (taken, false)
+    }
+
+    /// Spins on the lanes that were busy lately, for `rounds` looks: the shortest way from a published word to a return.
+    /// True as soon as one has something.
+    #[inline]
+    pub fn spin(&self, rounds: u32) -> bool {
+        match self.busy.as_slice() {
+            [] => false,
+            [only] => {
+                let consumer = &self.lanes[*only].consumer;
+                for _ in 0..rounds {
+                    if consumer.is_news() {
+                        return true;
+                    }
+                    doorbell_fabric::sync::spin_hint();
+                }
+                false
+            }
+            several => (0..rounds).any(|_| {
+                doorbell_fabric::sync::spin_hint();
+                several.iter().any(|&lane| self.lanes[lane].consumer.is_news())
+            }),
+        }
+    }
+
+    /// Whether anything waits in any lane, or the directory changed. For the last look before sleeping; lanes that the
+    /// driver refused don't count, as it can't take them however often it looks.
+    pub fn has_news(&self) -> bool {
+        self.membership.generation() != self.generation
+            || self.open.iter().any(|&lane| {
+                let lane = &self.lanes[lane];
+                !lane.damaged && lane.consumer.is_news()
+            })
+    }
+
+    /// Arms the bell and looks at every lane once more. If that found nothing: how long the caller may sleep on the
+    /// bell, `timeout` at most. Disarm the bell after the sleep.
+    pub fn arm(&mut self, timeout: Duration) -> Option<Duration> {
+        let timeout = if self.bell().arm() { timeout } else { timeout.min(Duration::from_millis(1)) };
+        if self.has_news() {
+            self.bell().disarm();
+            return None;
+        }
+        Some(timeout)
+    }
+
+    /// Whether some sender was told that its messages are not taken for now.
+    pub fn refusing(&self) -> bool {
+        self.open.iter().any(|&lane| self.lanes[lane].consumer.refusing())
+    }
+}
+
+impl Fabric for ShmFabric {
+    type Link = ShmLink;
+    type Error = ShmError;
+
+    fn connect(&mut self, target: NodeId, incarnation: Incarnation, priority: Priority) -> Result<ShmLink, ShmError> {
+        self.glance();
+        let inbox = match self.slots.get(target.index()) {
+            Some(Slot::Live(inbox)) if inbox.incarnation() == incarnation => inbox.clone(),
+            _ => return Err(ShmError::no_such_node(self.membership.domain(), target)),
+        };
+        let (block, len) = inbox.block();
+        let place = self.membership.lanes().lane(priority);
+        debug_assert!(place.data + place.data_bytes <= len);
+        // SAFETY: open_peer mapped a whole block of this geometry; `inbox` in the link keeps it mapped.
+        let memory = unsafe { RawMemory::new(block, place) };
+        let producer = Producer::claim(memory, self.membership.incarnation().0)
+            .ok_or_else(|| ShmError::lane_busy(self.membership.domain(), target))?;
+        let fenced = inbox.flags() & FLAG_FENCE != 0 || !Barriers::join().machine;
+        let faults = self.faults.as_mut().map(Faults::fork);
+        Ok(ShmLink { producer, bell: inbox.header(), fenced, faults, last_len: 0, _inbox: inbox })
+    }
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
+        if let Some(faults) = &mut self.faults
+            && faults.delay()
+        {
+            return 0;
+        }
+        let mut taken = 0;
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(IDLE_LOOKS) {
+            // A lane that always has something must not keep the idle ones waiting for ever.
+            let (more, stop) = self.poll_idle(sink, budget);
+            if stop || more >= budget {
+                return more;
+            }
+            taken = more;
+        }
+        for _ in 0..self.busy.len() {
+            self.next_busy = if self.next_busy + 1 < self.busy.len() { self.next_busy + 1 } else { 0 };
+            let Some(&index) = self.busy.get(self.next_busy) else { break };
+            let (more, stop) = self.poll_lane(index, sink, BURST.min(budget - taken));
+            taken += more;
+            let lane = &mut self.lanes[index];
+            if more > 0 {
+                lane.idle_looks = 0;
+            } else {
+                lane.idle_looks += 1;
+                if lane.idle_looks > BUSY_LOOKS && self.busy.len() > 1 {
+                    lane.busy = false;
+                    self.busy.swap_remove(self.next_busy);
+                }
+            }
+            if stop || taken >= budget {
+                return taken;
+            }
+        }
+        if taken == 0 {
+            taken = self.poll_idle(sink, budget).0;
+        }
+        taken
+    }
+}
+
+/// The sending half of one lane.
+pub struct ShmLink {
+    producer: Producer<RawMemory>,
+    /// The header page of the target's inbox.
+    bell: *mut u8,
+    fenced: bool,
+    faults: Option<Faults>,
+    last_len: usize,
+    _inbox: Arc<PeerInbox>,
+}
+
+// SAFETY: `bell` points into the mapping that `_inbox` keeps; it is reached through atomics only.
+unsafe impl Send for ShmLink {}
+
+impl ShmLink {
+    /// Makes the processor own the lines that a message like the last would fill, while the caller waits for an answer.
+    #[inline]
+    pub fn own_ahead(&self) {
+        self.producer.own_ahead(self.last_len);
+    }
+}
+
+impl Link for ShmLink {
+    #[inline]
+    unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
+        if let Some(faults) = &mut self.faults
+            && faults.full()
+        {
+            return Push::Full;
+        }
+        // SAFETY: caller.
+        let push = unsafe { self.producer.push(head, bytes, len) };
+        if push == Push::Done {
+            self.last_len = len;
+            // SAFETY: `_inbox` keeps the header page mapped.
+            unsafe { Bell::at(self.bell) }.ring(self.fenced);
+        }
+        push
+    }
+
+    #[inline]
+    fn packet_bytes(&self) -> usize {
+        self.producer.packet_bytes()
+    }
+
+    #[inline]
+    fn refused(&self) -> bool {
+        self.producer.refused()
+    }
+}

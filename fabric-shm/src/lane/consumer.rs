@@ -1,0 +1,213 @@
+//! The end of a lane that reads.
+
+#[cfg(not(loom))]
+use super::RawMemory;
+use super::{Control, INLINE_BYTES, LaneMemory, data_room, word};
+use doorbell_fabric::sync::Ordering;
+#[cfg(not(loom))]
+use doorbell_fabric::Payload;
+use doorbell_fabric::{PacketHead, PacketKind};
+
+/// The only reader of a lane. Its positions are private; what it publishes is for the producer alone.
+pub struct Consumer<M> {
+    memory: M,
+    /// Position of the next packet.
+    head: u64,
+    /// Position of the next byte in the data ring.
+    data_head: u64,
+    /// What the producer was last told.
+    head_told: u64,
+    data_head_told: u64,
+    refusing: bool,
+}
+
+/// A packet that is first in its lane, checked and in private memory but for its payload.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// The packet's head.
+    pub head: PacketHead,
+    /// Bytes of its payload.
+    pub len: usize,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Inline,
+    /// Position in the data ring.
+    Data(u64),
+}
+
+/// What is first in a lane.
+#[derive(Clone, Copy, Debug)]
+pub enum Peek {
+    /// Nothing.
+    Empty,
+    /// A packet.
+    Packet(Seen),
+    /// Something no producer writes.
+    Damaged(&'static str),
+}
+
+impl<M: LaneMemory> Consumer<M> {
+    /// The reader of a lane that is blank, or was [`reset`](Self::reset).
+    pub fn new(memory: M) -> Self {
+        Self { memory, head: 0, data_head: 0, head_told: 0, data_head_told: 0, refusing: false }
+    }
+
+    /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
+    #[inline(always)]
+    pub fn is_ready(&self) -> bool {
+        self.first_word() as u32 == (self.head + 1) as u32
+    }
+
+    /// Whether a packet waits that was not refused.
+    #[inline(always)]
+    pub fn is_news(&self) -> bool {
+        self.is_ready() && !self.refusing
+    }
+
+    #[inline(always)]
+    fn cell(&self) -> usize {
+        (self.head & (self.memory.cell_count() as u64 - 1)) as usize
+    }
+
+    #[inline(always)]
+    fn first_word(&self) -> u64 {
+        // Acquire: pairs with PUBLISH.
+        self.memory.cell_word(self.cell(), word::CHECK).load(Ordering::Acquire)
+    }
+
+    /// Looks at the first packet, without taking it.
+    #[inline(always)]
+    pub fn peek(&self) -> Peek {
+        let check = self.first_word();
+        if check as u32 != (self.head + 1) as u32 || check >> 32 == 0 {
+            return Peek::Empty;
+        }
+        let cell = self.cell();
+        let load = |index| self.memory.cell_word(cell, index).load(Ordering::Relaxed);
+        let len = (check >> 40) as usize;
+        let (kind, place, total) = match PacketKind::from_number((check >> 32) as u8) {
+            Some(kind @ (PacketKind::Whole | PacketKind::Next)) if len <= INLINE_BYTES => (kind, Place::Inline, len as u64),
+            Some(kind) => {
+                let place = load(word::PLACE);
+                let total = if kind == PacketKind::First { load(word::TOTAL) } else { len as u64 };
+                let ring = self.memory.data_bytes() as u64;
+                let (ahead, offset) = (place.wrapping_sub(self.data_head), place & (ring - 1));
+                if !place.is_multiple_of(64) || ahead > ring || ahead + data_room(len) > ring || offset + len as u64 > ring {
+                    return Peek::Damaged("a packet's payload lies outside the lane");
+                }
+                if total < len as u64 {
+                    return Peek::Damaged("a packet is longer than its message");
+                }
+                (kind, Place::Data(place), total)
+            }
+            None => return Peek::Damaged("a packet of unknown kind"),
+        };
+        let head = PacketHead { kind, tag: load(word::TAG), sequence: load(word::SEQUENCE) as u32, total };
+        Peek::Packet(Seen { head, len, place })
+    }
+
+    /// Copies the payload of the first packet.
+    ///
+    /// # Safety
+    /// `seen` comes from the latest `peek`, nothing was taken since, and `seen.len` bytes are writable at `dst`.
+    pub unsafe fn copy_out(&self, seen: &Seen, dst: *mut u8) {
+        match seen.place {
+            Place::Inline => {
+                let mut words = [0_u64; INLINE_BYTES / 8];
+                for (index, value) in words.iter_mut().enumerate().take(seen.len.div_ceil(8)) {
+                    *value = self.memory.cell_word(self.cell(), word::PAYLOAD + index).load(Ordering::Relaxed);
+                }
+                // SAFETY: peek checked that an inline packet has at most INLINE_BYTES.
+                unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), dst, seen.len) };
+            }
+            // SAFETY: peek checked that the place lies in the ring in one piece.
+            Place::Data(place) => unsafe {
+                self.memory.read_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, dst, seen.len);
+            },
+        }
+    }
+
+    /// Gives the first packet's place back. `seen` comes from the latest `peek`.
+    #[inline(always)]
+    pub fn take(&mut self, seen: &Seen) {
+        self.head += 1;
+        if let Place::Data(place) = seen.place {
+            self.data_head = place + data_room(seen.len);
+        }
+        // Once a quarter lap: the line with these words is the producer's to read, and every store here costs it a miss.
+        if self.head - self.head_told >= self.memory.cell_count() as u64 / 4
+            || self.data_head - self.data_head_told >= self.memory.data_bytes() as u64 / 4
+        {
+            self.tell();
+        }
+    }
+
+    /// Tells the producer how far this end has read. Release: our reads happen before its next writes there.
+    pub fn tell(&mut self) {
+        self.memory.control(Control::Head).store(self.head, Ordering::Release);
+        self.memory.control(Control::DataHead).store(self.data_head, Ordering::Release);
+        (self.head_told, self.data_head_told) = (self.head, self.data_head);
+    }
+
+    /// Tells the producer whether this end takes messages.
+    #[inline]
+    pub fn refuse(&mut self, refuse: bool) {
+        if self.refusing != refuse {
+            self.refusing = refuse;
+            self.memory.control(Control::Refused).store(refuse as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the producer was told that no more messages are taken.
+    #[inline]
+    pub fn refusing(&self) -> bool {
+        self.refusing
+    }
+
+    /// Who produces here: an incarnation, or 0. A hint, as another process may write it.
+    #[inline]
+    pub fn owner(&self) -> u64 {
+        self.memory.control(Control::Owner).load(Ordering::Relaxed)
+    }
+
+    /// Packets taken so far.
+    #[inline]
+    pub fn taken(&self) -> u64 {
+        self.head
+    }
+
+    /// Blanks the lane and lets a new incarnation claim it. Only when the former producer is dead, or has left, and all it
+    /// published was taken.
+    pub fn reset(&mut self) {
+        for cell in 0..self.memory.cell_count() {
+            self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
+        }
+        (self.head, self.data_head) = (0, 0);
+        self.tell();
+        self.refusing = true;
+        self.refuse(false);
+        fault_point!("lane.blanked");
+        // Release: pairs with the acquire of `Producer::claim`.
+        self.memory.control(Control::Owner).store(0, Ordering::Release);
+    }
+}
+
+#[cfg(not(loom))]
+impl Consumer<RawMemory> {
+    /// The payload of the first packet, in place.
+    ///
+    /// # Safety
+    /// `seen` comes from the latest `peek`, and nothing is taken while the payload lives.
+    #[inline(always)]
+    pub unsafe fn payload(&self, seen: &Seen) -> Payload<'_> {
+        let ptr = match seen.place {
+            Place::Inline => self.memory.inline_at(self.cell()),
+            Place::Data(place) => self.memory.data_at((place & (self.memory.data_bytes() as u64 - 1)) as usize),
+        };
+        // SAFETY: peek checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
+        unsafe { Payload::from_raw(ptr, seen.len) }
+    }
+}

@@ -1,0 +1,206 @@
+//! The one small interface by which lane code reaches shared words and bytes.
+
+use super::word;
+#[cfg(not(loom))]
+use crate::layout::{CELL_BYTES, LanePlace};
+use doorbell_fabric::sync::AtomicU64;
+
+/// The control words of a lane. The first three are written by the consumer, the others by the producer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Control {
+    /// Packets read and given back.
+    Head = 0,
+    /// Bytes of the data ring read and given back.
+    DataHead = 1,
+    /// Not zero while the consumer takes no more messages from this lane: its pool is full.
+    Refused = 2,
+    /// The incarnation that produces here; zero when the lane is free to be claimed.
+    Owner = 16,
+}
+
+/// A lane's memory. What lies behind it may be written by another process at any time.
+pub trait LaneMemory {
+    /// A word of a cell; both indices are in range by the caller's masks.
+    fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64;
+    /// A control word.
+    fn control(&self, control: Control) -> &AtomicU64;
+    /// How many cells: a power of two.
+    fn cell_count(&self) -> usize;
+    /// Bytes of the data ring: a power of two.
+    fn data_bytes(&self) -> usize;
+    /// Copies into the data ring.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `src`; `offset + len` is at most `data_bytes()`; no one else writes there.
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize);
+    /// Copies out of the data ring.
+    ///
+    /// # Safety
+    /// `len` bytes are writable at `dst`; `offset + len` is at most `data_bytes()`.
+    unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize);
+    /// Asks the processor to own the lines that the next packet will fill, while the caller does something else.
+    #[inline(always)]
+    fn own_data(&self, _offset: usize, _len: usize) {}
+}
+
+/// Lane memory at raw addresses: mapped, or in the heap.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug)]
+pub struct RawMemory {
+    control: *mut u8,
+    cells: *mut u8,
+    data: *mut u8,
+    cell_count: usize,
+    data_bytes: usize,
+}
+
+// SAFETY: the addresses are reached through atomics, or through copies whose order the lane protocol keeps; `new`'s caller keeps them
+// mapped.
+#[cfg(not(loom))]
+unsafe impl Send for RawMemory {}
+
+#[cfg(not(loom))]
+impl RawMemory {
+    /// The lane at `place` in the block that begins at `block`.
+    ///
+    /// # Safety
+    /// The block is page aligned, long enough for `place`, and stays mapped as long as this value or a copy is used.
+    pub unsafe fn new(block: *mut u8, place: LanePlace) -> Self {
+        debug_assert!(block.addr().is_multiple_of(CELL_BYTES));
+        // SAFETY: all offsets lie in the block (caller).
+        unsafe {
+            Self {
+                control: block.add(place.control),
+                cells: block.add(place.cells),
+                data: block.add(place.data),
+                cell_count: place.cell_count,
+                data_bytes: place.data_bytes,
+            }
+        }
+    }
+
+    /// Where `offset` of the data ring lies.
+    #[inline(always)]
+    pub(crate) fn data_at(&self, offset: usize) -> *const u8 {
+        debug_assert!(offset < self.data_bytes);
+        // SAFETY: in range by the caller's mask.
+        unsafe { self.data.add(offset) }
+    }
+
+    /// Where the payload of an inline packet lies.
+    #[inline(always)]
+    pub(crate) fn inline_at(&self, cell: usize) -> *const u8 {
+        debug_assert!(cell < self.cell_count);
+        // SAFETY: in range by the caller's mask.
+        unsafe { self.cells.add(cell * CELL_BYTES + word::PAYLOAD * 8) }
+    }
+}
+
+#[cfg(not(loom))]
+impl LaneMemory for RawMemory {
+    #[inline(always)]
+    fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64 {
+        debug_assert!(cell < self.cell_count && word < word::COUNT);
+        // SAFETY: in range by the caller's mask, aligned by `new`, atomic on all sides.
+        unsafe { &*self.cells.add(cell * CELL_BYTES + word * 8).cast() }
+    }
+
+    #[inline(always)]
+    fn control(&self, control: Control) -> &AtomicU64 {
+        // SAFETY: the largest control word lies inside CONTROL_BYTES; aligned by `new`.
+        unsafe { &*self.control.add(control as usize * 8).cast() }
+    }
+
+    #[inline(always)]
+    fn cell_count(&self) -> usize {
+        self.cell_count
+    }
+
+    #[inline(always)]
+    fn data_bytes(&self) -> usize {
+        self.data_bytes
+    }
+
+    #[inline(always)]
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
+        debug_assert!(offset + len <= self.data_bytes);
+        // SAFETY: caller.
+        unsafe { std::ptr::copy_nonoverlapping(src, self.data.add(offset), len) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
+        debug_assert!(offset + len <= self.data_bytes);
+        // SAFETY: caller.
+        unsafe { std::ptr::copy_nonoverlapping(self.data.add(offset), dst, len) }
+    }
+
+    #[inline(always)]
+    fn own_data(&self, offset: usize, len: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        for line in (0..len).step_by(64) {
+            let at = (offset + line) & (self.data_bytes - 1);
+            // SAFETY: a hint about an address inside the ring; it neither faults nor changes memory.
+            unsafe { std::arch::asm!("prefetchw [{}]", in(reg) self.data.add(at), options(nostack, preserves_flags)) };
+        }
+        let _ = (offset, len);
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = assert!((Control::Owner as usize + 1) * 8 <= crate::layout::CONTROL_BYTES);
+
+/// Lane memory that loom watches.
+#[cfg(loom)]
+pub struct LoomMemory {
+    words: Vec<AtomicU64>,
+    controls: Vec<AtomicU64>,
+    data: Vec<loom::cell::UnsafeCell<u8>>,
+}
+
+#[cfg(loom)]
+impl LoomMemory {
+    /// A lane of a few cells and bytes.
+    pub fn new(cells: usize, data_bytes: usize) -> Self {
+        Self {
+            words: (0..cells * word::COUNT).map(|_| AtomicU64::new(0)).collect(),
+            controls: (0..17).map(|_| AtomicU64::new(0)).collect(),
+            // One watched byte stands for a whole cache line: enough to see two sides touch it at once.
+            data: (0..data_bytes / 64).map(|_| loom::cell::UnsafeCell::new(0)).collect(),
+        }
+    }
+}
+
+#[cfg(loom)]
+impl LaneMemory for std::sync::Arc<LoomMemory> {
+    fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64 {
+        &self.words[cell * word::COUNT + word]
+    }
+
+    fn control(&self, control: Control) -> &AtomicU64 {
+        &self.controls[control as usize]
+    }
+
+    fn cell_count(&self) -> usize {
+        self.words.len() / word::COUNT
+    }
+
+    fn data_bytes(&self) -> usize {
+        self.data.len() * 64
+    }
+
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
+        for line in 0..len.div_ceil(64) {
+            // SAFETY: readable (caller).
+            self.data[offset / 64 + line].with_mut(|byte| unsafe { *byte = *src.add(line * 64) });
+        }
+    }
+
+    unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize) {
+        for line in 0..len.div_ceil(64) {
+            // SAFETY: writable (caller).
+            self.data[offset / 64 + line].with(|byte| unsafe { *dst.add(line * 64) = *byte });
+        }
+    }
+}

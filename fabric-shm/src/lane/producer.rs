@@ -1,0 +1,157 @@
+//! The end of a lane that writes.
+
+use super::{Control, INLINE_BYTES, LaneMemory, check_word, data_room, word};
+use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
+
+/// The only writer of a lane. Its position is private; the shared memory holds no copy of it that could be forged.
+pub struct Producer<M> {
+    memory: M,
+    /// Position of the next packet.
+    tail: u64,
+    /// Position of the next byte in the data ring.
+    data_tail: u64,
+    /// How far the consumer had read when last looked.
+    head_seen: u64,
+    data_head_seen: u64,
+}
+
+impl<M: LaneMemory> Producer<M> {
+    /// Claims a free lane for an incarnation. `None` while it still belongs to another: the consumer has not yet read
+    /// all that the former producer left behind.
+    pub fn claim(memory: M, incarnation: u32) -> Option<Self> {
+        let owner = memory.control(Control::Owner);
+        // Acquire: pairs with the release of `Consumer::reset`, whose blank cells this producer must not overtake.
+        owner.compare_exchange(0, incarnation as u64, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        fault_point!("lane.claimed");
+        Some(Self { memory, tail: 0, data_tail: 0, head_seen: 0, data_head_seen: 0 })
+    }
+
+    /// The most bytes one packet carries: a quarter of the data ring, so that a packet, the waste at the ring's end and what
+    /// the consumer has read but not yet given back always fit together.
+    #[inline]
+    pub fn packet_bytes(&self) -> usize {
+        self.memory.data_bytes() / 4
+    }
+
+    /// Whether the consumer said that it takes no more messages for now.
+    #[inline]
+    pub fn refused(&self) -> bool {
+        self.memory.control(Control::Refused).load(Ordering::Relaxed) != 0
+    }
+
+    /// Packets pushed so far.
+    #[inline]
+    pub fn pushed(&self) -> u64 {
+        self.tail
+    }
+
+    /// Writes one packet and publishes it with one release store.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`, and `len` is at most `packet_bytes()`.
+    #[inline]
+    pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
+        let cells = self.memory.cell_count() as u64;
+        if self.tail - self.head_seen == cells {
+            match self.look_at_head() {
+                Ok(()) if self.tail - self.head_seen < cells => {}
+                Ok(()) => return Push::Full,
+                Err(down) => return Push::Down(down),
+            }
+        }
+        let cell = (self.tail & (cells - 1)) as usize;
+        if len <= INLINE_BYTES && head.kind != PacketKind::First {
+            // SAFETY: `len` bytes are readable (caller).
+            unsafe { self.write_inline(cell, bytes, len) };
+        } else {
+            let place = match self.reserve(len) {
+                Ok(place) => place,
+                Err(push) => return push,
+            };
+            // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
+            unsafe { self.memory.write_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, bytes, len) };
+            self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
+            if head.kind == PacketKind::First {
+                self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
+            }
+            self.data_tail = place + data_room(len);
+        }
+        self.memory.cell_word(cell, word::TAG).store(head.tag, Ordering::Relaxed);
+        self.memory.cell_word(cell, word::SEQUENCE).store(head.sequence as u64, Ordering::Relaxed);
+        fault_point!("lane.written");
+        // PUBLISH: release, so that whoever sees this word sees the rest of the cell and the data.
+        #[cfg(not(all(loom, planted_bug = "publish")))]
+        const PUBLISH: Ordering = Ordering::Release;
+        #[cfg(all(loom, planted_bug = "publish"))]
+        const PUBLISH: Ordering = Ordering::Relaxed;
+        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, head.kind as u8, len), PUBLISH);
+        self.tail += 1;
+        fault_point!("lane.published");
+        Push::Done
+    }
+
+    /// Makes the processor own the lines that a packet of `len` bytes would fill next. Worth it when the caller waits
+    /// now and sends later: the lines come while it waits.
+    #[inline]
+    pub fn own_ahead(&self, len: usize) {
+        if len > INLINE_BYTES {
+            self.memory.own_data((self.data_tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
+        }
+    }
+
+    /// Whole words, then the rest without reading beyond the end of the source.
+    #[inline(always)]
+    unsafe fn write_inline(&self, cell: usize, bytes: *const u8, len: usize) {
+        let store = |index: usize, value: u64| self.memory.cell_word(cell, word::PAYLOAD + index).store(value, Ordering::Relaxed);
+        let words = len / 8;
+        for index in 0..words {
+            // SAFETY: `index * 8 + 8 <= len`.
+            store(index, unsafe { bytes.add(index * 8).cast::<u64>().read_unaligned() });
+        }
+        let rest = len % 8;
+        if rest != 0 {
+            let mut last = [0; 8];
+            // SAFETY: the last `rest` of `len` bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.add(words * 8), last.as_mut_ptr(), rest) };
+            store(words, u64::from_ne_bytes(last));
+        }
+    }
+
+    /// Where the next `len` bytes go: at the data tail, or at the ring's start if they would not fit in one piece.
+    #[inline(always)]
+    fn reserve(&mut self, len: usize) -> Result<u64, Push> {
+        let ring = self.memory.data_bytes() as u64;
+        let left = ring - (self.data_tail & (ring - 1));
+        let place = if len as u64 <= left { self.data_tail } else { self.data_tail + left };
+        let end = place + data_room(len);
+        if end - self.data_head_seen > ring {
+            match self.look_at_head() {
+                Ok(()) if end - self.data_head_seen <= ring => {}
+                Ok(()) => return Err(Push::Full),
+                Err(down) => return Err(Push::Down(down)),
+            }
+        }
+        Ok(place)
+    }
+
+    /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
+    #[cold]
+    fn look_at_head(&mut self) -> Result<(), LinkDown> {
+        #[cfg(not(all(loom, planted_bug = "head")))]
+        const HEAD: Ordering = Ordering::Acquire;
+        #[cfg(all(loom, planted_bug = "head"))]
+        const HEAD: Ordering = Ordering::Relaxed;
+        let head = self.memory.control(Control::Head).load(HEAD);
+        let data_head = self.memory.control(Control::DataHead).load(HEAD);
+        // As distances: a forged word can at worst look like a full or an empty lane, or it is found out.
+        if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen
+            || data_head.wrapping_sub(self.data_head_seen) > self.data_tail - self.data_head_seen
+        {
+            return Err(LinkDown::Damaged);
+        }
+        self.head_seen = head;
+        self.data_head_seen = data_head;
+        Ok(())
+    }
+}

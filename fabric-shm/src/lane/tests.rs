@@ -1,0 +1,173 @@
+use super::*;
+use crate::layout::{LaneGeometry, PAGE};
+use doorbell_fabric::{PacketHead, PacketKind, Priority, Push};
+use proptest::prelude::*;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+/// A block in the heap; one lane of it is used.
+struct Block {
+    ptr: *mut u8,
+    layout: Layout,
+    lanes: LaneGeometry,
+}
+
+impl Block {
+    fn new(cells: u32, data_bytes: u32) -> Self {
+        let lanes = LaneGeometry { cells: [cells; 3], data_bytes: [data_bytes; 3] };
+        let layout = Layout::from_size_align(lanes.block_bytes(), PAGE).unwrap();
+        // SAFETY: the size is not zero.
+        Self { ptr: unsafe { alloc_zeroed(layout) }, layout, lanes }
+    }
+
+    fn memory(&self) -> RawMemory {
+        // SAFETY: the block is as long as its geometry says and outlives the lanes of each test.
+        unsafe { RawMemory::new(self.ptr, self.lanes.lane(Priority::Normal)) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.ptr, self.layout) };
+    }
+}
+
+fn push(producer: &mut Producer<RawMemory>, kind: PacketKind, sequence: u32, bytes: &[u8]) -> Push {
+    let head = PacketHead { kind, tag: sequence as u64 * 3, sequence, total: bytes.len() as u64 };
+    // SAFETY: a slice.
+    unsafe { producer.push(&head, bytes.as_ptr(), bytes.len()) }
+}
+
+fn pop(consumer: &mut Consumer<RawMemory>) -> Option<(PacketHead, Vec<u8>)> {
+    let Peek::Packet(seen) = consumer.peek() else { return None };
+    let mut copied = vec![0; seen.len];
+    // SAFETY: from the latest peek; the vector is long enough.
+    let viewed = unsafe {
+        consumer.copy_out(&seen, copied.as_mut_ptr());
+        consumer.payload(&seen).to_vec()
+    };
+    assert_eq!(copied, viewed);
+    consumer.take(&seen);
+    Some((seen.head, copied))
+}
+
+fn message(sequence: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(sequence) as u8).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 128 }, failure_persistence: None, ..Default::default() })]
+
+    /// Against a plain queue: whatever the sizes and the turns, packets come out whole and in order, and a lane of which
+    /// everything was taken is never full.
+    #[test]
+    fn a_lane_is_a_queue(steps in prop::collection::vec((any::<bool>(), prop_oneof![0..=48_usize, 0..=4096_usize]), 1..if cfg!(miri) { 60 } else { 1500 })) {
+        let block = Block::new(16, 16 << 10);
+        let mut producer = Producer::claim(block.memory(), 1).unwrap();
+        let mut consumer = Consumer::new(block.memory());
+        let mut model = std::collections::VecDeque::new();
+        let mut sequence = 0;
+        for (send, len) in steps {
+            if send {
+                let kind = if len > 100 { PacketKind::First } else { PacketKind::Whole };
+                let bytes = message(sequence, len);
+                match push(&mut producer, kind, sequence, &bytes) {
+                    Push::Done => {
+                        model.push_back((kind, sequence, bytes));
+                        sequence += 1;
+                    }
+                    Push::Full => prop_assert!(!model.is_empty(), "full while empty"),
+                    Push::Down(down) => prop_assert!(false, "{down:?}"),
+                }
+            } else {
+                match (pop(&mut consumer), model.pop_front()) {
+                    (None, None) => {}
+                    (Some((head, bytes)), Some((kind, sequence, expected))) => {
+                        prop_assert_eq!((head.kind, head.sequence, head.tag), (kind, sequence, sequence as u64 * 3));
+                        prop_assert_eq!(bytes, expected);
+                    }
+                    (got, expected) => prop_assert!(false, "got {got:?}, expected {expected:?}"),
+                }
+            }
+        }
+    }
+
+    /// A cell filled with anything is empty, a packet inside the lane, or damage; never a read outside (Miri watches).
+    #[test]
+    fn forged_cells_stay_inside(words in prop::array::uniform8(any::<u64>()), small in any::<bool>()) {
+        let block = Block::new(16, 16 << 10);
+        let memory = block.memory();
+        let consumer = Consumer::new(block.memory());
+        for (index, value) in words.into_iter().enumerate() {
+            let value = match index {
+                word::CHECK => (value & !0xffff_ffff) | 1,
+                word::PLACE if small => value & 0x7fff,
+                _ => value,
+            };
+            memory.cell_word(0, index).store(value, std::sync::atomic::Ordering::Relaxed);
+        }
+        if let Peek::Packet(seen) = consumer.peek() {
+            // SAFETY: from the latest peek.
+            prop_assert_eq!(unsafe { consumer.payload(&seen) }.to_vec().len(), seen.len);
+        }
+    }
+}
+
+#[test]
+fn a_full_lane_says_so_and_loses_nothing() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    for sequence in 0..16 {
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &[sequence as u8]), Push::Done);
+    }
+    assert_eq!(push(&mut producer, PacketKind::Whole, 16, &[]), Push::Full);
+    for sequence in 0..16 {
+        assert_eq!(pop(&mut consumer).unwrap().1, [sequence as u8]);
+    }
+    assert!(pop(&mut consumer).is_none());
+    assert_eq!(push(&mut producer, PacketKind::Whole, 16, &[]), Push::Done);
+}
+
+#[test]
+fn the_largest_packet_always_fits_a_lane_that_was_read() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    for sequence in 0..200 {
+        let bytes = message(sequence, 4096 - (sequence as usize * 97) % 900);
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &bytes), Push::Done);
+        assert_eq!(pop(&mut consumer).unwrap().1, bytes);
+    }
+}
+
+#[test]
+fn a_forged_head_is_found_out() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    for sequence in 0..16 {
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &[]), Push::Done);
+    }
+    for forged in [17, u64::MAX, 1 << 63] {
+        block.memory().control(Control::Head).store(forged, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(push(&mut producer, PacketKind::Whole, 16, &[]), Push::Down(doorbell_fabric::LinkDown::Damaged));
+    }
+}
+
+#[test]
+fn a_lane_is_claimed_once_until_it_is_reset() {
+    let block = Block::new(16, 16 << 10);
+    let mut first = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    assert!(Producer::claim(block.memory(), 2).is_none());
+    for sequence in 0..9 {
+        push(&mut first, PacketKind::Whole, sequence, &message(sequence, 100));
+    }
+    while pop(&mut consumer).is_some() {}
+    assert_eq!(consumer.owner(), 1);
+    consumer.reset();
+    let mut second = Producer::claim(block.memory(), 2).unwrap();
+    assert!(pop(&mut consumer).is_none(), "nothing of the first producer's is left");
+    assert_eq!(push(&mut second, PacketKind::Whole, 0, b"hello"), Push::Done);
+    assert_eq!(pop(&mut consumer).unwrap().1, b"hello");
+}

@@ -1,0 +1,339 @@
+//! What shared memory looks like: the header of every segment, and where the lanes of an inbox lie.
+//!
+//! An inbox is one header page and then, for each node id of the domain, one block: the lanes by which that node sends to
+//! the inbox's owner. Blocks are whole pages, and a peer maps the header page and its own block only, so that a stray
+//! write of one peer cannot reach the lanes of another.
+//!
+//! ```text
+//! inbox   | header, doorbell | block of node 0 | block of node 1 | …
+//! block   | lane controls (one page) | cells and data: high | normal | low |
+//! ```
+
+use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::{NodeId, PRIORITIES, Priority};
+use std::mem::{offset_of, size_of};
+
+/// Bytes of a page. Blocks and segments are multiples of it.
+pub const PAGE: usize = 4096;
+/// Bytes of the first part of an inbox: the segment header, and the doorbell words.
+pub const HEADER_BYTES: usize = PAGE;
+/// Bytes of a cell: one cache line.
+pub const CELL_BYTES: usize = 64;
+/// Where the doorbell words lie in the header page.
+pub const DOORBELL_OFFSET: usize = 1024;
+/// Bytes of a board.
+pub const BOARD_BYTES: usize = 64 * 1024;
+/// Bytes of a block before its first ring: the lane controls.
+pub const CONTROLS_BYTES: usize = PAGE;
+/// Bytes of the controls of one lane.
+pub const CONTROL_BYTES: usize = 256;
+
+/// Raised by whoever changes what shared memory means without changing the numbers hashed below.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// A number that differs when any offset or size differs: two builds with the same hash agree on every byte.
+pub const LAYOUT_HASH: u64 = hash(&[
+    LAYOUT_VERSION as u64,
+    PAGE as u64,
+    CELL_BYTES as u64,
+    DOORBELL_OFFSET as u64,
+    BOARD_BYTES as u64,
+    CONTROLS_BYTES as u64,
+    CONTROL_BYTES as u64,
+    PRIORITIES as u64,
+    size_of::<SegmentHeader>() as u64,
+    offset_of!(SegmentHeader, layout_hash) as u64,
+    offset_of!(SegmentHeader, incarnation) as u64,
+    offset_of!(SegmentHeader, bytes) as u64,
+    offset_of!(SegmentHeader, flags) as u64,
+]);
+
+const fn hash(words: &[u64]) -> u64 {
+    // FNV-1a over whole words: any change in any place gives another number, which is all that is asked of it.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut i = 0;
+    while i < words.len() {
+        hash = (hash ^ words[i]).wrapping_mul(0x0000_0100_0000_01b3);
+        hash ^= hash >> 29;
+        i += 1;
+    }
+    hash
+}
+
+/// Mixes the layout of another structure into [`LAYOUT_HASH`]-like numbers.
+pub const fn extend_hash(base: u64, words: &[u64]) -> u64 {
+    hash(&[base, hash(words)])
+}
+
+/// What a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SegmentKind {
+    /// The directory of a domain.
+    Domain = 1,
+    /// The lanes that lead to one node.
+    Inbox = 2,
+    /// What one node shows of itself.
+    Board = 3,
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
+
+/// The first bytes of every segment. The magic is published last, so whoever sees it sees the rest.
+#[repr(C, align(128))]
+pub struct SegmentHeader {
+    magic: AtomicU64,
+    version: AtomicU64,
+    layout_hash: AtomicU64,
+    kind: AtomicU64,
+    incarnation: AtomicU64,
+    node: AtomicU64,
+    bytes: AtomicU64,
+    flags: AtomicU64,
+}
+
+const _: () = assert!(size_of::<SegmentHeader>() == 128);
+const _: () = assert!(DOORBELL_OFFSET >= size_of::<SegmentHeader>() && DOORBELL_OFFSET % 128 == 0);
+
+/// Flag of an inbox: its owner can't issue heavy barriers, so producers must fence after they publish.
+pub const FLAG_FENCE: u64 = 1;
+
+/// What a header says, copied to private memory and checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderFacts {
+    /// Whose segment it is; 0 for a domain.
+    pub node: NodeId,
+    /// Which life of that node; 0 for a domain.
+    pub incarnation: u32,
+    /// Bytes of the whole segment.
+    pub bytes: usize,
+    /// `FLAG_…` bits.
+    pub flags: u64,
+}
+
+/// Why a segment can't be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderFault {
+    /// Too short to hold what it should.
+    #[error("it has {found} bytes where at least {expected} are needed")]
+    TooShort {
+        /// Bytes it has.
+        found: usize,
+        /// Bytes it should have.
+        expected: usize,
+    },
+    /// The magic is not there: not yet initialised, or not a segment at all.
+    #[error("it is not ready, or not a Doorbell segment")]
+    NotReady,
+    /// Made by a build that lays memory out in another way.
+    #[error("it has layout {found_version}/{found_hash:016x}, this program has {LAYOUT_VERSION}/{LAYOUT_HASH:016x}")]
+    OtherLayout {
+        /// The layout version of its maker.
+        found_version: u64,
+        /// The layout hash of its maker.
+        found_hash: u64,
+    },
+    /// A segment of another kind.
+    #[error("it is a segment of kind {found}, not of kind {expected}")]
+    OtherKind {
+        /// The kind it says it is.
+        found: u64,
+        /// The kind that was wanted.
+        expected: u32,
+    },
+    /// A field holds what no owner writes.
+    #[error("its header is damaged: {what}")]
+    Damaged {
+        /// Which field.
+        what: &'static str,
+    },
+}
+
+impl SegmentHeader {
+    /// Writes a header at the start of a segment, all but the magic; [`publish`](Self::publish) writes that.
+    ///
+    /// # Safety
+    /// `ptr` is 128-byte aligned and the start of at least 128 writable bytes that live as long as the reference returned.
+    pub unsafe fn init<'a>(ptr: *mut u8, kind: SegmentKind, node: NodeId, incarnation: u32, bytes: usize, flags: u64) -> &'a Self {
+        // SAFETY: aligned and large enough (caller); atomics need no exclusive access.
+        let header = unsafe { &*ptr.cast::<SegmentHeader>() };
+        header.version.store(LAYOUT_VERSION as u64, Ordering::Relaxed);
+        header.layout_hash.store(LAYOUT_HASH, Ordering::Relaxed);
+        header.kind.store(kind as u64, Ordering::Relaxed);
+        header.incarnation.store(incarnation as u64, Ordering::Relaxed);
+        header.node.store(node.0 as u64, Ordering::Relaxed);
+        header.bytes.store(bytes as u64, Ordering::Relaxed);
+        header.flags.store(flags, Ordering::Relaxed);
+        header
+    }
+
+    /// Makes the segment valid. Release: pairs with the acquire load in [`check`](Self::check).
+    pub fn publish(&self) {
+        self.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Reads and checks the header of a segment of which `len` bytes are mapped, while the file has `file_len`.
+    ///
+    /// # Safety
+    /// `ptr` is 128-byte aligned and the start of `len` readable bytes.
+    pub unsafe fn check(ptr: *const u8, len: usize, file_len: usize, kind: SegmentKind) -> Result<HeaderFacts, HeaderFault> {
+        if len < size_of::<SegmentHeader>() {
+            return Err(HeaderFault::TooShort { found: len, expected: size_of::<SegmentHeader>() });
+        }
+        // SAFETY: aligned and large enough (checked); atomics need no exclusive access.
+        let header = unsafe { &*ptr.cast::<SegmentHeader>() };
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(HeaderFault::NotReady);
+        }
+        let (version, hash) = (header.version.load(Ordering::Relaxed), header.layout_hash.load(Ordering::Relaxed));
+        if version != LAYOUT_VERSION as u64 || hash != LAYOUT_HASH {
+            return Err(HeaderFault::OtherLayout { found_version: version, found_hash: hash });
+        }
+        let found = header.kind.load(Ordering::Relaxed);
+        if found != kind as u64 {
+            return Err(HeaderFault::OtherKind { found, expected: kind as u32 });
+        }
+        let bytes = usize::try_from(header.bytes.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        if bytes > file_len {
+            return Err(HeaderFault::TooShort { found: file_len, expected: bytes });
+        }
+        let node = header.node.load(Ordering::Relaxed);
+        let incarnation = header.incarnation.load(Ordering::Relaxed);
+        match (u16::try_from(node), u32::try_from(incarnation)) {
+            (Ok(node), Ok(incarnation)) => {
+                Ok(HeaderFacts { node: NodeId(node), incarnation, bytes, flags: header.flags.load(Ordering::Relaxed) })
+            }
+            (Err(_), _) => Err(HeaderFault::Damaged { what: "node id" }),
+            (_, Err(_)) => Err(HeaderFault::Damaged { what: "incarnation" }),
+        }
+    }
+}
+
+/// How large the lanes of a domain are, by priority. The same for all its nodes; fixed by the node that creates it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneGeometry {
+    /// Cells (messages or chunks under way) of one lane: powers of two from 16 to 65536.
+    pub cells: [u32; PRIORITIES],
+    /// Bytes of payload under way beyond the 40 that fit into a cell: powers of two from 16 KiB to 64 MiB.
+    pub data_bytes: [u32; PRIORITIES],
+}
+
+impl Default for LaneGeometry {
+    fn default() -> Self {
+        Self { cells: [64, 512, 64], data_bytes: [16 << 10, 128 << 10, 16 << 10] }
+    }
+}
+
+impl LaneGeometry {
+    /// Whether a lane can work with these sizes.
+    pub fn validate(&self) -> Result<(), &'static str> {
+        if self.cells.iter().any(|cells| !cells.is_power_of_two() || !(16..=65536).contains(cells)) {
+            return Err("the cells of a lane are a power of two from 16 to 65536");
+        }
+        if self.data_bytes.iter().any(|bytes| !bytes.is_power_of_two() || !(16 << 10..=64 << 20).contains(bytes)) {
+            return Err("the data bytes of a lane are a power of two from 16 KiB to 64 MiB");
+        }
+        Ok(())
+    }
+
+    /// Bytes of one block: the lanes of all priorities from one node to another, in whole pages.
+    pub fn block_bytes(&self) -> usize {
+        (0..PRIORITIES).map(|p| self.ring_bytes(p)).sum::<usize>().next_multiple_of(PAGE) + CONTROLS_BYTES
+    }
+
+    fn ring_bytes(&self, priority: usize) -> usize {
+        self.cells[priority] as usize * CELL_BYTES + self.data_bytes[priority] as usize
+    }
+
+    /// Where the lane of one priority lies in its block: its control words, its cells, its data.
+    pub fn lane(&self, priority: Priority) -> LanePlace {
+        let ring = CONTROLS_BYTES + (0..priority.index()).map(|p| self.ring_bytes(p)).sum::<usize>();
+        let cells = self.cells[priority.index()] as usize;
+        LanePlace {
+            control: priority.index() * CONTROL_BYTES,
+            cells: ring,
+            cell_count: cells,
+            data: ring + cells * CELL_BYTES,
+            data_bytes: self.data_bytes[priority.index()] as usize,
+        }
+    }
+}
+
+/// Offsets of one lane in its block, and its sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LanePlace {
+    /// Offset of the control words.
+    pub control: usize,
+    /// Offset of the cells.
+    pub cells: usize,
+    /// How many cells.
+    pub cell_count: usize,
+    /// Offset of the data ring.
+    pub data: usize,
+    /// Bytes of the data ring.
+    pub data_bytes: usize,
+}
+
+const _: () = assert!(PRIORITIES * CONTROL_BYTES <= CONTROLS_BYTES);
+
+/// Bytes of an inbox in a domain of `max_nodes` nodes.
+pub fn inbox_bytes(max_nodes: usize, lanes: &LaneGeometry) -> usize {
+    HEADER_BYTES + max_nodes * lanes.block_bytes()
+}
+
+/// Where in an inbox the lanes of one sender lie.
+pub fn block_offset(source: NodeId, lanes: &LaneGeometry) -> usize {
+    HEADER_BYTES + source.index() * lanes.block_bytes()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_lie_one_behind_the_other_within_their_block() {
+        let lanes = LaneGeometry::default();
+        lanes.validate().unwrap();
+        let mut end = CONTROLS_BYTES;
+        for priority in Priority::ALL {
+            let place = lanes.lane(priority);
+            assert_eq!(place.cells, end);
+            assert_eq!(place.data, end + place.cell_count * CELL_BYTES);
+            assert_eq!(place.cells % PAGE, 0);
+            end = place.data + place.data_bytes;
+        }
+        assert!(end <= lanes.block_bytes());
+        assert_eq!(lanes.block_bytes() % PAGE, 0);
+    }
+
+    #[test]
+    fn eight_nodes_of_default_size_fit_a_container() {
+        assert!(8 * (inbox_bytes(16, &LaneGeometry::default()) + BOARD_BYTES) < 60 << 20);
+    }
+
+    #[test]
+    fn a_header_tells_what_is_wrong_with_it() {
+        #[repr(align(128))]
+        struct Room([u8; 256]);
+        let mut room = Room([0; 256]);
+        let ptr = room.0.as_mut_ptr();
+        // SAFETY: 256 aligned bytes that outlive all uses.
+        unsafe {
+            assert_eq!(SegmentHeader::check(ptr, 256, 256, SegmentKind::Inbox), Err(HeaderFault::NotReady));
+            SegmentHeader::init(ptr, SegmentKind::Inbox, NodeId(3), 7, 256, FLAG_FENCE).publish();
+            let facts = SegmentHeader::check(ptr, 256, 256, SegmentKind::Inbox).unwrap();
+            assert_eq!(facts, HeaderFacts { node: NodeId(3), incarnation: 7, bytes: 256, flags: FLAG_FENCE });
+            assert_eq!(
+                SegmentHeader::check(ptr, 256, 255, SegmentKind::Inbox),
+                Err(HeaderFault::TooShort { found: 255, expected: 256 })
+            );
+            assert_eq!(
+                SegmentHeader::check(ptr, 256, 256, SegmentKind::Board),
+                Err(HeaderFault::OtherKind { found: 2, expected: 3 })
+            );
+            *ptr.add(offset_of!(SegmentHeader, layout_hash)) ^= 1;
+            assert!(matches!(SegmentHeader::check(ptr, 256, 256, SegmentKind::Inbox), Err(HeaderFault::OtherLayout { .. })));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A piece of memory that other processes may write: its address and its length, and never a slice.
+
+use crate::layout::PAGE;
+use crate::space::forked;
+use memmap2::{Advice, MmapRaw};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A mapping, or a share of heap memory. Page-aligned. It stays where it is until the value is dropped.
+///
+/// In a forked child a mapping is not there: the child must not touch it, and dropping the value there does nothing.
+pub struct Segment {
+    ptr: NonNull<u8>,
+    len: usize,
+    backing: ManuallyDrop<Backing>,
+}
+
+enum Backing {
+    Mapped { map: MmapRaw },
+    Heap { _block: Arc<HeapBlock> },
+}
+
+// SAFETY: a segment is an address; the backing may be freed by any thread, and nothing is read through it here.
+unsafe impl Send for Segment {}
+// SAFETY: as above; `&Segment` gives out nothing but the address and the length.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    pub(crate) fn mapped(map: MmapRaw) -> Self {
+        let len = map.len();
+        let ptr = NonNull::new(map.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Self { ptr, len, backing: ManuallyDrop::new(Backing::Mapped { map }) }
+    }
+
+    /// A part of a block; `None` if the block does not have it.
+    pub(crate) fn heap(block: Arc<HeapBlock>, offset: usize, len: usize) -> Option<Self> {
+        if offset.checked_add(len)? > block.len() {
+            return None;
+        }
+        // SAFETY: within the block (checked).
+        let ptr = unsafe { block.ptr.add(offset) };
+        Some(Self { ptr, len, backing: ManuallyDrop::new(Backing::Heap { _block: block }) })
+    }
+
+    /// Lets forked children read it too: what is looked at without asking [`forked`] first must be there.
+    pub(crate) fn keep_on_fork(&self) {
+        if let Backing::Mapped { map } = &*self.backing {
+            let _ = map.advise(Advice::DoFork);
+        }
+    }
+
+    /// The first byte. Others may write what it points to at any time: use atomics, or copy it out before looking.
+    #[inline]
+    pub fn ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Bytes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // In a forked child something else may be mapped where the mapping was.
+        if matches!(*self.backing, Backing::Heap { .. }) || !forked() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.backing) };
+        }
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("ptr", &self.ptr).field("len", &self.len).finish()
+    }
+}
+
+/// Page-aligned zeroed memory.
+#[derive(Debug)]
+pub(crate) struct HeapBlock {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the block is an address; it may be freed by any thread.
+unsafe impl Send for HeapBlock {}
+// SAFETY: as above.
+unsafe impl Sync for HeapBlock {}
+
+impl HeapBlock {
+    /// `None` if there is no memory, or if `bytes` is zero.
+    pub fn new(bytes: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(bytes, PAGE).ok().filter(|layout| layout.size() > 0)?;
+        // SAFETY: the size is not zero.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { ptr, layout })
+    }
+
+    /// The bytes, while nobody else has them.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: initialised by `alloc_zeroed`, and exclusive by `&mut self`: shares are handed out by `Arc` only.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.layout.size()) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for HeapBlock {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) };
+    }
+}

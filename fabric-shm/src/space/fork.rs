@@ -1,0 +1,175 @@
+//! What happens to a node when its process forks: nothing to the parent, and everything to the child.
+//!
+//! The child has none of the mappings (they are advised `DONTFORK`), and must not keep the parent's locks: a lock on an
+//! open file lives as long as any descriptor of it, so a child that slept on would make a dead parent look alive. Every
+//! descriptor of this crate is therefore in a table, which the child closes before `fork` returns in it.
+
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+
+/// Reads 1 in the process that called [`watch`] and 0 in its forked children. Points into a page that the kernel wipes on
+/// fork, so that children made by a bare `clone` know it too.
+static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const PLAIN_WORD).cast_mut());
+static PLAIN_WORD: AtomicU32 = AtomicU32::new(1);
+
+/// Whether this process is a forked child of one that had joined a domain. Two loads; thread- and signal-safe.
+#[inline]
+pub fn forked() -> bool {
+    if cfg!(miri) {
+        return false;
+    }
+    // SAFETY: points to a static or to a page that is never unmapped, both of them initialised.
+    unsafe { (*WORD.load(Ordering::Acquire)).load(Ordering::Relaxed) == 0 }
+}
+
+/// How many descriptors a process can have in the table. Two for each own node and two for each open peer.
+const SLOTS: usize = 8192;
+const EMPTY: i32 = -1;
+static OPEN: [AtomicI32; SLOTS] = [const { AtomicI32::new(EMPTY) }; SLOTS];
+
+/// Closed while something is half-done that a child must not inherit.
+static GATE: AtomicBool = AtomicBool::new(false);
+
+fn enter_gate(mut patience: u32) -> bool {
+    while GATE.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if patience == 0 {
+            return false;
+        }
+        patience -= 1;
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// Runs `section` while no thread forks. Short, and never nested. If the gate stays closed it runs all the same, for then only
+/// a fork at this moment is at risk.
+pub(super) fn gated<T>(section: impl FnOnce() -> T) -> T {
+    struct Open(bool);
+    impl Drop for Open {
+        fn drop(&mut self) {
+            if self.0 {
+                GATE.store(false, Ordering::Release);
+            }
+        }
+    }
+    let _open = Open(enter_gate(1_000_000));
+    section()
+}
+
+thread_local! {
+    static FORK_HOLDS_GATE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+extern "C" fn before_fork() {
+    // Bounded: a fork out of a signal handler that interrupted a section would wait for itself.
+    FORK_HOLDS_GATE.set(enter_gate(100_000));
+}
+
+extern "C" fn after_fork_in_parent() {
+    if FORK_HOLDS_GATE.replace(false) {
+        GATE.store(false, Ordering::Release);
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    // Only what is safe in a signal handler may stand here: loads, stores and close.
+    PLAIN_WORD.store(0, Ordering::Relaxed);
+    // SAFETY: as in `forked`.
+    unsafe { (*WORD.load(Ordering::Acquire)).store(0, Ordering::Relaxed) };
+    for slot in &OPEN {
+        let fd = slot.swap(EMPTY, Ordering::Relaxed);
+        if fd != EMPTY {
+            // SAFETY: the descriptor belongs to a `HeldFile`, which in a forked child neither uses nor closes it.
+            unsafe { libc::close(fd) };
+        }
+    }
+    FORK_HOLDS_GATE.set(false);
+    GATE.store(false, Ordering::Release);
+}
+
+/// Begins to watch for forks. Once a process; cheap afterwards.
+pub(crate) fn watch() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        if cfg!(miri) {
+            return;
+        }
+        // SAFETY: a new private page, wherever the kernel likes.
+        let page = unsafe {
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            libc::mmap(std::ptr::null_mut(), crate::layout::PAGE, protection, flags, -1, 0)
+        };
+        if page != libc::MAP_FAILED {
+            // SAFETY: the page just made; it is aligned, zeroed, and never unmapped.
+            let wiped = unsafe { libc::madvise(page, crate::layout::PAGE, libc::MADV_WIPEONFORK) == 0 };
+            if wiped {
+                let word: *mut AtomicU32 = page.cast();
+                // SAFETY: as above.
+                unsafe { (*word).store(1, Ordering::Relaxed) };
+                WORD.store(word, Ordering::Release);
+            }
+        }
+        // SAFETY: the handlers live as long as the program.
+        let rc = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+        if rc != 0 {
+            tracing::warn!(rc, "no fork handler: a forked child that lives on may hide the death of this process");
+        }
+    });
+}
+
+/// A file that a forked child closes before it runs.
+#[derive(Debug)]
+pub(crate) struct HeldFile {
+    file: ManuallyDrop<File>,
+    slot: usize,
+}
+
+impl HeldFile {
+    /// Opens a file and enters it into the table, with no fork in between.
+    pub fn open(open: impl FnOnce() -> io::Result<File>) -> io::Result<Self> {
+        use std::os::fd::AsRawFd;
+        watch();
+        gated(|| {
+            let file = open()?;
+            let fd = file.as_raw_fd();
+            let start = usize::try_from(fd).unwrap_or(0) % SLOTS;
+            for slot in (start..SLOTS).chain(0..start) {
+                if OPEN[slot].compare_exchange(EMPTY, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                    return Ok(Self { file: ManuallyDrop::new(file), slot });
+                }
+            }
+            Err(io::Error::from_raw_os_error(libc::EMFILE))
+        })
+    }
+}
+
+impl Deref for HeldFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl AsFd for HeldFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for HeldFile {
+    fn drop(&mut self) {
+        // In a forked child the number is closed, and may by now be somebody else's.
+        if !forked() {
+            gated(|| {
+                OPEN[self.slot].store(EMPTY, Ordering::Relaxed);
+                // SAFETY: dropped once, here.
+                unsafe { ManuallyDrop::drop(&mut self.file) };
+            });
+        }
+    }
+}
