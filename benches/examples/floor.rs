@@ -20,7 +20,15 @@ fn end(mapping: &Mapping, side: Side, clock: Clock, touched: bool) {
     let gate = |_: &str| mapping.gate().pass(2, &patience).unwrap();
     pin(if side == Side::Ping { 0 } else { 1 });
     for bytes in [8, 48, 64, 256, 1024, 4096, 16384, 65536, 1 << 20, 4 << 20] {
-        let total = if bytes <= 4096 { 200000 } else if bytes <= 65536 { 30000 } else if bytes <= 1 << 20 { 2000 } else { 600 };
+        let total = if bytes <= 4096 {
+            200000
+        } else if bytes <= 65536 {
+            30000
+        } else if bytes <= 1 << 20 {
+            2000
+        } else {
+            600
+        };
         let mut samples = vec![];
         gate("hop");
         let found = hop.probe(clock.ns_per_tick).unwrap();
@@ -37,17 +45,33 @@ fn end(mapping: &Mapping, side: Side, clock: Clock, touched: bool) {
             let section = Section { bytes, warmup: 0, count, touched };
             let start = ticks();
             floor.play(if side == Side::Ping { Part::Pour } else { Part::Drain }, section, &mut buffers).unwrap();
-            if side == Side::Ping { finish.wait().unwrap() } else { finish.tell() }
+            if side == Side::Ping {
+                finish.wait().unwrap()
+            } else {
+                finish.tell()
+            }
             rates.push(count as f64 / clock.ns((ticks() - start) as f64) * 1e3);
         }
         rates.sort_by(f64::total_cmp);
-        if side == Side::Ping && (bytes == 8 || bytes == 65536) { dump(&samples); }
+        if side == Side::Ping && (bytes == 8 || bytes == 65536) {
+            dump(&samples);
+        }
         let mut s = Samples::new();
         samples.iter().for_each(|v| s.record(*v));
         if let Some(found) = found {
             let sum = s.summary(clock.ns_per_tick / 2.0);
             let raw = s.histogram().value_at_quantile(0.5) as f64 * clock.ns_per_tick / 2.0;
-            println!("{bytes:8} hop {:6.1} {} p50 {:8.1} raw {:8.1} p99 {:8.1} min {:8.1} rate {:7.1} M/s {:6.1} GB/s", found.ns, found.shared_core, sum.p50, raw, sum.p99, sum.min, rates[2], rates[2] * bytes as f64 / 1e3);
+            println!(
+                "{bytes:8} hop {:6.1} {} p50 {:8.1} raw {:8.1} p99 {:8.1} min {:8.1} rate {:7.1} M/s {:6.1} GB/s",
+                found.ns,
+                found.shared_core,
+                sum.p50,
+                raw,
+                sum.p99,
+                sum.min,
+                rates[2],
+                rates[2] * bytes as f64 / 1e3
+            );
         }
     }
 }
@@ -62,4 +86,7 @@ fn main() {
     });
 }
 #[allow(dead_code)]
-fn dump(samples: &[u64]) { eprintln!("{:?}", &samples[..40]); eprintln!("{:?}", &samples[samples.len()-40..]); }
+fn dump(samples: &[u64]) {
+    eprintln!("{:?}", &samples[..40]);
+    eprintln!("{:?}", &samples[samples.len() - 40..]);
+}

@@ -151,13 +151,9 @@ mod tests {
         let samples = of(&(1..=1000).map(|value| (value, 1)).collect::<Vec<_>>());
         let summary = samples.summary(0.5);
         assert_eq!((summary.count, summary.min, summary.max), (1000, 0.5, 500.0));
-        for (found, expected) in [
-            (summary.p50, 250.0),
-            (summary.p90, 450.0),
-            (summary.p99, 495.0),
-            (summary.p999, 499.5),
-            (summary.mean, 250.25),
-        ] {
+        for (found, expected) in
+            [(summary.p50, 250.0), (summary.p90, 450.0), (summary.p99, 495.0), (summary.p999, 499.5), (summary.mean, 250.25)]
+        {
             assert!((found - expected).abs() <= 0.5, "{found} where {expected} was expected");
         }
     }

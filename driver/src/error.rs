@@ -94,7 +94,7 @@ pub enum Error {
     /// Joining, leaving or finding a peer failed.
     #[cfg(not(loom))]
     #[error(transparent)]
-    Shm(#[from] ShmError),
+    Shm(Box<ShmError>),
 }
 
 fn of(node: &Option<NodeId>) -> String {
@@ -131,6 +131,13 @@ impl Error {
             Error::Timeout { node, .. } => *node,
             _ => None,
         }
+    }
+}
+
+#[cfg(not(loom))]
+impl From<ShmError> for Error {
+    fn from(error: ShmError) -> Self {
+        Error::Shm(Box::new(error))
     }
 }
 

@@ -7,10 +7,12 @@ use crate::doorbell::Bell;
 use crate::domain::{Membership, PeerInbox};
 use crate::error::ShmError;
 use crate::faults::Faults;
-use crate::lane::{Consumer, Peek, Producer, RawMemory};
+use crate::lane::{Consumer, Peek, Producer, RawMemory, Seen};
 use crate::layout::{FLAG_FENCE, block_offset};
 use doorbell_fabric::sync::Barriers;
-use doorbell_fabric::{Fabric, Incarnation, Link, NodeId, PRIORITIES, PacketHead, Priority, Push, Sink, Verdict};
+use doorbell_fabric::{
+    Envelope, Fabric, Incarnation, Link, NodeId, PRIORITIES, PacketHead, PacketKind, Priority, Push, Sink, Verdict,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +26,7 @@ const IDLE_PER_LOOK: usize = 2;
 /// Packets taken from one lane before the others have their turn.
 const BURST: usize = 32;
 /// Looks after which the idle lanes and the directory have a turn even if the busy lanes had something each time.
-const IDLE_LOOKS: u32 = 32;
+const IDLE_LOOKS: u32 = 128;
 
 /// What happened to a node of the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,57 @@ struct Lane {
     idle_looks: u32,
     busy: bool,
     damaged: bool,
+}
+
+/// A lane that has something, for one packet.
+pub struct Hot<'a> {
+    lane: &'a mut Lane,
+    index: usize,
+}
+
+impl Hot<'_> {
+    /// Which lane: node times priorities, plus priority.
+    #[inline(always)]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The first packet, if it is a whole message.
+    #[inline(always)]
+    pub fn whole(&self) -> Option<Seen> {
+        match self.lane.consumer.peek() {
+            Peek::Packet(seen) if seen.head.kind == PacketKind::Whole => Some(seen),
+            _ => None,
+        }
+    }
+
+    /// What it says of itself.
+    #[inline(always)]
+    pub fn envelope(&self, seen: &Seen) -> Envelope {
+        Envelope {
+            source: self.lane.source,
+            incarnation: self.lane.incarnation,
+            tag: seen.head.tag,
+            len: seen.len,
+            sequence: seen.head.sequence,
+            priority: self.lane.priority,
+        }
+    }
+
+    /// Takes it: copies as much of it as `buf` holds, and gives its place back.
+    #[inline(always)]
+    pub fn take_into(&mut self, seen: &Seen, buf: &mut [u8]) {
+        // SAFETY: `seen` comes from `whole`, and nothing was taken since, as this is the only handle to the lane.
+        unsafe { self.lane.consumer.payload(seen) }.copy_to(buf);
+        self.lane.consumer.take(seen);
+    }
+}
+
+impl Lane {
+    #[inline(always)]
+    fn is_news(&self) -> bool {
+        self.consumer.is_news() && !self.damaged
+    }
 }
 
 impl ShmFabric {
@@ -318,7 +371,7 @@ impl ShmFabric {
         for _ in 0..IDLE_PER_LOOK.min(self.open.len()) {
             self.next_idle = if self.next_idle + 1 < self.open.len() { self.next_idle + 1 } else { 0 };
             let index = self.open[self.next_idle];
-            if !self.lanes[index].busy && self.lanes[index].consumer.is_ready() {
+            if !self.lanes[index].busy && self.lanes[index].consumer.is_ready() && !self.lanes[index].damaged {
                 let (more, stop) = self.poll_lane(index, sink, BURST.min(budget - taken));
                 taken += more;
                 self.make_busy(index);
@@ -330,37 +383,40 @@ impl ShmFabric {
         (taken, false)
     }
 
-    /// Spins on the lanes that were busy lately, for `rounds` looks: the shortest way from a published word to a return.
-    /// True as soon as one has something.
-    #[inline]
-    pub fn spin(&self, rounds: u32) -> bool {
-        match self.busy.as_slice() {
-            [] => false,
-            [only] => {
-                let consumer = &self.lanes[*only].consumer;
-                for _ in 0..rounds {
-                    if consumer.is_news() {
-                        return true;
-                    }
-                    doorbell_fabric::sync::spin_hint();
-                }
-                false
-            }
-            several => (0..rounds).any(|_| {
-                doorbell_fabric::sync::spin_hint();
-                several.iter().any(|&lane| self.lanes[lane].consumer.is_news())
-            }),
+    /// Looks up to `rounds` times at the lane that was busy last, and returns it if it has something: the shortest way from
+    /// a published word to its reader. Now and then it says `None` unasked, so that the caller polls all lanes.
+    #[inline(always)]
+    pub fn hot(&mut self, rounds: u32) -> Option<Hot<'_>> {
+        let &index = self.busy.get(self.next_busy)?;
+        // Before every look of all lanes that is due, so that `poll` does it.
+        if self.looks + 1 >= IDLE_LOOKS || self.busy.len() > 1 || self.faults.is_some() {
+            return None;
         }
+        self.looks += 1;
+        let lane = &mut self.lanes[index];
+        for _ in 0..rounds {
+            if lane.is_news() {
+                return Some(Hot { lane, index });
+            }
+            doorbell_fabric::sync::spin_hint();
+        }
+        None
+    }
+
+    /// Looks up to `rounds` times at the lanes that were busy lately. True as soon as one has something.
+    pub fn spin(&self, rounds: u32) -> bool {
+        !self.busy.is_empty()
+            && (0..rounds).any(|_| {
+                doorbell_fabric::sync::spin_hint();
+                self.busy.iter().any(|&lane| self.lanes[lane].is_news())
+            })
     }
 
     /// Whether anything waits in any lane, or the directory changed. For the last look before sleeping; lanes that the
     /// driver refused don't count, as it can't take them however often it looks.
     pub fn has_news(&self) -> bool {
         self.membership.generation() != self.generation
-            || self.open.iter().any(|&lane| {
-                let lane = &self.lanes[lane];
-                !lane.damaged && lane.consumer.is_news()
-            })
+            || self.open.iter().any(|&lane| self.lanes[lane].is_news())
     }
 
     /// Arms the bell and looks at every lane once more. If that found nothing: how long the caller may sleep on the
@@ -410,8 +466,9 @@ impl Fabric for ShmFabric {
             return 0;
         }
         let mut taken = 0;
-        self.looks = self.looks.wrapping_add(1);
-        if self.looks.is_multiple_of(IDLE_LOOKS) {
+        self.looks = (self.looks + 1) % IDLE_LOOKS;
+        let idle_first = self.looks == 0;
+        if idle_first {
             // A lane that always has something must not keep the idle ones waiting for ever.
             let (more, stop) = self.poll_idle(sink, budget);
             if stop || more >= budget {
@@ -438,7 +495,8 @@ impl Fabric for ShmFabric {
                 return taken;
             }
         }
-        if taken == 0 {
+        // Once a call at most: between a node's end and its next life the driver must have seen the changes.
+        if taken == 0 && !idle_first {
             taken = self.poll_idle(sink, budget).0;
         }
         taken

@@ -84,6 +84,12 @@ impl<'a> Payload<'a> {
     #[inline]
     pub fn copy_to(&self, buf: &mut [u8]) -> usize {
         let len = self.len.min(buf.len());
+        if len == 8 {
+            // The commonest length; a call of memcpy takes longer than the rest of a receive.
+            // SAFETY: 8 bytes are readable at `ptr` and writable in `buf`.
+            unsafe { buf.as_mut_ptr().cast::<u64>().write_unaligned(self.ptr.cast::<u64>().read_unaligned()) };
+            return len;
+        }
         // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`; `buf` is exclusive, so they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr, buf.as_mut_ptr(), len) };
         len

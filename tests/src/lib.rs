@@ -1,1 +1,48 @@
-//! Placeholder.
+//! Doorbell as its users meet it: what the tests of this crate stand on.
+//!
+//! 1. [`world`]: nodes of one process over any fabric and policy, for the conformance suite.
+//! 2. [`domain`]: a domain name of its own for every test, and the proof that nothing of it is left.
+//! 3. [`process`]: other processes, made by starting the test binary anew with a role to play.
+//! 4. [`words`]: words that several processes share beside Doorbell, to compare notes.
+//! 5. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
+//!
+//! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
+//! `DOORBELL_PINGPONGS` and `DOORBELL_BULK_MIB` make the long forms of some tests.
+
+pub mod domain;
+pub mod patience;
+pub mod pattern;
+pub mod process;
+pub mod random;
+pub mod words;
+pub mod world;
+
+use std::fs::File;
+
+/// Held by a test that needs the machine for itself, as it starts several processes; others wait for their turn, in this
+/// process and in any other of this checkout.
+pub struct Turn {
+    _lock: Option<File>,
+}
+
+impl Turn {
+    /// Waits for the turn.
+    pub fn take() -> Self {
+        // The lock is on the crate's directory: nothing has to be made, and nothing is left.
+        let lock = File::open(env!("CARGO_MANIFEST_DIR")).ok().filter(|directory| directory.lock().is_ok());
+        Self { _lock: lock }
+    }
+}
+
+/// A number from the environment, or this one.
+pub fn number(name: &str, otherwise: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(word) => word.parse().unwrap_or_else(|_| panic!("{name}={word} is not a number")),
+        Err(_) => otherwise,
+    }
+}
+
+/// How many processors this process may use.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}

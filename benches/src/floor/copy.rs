@@ -20,7 +20,7 @@ struct Sequence(AtomicU64);
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ChannelControl {
-    /// Messages written by way of [`InOut`].
+    /// Bytes written by way of [`InOut`].
     written: Line,
     /// Messages copied out by way of [`Slots`].
     freed: Line,
@@ -43,14 +43,17 @@ pub struct Channel<'m> {
 pub struct InOut<'m> {
     out: Channel<'m>,
     back: Channel<'m>,
+    /// Bytes.
     sent: u64,
     received: u64,
+    /// How much is copied before it is announced.
+    chunk: usize,
     patience: &'m Patience,
 }
 
 impl<'m> InOut<'m> {
     pub fn new(out: Channel<'m>, back: Channel<'m>, patience: &'m Patience) -> Self {
-        Self { out, back, sent: 0, received: 0, patience }
+        Self { out, back, sent: 0, received: 0, chunk: usize::MAX, patience }
     }
 }
 
@@ -60,21 +63,30 @@ impl Carrier for InOut<'_> {
     #[inline(always)]
     fn send(&mut self, message: &[u8]) -> Result<(), Stopped> {
         assert!(message.len() <= self.out.bytes);
-        // SAFETY: the channel has that many bytes, and the other side, which answers every message before it gets another, does
-        // not look at them now.
-        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), self.out.data, message.len()) };
-        self.sent += 1;
-        self.out.control.written.0.store(self.sent, Release);
+        let mut at = 0;
+        // There is one chunk; the C program that measures the same has this loop, and 5 ns of 70 are in it.
+        for chunk in message.chunks(self.chunk) {
+            // SAFETY: the channel has that many bytes, and the other side, which answers every message before it gets another,
+            // does not look at them now.
+            unsafe { ptr::copy_nonoverlapping(chunk.as_ptr(), self.out.data.add(at), chunk.len()) };
+            at += chunk.len();
+            self.sent += chunk.len() as u64;
+            self.out.control.written.0.store(self.sent, Release);
+        }
         Ok(())
     }
 
     #[inline(always)]
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Stopped> {
         assert!(into.len() <= self.back.bytes);
-        self.received += 1;
-        self.patience.until(|| self.back.control.written.0.load(Acquire) >= self.received)?;
-        // SAFETY: the channel has that many bytes, and the other side does not write them before it has our answer.
-        unsafe { ptr::copy_nonoverlapping(self.back.data, into.as_mut_ptr(), into.len()) };
+        let mut at = 0;
+        for chunk in into.chunks_mut(self.chunk) {
+            self.received += chunk.len() as u64;
+            self.patience.until(|| self.back.control.written.0.load(Acquire) >= self.received)?;
+            // SAFETY: the channel has that many bytes, and the other side does not write them before it has our answer.
+            unsafe { ptr::copy_nonoverlapping(self.back.data.add(at), chunk.as_mut_ptr(), chunk.len()) };
+            at += chunk.len();
+        }
         Ok(())
     }
 }
@@ -101,10 +113,12 @@ impl<'m> Slots<'m> {
     /// How many places there are for messages of `bytes`, and how far apart: enough that the sides do not wait for each other,
     /// few enough that they stay in the caches.
     fn plan(bytes: usize) -> (usize, usize) {
-        let slots = match bytes {
-            0..=4096 => SLOTS_MAX,
-            ..=65536 => 16,
-            _ => 4,
+        let slots = if bytes <= 4096 {
+            SLOTS_MAX
+        } else if bytes <= 65536 {
+            16
+        } else {
+            4
         };
         (slots, bytes.next_multiple_of(LINE))
     }

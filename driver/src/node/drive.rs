@@ -94,7 +94,10 @@ impl Shared {
     /// Takes the baton.
     #[inline(always)]
     pub(crate) fn enter(&self, me: Token, operation: &'static str) -> Result<BatonGuard<'_, Engine>> {
-        self.baton.enter(me).ok_or(Error::Reentrant { operation })
+        match self.baton.enter(me) {
+            Some(engine) => Ok(engine),
+            None => Err(Error::Reentrant { operation }),
+        }
     }
 
     fn bell(&self) -> &Bell {

@@ -93,31 +93,37 @@ impl Shared {
     #[inline]
     fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let me = self.check()?;
+        if self.progress() != Progress::Poller
+            && let Some(envelope) = self.enter(me, "recv")?.take_hot(&accepts, buf, SPIN_ROUNDS)
+        {
+            return Ok(envelope);
+        }
+        self.receive_slow(me, accepts, buf, deadline)
+    }
+
+    /// All that is not the next message of the lane that was busy last.
+    #[inline(never)]
+    fn receive_slow(&self, me: Token, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let mut direct = IntoBuffer { accepts, buf, got: None, long: None };
         let mut gear = Gear::new(self.wait(), deadline);
+        let rounds = if self.wait() == Wait::Park { 0 } else { SPIN_ROUNDS };
         while self.progress() != Progress::Poller {
             {
                 let mut engine = self.enter(me, "recv")?;
-                // Stays inside as long as something comes: one entry for the whole of a short wait.
-                loop {
-                    if take_now(&mut engine, me, &mut direct) {
-                        if let Some(got) = direct.got.take() {
-                            return got;
-                        }
-                        break;
-                    }
-                    if self.wait() == Wait::Park || !engine.fabric().spin(SPIN_ROUNDS) {
-                        break;
-                    }
-                }
-                if direct.long.is_none()
-                    && let Some(error) = engine.never(&accepts)
+                if take_now(&mut engine, me, &mut direct)
+                    && let Some(got) = direct.got.take()
                 {
+                    return got;
+                }
+                if direct.long.is_some() {
+                    break;
+                }
+                if let Some(error) = engine.never(&accepts) {
                     return Err(error);
                 }
-            }
-            if direct.long.is_some() {
-                break;
+                if let Some(envelope) = engine.take_hot(&accepts, direct.buf, rounds) {
+                    return Ok(envelope);
+                }
             }
             match gear.step() {
                 Step::Again => {}

@@ -171,7 +171,7 @@ fn a_process_that_ends_its_work_leaves() {
     let peer = node.open_peer(NodeId(1)).unwrap();
     drop(other.child.stdin.take());
     wait_until(|| node.members().len() == 1);
-    assert!(!peer.is_alive());
+    wait_until(|| !peer.is_alive());
 }
 
 #[test]
@@ -186,9 +186,10 @@ fn a_forked_child_is_no_node_and_keeps_no_node_alive() {
     assert!(peer.is_alive());
     other.kill();
     wait_until(|| !peer.is_alive());
-    let held = node.space.open(&node.names.inbox(NodeId(1))).unwrap().unwrap().is_held().unwrap();
+    // The child may not have run yet, but when it does it gives up what it inherited.
+    let inbox = node.space.open(&node.names.inbox(NodeId(1))).unwrap().unwrap();
+    wait_until(|| !inbox.is_held().unwrap());
     nix::sys::signal::kill(sleeper, nix::sys::signal::Signal::SIGKILL).expect("the child outlives its parent");
-    assert!(!held, "the child holds what its parent held");
 }
 
 #[test]

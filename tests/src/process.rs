@@ -1,0 +1,168 @@
+//! Other processes: the test binary started anew, with a role to play.
+//!
+//! A test binary that needs them says [`roles!`](crate::roles) once. That makes a test called `child_entry`, which passes at once
+//! unless the process was started by [`Process::start`]: then it plays the role and ends the process.
+
+use crate::words::{VARIABLE, Words};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Names the role to a child.
+pub const ROLE: &str = "DOORBELL_TESTS_ROLE";
+
+/// Says which roles children of this test binary can play: `roles! { "name" => function, … }`.
+#[macro_export]
+macro_rules! roles {
+    ($($name:literal => $role:expr),+ $(,)?) => {
+        /// Where other processes of these tests begin.
+        #[test]
+        fn child_entry() {
+            match std::env::var($crate::process::ROLE).as_deref() {
+                $(Ok($name) => { $role(); std::process::exit(0) })+
+                Ok(other) => panic!("no role is called {other}"),
+                Err(_) => {}
+            }
+        }
+    };
+}
+
+/// What the parent told this process by name. Panics if it did not.
+#[track_caller]
+pub fn told(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
+}
+
+/// Another process. Killed when it goes out of scope; killed by the kernel when the thread that started it ends.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    exit: OwnedFd,
+    /// What it plays, for messages.
+    pub role: String,
+}
+
+/// A process that is being made.
+pub struct Start {
+    command: Command,
+    role: String,
+}
+
+impl Process {
+    /// Begins to start a process that plays a role.
+    pub fn start(role: &str) -> Start {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child_entry", "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::null());
+        let parent = std::process::id();
+        // SAFETY: between fork and exec, only system calls.
+        unsafe {
+            command.pre_exec(move || {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if libc::getppid() as u32 != parent { Err(std::io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(()) }
+            })
+        };
+        Start { command, role: role.to_owned() }
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Kills it as nothing can prevent. Does not wait.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// Waits until the kernel says that it has ended; false if it has not by then. It is a zombie afterwards.
+    pub fn ended_by(&self, deadline: Instant) -> bool {
+        let mut ask = [PollFd::new(&self.exit, PollFlags::IN)];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut ask, Some(&timeout)) {
+                Ok(0) => return false,
+                Ok(_) => return true,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => panic!("poll: {error}"),
+            }
+        }
+    }
+
+    /// How it ended. Panics if it does not end within `patience`.
+    #[track_caller]
+    pub fn end(mut self, patience: Duration) -> ExitStatus {
+        assert!(self.ended_by(Instant::now() + patience), "process {} ({}) hangs", self.pid(), self.role);
+        self.child.wait().unwrap()
+    }
+
+    /// Waits for a good end. Panics if it does not end within `patience`, or not well.
+    #[track_caller]
+    pub fn end_well(self, patience: Duration) {
+        let (pid, role) = (self.pid(), self.role.clone());
+        let status = self.end(patience);
+        assert!(status.success(), "process {pid} ({role}) failed: {status}");
+    }
+}
+
+impl Start {
+    /// Tells it something by the environment.
+    pub fn tell(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Gives it shared words.
+    pub fn words(mut self, words: &Words) -> Self {
+        let fd = words.descriptor();
+        self.command.env(VARIABLE, fd.to_string());
+        // SAFETY: between fork and exec, only system calls.
+        unsafe {
+            self.command.pre_exec(move || {
+                libc::fcntl(fd, libc::F_SETFD, 0);
+                Ok(())
+            })
+        };
+        self
+    }
+
+    /// Has it do something between fork and exec.
+    ///
+    /// # Safety
+    /// As [`CommandExt::pre_exec`].
+    pub unsafe fn before(mut self, run: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) -> Self {
+        // SAFETY: caller.
+        unsafe { self.command.pre_exec(run) };
+        self
+    }
+
+    /// Starts it, or says why that is not possible.
+    pub fn try_go(mut self) -> std::io::Result<Process> {
+        let child = self.command.spawn()?;
+        let exit = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        Ok(Process { child, exit, role: self.role })
+    }
+
+    /// Starts it.
+    #[track_caller]
+    pub fn go(self) -> Process {
+        self.try_go().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

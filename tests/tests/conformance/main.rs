@@ -1,0 +1,116 @@
+//! One suite for every fabric and every policy: what a program may rely on, whatever carries its messages and whoever
+//! drives.
+//!
+//! Each behaviour is a function over a [`World`]. The macro at the end makes every world and in it one test for each
+//! behaviour.
+
+mod flow;
+mod matching;
+mod members;
+mod messages;
+mod requests;
+mod threads;
+
+use doorbell::{Progress, Wait};
+use doorbell_tests::world::{Ground, World};
+
+macro_rules! suite {
+    ($($room:ident: $($behaviour:ident)+;)+) => {
+        /// Runs every behaviour in every world.
+        macro_rules! in_world {
+            ($world:ident: $ground:ident, $progress:ident, $wait:ident) => {
+                mod $world {
+                    use super::*;
+                    $($(
+                        #[test]
+                        fn $behaviour() {
+                            $room::$behaviour(&World::new(Ground::$ground, Progress::$progress, Wait::$wait));
+                        }
+                    )+)+
+                }
+            };
+        }
+    };
+}
+
+suite! {
+    messages:
+        every_length_arrives_intact
+        messages_of_several_mib_arrive_intact
+        order_is_kept_for_each_sender_and_priority
+        urgent_messages_do_not_wait_behind_others
+        pieces_become_one_message
+        a_message_is_read_in_place
+        a_reader_that_panics_does_not_harm_the_node
+        calls_from_within_a_reader_are_told_apart
+        a_truncated_message_is_in_the_error
+        a_node_sends_to_itself
+        probing_takes_nothing
+        parameters_out_of_range_are_refused
+        figures_agree_with_what_happened;
+    matching:
+        tags_and_masks_select
+        sources_select
+        unexpected_messages_wait_in_order
+        receives_match_in_the_order_in_which_they_were_begun
+        a_message_that_was_given_up_leaves_the_receives_in_order
+        a_message_that_was_given_up_does_not_keep_a_receive
+        try_and_deadline_forms_do_not_wait;
+    requests:
+        requests_end_by_testing
+        requests_end_by_waiting
+        requests_are_futures
+        a_request_that_is_not_ready_comes_back
+        a_receive_is_cancelled_before_its_message
+        a_receive_is_cancelled_in_the_middle_of_its_message
+        a_receive_is_cancelled_after_its_message
+        a_send_is_cancelled_before_it_is_in_the_lane
+        a_send_is_cancelled_after_it_is_in_the_lane
+        dropping_a_request_cancels_it
+        forgetting_a_request_is_sound
+        too_many_queued_sends_are_refused
+        requests_advance_while_nobody_waits;
+    flow:
+        full_is_an_ordinary_result
+        a_full_pool_holds_senders_back_and_lets_them_go_on
+        a_send_waits_for_room
+        two_nodes_that_send_before_they_receive_get_full
+        two_nodes_that_send_before_they_receive_finish_if_there_is_room
+        one_message_larger_than_the_pools_of_two_nodes
+        three_in_a_ring_that_send_before_they_receive_get_full
+        a_flood_to_oneself_gets_full
+        a_send_that_ran_out_of_time_is_not_delivered;
+    threads:
+        threads_share_a_node
+        threads_have_peers_to_one_target
+        threads_wait_for_different_things_at_once
+        readers_and_receivers_share_a_node;
+    members:
+        nodes_wait_for_each_other
+        comings_and_goings_are_told
+        what_was_sent_before_leaving_is_delivered_first
+        what_was_sent_before_dying_is_delivered_first
+        what_a_short_life_sent_is_delivered
+        pending_operations_end_when_their_node_is_gone
+        a_death_is_noticed_under_traffic
+        a_peer_leads_to_one_life
+        ids_are_used_again
+        a_node_that_left_is_closed
+        leaving_ends_what_waits
+        nodes_that_are_not_there_have_names;
+}
+
+in_world!(posix_inline: Posix, Inline, Auto);
+in_world!(posix_inline_park: Posix, Inline, Park);
+in_world!(posix_poller: Posix, Poller, Auto);
+in_world!(posix_poller_yield: Posix, Poller, Yield);
+in_world!(posix_adaptive: Posix, Adaptive, Auto);
+in_world!(posix_adaptive_park: Posix, Adaptive, Park);
+in_world!(heap_inline_spin: Heap, Inline, Spin);
+in_world!(heap_inline_yield: Heap, Inline, Yield);
+in_world!(heap_poller_park: Heap, Poller, Park);
+in_world!(heap_adaptive: Heap, Adaptive, Auto);
+in_world!(faulty_inline: Faulty, Inline, Auto);
+in_world!(faulty_poller: Faulty, Poller, Auto);
+in_world!(faulty_adaptive: Faulty, Adaptive, Auto);
+in_world!(faulty_adaptive_yield: Faulty, Adaptive, Yield);

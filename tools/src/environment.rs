@@ -1,0 +1,80 @@
+//! The variables by which `doorbell run` tells a program its place, and which the commands read as defaults too.
+
+use crate::exit::Failure;
+use doorbell::{NodeId, Progress, Role, Wait};
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// The domain's name.
+pub const DOMAIN: &str = "DOORBELL_DOMAIN";
+/// Which node to be.
+pub const NODE: &str = "DOORBELL_NODE";
+/// How many nodes were started together.
+pub const NODES: &str = "DOORBELL_NODES";
+/// What the node is to its domain.
+pub const ROLE: &str = "DOORBELL_ROLE";
+/// Who turns the engine.
+pub const PROGRESS: &str = "DOORBELL_PROGRESS";
+/// How threads wait.
+pub const WAIT: &str = "DOORBELL_WAIT";
+
+/// Refuses an environment that no program of the domain would accept, before anything is done.
+pub fn check() -> Result<(), Failure> {
+    let _: Option<Domain> = variable(DOMAIN)?;
+    let _: Option<NodeId> = variable(NODE)?;
+    let _: Option<Nodes> = variable(NODES)?;
+    let _: Option<Role> = variable(ROLE)?;
+    let _: Option<Progress> = variable(PROGRESS)?;
+    let _: Option<Wait> = variable(WAIT)?;
+    Ok(())
+}
+
+/// The progress policy: as the command line says, else the environment, else the default.
+pub fn progress(said: Option<Progress>) -> Result<Progress, Failure> {
+    Ok(said.or(variable(PROGRESS)?).unwrap_or_default())
+}
+
+/// The way of waiting: as the command line says, else the environment, else the default.
+pub fn wait(said: Option<Wait>) -> Result<Wait, Failure> {
+    Ok(said.or(variable(WAIT)?).unwrap_or_default())
+}
+
+/// The name of a domain, given on a command line or in the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain(pub String);
+
+impl FromStr for Domain {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let fits = (1..=64).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        let why = || format!("'{word}' cannot name a domain: use 1 to 64 of the characters A-Z a-z 0-9 _ -");
+        if fits { Ok(Self(word.to_owned())) } else { Err(why()) }
+    }
+}
+
+/// A number of nodes.
+struct Nodes;
+
+impl FromStr for Nodes {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let why = || format!("'{word}' is not a number of nodes: from 1 to 1024");
+        word.parse().ok().filter(|count| (1..=1024_u16).contains(count)).map(|_| Self).ok_or_else(why)
+    }
+}
+
+fn variable<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> {
+    let malformed = |why: &dyn Display| {
+        Err(Failure::usage(
+            format!("the environment variable {name} is malformed: {why}"),
+            format!("set it to what it should be, or remove it with `unset {name}`"),
+        ))
+    };
+    match std::env::var(name) {
+        Ok(word) => word.parse().map(Some).or_else(|why: T::Err| malformed(&why)),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => malformed(&"it is not text"),
+    }
+}

@@ -1,0 +1,98 @@
+//! What the measuring commands have in common on their command lines.
+
+use super::plan::{Leg, Plan, Test};
+use super::report::Format;
+use super::size::Size;
+use crate::exit::Failure;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use doorbell::{Progress, Wait};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
+/// Options of every command that measures.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MeasureArgs {
+    /// Processors on which the processes run, in turn: with 0,1 one side of each pair runs on each
+    #[arg(long, value_name = "CPU,…", value_delimiter = ',')]
+    pub pin: Vec<usize>,
+    /// Messages that count for each size, over all sections [default: as many as a second or so allows]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub iterations: Option<u64>,
+    /// Pairs of processes that measure at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub pairs: u16,
+    /// Who turns the engine: the threads that call, a thread of the node, or whoever waits
+    #[arg(long, value_name = "WHO", default_value_t = Progress::default(), value_parser = words::<Progress>(&["inline", "poller", "adaptive"]))]
+    pub progress: Progress,
+    /// How threads wait: auto spins, then yields, then sleeps
+    #[arg(long, value_name = "HOW", default_value_t = Wait::default(), value_parser = words::<Wait>(&["auto", "spin", "yield", "park"]))]
+    pub wait: Wait,
+    /// Also measure what this machine can do at best, in turns with the driver
+    #[arg(long)]
+    pub floor: bool,
+    /// Neither write messages before they are sent nor read them after they were received
+    #[arg(long)]
+    pub untouched: bool,
+    /// Go through a node that threads share, instead of a peer that belongs to one
+    #[arg(long)]
+    pub shared: bool,
+    /// Form of the output
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
+    pub format: Format,
+    /// The domain that the processes join [default: one of their own]
+    #[arg(long, value_name = "NAME")]
+    pub domain: Option<String>,
+}
+
+/// Words that a type knows, shown by `--help` and in errors.
+fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(known).try_map(|word| word.parse::<T>())
+}
+
+impl MeasureArgs {
+    /// The plan of a measurement of these sizes, `leg` saying for each how long it takes.
+    pub fn plan(&self, test: Test, sizes: &[Size], leg: impl Fn(Size) -> Leg) -> Result<Plan, Failure> {
+        let allowed =
+            processors().map_err(|error| Failure::usage(format!("could not ask which processors there are: {error}"), ""))?;
+        if let Some(missing) = self.pin.iter().find(|processor| !allowed.contains(processor)) {
+            let list: Vec<String> = allowed.iter().map(usize::to_string).collect();
+            let hint = format!("this process may run on {}", list.join(","));
+            return Err(Failure::usage(format!("--pin: processor {missing} is not there"), hint));
+        }
+        let processes = 2 * usize::from(self.pairs);
+        let mut pinned = self.pin.clone();
+        pinned.truncate(processes);
+        pinned.sort_unstable();
+        pinned.dedup();
+        let own = if pinned.is_empty() { allowed.len() } else { pinned.len() };
+        Ok(Plan {
+            test,
+            domain: self.domain.clone().unwrap_or_else(|| format!("{}-{}", test.name(), std::process::id())),
+            pairs: usize::from(self.pairs),
+            legs: sizes.iter().copied().map(leg).collect(),
+            floor: self.floor,
+            touched: !self.untouched,
+            shared: self.shared,
+            progress: self.progress.to_string(),
+            wait: self.wait.to_string(),
+            pin: self.pin.clone(),
+            crowded: processes > own,
+        })
+    }
+
+    /// The messages that count for one size: as asked for, or as many as is usual.
+    pub fn messages(&self, usual: u64) -> usize {
+        // A sleeper's messages take a hundred times as long.
+        let usual = if self.wait == Wait::Park { (usual / 20).max(100) } else { usual };
+        self.iterations.unwrap_or(usual) as usize
+    }
+}
+
+/// The processors on which this process may run.
+fn processors() -> nix::Result<Vec<usize>> {
+    let set = sched_getaffinity(Pid::from_raw(0))?;
+    Ok((0..CpuSet::count()).filter(|processor| set.is_set(*processor) == Ok(true)).collect())
+}

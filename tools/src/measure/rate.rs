@@ -1,0 +1,51 @@
+//! `doorbell rate`: how many messages a second go from one process to another.
+
+use super::args::MeasureArgs;
+use super::pairs;
+use super::plan::{Leg, Test};
+use super::report::{self, Header, Row};
+use super::size::Size;
+use crate::exit::Failure;
+
+/// Measure how many messages a second go from one process to another
+///
+/// One process sends as fast as it can, the other receives them one by one. The stretch is cut into sections; the median
+/// section is told.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell rate --pin 0,1                             8-byte messages
+  doorbell rate --pin 0,1 --floor                     beside a bare ring of cache lines, in turns
+  doorbell rate --pin 0,1 --sizes 8,1KiB,64KiB        also how many bytes a second
+  doorbell rate --pin 0,1 --format json | jq .messages_per_s
+
+The percentiles are those of the time for one message, each section giving one sample.")]
+pub struct RateArgs {
+    /// Sizes of the messages: 8, 64KiB, 1MB
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "8")]
+    sizes: Vec<Size>,
+    #[command(flatten)]
+    measure: MeasureArgs,
+}
+
+/// Sections of each carrier.
+const ROUNDS: usize = 20;
+/// Messages that count, where nothing is said: of the smallest, and of others so many that bytes take no longer.
+const MESSAGES: u64 = 20_000_000;
+const BYTES: u64 = 4 << 30;
+
+/// Measures and prints.
+pub fn run(args: &RateArgs) -> Result<(), Failure> {
+    let plan = args.measure.plan(Test::Rate, &args.sizes, |size| leg(args, size))?;
+    let outcome = pairs::carry_out(&plan)?;
+    let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::rate(&plan, leg, &outcome)).collect();
+    report::print(args.measure.format, &Header::of(&plan), &rows);
+    Ok(())
+}
+
+fn leg(args: &RateArgs, Size(bytes): Size) -> Leg {
+    let usual = (BYTES / (bytes as u64).max(1)).clamp(2 * ROUNDS as u64, MESSAGES);
+    let messages = args.measure.messages(usual);
+    let rounds = ROUNDS.min(messages);
+    Leg { bytes, rounds, count: messages.div_ceil(rounds), warmup: 0 }
+}

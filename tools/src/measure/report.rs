@@ -1,0 +1,304 @@
+//! What was found, and the forms in which it is printed.
+
+use super::pairs::Outcome;
+use super::plan::{Plan, Test, unpack};
+use super::table;
+use crate::exit::warn;
+use doorbell_benches::stats::{Samples, Summary};
+use serde_json::{Value, json};
+use std::fmt;
+use std::io::Write;
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// One object a line
+    Json,
+    /// A line of names, and a line for each size
+    Csv,
+    /// The percentile distribution as HdrHistogram writes it
+    Hgrm,
+}
+
+/// The name of the only fabric so far.
+const FABRIC: &str = "shm";
+/// Processors whose distance changes by more than this factor have moved.
+const MOVED: f64 = 1.5;
+
+/// What is true of all rows.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// What was measured.
+    pub test: Test,
+    /// Whether the floor was, too.
+    pub floor: bool,
+    plan: Plan,
+}
+
+impl Header {
+    /// Of what was planned.
+    pub fn of(plan: &Plan) -> Self {
+        Self { test: plan.test, floor: plan.floor, plan: plan.clone() }
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = &self.plan;
+        f.write_str(match self.test {
+            Test::Latency => "One-way latency (half a round trip)",
+            Test::Rate => "Messages one way",
+        })?;
+        write!(f, " over {FABRIC}, through a {}", through(plan))?;
+        write!(f, ", progress {}, wait {}; every line is ", plan.progress, plan.wait)?;
+        f.write_str(if plan.touched { "written and read" } else { "left alone" })?;
+        if plan.pairs > 1 {
+            write!(f, "; {} pairs at once, figures for one of them", plan.pairs)?;
+        }
+        f.write_str(".")
+    }
+}
+
+fn through(plan: &Plan) -> &'static str {
+    if plan.shared { "node shared by threads" } else { "peer" }
+}
+
+/// What was found for messages of one size.
+#[derive(Clone, Debug)]
+pub struct Row {
+    test: Test,
+    /// Bytes of a message.
+    pub bytes: usize,
+    /// Messages that counted: round trips for a latency.
+    pub messages: u64,
+    /// All samples, of all pairs.
+    pub samples: Samples,
+    /// Nanoseconds a message in a unit of the samples.
+    pub ns_per_unit: f64,
+    /// The figures of the samples.
+    pub summary: Summary,
+    /// Messages a second between the processes of one pair.
+    pub messages_per_s: f64,
+    /// The same over the floor, if it was measured.
+    pub floor: Option<FloorFigures>,
+    /// How far apart the processors of the first pair were, if they are two.
+    pub hop_ns: Option<f64>,
+    /// They seemed to be threads of one core.
+    pub shared_core: bool,
+    /// They moved meanwhile.
+    pub moved: bool,
+    plan: Plan,
+}
+
+/// What the machine can do at best.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FloorFigures {
+    /// Median.
+    pub p50_ns: f64,
+    /// Messages a second between the processes of one pair.
+    pub messages_per_s: f64,
+}
+
+impl Row {
+    /// From samples of round trips.
+    pub fn latency(plan: &Plan, leg: usize, outcome: &Outcome) -> Self {
+        let per_unit = outcome.clock.ns_per_tick / 2.0;
+        let rate = |samples: &[Samples]| 1e9 / mean(samples.iter().map(|samples| samples.summary(per_unit).mean));
+        let round_trips = plan.legs[leg].rounds * plan.legs[leg].count;
+        Self::new(plan, leg, outcome, per_unit, round_trips, rate)
+    }
+
+    /// From samples of sections.
+    pub fn rate(plan: &Plan, leg: usize, outcome: &Outcome) -> Self {
+        let per_unit = outcome.clock.ns_per_tick / plan.legs[leg].count as f64;
+        let rate = |samples: &[Samples]| mean(samples.iter().map(|samples| 1e9 / samples.summary(per_unit).p50));
+        let messages = plan.legs[leg].rounds * plan.legs[leg].count;
+        Self::new(plan, leg, outcome, per_unit, messages, rate)
+    }
+
+    fn new(
+        plan: &Plan,
+        leg: usize,
+        outcome: &Outcome,
+        ns_per_unit: f64,
+        messages: usize,
+        rate: impl Fn(&[Samples]) -> f64,
+    ) -> Self {
+        let findings = || outcome.pairs.iter().map(|pair| &pair[leg]);
+        let driver: Vec<Samples> = findings().map(|finding| unpack(&finding.driver)).collect();
+        let floor: Vec<Samples> = findings().map(|finding| unpack(&finding.floor)).collect();
+        let hops: Vec<(f64, bool)> = findings().flat_map(|finding| finding.hops.iter().copied()).collect();
+        let (nearest, farthest) = hops.iter().fold((f64::MAX, 0.0_f64), |(low, high), (ns, _)| (low.min(*ns), high.max(*ns)));
+        let samples = merged(&driver);
+        Self {
+            test: plan.test,
+            bytes: plan.legs[leg].bytes,
+            messages: (messages * plan.pairs) as u64,
+            summary: samples.summary(ns_per_unit),
+            samples,
+            ns_per_unit,
+            messages_per_s: rate(&driver),
+            floor: plan
+                .floor
+                .then(|| FloorFigures { p50_ns: merged(&floor).summary(ns_per_unit).p50, messages_per_s: rate(&floor) }),
+            hop_ns: (!hops.is_empty()).then(|| mean(hops.iter().map(|(ns, _)| *ns))),
+            shared_core: hops.iter().any(|(_, shared)| *shared),
+            moved: farthest > MOVED * nearest,
+            plan: plan.clone(),
+        }
+    }
+
+    /// Bytes in a nanosecond.
+    pub fn gb_per_s(&self) -> f64 {
+        self.messages_per_s * self.bytes as f64 / 1e9
+    }
+
+    /// Ours over the floor: of medians for a latency, of messages a second for a rate.
+    pub fn ratio(&self) -> Option<f64> {
+        self.floor.map(|floor| match self.test {
+            Test::Latency => self.summary.p50 / floor.p50_ns,
+            Test::Rate => self.messages_per_s / floor.messages_per_s,
+        })
+    }
+
+    /// Everything by name, in order.
+    pub fn fields(&self) -> Vec<(&'static str, Value)> {
+        let found = &self.summary;
+        let mut fields = vec![
+            ("test", json!(self.test)),
+            ("fabric", json!(FABRIC)),
+            ("size_bytes", json!(self.bytes)),
+            ("samples", json!(self.messages)),
+            ("min_ns", rounded(found.min)),
+            ("p50_ns", rounded(found.p50)),
+            ("p90_ns", rounded(found.p90)),
+            ("p99_ns", rounded(found.p99)),
+            ("p999_ns", rounded(found.p999)),
+            ("max_ns", rounded(found.max)),
+            ("mean_ns", rounded(found.mean)),
+            ("gb_per_s", rounded(self.gb_per_s())),
+            ("messages_per_s", json!(self.messages_per_s.round())),
+        ];
+        if let (Some(floor), Some(ratio)) = (self.floor, self.ratio()) {
+            match self.test {
+                Test::Latency => fields.push(("floor_p50_ns", rounded(floor.p50_ns))),
+                Test::Rate => fields.extend([
+                    ("floor_messages_per_s", json!(floor.messages_per_s.round())),
+                    ("floor_gb_per_s", rounded(floor.messages_per_s * self.bytes as f64 / 1e9)),
+                ]),
+            }
+            fields.push(("ratio", rounded(ratio)));
+        }
+        fields.extend([
+            ("hop_ns", self.hop_ns.map_or(Value::Null, rounded)),
+            ("shared_core", json!(self.shared_core)),
+            ("moved", json!(self.moved)),
+            ("pairs", json!(self.plan.pairs)),
+            ("through", json!(if self.plan.shared { "node" } else { "peer" })),
+            ("touched", json!(self.plan.touched)),
+            ("progress", json!(self.plan.progress)),
+            ("wait", json!(self.plan.wait)),
+        ]);
+        fields
+    }
+
+    fn hgrm(&self) -> String {
+        let histogram = self.samples.histogram();
+        let mut text = format!("# {} {FABRIC} {} bytes, ns\n", self.test.name(), self.bytes);
+        text.push_str("       Value     Percentile TotalCount 1/(1-Percentile)\n\n");
+        let mut total = 0;
+        for step in histogram.iter_quantiles(5) {
+            total += step.count_since_last_iteration();
+            let (value, share) = (step.value_iterated_to() as f64 * self.ns_per_unit, step.quantile_iterated_to());
+            text.push_str(&format!("{value:12.3} {share:2.12} {total:10}"));
+            text.push_str(&if share < 1.0 { format!(" {:14.2}\n", 1.0 / (1.0 - share)) } else { "\n".into() });
+        }
+        let (mean, deviation) = (histogram.mean() * self.ns_per_unit, histogram.stdev() * self.ns_per_unit);
+        text.push_str(&format!("#[Mean    = {mean:12.3}, StdDeviation   = {deviation:12.3}]\n"));
+        text.push_str(&format!("#[Max     = {:12.3}, Total count    = {:12}]\n", self.summary.max, histogram.len()));
+        let (buckets, per_bucket) =
+            (histogram.buckets(), histogram.distinct_values() / (usize::from(histogram.buckets()) + 1) * 2);
+        text.push_str(&format!("#[Buckets = {buckets:12}, SubBuckets     = {per_bucket:12}]\n"));
+        text
+    }
+}
+
+fn merged(parts: &[Samples]) -> Samples {
+    let mut all = Samples::new();
+    parts.iter().for_each(|part| all.merge(part));
+    all
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    sum / f64::from(count)
+}
+
+/// Three digits behind the point: finer than any clock here.
+fn rounded(value: f64) -> Value {
+    json!((value * 1e3).round() / 1e3)
+}
+
+/// Prints, and says on stderr what the reader should know before believing it.
+pub fn print(format: Format, header: &Header, rows: &[Row]) {
+    let text = match format {
+        Format::Table => table::render(header, rows),
+        Format::Json => rows.iter().map(|row| object(row) + "\n").collect(),
+        Format::Csv => csv(rows),
+        Format::Hgrm => rows.iter().map(Row::hgrm).collect::<Vec<_>>().join("\n"),
+    };
+    // Who closed the pipe has seen enough.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    doubts(header, rows).into_iter().for_each(warn);
+}
+
+/// Objects of serde_json sort their names; ours stay in order.
+fn object(row: &Row) -> String {
+    let members: Vec<String> = row.fields().iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    format!("{{{}}}", members.join(","))
+}
+
+fn csv(rows: &[Row]) -> String {
+    let mut lines = Vec::new();
+    for row in rows {
+        let (names, values): (Vec<_>, Vec<_>) = row.fields().into_iter().unzip();
+        if lines.is_empty() {
+            lines.push(names.join(","));
+        }
+        // Words here have no commas and no quotes.
+        lines.push(
+            values
+                .iter()
+                .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+                .collect::<Vec<_>>()
+                .join(","),
+        );
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn doubts(header: &Header, rows: &[Row]) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if rows.iter().any(|row| row.shared_core) {
+        doubts.push(
+            "the two processors seemed to be threads of one core just then: these figures are not comparable with others".into(),
+        );
+    }
+    for row in rows.iter().filter(|row| row.moved) {
+        doubts.push(format!(
+            "the processors moved while {} bytes were measured (a hop changed by more than {MOVED}): run it again",
+            row.bytes
+        ));
+    }
+    if header.plan.pin.is_empty() {
+        doubts.push("the processes were free to change processors: --pin 0,1 gives steadier figures".into());
+    }
+    if header.floor && header.plan.crowded {
+        doubts.push(
+            "there are more processes than processors: the floor yields between looks, which is not the best one can do".into(),
+        );
+    }
+    doubts
+}
