@@ -122,7 +122,10 @@ impl Bell {
 /// Sleeps while `*word == expected`, for `timeout` at most. Works between processes. May return early.
 #[cfg(not(loom))]
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    let timeout = libc::timespec { tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t, tv_nsec: timeout.subsec_nanos() as libc::c_long };
+    let timeout = libc::timespec {
+        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    };
     // SAFETY: the word is a live, aligned u32; the kernel only reads it; the time-out lives through the call. Every error means
     // "look again", which every caller does.
     unsafe {

@@ -155,7 +155,14 @@ impl SegmentHeader {
     ///
     /// # Safety
     /// `ptr` is 128-byte aligned and the start of at least 128 writable bytes that live as long as the reference returned.
-    pub unsafe fn init<'a>(ptr: *mut u8, kind: SegmentKind, node: NodeId, incarnation: u32, bytes: usize, flags: u64) -> &'a Self {
+    pub unsafe fn init<'a>(
+        ptr: *mut u8,
+        kind: SegmentKind,
+        node: NodeId,
+        incarnation: u32,
+        bytes: usize,
+        flags: u64,
+    ) -> &'a Self {
         // SAFETY: aligned and large enough (caller); atomics need no exclusive access.
         let header = unsafe { &*ptr.cast::<SegmentHeader>() };
         header.version.store(LAYOUT_VERSION as u64, Ordering::Relaxed);

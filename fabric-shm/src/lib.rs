@@ -25,6 +25,7 @@ macro_rules! fault_point {
 
 #[cfg(not(loom))]
 pub mod board;
+pub mod copies;
 #[cfg(not(loom))]
 pub mod domain;
 pub mod doorbell;

@@ -4,23 +4,37 @@
 //! thread: it then enters by writing its own word and reading the bias, both in its own cache. Another thread that wants
 //! the baton takes the lock, revokes the bias, and pays for the fence that the biased thread left out
 //! ([`heavy_barrier`]): either the biased thread has seen the revocation, or the revoker sees it inside and waits.
+//!
+//! A thread may be stopped for long between reading the bias and writing its word, and the bias may have moved on by then. So
+//! each thread that ever had the bias has a word of its own, a **seat**, which nobody else writes.
 
-use doorbell_fabric::sync::{AtomicU32, Barriers, Ordering, Reach, heavy_barrier, light_barrier, spin_hint};
+use doorbell_fabric::sync::{AtomicU32, AtomicU64, Barriers, Ordering, Reach, heavy_barrier, light_barrier, spin_hint};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 
 /// Times in a row after which a baton is biased to the thread that took it.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
 
+/// Threads that a baton can ever be biased to. Later ones take the lock.
+const SEATS: usize = if cfg!(loom) { 2 } else { 16 };
+
 /// Exclusive access to a `T`, for the threads of one process.
 pub struct Baton<T> {
-    /// The token of the thread that may enter without the lock; 0 for none.
-    bias: AtomicU32,
-    /// 1 while the biased thread is inside. Written by that thread alone.
-    inside: AtomicU32,
+    /// The thread that may enter without the lock: its token, and above it the number of its seat. 0 for none.
+    bias: AtomicU64,
+    seats: [Seat; SEATS],
     /// 0 free, otherwise the token of the holder.
     lock: AtomicU32,
     held: UnsafeCell<Held<T>>,
+}
+
+/// The place of one thread that has or had the bias.
+#[derive(Default)]
+struct Seat {
+    /// Whose it is, for ever; 0 while it is free. Written under the lock.
+    token: AtomicU32,
+    /// 1 while that thread is in by bias. Written by that thread alone.
+    inside: AtomicU32,
 }
 
 struct Held<T> {
@@ -69,8 +83,8 @@ impl<T> Baton<T> {
     /// A baton that nobody holds.
     pub fn new(value: T) -> Self {
         Self {
-            bias: AtomicU32::new(0),
-            inside: AtomicU32::new(0),
+            bias: AtomicU64::new(0),
+            seats: std::array::from_fn(|_| Seat::default()),
             lock: AtomicU32::new(0),
             held: UnsafeCell::new(Held { last: 0, streak: 0, value }),
         }
@@ -79,33 +93,48 @@ impl<T> Baton<T> {
     /// Takes the baton; waits while another thread has it. `None` if this thread has it already.
     #[inline(always)]
     pub fn enter(&self, me: Token) -> Option<BatonGuard<'_, T>> {
-        if self.bias.load(Ordering::Relaxed) == me.0 {
-            if self.inside.load(Ordering::Relaxed) != 0 {
+        let bias = self.bias.load(Ordering::Relaxed);
+        if bias as u32 == me.0 {
+            let inside = self.inside(bias);
+            if inside.load(Ordering::Relaxed) != 0 {
                 return None;
             }
             // INSIDE, then the bias once more. Pairs with REVOKE: one of the two sides sees the other.
-            self.inside.store(1, Ordering::Relaxed);
+            inside.store(1, Ordering::Relaxed);
             light_barrier();
-            if self.bias.load(Ordering::Relaxed) == me.0 {
-                return Some(BatonGuard { baton: self, me, biased: true });
+            if self.bias.load(Ordering::Relaxed) == bias {
+                return Some(BatonGuard { baton: self, me, biased: Some(inside) });
             }
-            self.inside.store(0, Ordering::Release);
+            inside.store(0, Ordering::Release);
         }
         self.enter_locked(me)
+    }
+
+    /// The seat of the thread that a bias names.
+    #[inline(always)]
+    fn inside(&self, bias: u64) -> &AtomicU32 {
+        &self.seats[(bias >> 32) as usize % SEATS].inside
     }
 
     #[inline]
     fn enter_locked(&self, me: Token) -> Option<BatonGuard<'_, T>> {
         if self.lock.compare_exchange(0, me.0, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            if self.lock.load(Ordering::Relaxed) == me.0 {
+            // Whoever has the lock may be waiting for this thread to come out.
+            if self.lock.load(Ordering::Relaxed) == me.0 || self.is_in_by_bias(me) {
                 return None;
             }
             self.enter_contended(me);
         }
-        if self.bias.load(Ordering::Relaxed) != 0 {
-            self.revoke();
+        let bias = self.bias.load(Ordering::Relaxed);
+        if bias != 0 {
+            self.revoke(bias);
         }
-        Some(BatonGuard { baton: self, me, biased: false })
+        Some(BatonGuard { baton: self, me, biased: None })
+    }
+
+    #[cold]
+    fn is_in_by_bias(&self, me: Token) -> bool {
+        self.seats.iter().any(|seat| seat.token.load(Ordering::Relaxed) == me.0 && seat.inside.load(Ordering::Relaxed) != 0)
     }
 
     #[cold]
@@ -121,14 +150,14 @@ impl<T> Baton<T> {
 
     /// Takes the bias away from whoever has it and waits until that thread is out. The caller holds the lock.
     #[cold]
-    fn revoke(&self) {
+    fn revoke(&self, bias: u64) {
         // REVOKE: the bias, then a fence in every thread, then the look inside. Pairs with INSIDE.
         self.bias.store(0, Ordering::Relaxed);
         let fenced = heavy_barrier(Reach::Process);
         debug_assert!(fenced, "a baton is biased only where heavy barriers work");
         let mut spins = 0_u32;
         // Acquire: what the biased thread did inside happens before what we do.
-        while self.inside.load(Ordering::Acquire) != 0 {
+        while self.inside(bias).load(Ordering::Acquire) != 0 {
             spins += 1;
             wait_a_little(spins);
         }
@@ -151,7 +180,8 @@ fn wait_a_little(spins: u32) {
 pub struct BatonGuard<'a, T> {
     baton: &'a Baton<T>,
     me: Token,
-    biased: bool,
+    /// Its seat, if the thread entered by bias.
+    biased: Option<&'a AtomicU32>,
 }
 
 impl<T> BatonGuard<'_, T> {
@@ -182,17 +212,23 @@ impl<T> DerefMut for BatonGuard<'_, T> {
 impl<T> Drop for BatonGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.biased {
-            self.baton.inside.store(0, Ordering::Release);
+        if let Some(inside) = self.biased {
+            inside.store(0, Ordering::Release);
             return;
         }
         // SAFETY: this guard is the only one (enter).
         let held = unsafe { &mut *self.held() };
         if held.last == self.me.0 {
             held.streak += 1;
-            if held.streak >= STREAK && Barriers::join().process {
+            if held.streak >= STREAK {
                 held.streak = 0;
-                self.baton.bias.store(self.me.0, Ordering::Relaxed);
+                let mine_or_free = |seat: &Seat| [0, self.me.0].contains(&seat.token.load(Ordering::Relaxed));
+                if let Some(seat) = self.baton.seats.iter().position(mine_or_free)
+                    && Barriers::join().process
+                {
+                    self.baton.seats[seat].token.store(self.me.0, Ordering::Relaxed);
+                    self.baton.bias.store((seat as u64) << 32 | self.me.0 as u64, Ordering::Relaxed);
+                }
             }
         } else {
             (held.last, held.streak) = (self.me.0, 0);
@@ -227,6 +263,43 @@ mod loom_tests {
             thread.join().unwrap();
             // SAFETY: the other thread has ended.
             baton.enter(Token::numbered(3)).unwrap().with(|count| assert_eq!(unsafe { *count }, 5));
+        });
+    }
+
+    /// A thread is stopped on its way in by bias; meanwhile the bias moves to another thread, which uses it.
+    #[test]
+    fn a_bias_that_moved_on_lets_nobody_in() {
+        loom::model(|| {
+            let baton = Arc::new(Baton::new(loom::cell::UnsafeCell::new(0)));
+            let visit = |baton: &Baton<loom::cell::UnsafeCell<u32>>, token, times| {
+                for _ in 0..times {
+                    let guard = baton.enter(Token::numbered(token)).expect("this thread is not inside");
+                    // SAFETY: loom checks that nobody else is inside.
+                    guard.with_mut(|count| unsafe { *count += 1 });
+                }
+            };
+            visit(&baton, 1, 2);
+            let other = baton.clone();
+            let thread = loom::thread::spawn(move || visit(&other, 2, 3));
+            visit(&baton, 1, 1);
+            thread.join().unwrap();
+        });
+    }
+
+    /// A thread that is in by bias and asks again is told so, though another waits for it to come out.
+    #[test]
+    fn a_thread_inside_is_told_so_while_its_bias_is_revoked() {
+        loom::model(|| {
+            let baton = Arc::new(Baton::new(()));
+            for _ in 0..2 {
+                drop(baton.enter(Token::numbered(1)));
+            }
+            let other = baton.clone();
+            let thread = loom::thread::spawn(move || drop(other.enter(Token::numbered(2)).unwrap()));
+            let guard = baton.enter(Token::numbered(1)).unwrap();
+            assert!(baton.enter(Token::numbered(1)).is_none());
+            drop(guard);
+            thread.join().unwrap();
         });
     }
 }

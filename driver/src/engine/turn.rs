@@ -7,8 +7,10 @@ use crate::message::pool::Pool;
 use crate::message::{Match, Message};
 use crate::node::events::Event;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
-use doorbell_fabric::{Envelope, Fabric, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
-use doorbell_shm::fabric::{Change, ShmFabric};
+use doorbell_fabric::{
+    Envelope, Fabric, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Sink, Verdict,
+};
+use doorbell_shm::fabric::{Change, Hot, ShmFabric};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -124,6 +126,14 @@ pub trait Direct {
     fn take(&mut self, envelope: &Envelope, payload: Payload<'_>);
     /// Takes a message of which only the first packet has arrived, if it can: by making a posted receive of itself.
     fn take_long(&mut self) -> Option<RecvOp>;
+}
+
+/// What the short way brought.
+pub enum HotTake {
+    /// A whole message.
+    Whole(Envelope),
+    /// The first part of one; the rest goes to the same buffer by the long way.
+    Part(Arc<Op>),
 }
 
 /// Nobody waits for anything in particular.
@@ -273,27 +283,37 @@ impl Engine {
         Ok(())
     }
 
-    /// The shortest way from a lane to a buffer: a whole message that is first in the lane that was busy last, while
-    /// nothing else is under way in this node. Looks `rounds` times. `None` says nothing: then [`poll`](Self::poll).
+    /// The shortest way from a lane to a buffer: a message that is first in the lane that was busy last, while nothing else
+    /// is under way in this node. Looks `rounds` times. `None` says nothing: then [`poll`](Self::poll).
     #[inline(always)]
-    pub fn take_hot(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<Envelope> {
+    pub fn take_hot(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<HotTake> {
         let inbound = &mut self.inbound;
         if !inbound.pool.is_empty() || !inbound.posted.is_empty() || !self.sending.is_empty() || self.parked.is_some() {
             return None;
         }
         let mut hot = self.fabric.hot(rounds)?;
-        let seen = hot.whole()?;
+        let seen = hot.first()?;
         let envelope = hot.envelope(&seen);
         let assembly = &mut inbound.assemblies[hot.index()];
-        if seen.len > buf.len() || assembly.active.is_some() || envelope.sequence != assembly.expected || !accepts.matches(&envelope) {
+        if envelope.len > buf.len()
+            || assembly.active.is_some()
+            || seen.head.kind == PacketKind::Next
+            || envelope.sequence != assembly.expected
+            || !accepts.matches(&envelope)
+        {
             return None;
+        }
+        hot.take_into(&seen, buf);
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if seen.head.kind == PacketKind::First
+            && let Some(op) = take_rest(&mut hot, assembly, envelope, seen.len, accepts, buf)
+        {
+            return Some(HotTake::Part(op));
         }
         assembly.expected = assembly.expected.wrapping_add(1);
         inbound.tally.messages += 1;
-        inbound.tally.bytes += seen.len as u64;
-        hot.take_into(&seen, buf);
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        Some(envelope)
+        inbound.tally.bytes += envelope.len as u64;
+        Some(HotTake::Whole(envelope))
     }
 
     /// One turn: polls, and moves what is queued. Returns the amount of work done; 0 means that there was none.
@@ -399,9 +419,7 @@ impl Engine {
             Some(end) if incarnation.is_some_and(|wanted| wanted < end.incarnation) => {
                 Some(Error::PeerDied { node, incarnation: incarnation.unwrap_or_default() })
             }
-            _ if self.fabric.live(node).is_some() => {
-                Some(Error::PeerDied { node, incarnation: incarnation.unwrap_or_default() })
-            }
+            _ if self.fabric.live(node).is_some() => Some(Error::PeerDied { node, incarnation: incarnation.unwrap_or_default() }),
             _ => Some(Error::NoSuchNode { node }),
         }
     }
@@ -435,9 +453,7 @@ impl Engine {
         tracing::warn!(node = node.0, reason, "a peer broke the rules of the shared memory");
         self.tell(Event::Damaged { node, reason });
         self.drop_inbound_of(node);
-        self.fail_posted(|receive| {
-            (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node })
-        });
+        self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
     }
 
     #[cold]
@@ -502,6 +518,28 @@ impl Engine {
             }
         }
     }
+}
+
+/// The rest of a message whose first part is in `buf`. What does not come at once goes there by the long way.
+#[cold]
+#[inline(never)]
+fn take_rest(
+    hot: &mut Hot<'_>,
+    assembly: &mut Assembly,
+    envelope: Envelope,
+    received: usize,
+    accepts: &Match,
+    buf: &mut [u8],
+) -> Option<Arc<Op>> {
+    let received = hot.take_rest(received, envelope.len, buf);
+    if received == envelope.len {
+        return None;
+    }
+    let op = Op::new();
+    // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
+    let receive = unsafe { RecvOp::new(*accepts, buf.as_mut_ptr(), buf.len(), op.clone()) };
+    assembly.active = Some(Active { envelope, received, into: Into::Buffer(receive) });
+    Some(op)
 }
 
 impl End {
@@ -667,7 +705,8 @@ impl<D: Direct> Dispatch<'_, D> {
             && receive.op.is_done()
         {
             // Cancelled from within recv_with: the buffer is gone, and with it what had arrived.
-            self.inbound.assemblies[lane].active = Some(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere });
+            self.inbound.assemblies[lane].active =
+                Some(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere });
             return self.next(lane, payload);
         }
         match &mut active.into {

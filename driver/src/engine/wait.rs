@@ -24,8 +24,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    const WORDS: [(Wait, &str); 4] =
-        [(Wait::Auto, "auto"), (Wait::Spin, "spin"), (Wait::Yield, "yield"), (Wait::Park, "park")];
+    const WORDS: [(Wait, &str); 4] = [(Wait::Auto, "auto"), (Wait::Spin, "spin"), (Wait::Yield, "yield"), (Wait::Park, "park")];
 }
 
 impl fmt::Display for Wait {

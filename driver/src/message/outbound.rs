@@ -9,9 +9,12 @@ use doorbell_shm::fabric::ShmLink;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A message up to this long is one packet. Longer ones go in packets of a size that lets the target copy the first while
-/// the next is written.
-pub const WHOLE_BYTES: usize = 2048;
+/// Bytes of a packet. A message up to this long is one packet; of a longer one the target copies a packet while the next is
+/// written. Smaller packets would overlap more, but each costs two more journeys of a cache line, which between processors
+/// without a common cache take as long as copying 8 KiB.
+const PACKET_BYTES: usize = 16384;
+/// The longest message that every lane carries as one packet, the least lanes that a domain may have included.
+pub const WHOLE_BYTES: usize = 4096;
 /// Queued sends to one node and priority; one more is refused as `Full`.
 pub const QUEUE_MAX: usize = 4096;
 
@@ -69,17 +72,10 @@ impl SendOp {
 impl Outbound {
     /// A way out that leads nowhere yet.
     pub fn new(target: NodeId, priority: Priority) -> Self {
-        let state = OutState {
-            link: None,
-            incarnation: Incarnation(0),
-            sequence: 0,
-            queue: VecDeque::new(),
-            bytes: 0,
-            messages: 0,
-        };
+        let state =
+            OutState { link: None, incarnation: Incarnation(0), sequence: 0, queue: VecDeque::new(), bytes: 0, messages: 0 };
         Self { target, priority, listed: AtomicBool::new(false), state: Baton::new(state) }
     }
-
 }
 
 /// How far one attempt to send came.
@@ -118,7 +114,7 @@ impl OutState {
 
     /// A message of any length, as far as there is room.
     pub fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut sent: usize, mut started: bool) -> Sent {
-        if len <= WHOLE_BYTES {
+        if len <= WHOLE_BYTES || self.link.as_ref().is_some_and(|link| len <= PACKET_BYTES.min(link.packet_bytes())) {
             // SAFETY: readable for `len` bytes (SendOp::new, or the caller's slice).
             return match self.send_whole(tag, unsafe { std::slice::from_raw_parts(bytes, len) }) {
                 Push::Done => Sent::Whole,
@@ -127,7 +123,7 @@ impl OutState {
             };
         }
         let Some(link) = &mut self.link else { return Sent::Partly(sent, started) };
-        let packet = packet_bytes(len, link.packet_bytes());
+        let packet = PACKET_BYTES.min(link.packet_bytes());
         while sent < len {
             let piece = packet.min(len - sent);
             let kind = if started { PacketKind::Next } else { PacketKind::First };
@@ -217,9 +213,4 @@ impl OutState {
         self.link = link;
         self.incarnation = incarnation;
     }
-}
-
-/// The size of the packets of a long message: large enough to be worth a cell, small enough that both sides copy at once.
-fn packet_bytes(len: usize, most: usize) -> usize {
-    (len / 8).next_multiple_of(64).clamp(1024, most)
 }

@@ -166,6 +166,8 @@ fn env<T: FromStr<Err: std::fmt::Display>>(name: &str) -> Result<Option<T>> {
             Err(error) => Err(Error::Invalid { what: format!("the environment variable {name} is malformed: {error}") }),
         },
         Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => Err(Error::Invalid { what: format!("the environment variable {name} is not text") }),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(Error::Invalid { what: format!("the environment variable {name} is not text") })
+        }
     }
 }

@@ -39,7 +39,8 @@ pub struct Shared {
 impl Shared {
     pub(crate) fn new(fabric: ShmFabric, pool_bytes: usize, wait: Wait, progress: Progress) -> Self {
         let membership = fabric.membership().clone();
-        let ways: Arc<Ways> = (0..way_index(NodeId(membership.max_nodes() as u16), Priority::High)).map(|_| OnceLock::new()).collect();
+        let ways: Arc<Ways> =
+            (0..way_index(NodeId(membership.max_nodes() as u16), Priority::High)).map(|_| OnceLock::new()).collect();
         let turns = Arc::new(AtomicU64::new(0));
         Self {
             baton: Baton::new(Engine::new(fabric, pool_bytes, ways.clone(), turns.clone())),

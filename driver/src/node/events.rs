@@ -40,7 +40,9 @@ impl Event {
     /// The node it is about.
     pub fn node(&self) -> NodeId {
         match self {
-            Event::Joined { node, .. } | Event::Left { node, .. } | Event::Died { node, .. } | Event::Damaged { node, .. } => *node,
+            Event::Joined { node, .. } | Event::Left { node, .. } | Event::Died { node, .. } | Event::Damaged { node, .. } => {
+                *node
+            }
         }
     }
 }

@@ -119,7 +119,9 @@ impl Node {
             let shared = shared.clone();
             let spawned = std::thread::Builder::new().name("doorbell-poller".into()).spawn(move || poller::run(shared));
             Some(spawned.map_err(|error| Error::Invalid {
-                what: format!("could not start the poller thread ({error}); join with Progress::Inline, or raise the limit of threads"),
+                what: format!(
+                    "could not start the poller thread ({error}); join with Progress::Inline, or raise the limit of threads"
+                ),
             })?)
         } else {
             None

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
-use crate::engine::turn::{Direct, Engine, RecvOp};
+use crate::engine::turn::{Direct, Engine, HotTake, RecvOp};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
 use crate::message::{Match, Message};
@@ -93,10 +93,16 @@ impl Shared {
     #[inline]
     fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let me = self.check()?;
-        if self.progress() != Progress::Poller
-            && let Some(envelope) = self.enter(me, "recv")?.take_hot(&accepts, buf, SPIN_ROUNDS)
-        {
-            return Ok(envelope);
+        if self.progress() != Progress::Poller {
+            // The baton is back before anything else is done.
+            let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, SPIN_ROUNDS);
+            match taken {
+                Some(HotTake::Whole(envelope)) => return Ok(envelope),
+                Some(HotTake::Part(op)) => {
+                    return self.receive_posted(me, IntoBuffer { accepts, buf, got: None, long: Some(op) }, deadline);
+                }
+                None => {}
+            }
         }
         self.receive_slow(me, accepts, buf, deadline)
     }
@@ -121,8 +127,13 @@ impl Shared {
                 if let Some(error) = engine.never(&accepts) {
                     return Err(error);
                 }
-                if let Some(envelope) = engine.take_hot(&accepts, direct.buf, rounds) {
-                    return Ok(envelope);
+                match engine.take_hot(&accepts, direct.buf, rounds) {
+                    Some(HotTake::Whole(envelope)) => return Ok(envelope),
+                    Some(HotTake::Part(op)) => {
+                        direct.long = Some(op);
+                        break;
+                    }
+                    None => {}
                 }
             }
             match gear.step() {
@@ -181,7 +192,8 @@ impl Shared {
                 } else if self.progress() != Progress::Poller {
                     loop {
                         let work = engine.poll(&mut direct, false) + engine.push(me);
-                        if direct.got.is_some() || !engine.pool().is_empty() || (work == 0 && !engine.fabric().spin(SPIN_ROUNDS)) {
+                        if direct.got.is_some() || !engine.pool().is_empty() || (work == 0 && !engine.fabric().spin(SPIN_ROUNDS))
+                        {
                             break;
                         }
                     }
@@ -364,7 +376,12 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`recv_with`](Self::recv_with).
-    pub fn recv_with_by<R>(&self, accepts: Match, deadline: Instant, read: impl FnOnce(&Envelope, Payload<'_>) -> R) -> Result<R> {
+    pub fn recv_with_by<R>(
+        &self,
+        accepts: Match,
+        deadline: Instant,
+        read: impl FnOnce(&Envelope, Payload<'_>) -> R,
+    ) -> Result<R> {
         self.shared.receive_in_place(accepts, Some(deadline), read)
     }
 

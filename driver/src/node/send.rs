@@ -29,7 +29,14 @@ impl Shared {
     /// The whole of a small send when there is room: no lock, no system call, nothing allocated. False if it has to go the
     /// long way.
     #[inline(always)]
-    pub(super) fn send_now(&self, me: Token, outbound: &Outbound, life: Option<Incarnation>, tag: u64, bytes: &[u8]) -> Result<bool> {
+    pub(super) fn send_now(
+        &self,
+        me: Token,
+        outbound: &Outbound,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+    ) -> Result<bool> {
         if bytes.len() > WHOLE_BYTES || self.progress() == Progress::Poller {
             return Ok(false);
         }
@@ -148,7 +155,14 @@ impl Shared {
     ///
     /// # Safety
     /// As [`SendOp::new`].
-    pub(super) unsafe fn start_send(&self, me: Token, outbound: &Arc<Outbound>, life: Option<Incarnation>, tag: u64, bytes: &[u8]) -> Result<Arc<Op>> {
+    pub(super) unsafe fn start_send(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+    ) -> Result<Arc<Op>> {
         if self.send_now(me, outbound, life, tag, bytes)? {
             let op = Op::new();
             op.finish(Outcome::Sent);

@@ -3,9 +3,9 @@
 #[cfg(not(loom))]
 use super::RawMemory;
 use super::{Control, INLINE_BYTES, LaneMemory, data_room, word};
-use doorbell_fabric::sync::Ordering;
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
+use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{PacketHead, PacketKind};
 
 /// The only reader of a lane. Its positions are private; what it publishes is for the producer alone.
@@ -18,6 +18,8 @@ pub struct Consumer<M> {
     /// What the producer was last told.
     head_told: u64,
     data_head_told: u64,
+    /// Bytes of the last payload that did not fit into its cell.
+    last_len: usize,
     refusing: bool,
 }
 
@@ -52,7 +54,7 @@ pub enum Peek {
 impl<M: LaneMemory> Consumer<M> {
     /// The reader of a lane that is blank, or was [`reset`](Self::reset).
     pub fn new(memory: M) -> Self {
-        Self { memory, head: 0, data_head: 0, head_told: 0, data_head_told: 0, refusing: false }
+        Self { memory, head: 0, data_head: 0, head_told: 0, data_head_told: 0, last_len: usize::MAX, refusing: false }
     }
 
     /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
@@ -136,6 +138,7 @@ impl<M: LaneMemory> Consumer<M> {
         self.head += 1;
         if let Place::Data(place) = seen.place {
             self.data_head = place + data_room(seen.len);
+            self.last_len = seen.len;
         }
         // Once a quarter lap: the line with these words is the producer's to read, and every store here costs it a miss.
         if self.head - self.head_told >= self.memory.cell_count() as u64 / 4
@@ -197,6 +200,15 @@ impl<M: LaneMemory> Consumer<M> {
 
 #[cfg(not(loom))]
 impl Consumer<RawMemory> {
+    /// The line of the next payload, if that is likely to be one line outside its cell. Asking for it while waiting brings it
+    /// together with the cell and not after it. Of a longer payload, asking early would take lines from the producer
+    /// that it is still writing.
+    #[inline(always)]
+    pub fn expected_line(&self) -> Option<*const u8> {
+        let at = (self.data_head & (self.memory.data_bytes() as u64 - 1)) as usize;
+        (self.last_len <= 64).then(|| self.memory.data_at(at))
+    }
+
     /// The payload of the first packet, in place.
     ///
     /// # Safety

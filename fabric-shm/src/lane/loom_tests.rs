@@ -12,7 +12,12 @@ fn exchange(lens: &'static [usize]) {
         let sender = loom::thread::spawn(move || {
             for (sequence, len) in lens.iter().enumerate() {
                 let bytes = [sequence as u8 + 1; 64];
-                let head = PacketHead { kind: PacketKind::Whole, tag: 100 + sequence as u64, sequence: sequence as u32, total: *len as u64 };
+                let head = PacketHead {
+                    kind: PacketKind::Whole,
+                    tag: 100 + sequence as u64,
+                    sequence: sequence as u32,
+                    total: *len as u64,
+                };
                 // SAFETY: 64 readable bytes, at least `len`.
                 while unsafe { producer.push(&head, bytes.as_ptr(), *len) } != Push::Done {
                     loom::thread::yield_now();

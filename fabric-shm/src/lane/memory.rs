@@ -1,6 +1,7 @@
 //! The one small interface by which lane code reaches shared words and bytes.
 
 use super::word;
+use crate::copies::Distance;
 #[cfg(not(loom))]
 use crate::layout::{CELL_BYTES, LanePlace};
 use doorbell_fabric::sync::AtomicU64;
@@ -33,7 +34,7 @@ pub trait LaneMemory {
     ///
     /// # Safety
     /// `len` bytes are readable at `src`; `offset + len` is at most `data_bytes()`; no one else writes there.
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize);
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance);
     /// Copies out of the data ring.
     ///
     /// # Safety
@@ -123,10 +124,10 @@ impl LaneMemory for RawMemory {
     }
 
     #[inline(always)]
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance) {
         debug_assert!(offset + len <= self.data_bytes);
         // SAFETY: caller.
-        unsafe { std::ptr::copy_nonoverlapping(src, self.data.add(offset), len) }
+        unsafe { crate::copies::copy(src, self.data.add(offset), len, distance) }
     }
 
     #[inline(always)]
@@ -190,7 +191,7 @@ impl LaneMemory for std::sync::Arc<LoomMemory> {
         self.data.len() * 64
     }
 
-    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize) {
+    unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, _distance: Distance) {
         for line in 0..len.div_ceil(64) {
             // SAFETY: readable (caller).
             self.data[offset / 64 + line].with_mut(|byte| unsafe { *byte = *src.add(line * 64) });

@@ -52,7 +52,7 @@ pub(crate) fn data_room(len: usize) -> u64 {
     (len as u64 + 63) & !63
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests;
 #[cfg(all(test, loom))]
 mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;

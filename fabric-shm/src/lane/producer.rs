@@ -1,8 +1,13 @@
 //! The end of a lane that writes.
 
 use super::{Control, INLINE_BYTES, LaneMemory, check_word, data_room, word};
+use crate::copies::Distance;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
+use std::time::Instant;
+
+/// The longest packet whose lines are worth owning ahead: with more, the requests stand in the way of the answer.
+const OWN_AHEAD_BYTES: usize = 2048;
 
 /// The only writer of a lane. Its position is private; the shared memory holds no copy of it that could be forged.
 pub struct Producer<M> {
@@ -14,6 +19,8 @@ pub struct Producer<M> {
     /// How far the consumer had read when last looked.
     head_seen: u64,
     data_head_seen: u64,
+    /// How far the consumer's processor was when last looked.
+    distance: Distance,
 }
 
 impl<M: LaneMemory> Producer<M> {
@@ -24,7 +31,7 @@ impl<M: LaneMemory> Producer<M> {
         // Acquire: pairs with the release of `Consumer::reset`, whose blank cells this producer must not overtake.
         owner.compare_exchange(0, incarnation as u64, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         fault_point!("lane.claimed");
-        Some(Self { memory, tail: 0, data_tail: 0, head_seen: 0, data_head_seen: 0 })
+        Some(Self { memory, tail: 0, data_tail: 0, head_seen: 0, data_head_seen: 0, distance: Distance::default() })
     }
 
     /// The most bytes one packet carries: a quarter of the data ring, so that a packet, the waste at the ring's end and what
@@ -70,7 +77,9 @@ impl<M: LaneMemory> Producer<M> {
                 Err(push) => return push,
             };
             // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
-            unsafe { self.memory.write_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, bytes, len) };
+            unsafe {
+                self.memory.write_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, bytes, len, self.distance)
+            };
             self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
             if head.kind == PacketKind::First {
                 self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
@@ -95,7 +104,7 @@ impl<M: LaneMemory> Producer<M> {
     /// now and sends later: the lines come while it waits.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
-        if len > INLINE_BYTES {
+        if len > INLINE_BYTES && len <= OWN_AHEAD_BYTES {
             self.memory.own_data((self.data_tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
         }
     }
@@ -142,7 +151,12 @@ impl<M: LaneMemory> Producer<M> {
         const HEAD: Ordering = Ordering::Acquire;
         #[cfg(all(loom, planted_bug = "head"))]
         const HEAD: Ordering = Ordering::Relaxed;
+        let clock = cfg!(not(any(loom, miri))).then(Instant::now);
         let head = self.memory.control(Control::Head).load(HEAD);
+        if let Some(began) = clock {
+            // The consumer wrote this line since we last looked, so the load took one journey of a line.
+            self.distance = self.distance.after(began.elapsed().as_nanos());
+        }
         let data_head = self.memory.control(Control::DataHead).load(HEAD);
         // As distances: a forged word can at worst look like a full or an empty lane, or it is found out.
         if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen
