@@ -93,3 +93,102 @@ impl Helm {
         self.sleepers.lock().unwrap()
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::engine::op::Outcome;
+    use doorbell_shm::doorbell::Bell;
+    use std::time::Duration;
+
+    /// A node in small: the bell, the helm, and a count of what has arrived, which stands for the lanes.
+    struct Small {
+        bell: Bell,
+        helm: Helm,
+        arrived: AtomicU32,
+        ops: [Arc<Op>; 2],
+    }
+
+    impl Small {
+        fn new() -> Arc<Small> {
+            let ops = [Op::new(), Op::new()];
+            Arc::new(Small { bell: Bell::new(), helm: Helm::default(), arrived: AtomicU32::new(0), ops })
+        }
+
+        /// A turn of the engine: completes what has arrived.
+        fn turn(&self) {
+            let arrived = self.arrived.load(Ordering::Acquire);
+            for op in self.ops.iter().take(arrived as usize) {
+                op.finish(Outcome::Sent);
+            }
+        }
+
+        /// What `Shared::drive` does for a thread that parks at once.
+        fn wait(&self, op: &Arc<Op>) {
+            let mut held = false;
+            loop {
+                self.turn();
+                if op.is_done() {
+                    break;
+                }
+                if !held && self.helm.take().is_none() {
+                    self.helm.sleep_on(op, || op.sleep(Duration::MAX));
+                    continue;
+                }
+                held = true;
+                let _ = self.bell.arm();
+                if self.arrived.load(Ordering::Acquire) == 0 {
+                    self.bell.sleep(Duration::MAX);
+                }
+                self.bell.disarm();
+                loom::thread::yield_now();
+            }
+            if held {
+                self.helm.leave();
+            }
+        }
+    }
+
+    /// Two threads wait, each for its own operation; one message completes both. Whoever takes the helm, the other is
+    /// woken too.
+    #[test]
+    fn nobody_sleeps_on() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.max_branches = 20_000;
+        builder.check(|| {
+            let small = Small::new();
+            let waiter = {
+                let small = small.clone();
+                loom::thread::spawn(move || small.wait(&small.ops[1]))
+            };
+            small.arrived.store(2, Ordering::Release);
+            small.bell.ring(false);
+            small.wait(&small.ops[0]);
+            waiter.join().unwrap();
+        });
+    }
+
+    /// The one who has the helm leaves it while another is about to fall asleep beside it: the other takes over.
+    #[test]
+    fn the_helm_is_handed_over() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.max_branches = 20_000;
+        builder.check(|| {
+            let small = Small::new();
+            assert_eq!(small.helm.take(), Some(false));
+            let other = {
+                let small = small.clone();
+                loom::thread::spawn(move || {
+                    // Sleeps beside the helm until it is handed over; then it is free to be taken.
+                    while small.helm.take().is_none() {
+                        small.helm.sleep_on(&small.ops[1], || small.ops[1].sleep(Duration::MAX));
+                    }
+                })
+            };
+            small.helm.leave();
+            other.join().unwrap();
+        });
+    }
+}

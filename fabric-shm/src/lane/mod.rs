@@ -20,7 +20,9 @@ mod memory;
 mod producer;
 
 pub use consumer::{Consumer, Peek, Seen};
-pub use memory::{Control, LaneMemory, RawMemory};
+#[cfg(not(loom))]
+pub use memory::RawMemory;
+pub use memory::{Control, LaneMemory};
 pub use producer::Producer;
 
 #[cfg(loom)]
