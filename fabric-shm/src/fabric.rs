@@ -84,6 +84,8 @@ struct Lane {
     source: NodeId,
     incarnation: Incarnation,
     priority: Priority,
+    /// The node that produces here.
+    producer: Option<Arc<PeerInbox>>,
     idle_looks: u32,
     busy: bool,
     damaged: bool,
@@ -129,7 +131,7 @@ impl Hot<'_> {
     pub fn take_into(&mut self, seen: &Seen, buf: &mut [u8]) {
         // SAFETY: `seen` comes from `first`, and nothing was taken since, as this is the only handle to the lane.
         unsafe { self.lane.consumer.payload(seen) }.copy_to(buf);
-        self.lane.consumer.take(seen);
+        self.lane.take(seen);
     }
 
     /// Takes the packets that follow a first one, for as long as they keep coming. Returns how much of the message there
@@ -156,8 +158,25 @@ impl Hot<'_> {
 }
 
 impl Lane {
+    #[inline(always)]
+    fn take(&mut self, seen: &Seen) {
+        if self.consumer.take(seen) {
+            self.ring_producer();
+        }
+    }
+
+    /// The producer waits for room, and may be asleep.
+    #[cold]
+    fn ring_producer(&self) {
+        if let Some(inbox) = &self.producer {
+            // SAFETY: the producer's header page is mapped as long as `inbox`.
+            unsafe { Bell::at(inbox.header()) }.ring(!Barriers::join().machine || inbox.flags() & FLAG_FENCE != 0);
+        }
+    }
+
     fn reset(&mut self) {
         self.consumer.reset();
+        self.producer = None;
         self.damaged = false;
     }
 
@@ -177,7 +196,16 @@ impl ShmFabric {
             // SAFETY: the membership made its inbox `inbox_bytes(max_nodes, geometry)` long; `self.membership` keeps it mapped.
             let memory = unsafe { RawMemory::new(inbox.add(block_offset(source, &geometry)), geometry.lane(priority)) };
             let consumer = Consumer::new(memory);
-            Lane { consumer, source, incarnation: Incarnation(0), priority, idle_looks: 0, busy: false, damaged: false }
+            Lane {
+                consumer,
+                source,
+                incarnation: Incarnation(0),
+                priority,
+                producer: None,
+                idle_looks: 0,
+                busy: false,
+                damaged: false,
+            }
         };
         let count = membership.max_nodes();
         let mut fabric = Self {
@@ -270,11 +298,15 @@ impl ShmFabric {
         }) {
             self.check_peers();
         }
-        for member in members {
-            let index = member.id.index();
-            if index >= self.slots.len() || !matches!(self.slots[index], Slot::Vacant) {
+        for index in 0..self.slots.len() {
+            if !matches!(self.slots[index], Slot::Vacant) {
                 continue;
             }
+            let member = members.iter().find(|member| member.id.index() == index);
+            if self.find_missed_life(index, member.map(|member| member.incarnation)) {
+                continue;
+            }
+            let Some(member) = member else { continue };
             match self.membership.open_peer(member.id) {
                 Ok(inbox) if inbox.incarnation() == member.incarnation => self.open_slot(index, inbox),
                 Ok(_) => {}
@@ -285,18 +317,28 @@ impl ShmFabric {
     }
 
     fn open_slot(&mut self, index: usize, inbox: PeerInbox) {
-        let incarnation = inbox.incarnation();
+        let inbox = Arc::new(inbox);
         for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
-            lane.incarnation = incarnation;
-            lane.damaged = false;
-            // A life that came and went between two looks: nothing it sent was seen, and nobody waits for it.
-            let owner = lane.consumer.owner();
-            if owner != 0 && owner != incarnation.0 as u64 {
-                lane.reset();
-            }
+            lane.incarnation = inbox.incarnation();
+            lane.producer = Some(inbox.clone());
         }
-        self.changes.push_back(Change::Joined(inbox.id(), incarnation));
-        self.slots[index] = Slot::Live(Arc::new(inbox));
+        self.changes.push_back(Change::Joined(inbox.id(), inbox.incarnation()));
+        self.slots[index] = Slot::Live(inbox);
+    }
+
+    /// A life that came and went between two looks: what it published is delivered all the same. True if there was one.
+    fn find_missed_life(&mut self, index: usize, present: Option<Incarnation>) -> bool {
+        let lanes = &mut self.lanes[index * PRIORITIES..][..PRIORITIES];
+        let owners = lanes.iter().filter_map(|lane| u32::try_from(lane.consumer.owner()).ok());
+        let Some(missed) = owners.map(Incarnation).find(|owner| owner.0 != 0 && Some(*owner) != present) else { return false };
+        for lane in lanes {
+            lane.incarnation = missed;
+        }
+        let node = NodeId(index as u16);
+        self.slots[index] = Slot::Closing(missed);
+        self.closing += 1;
+        self.changes.extend([Change::Joined(node, missed), Change::Died(node, missed)]);
+        true
     }
 
     /// Makes the list of lanes to look at anew. Small and rare.
@@ -354,16 +396,18 @@ impl ShmFabric {
                     let payload = unsafe { lane.consumer.payload(&seen) };
                     match sink.packet(lane.source, lane.incarnation, lane.priority, &seen.head, payload) {
                         Verdict::Taken => {
-                            lane.consumer.take(&seen);
+                            lane.take(&seen);
                             taken += 1;
                         }
                         Verdict::TakenAndStop => {
-                            lane.consumer.take(&seen);
+                            lane.take(&seen);
                             lane.consumer.refuse(false);
                             return (taken + 1, true);
                         }
                         Verdict::Refused => {
-                            lane.consumer.tell();
+                            if lane.consumer.tell() {
+                                lane.ring_producer();
+                            }
                             lane.consumer.refuse(true);
                             return (taken, false);
                         }
@@ -558,6 +602,12 @@ pub struct ShmLink {
 unsafe impl Send for ShmLink {}
 
 impl ShmLink {
+    /// Says whether messages wait for room on this link: see [`Producer::wait_for_room`].
+    #[inline]
+    pub fn wait_for_room(&mut self, waits: bool) {
+        self.producer.wait_for_room(waits);
+    }
+
     /// Makes the processor own the lines that a message like the last would fill, while the caller waits for an answer.
     #[inline]
     pub fn own_ahead(&self) {

@@ -93,7 +93,7 @@ pub struct SegmentHeader {
 }
 
 const _: () = assert!(size_of::<SegmentHeader>() == 128);
-const _: () = assert!(DOORBELL_OFFSET >= size_of::<SegmentHeader>() && DOORBELL_OFFSET % 128 == 0);
+const _: () = assert!(DOORBELL_OFFSET >= size_of::<SegmentHeader>() && DOORBELL_OFFSET.is_multiple_of(128));
 
 /// Flag of an inbox: its owner can't issue heavy barriers, so producers must fence after they publish.
 pub const FLAG_FENCE: u64 = 1;

@@ -26,6 +26,11 @@ impl Failure {
         Self { code: 1, what: what.to_string(), hint: hint.into() }
     }
 
+    /// The same, with the exit code of what was started.
+    pub fn with_code(self, code: u8) -> Self {
+        Self { code, ..self }
+    }
+
     /// A signal asked for an end.
     pub fn interrupted(signal: i32) -> Self {
         Self { code: 128_u8.wrapping_add(signal as u8), what: "interrupted".into(), hint: String::new() }

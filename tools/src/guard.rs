@@ -5,10 +5,10 @@
 //! said that all is done, the guard kills the groups of processes it was told of and cleans up after their nodes.
 
 use crate::exit::Failure;
-use crate::processes::{own_command, signal_group, take_name};
+use crate::processes::{any_alive_in, own_command, signal_group, take_name};
 use doorbell::Space;
 use doorbell_shm::domain::clean;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::Signal;
 use nix::unistd::{Pid, setsid};
 use std::io::{BufRead, Write, stdin};
 use std::os::unix::process::CommandExt;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 pub const COMMAND: &str = "guard";
 
 /// How long processes that were killed may take to be gone.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 pub struct GuardArgs {
@@ -39,8 +39,9 @@ impl Guard {
     pub fn start(domain: &str) -> Result<Self, Failure> {
         let mut command = own_command(COMMAND);
         command.arg(domain).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // Not reached by what a terminal sends to the command.
-        command.process_group(0);
+        // A session of its own, which no terminal sends signals to.
+        // SAFETY: one system call, no allocation, no lock.
+        unsafe { command.pre_exec(|| Ok(setsid().map(|_| ())?)) };
         let mut child = command.spawn().map_err(|error| {
             Failure::usage(
                 format!("cannot start another process: {error}"),
@@ -69,8 +70,6 @@ impl Drop for Guard {
 /// Stands guard.
 pub fn run(args: &GuardArgs) -> Result<(), Failure> {
     take_name();
-    // A session of its own: no terminal, and no signals from one.
-    let _ = setsid();
     let mut groups = Vec::new();
     for line in stdin().lock().lines() {
         match line.as_deref() {
@@ -81,10 +80,15 @@ pub fn run(args: &GuardArgs) -> Result<(), Failure> {
     }
     let deadline = Instant::now() + GRACE;
     groups.iter().for_each(|group| signal_group(*group, Signal::SIGKILL));
-    while groups.iter().any(|group| killpg(*group, None).is_ok()) && Instant::now() < deadline {
+    while any_alive_in(&groups) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Nobody is left to be told of a failure; `doorbell clean` tells.
-    let _ = clean(&Space::posix(), Some(&args.domain), false);
+    // The command itself may not be gone wholly, and its node with it. Nobody is left to be told of a failure; `doorbell
+    // clean` tells.
+    while clean(&Space::posix(), Some(&args.domain), false).is_ok_and(|report| !report.kept.is_empty())
+        && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     Ok(())
 }

@@ -1,7 +1,17 @@
 //! The `doorbell` command. Each command is a module that has its arguments and a `run`.
 
+mod clean;
+mod demo;
+mod environment;
 mod exit;
+mod guard;
+mod info;
+mod ls;
 mod measure;
+mod processes;
+mod run;
+mod segments;
+mod text;
 
 use clap::{Parser, Subcommand};
 use exit::Failure;
@@ -17,19 +27,38 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::DemoArgs),
+    Run(run::RunArgs),
     Latency(measure::latency::LatencyArgs),
     Rate(measure::rate::RateArgs),
+    Ls(ls::LsArgs),
+    Clean(clean::CleanArgs),
+    Info(info::InfoArgs),
     /// One of the processes of a measurement; started by the commands that measure.
     #[command(name = measure::worker::COMMAND, hide = true)]
     MeasureWorker(measure::worker::WorkerArgs),
+    /// Finishes what a command cannot finish that was killed; started by the commands that start processes.
+    #[command(name = guard::COMMAND, hide = true)]
+    Guard(guard::GuardArgs),
+    /// One of the accelerators of the demo; started by it.
+    #[command(name = demo::accelerator::COMMAND, hide = true)]
+    DemoAccelerator(demo::accelerator::AcceleratorArgs),
 }
 
 impl Command {
     fn run(self) -> Result<(), Failure> {
+        environment::check()?;
         match self {
+            Command::Demo(args) => demo::run(&args),
+            Command::Run(args) => run::run(&args),
             Command::Latency(args) => measure::latency::run(&args),
             Command::Rate(args) => measure::rate::run(&args),
+            Command::Ls(args) => ls::run(&args),
+            Command::Clean(args) => clean::run(&args),
+            Command::Info(args) => info::run(&args),
             Command::MeasureWorker(args) => measure::worker::run(&args),
+            Command::Guard(args) => guard::run(&args),
+            Command::DemoAccelerator(args) => demo::accelerator::run(&args),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Processes that end with the command that started them.
 
 use nix::errno::Errno;
-use nix::sys::prctl::{set_name, set_pdeathsig};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::prctl::{set_child_subreaper, set_name, set_pdeathsig};
+use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, getpid, getppid};
 use std::ffi::OsStr;
+use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -24,22 +25,54 @@ pub fn take_name() {
 }
 
 /// Gives a process a group of its own, so that all that it starts in turn can be reached by one signal; and has the kernel
-/// kill it when the calling thread ends. The calling thread must be one that lives as long as the command.
+/// kill it when the calling thread ends. The calling thread must be one that lives as long as the command. Signals that this
+/// process takes in other ways reach the new one as usual.
 pub fn in_own_group(command: &mut Command) -> &mut Command {
     let parent = getpid();
     command.process_group(0);
     let before_exec = move || {
+        SigSet::empty().thread_set_mask()?;
         set_pdeathsig(Signal::SIGKILL)?;
         // Who ended before that call sends no signal any more.
         if getppid() == parent { Ok(()) } else { Err(io::Error::from(Errno::ESRCH)) }
     };
-    // SAFETY: two system calls, no allocation, no lock.
+    // SAFETY: a few system calls, no allocation, no lock.
     unsafe { command.pre_exec(before_exec) }
 }
 
 /// Sends a signal to a group of processes. A group that is gone needs none.
 pub fn signal_group(group: Pid, signal: Signal) {
     let _ = killpg(group, signal);
+}
+
+/// Makes this process the parent of whatever its children leave behind, so that it can collect it.
+pub fn adopt_orphans() {
+    // Without it they are collected by the first process of the system, if that does such things.
+    let _ = set_child_subreaper(true);
+}
+
+/// Collects the zombies of a group whose leader is gone.
+pub fn collect_group(group: Pid) {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+    while matches!(waitid(Id::PGid(group), flags), Ok(status) if status != WaitStatus::StillAlive) {}
+}
+
+/// Whether anything but zombies is left in one of these groups.
+pub fn any_alive_in(groups: &[Pid]) -> bool {
+    let Ok(entries) = fs::read_dir("/proc") else { return false };
+    let numbers = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit());
+    numbers.flat_map(|entry| fs::read_to_string(entry.path().join("stat"))).any(|stat| is_alive_in(groups, &stat))
+}
+
+/// Whether what the kernel says of a process means that it is alive and in one of these groups.
+fn is_alive_in(groups: &[Pid], stat: &str) -> bool {
+    // The name, in brackets, may hold anything; behind it: state, parent, group, and in the 18th place the number of threads.
+    let Some((_, facts)) = stat.rsplit_once(") ") else { return false };
+    let facts: Vec<&str> = facts.split(' ').collect();
+    let number = |at: usize| facts.get(at).and_then(|word| word.parse::<i32>().ok()).unwrap_or(0);
+    // Where the first thread is a zombie, others may still hold all that the process had.
+    let dead = matches!(facts[0], "Z" | "X") && number(17) <= 1;
+    !dead && groups.contains(&Pid::from_raw(number(2)))
 }
 
 /// How a child ended, if it did. It stays a zombie, so that its number, and that of its group, stay its own.
@@ -82,7 +115,7 @@ impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Exited(code) => write!(f, "ended with exit code {code}"),
-            Self::Killed(signal) => write!(f, "was ended by {signal}"),
+            Self::Killed(signal) => write!(f, "was ended by the signal {signal}"),
         }
     }
 }
@@ -90,4 +123,29 @@ impl std::fmt::Display for Ended {
 /// A program as a person would write it.
 pub fn spelled(program: &OsStr) -> String {
     format!("'{}'", program.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_of_a_process() {
+        let stat = |name: &str, state: &str, group: i32, threads: i32| {
+            format!("77 ({name}) {state} 1 {group} 7 0 -1 4194304 129 0 0 0 0 0 0 0 20 0 {threads} 0 462824 76292096\n")
+        };
+        let groups = [Pid::from_raw(5), Pid::from_raw(6)];
+        assert!(is_alive_in(&groups, &stat("a", "S", 6, 1)));
+        assert!(is_alive_in(&groups, &stat("a) Z 1 1 (", "R", 5, 3)));
+        assert!(is_alive_in(&groups, &stat("a", "Z", 5, 2)), "its second thread is not gone");
+        assert!(!is_alive_in(&groups, &stat("a", "Z", 5, 1)));
+        assert!(!is_alive_in(&groups, &stat("a", "S", 7, 1)));
+        assert!(!is_alive_in(&groups, ""));
+    }
+
+    #[test]
+    fn this_process_is_alive() {
+        assert!(any_alive_in(&[nix::unistd::getpgrp()]));
+        assert!(!any_alive_in(&[]));
+    }
 }

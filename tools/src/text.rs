@@ -8,7 +8,10 @@ pub fn bytes(count: u64) -> String {
     let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.into_iter().find(|(_, unit)| count >= *unit) {
         Some((name, unit)) if count.is_multiple_of(unit) => format!("{} {name}", count / unit),
-        Some((name, unit)) => format!("{:.1} {name}", count as f64 / unit as f64),
+        Some((name, unit)) => {
+            let count = count as f64 / unit as f64;
+            format!("{count:.*} {name}", usize::from(count < 99.95))
+        }
         None => format!("{count} B"),
     }
 }
@@ -99,9 +102,15 @@ mod tests {
 
     #[test]
     fn bytes_have_a_fitting_unit() {
-        for (count, text) in
-            [(0, "0 B"), (1023, "1023 B"), (65_536, "64 KiB"), (3_465_216, "3.3 MiB"), (1 << 30, "1 GiB"), (5 << 29, "2.5 GiB")]
-        {
+        for (count, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (65_536, "64 KiB"),
+            (3_465_216, "3.3 MiB"),
+            (913_420, "892 KiB"),
+            (1 << 30, "1 GiB"),
+            (5 << 29, "2.5 GiB"),
+        ] {
             assert_eq!(bytes(count), text);
         }
     }

@@ -226,13 +226,24 @@ impl Engine {
 
     /// Says that a thread is about to sleep on the bell until `op` is done, `timeout` at most. `None` if it should look again
     /// instead. Call [`awake`](Self::awake) after the sleep.
-    pub fn park(&mut self, op: &Arc<Op>, timeout: Duration) -> Option<Duration> {
+    pub fn park(&mut self, me: Token, op: &Arc<Op>, timeout: Duration) -> Option<Duration> {
         if op.is_done() {
             return None;
         }
-        let timeout = self.fabric.arm(timeout)?;
+        let timeout = self.arm(me, timeout)?;
         self.inbound.sighted = false;
         self.parked = Some(op.clone());
+        Some(timeout)
+    }
+
+    /// Arms the bell and looks once more at everything that might ring it: the lanes, and room for what is queued. If that
+    /// found nothing: how long to sleep.
+    pub fn arm(&mut self, me: Token, timeout: Duration) -> Option<Duration> {
+        let timeout = self.fabric.arm(timeout)?;
+        if self.push(me) > 0 {
+            self.fabric.bell().disarm();
+            return None;
+        }
         Some(timeout)
     }
 

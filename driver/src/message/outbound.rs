@@ -113,9 +113,12 @@ impl OutState {
     }
 
     /// A message of any length, as far as there is room.
-    pub fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut sent: usize, mut started: bool) -> Sent {
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`, and `sent` is at most `len`.
+    pub unsafe fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut sent: usize, mut started: bool) -> Sent {
         if len <= WHOLE_BYTES || self.link.as_ref().is_some_and(|link| len <= PACKET_BYTES.min(link.packet_bytes())) {
-            // SAFETY: readable for `len` bytes (SendOp::new, or the caller's slice).
+            // SAFETY: readable for `len` bytes (caller).
             return match self.send_whole(tag, unsafe { std::slice::from_raw_parts(bytes, len) }) {
                 Push::Done => Sent::Whole,
                 Push::Full => Sent::Partly(0, false),
@@ -166,9 +169,11 @@ impl OutState {
                 continue;
             }
             let (tag, bytes, len, sent, started) = (front.tag, front.bytes, front.len, front.sent, front.started);
-            match self.send_some(tag, bytes, len, sent, started) {
+            // SAFETY: SendOp::new's caller keeps the bytes; `sent` comes from the last attempt.
+            match unsafe { self.send_some(tag, bytes, len, sent, started) } {
                 Sent::Whole => {
                     done += 1;
+                    self.wait_for_room(false);
                     if let Some(send) = self.queue.pop_front() {
                         send.op.finish(Outcome::Sent);
                     }
@@ -178,6 +183,7 @@ impl OutState {
                     if let Some(front) = self.queue.front_mut() {
                         (front.sent, front.started) = (now, now_started);
                     }
+                    self.wait_for_room(true);
                     return done + usize::from(moved);
                 }
                 Sent::Down => {
@@ -187,6 +193,13 @@ impl OutState {
             }
         }
         done
+    }
+
+    /// Tells the target whether messages wait for room here, so that it rings when there is some.
+    fn wait_for_room(&mut self, waits: bool) {
+        if let Some(link) = &mut self.link {
+            link.wait_for_room(waits);
+        }
     }
 
     /// Takes a send out of the queue. True if it was there: then nothing of it will reach the target, as what is in the lane

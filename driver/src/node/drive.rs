@@ -222,7 +222,7 @@ impl Shared {
                 }
             }
         }
-        let sleep = self.enter(me, "wait")?.park(op, timeout);
+        let sleep = self.enter(me, "wait")?.park(me, op, timeout);
         if let Some(timeout) = sleep {
             self.parks.fetch_add(1, Ordering::Relaxed);
             self.bell().sleep(timeout);
@@ -242,7 +242,7 @@ impl Shared {
         let sleep = self.baton.enter(me).and_then(|mut engine| {
             engine.check_peers();
             self.show(&mut engine);
-            engine.fabric().arm(timeout)
+            engine.arm(me, timeout)
         });
         if let Some(timeout) = sleep
             && !self.poller.stopped()

@@ -115,7 +115,8 @@ impl Shared {
         engine.connect(outbound, &mut state, wanted)?;
         let mut far = (0, false);
         if !state.is_queued() && (self.progress() != Progress::Poller || matches!(patience, Patience::None)) {
-            match state.send_some(tag, bytes.as_ptr(), bytes.len(), 0, false) {
+            // SAFETY: a slice.
+            match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), 0, false) } {
                 Sent::Whole => return Ok(Begun::Sent),
                 Sent::Partly(sent, started) => far = (sent, started),
                 Sent::Down => return Err(Error::Damaged { node }),

@@ -5,7 +5,7 @@ use super::RawMemory;
 use super::{Control, INLINE_BYTES, LaneMemory, data_room, word};
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
-use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::sync::{Ordering, light_barrier};
 use doorbell_fabric::{PacketHead, PacketKind};
 
 /// The only reader of a lane. Its positions are private; what it publishes is for the producer alone.
@@ -132,9 +132,11 @@ impl<M: LaneMemory> Consumer<M> {
         }
     }
 
-    /// Gives the first packet's place back. `seen` comes from the latest `peek`.
+    /// Gives the first packet's place back. `seen` comes from the latest `peek`. True if the producer's bell is to be rung: it
+    /// waits for room, and there is some now.
     #[inline(always)]
-    pub fn take(&mut self, seen: &Seen) {
+    #[must_use]
+    pub fn take(&mut self, seen: &Seen) -> bool {
         self.head += 1;
         if let Place::Data(place) = seen.place {
             self.data_head = place + data_room(seen.len);
@@ -144,15 +146,20 @@ impl<M: LaneMemory> Consumer<M> {
         if self.head - self.head_told >= self.memory.cell_count() as u64 / 4
             || self.data_head - self.data_head_told >= self.memory.data_bytes() as u64 / 4
         {
-            self.tell();
+            return self.tell();
         }
+        false
     }
 
-    /// Tells the producer how far this end has read. Release: our reads happen before its next writes there.
-    pub fn tell(&mut self) {
+    /// Tells the producer how far this end has read. Release: our reads happen before its next writes there. True if the
+    /// producer waits for it.
+    pub fn tell(&mut self) -> bool {
         self.memory.control(Control::Head).store(self.head, Ordering::Release);
         self.memory.control(Control::DataHead).store(self.data_head, Ordering::Release);
         (self.head_told, self.data_head_told) = (self.head, self.data_head);
+        // As with the bell: a producer about to sleep says so, fences for both, and looks at the head once more.
+        light_barrier();
+        self.memory.control(Control::Waiting).load(Ordering::Relaxed) != 0
     }
 
     /// Tells the producer whether this end takes messages.
@@ -189,6 +196,7 @@ impl<M: LaneMemory> Consumer<M> {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
         (self.head, self.data_head) = (0, 0);
+        self.memory.control(Control::Waiting).store(0, Ordering::Relaxed);
         self.tell();
         self.refusing = true;
         self.refuse(false);

@@ -37,7 +37,7 @@ fn exchange(lens: &'static [usize]) {
             unsafe { consumer.copy_out(&seen, bytes.as_mut_ptr()) };
             assert_eq!((seen.head.sequence, seen.head.tag, seen.len), (sequence as u32, 100 + sequence as u64, *len));
             assert_eq!(bytes[0], sequence as u8 + 1);
-            consumer.take(&seen);
+            let _ = consumer.take(&seen);
             consumer.tell();
         }
         sender.join().unwrap();

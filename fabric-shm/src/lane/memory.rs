@@ -18,6 +18,8 @@ pub enum Control {
     Refused = 2,
     /// The incarnation that produces here; zero when the lane is free to be claimed.
     Owner = 16,
+    /// Not zero while the producer waits for room and may be asleep: then it wants its bell rung when there is some.
+    Waiting = 17,
 }
 
 /// A lane's memory. What lies behind it may be written by another process at any time.
@@ -150,7 +152,7 @@ impl LaneMemory for RawMemory {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!((Control::Owner as usize + 1) * 8 <= crate::layout::CONTROL_BYTES);
+const _: () = assert!((Control::Waiting as usize + 1) * 8 <= crate::layout::CONTROL_BYTES);
 
 /// Lane memory that loom watches.
 #[cfg(loom)]
@@ -166,7 +168,7 @@ impl LoomMemory {
     pub fn new(cells: usize, data_bytes: usize) -> Self {
         Self {
             words: (0..cells * word::COUNT).map(|_| AtomicU64::new(0)).collect(),
-            controls: (0..17).map(|_| AtomicU64::new(0)).collect(),
+            controls: (0..18).map(|_| AtomicU64::new(0)).collect(),
             // One watched byte stands for a whole cache line: enough to see two sides touch it at once.
             data: (0..data_bytes / 64).map(|_| loom::cell::UnsafeCell::new(0)).collect(),
         }

@@ -21,6 +21,7 @@ pub struct Producer<M> {
     data_head_seen: u64,
     /// How far the consumer's processor was when last looked.
     distance: Distance,
+    waiting: bool,
 }
 
 impl<M: LaneMemory> Producer<M> {
@@ -31,7 +32,15 @@ impl<M: LaneMemory> Producer<M> {
         // Acquire: pairs with the release of `Consumer::reset`, whose blank cells this producer must not overtake.
         owner.compare_exchange(0, incarnation as u64, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         fault_point!("lane.claimed");
-        Some(Self { memory, tail: 0, data_tail: 0, head_seen: 0, data_head_seen: 0, distance: Distance::default() })
+        Some(Self {
+            memory,
+            tail: 0,
+            data_tail: 0,
+            head_seen: 0,
+            data_head_seen: 0,
+            distance: Distance::default(),
+            waiting: false,
+        })
     }
 
     /// The most bytes one packet carries: a quarter of the data ring, so that a packet, the waste at the ring's end and what
@@ -45,6 +54,15 @@ impl<M: LaneMemory> Producer<M> {
     #[inline]
     pub fn refused(&self) -> bool {
         self.memory.control(Control::Refused).load(Ordering::Relaxed) != 0
+    }
+
+    /// Says that this end waits for room, or that it does not any more. Say so, arm the bell, and try once more before
+    /// sleeping.
+    pub fn wait_for_room(&mut self, waits: bool) {
+        if self.waiting != waits {
+            self.waiting = waits;
+            self.memory.control(Control::Waiting).store(waits as u64, Ordering::Relaxed);
+        }
     }
 
     /// Packets pushed so far.

@@ -47,7 +47,7 @@ fn pop(consumer: &mut Consumer<RawMemory>) -> Option<(PacketHead, Vec<u8>)> {
         consumer.payload(&seen).to_vec()
     };
     assert_eq!(copied, viewed);
-    consumer.take(&seen);
+    let _ = consumer.take(&seen);
     Some((seen.head, copied))
 }
 

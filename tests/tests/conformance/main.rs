@@ -37,6 +37,7 @@ suite! {
     messages:
         every_length_arrives_intact
         messages_of_several_mib_arrive_intact
+        a_message_does_not_overtake_the_one_before_it
         order_is_kept_for_each_sender_and_priority
         urgent_messages_do_not_wait_behind_others
         pieces_become_one_message
@@ -94,6 +95,8 @@ suite! {
         pending_operations_end_when_their_node_is_gone
         a_death_is_noticed_under_traffic
         a_peer_leads_to_one_life
+        what_is_queued_does_not_reach_the_next_life
+        a_node_is_known_as_soon_as_it_has_joined
         ids_are_used_again
         a_node_that_left_is_closed
         leaving_ends_what_waits

@@ -58,6 +58,27 @@ pub fn messages_of_several_mib_arrive_intact(world: &World) {
     });
 }
 
+pub fn a_message_does_not_overtake_the_one_before_it(world: &World) {
+    // Long and short ones by turns, so that whoever looks once finds the end of one and the beginning of the next.
+    let [a, b] = world.nodes();
+    let (from, to) = (a.id(), b.id());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for number in 0..200_u64 {
+                a.send_by(to, number, &pattern::bytes([40_000, 3000, 8][number as usize % 3], number), soon()).unwrap();
+            }
+        });
+        let mut buf = vec![0; 40_000];
+        for number in 0..200 {
+            let envelope = match number % 4 {
+                0 => b.recv_with_by(Match::any(), soon(), |envelope, _| *envelope).unwrap(),
+                _ => b.recv_by(Match::from(from), &mut buf, soon()).unwrap(),
+            };
+            assert_eq!((envelope.tag, envelope.sequence), (number, number as u32), "a message overtook another");
+        }
+    });
+}
+
 pub fn order_is_kept_for_each_sender_and_priority(world: &World) {
     const EACH: usize = 300;
     let [target, one, two] = world.nodes();
@@ -113,7 +134,8 @@ pub fn pieces_become_one_message(world: &World) {
     a.send_vectored(b.id(), 2, &pieces[1..2]).unwrap();
     a.send_vectored(b.id(), 3, &[]).unwrap();
     let mut buf = vec![0; 10_000];
-    let receive = |buf: &mut Vec<u8>| b.recv_by(Match::from(a.id()), buf, soon()).map(|envelope| (envelope.tag, envelope.len)).unwrap();
+    let receive =
+        |buf: &mut Vec<u8>| b.recv_by(Match::from(a.id()), buf, soon()).map(|envelope| (envelope.tag, envelope.len)).unwrap();
     assert_eq!(receive(&mut buf), (1, 10_000));
     pattern::check(&buf, 1);
     assert_eq!(receive(&mut buf), (2, 1));
@@ -136,7 +158,8 @@ pub fn a_message_is_read_in_place(world: &World) {
     assert!(matches!(late, Err(Error::Timeout { operation: "recv_with", node: None })), "{late:?}");
     // The form without a deadline, while the message is still to come.
     let (node, from) = (b.clone(), a.id());
-    let reading = doorbell_tests::patience::running("recv_with", move || node.recv_with(Match::from(from), |_, payload| payload.to_vec()));
+    let reading =
+        doorbell_tests::patience::running("recv_with", move || node.recv_with(Match::from(from), |_, payload| payload.to_vec()));
     let reading = reading.started();
     a.send_by(b.id(), 1, b"late", soon()).unwrap();
     assert_eq!(reading.join().unwrap(), b"late");

@@ -53,8 +53,15 @@ where
 }
 
 impl MeasureArgs {
-    /// The plan of a measurement of these sizes, `leg` saying for each how long it takes.
-    pub fn plan(&self, test: Test, sizes: &[Size], leg: impl Fn(Size) -> Leg) -> Result<Plan, Failure> {
+    /// The plan of a measurement of these sizes. `usual` says how many messages of a size there are if nothing is said, and
+    /// `leg` makes sections of them.
+    pub fn plan(
+        &self,
+        test: Test,
+        sizes: &[Size],
+        usual: fn(usize) -> u64,
+        leg: impl Fn(usize, usize) -> Leg,
+    ) -> Result<Plan, Failure> {
         let allowed =
             processors().map_err(|error| Failure::usage(format!("could not ask which processors there are: {error}"), ""))?;
         if let Some(missing) = self.pin.iter().find(|processor| !allowed.contains(processor)) {
@@ -68,26 +75,32 @@ impl MeasureArgs {
         pinned.sort_unstable();
         pinned.dedup();
         let own = if pinned.is_empty() { allowed.len() } else { pinned.len() };
+        let crowded = processes > own;
+        let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes), crowded)));
         Ok(Plan {
             test,
             domain: self.domain.clone().unwrap_or_else(|| format!("{}-{}", test.name(), std::process::id())),
             pairs: usize::from(self.pairs),
-            legs: sizes.iter().copied().map(leg).collect(),
+            legs: legs.collect(),
             floor: self.floor,
             touched: !self.untouched,
             shared: self.shared,
             progress: self.progress.to_string(),
             wait: self.wait.to_string(),
             pin: self.pin.clone(),
-            crowded: processes > own,
+            crowded,
         })
     }
 
-    /// The messages that count for one size: as asked for, or as many as is usual.
-    pub fn messages(&self, usual: u64) -> usize {
-        // A sleeper's messages take a hundred times as long.
-        let usual = if self.wait == Wait::Park { (usual / 20).max(100) } else { usual };
-        self.iterations.unwrap_or(usual) as usize
+    /// The messages that count for one size: as asked for, or as many as is usual and can be had in the time.
+    fn messages(&self, usual: u64, crowded: bool) -> usize {
+        let slower = match (self.wait, self.progress) {
+            (Wait::Spin, _) if crowded => 100,
+            (Wait::Park, _) => 20,
+            (_, Progress::Poller) => 10,
+            _ => 1,
+        };
+        self.iterations.unwrap_or((usual / slower).max(100)) as usize
     }
 }
 

@@ -14,17 +14,20 @@ use crate::exit::Failure;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  doorbell latency --pin 0,1                          four sizes, a process on each of two processors
-  doorbell latency --pin 0,1 --sizes 8 --floor        how far from what the machine can do
-  doorbell latency --pin 0,1 --pairs 2                four processes on two processors
-  doorbell latency --pin 0,1 --wait park              both sleep until the doorbell wakes them
+  doorbell latency --pin 0,1                        four sizes, one process on each processor
+  doorbell latency --pin 0,1 --sizes 8 --floor      how far from what the machine can do
+  doorbell latency --pin 0,1 --pairs 2              four processes on two processors
+  doorbell latency --pin 0,1 --wait park            both sleep until the doorbell wakes them
   doorbell latency --sizes 8 --format json | jq .p99_ns
-  doorbell latency --sizes 8 --format hgrm > 8.hgrm   for the plotters of HdrHistogram
+  doorbell latency --sizes 8 --format hgrm > 8.hgrm for the plotters of HdrHistogram
 
-With --floor the same processes also pass messages over a bare ring slot (up to 48 bytes: payload and sequence
-word in one cache line) or copied in and out of shared memory (above), in short sections between those of the
-driver. `ratio` is the driver's median over the floor's. Look at ratios rather than at nanoseconds: the
-processors of a virtual machine move, and with them everything but the ratio.")]
+With --floor the same two processes also pass bare messages, in short sections between
+those of the driver: in a ring slot that is one cache line, payload and sequence word
+together (up to 48 bytes), or copied in and out of shared memory (above). `ratio` is the
+driver's median over the floor's.
+
+Believe ratios rather than nanoseconds: the processors of a virtual machine move, and
+every time with them. `hop` is how long a cache line takes between the two just now.")]
 pub struct LatencyArgs {
     /// Sizes of the messages: 8, 64KiB, 1MB
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "8,64,1KiB,4KiB")]
@@ -41,21 +44,23 @@ const ROUNDS: usize = 16;
 
 /// Measures and prints.
 pub fn run(args: &LatencyArgs) -> Result<(), Failure> {
-    let plan = args.measure.plan(Test::Latency, &args.sizes, |size| leg(args, size))?;
+    let plan = args.measure.plan(Test::Latency, &args.sizes, usual, |bytes, messages| leg(args, bytes, messages))?;
     let outcome = pairs::carry_out(&plan)?;
     let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::latency(&plan, leg, &outcome)).collect();
     report::print(args.measure.format, &Header::of(&plan), &rows);
     Ok(())
 }
 
-fn leg(args: &LatencyArgs, Size(bytes): Size) -> Leg {
-    let usual = match bytes {
+fn usual(bytes: usize) -> u64 {
+    match bytes {
         0..=4096 => 200_000,
         4097..=65_536 => 30_000,
         65_537..=1_048_576 => 3_000,
         _ => 400,
-    };
-    let messages = args.measure.messages(usual);
+    }
+}
+
+fn leg(args: &LatencyArgs, bytes: usize, messages: usize) -> Leg {
     let rounds = ROUNDS.min(messages);
     let count = messages.div_ceil(rounds);
     Leg { bytes, rounds, count, warmup: args.warmup.map_or(count.div_ceil(10), |warmup| warmup as usize) }

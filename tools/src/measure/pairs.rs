@@ -9,7 +9,7 @@ use doorbell_benches::floor::Mapping;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -108,13 +108,16 @@ impl Workers {
         let mut running: Vec<bool> = vec![true; self.children.len()];
         let mut trouble: Option<(Gravity, Failure)> = None;
         let mut kill_at = None;
+        let mut sent = Vec::new();
         while running.contains(&true) {
             match self.answers.recv_timeout(Duration::from_millis(50)) {
                 Ok((node, answer)) => {
                     running[node] = false;
                     let status = self.children[node].wait();
-                    match judge(node, self.children[node].id(), &answer, status) {
+                    match judge(node, self.children[node].id(), &answer, &status) {
                         Ok(found) => findings[node] = found,
+                        // What we asked for is no news.
+                        Err((Gravity::Died, _)) if signal_of(&status).is_some_and(|signal| sent.contains(&signal)) => {}
                         Err((gravity, failure)) => {
                             if trouble.as_ref().is_none_or(|(known, _)| gravity > *known) {
                                 trouble = Some((gravity, failure));
@@ -128,10 +131,10 @@ impl Workers {
             let interrupted = signal.load(Ordering::SeqCst) != 0;
             if kill_at.is_none() && (trouble.is_some() || interrupted) {
                 kill_at = Some(Instant::now() + GRACE);
-                self.signal(&running, Signal::SIGTERM);
+                sent.push(self.signal(&running, Signal::SIGTERM));
             }
             if kill_at.is_some_and(|moment| Instant::now() >= moment) {
-                self.signal(&running, Signal::SIGKILL);
+                sent.push(self.signal(&running, Signal::SIGKILL));
             }
         }
         match (signal.load(Ordering::SeqCst), trouble) {
@@ -141,11 +144,12 @@ impl Workers {
         }
     }
 
-    fn signal(&self, running: &[bool], signal: Signal) {
+    fn signal(&self, running: &[bool], signal: Signal) -> i32 {
         for (child, _) in self.children.iter().zip(running).filter(|(_, running)| **running) {
             // Nobody has waited for it yet, so the number is still its own.
             let _ = kill(Pid::from_raw(child.id() as i32), signal);
         }
+        signal as i32
     }
 }
 
@@ -160,7 +164,7 @@ impl Drop for Workers {
 }
 
 /// What a worker that ended has to say.
-fn judge(node: usize, pid: u32, answer: &str, status: std::io::Result<ExitStatus>) -> Result<Vec<Finding>, (Gravity, Failure)> {
+fn judge(node: usize, pid: u32, answer: &str, status: &io::Result<ExitStatus>) -> Result<Vec<Finding>, (Gravity, Failure)> {
     let role = if node.is_multiple_of(2) { "the process that sends and measures" } else { "the process that answers" };
     let who = format!("{role} (node {node}, process {pid})");
     let again = "nothing was measured: run it again";
@@ -170,14 +174,16 @@ fn judge(node: usize, pid: u32, answer: &str, status: std::io::Result<ExitStatus
         Ok(Reply::Failed(why)) => Err((Gravity::Failed, Failure::failed(format!("{who} could not go on: {why}"), again))),
         Ok(Reply::Stopped) => Err((Gravity::Stopped, Failure::failed(format!("{who} was told to stop"), again))),
         Err(_) => {
-            let how = match status {
-                Ok(status) => match status.signal() {
-                    Some(signal) => format!("was killed by signal {signal}"),
-                    None => format!("ended without an answer ({status})"),
-                },
-                Err(error) => format!("was lost: {error}"),
+            let how = match (status, signal_of(status)) {
+                (_, Some(signal)) => format!("was killed by signal {signal}"),
+                (Ok(status), None) => format!("ended without an answer ({status})"),
+                (Err(error), None) => format!("was lost: {error}"),
             };
             Err((Gravity::Died, Failure::failed(format!("{who} {how}"), again)))
         }
     }
+}
+
+fn signal_of(status: &io::Result<ExitStatus>) -> Option<i32> {
+    status.as_ref().ok()?.signal()
 }

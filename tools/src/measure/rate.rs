@@ -14,12 +14,13 @@ use crate::exit::Failure;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  doorbell rate --pin 0,1                             8-byte messages
-  doorbell rate --pin 0,1 --floor                     beside a bare ring of cache lines, in turns
-  doorbell rate --pin 0,1 --sizes 8,1KiB,64KiB        also how many bytes a second
+  doorbell rate --pin 0,1                           8-byte messages
+  doorbell rate --pin 0,1 --floor                   in turns with a bare ring of cache lines
+  doorbell rate --pin 0,1 --sizes 8,1KiB,64KiB      also how many bytes a second
   doorbell rate --pin 0,1 --format json | jq .messages_per_s
 
-The percentiles are those of the time for one message, each section giving one sample.")]
+Every section gives one sample: the time from its first message until the receiver has
+its last, divided by their number. `ratio` is the driver's rate over the floor's.")]
 pub struct RateArgs {
     /// Sizes of the messages: 8, 64KiB, 1MB
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "8")]
@@ -36,16 +37,18 @@ const BYTES: u64 = 4 << 30;
 
 /// Measures and prints.
 pub fn run(args: &RateArgs) -> Result<(), Failure> {
-    let plan = args.measure.plan(Test::Rate, &args.sizes, |size| leg(args, size))?;
+    let plan = args.measure.plan(Test::Rate, &args.sizes, usual, leg)?;
     let outcome = pairs::carry_out(&plan)?;
     let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::rate(&plan, leg, &outcome)).collect();
     report::print(args.measure.format, &Header::of(&plan), &rows);
     Ok(())
 }
 
-fn leg(args: &RateArgs, Size(bytes): Size) -> Leg {
-    let usual = (BYTES / (bytes as u64).max(1)).clamp(2 * ROUNDS as u64, MESSAGES);
-    let messages = args.measure.messages(usual);
+fn usual(bytes: usize) -> u64 {
+    (BYTES / (bytes as u64).max(1)).clamp(2 * ROUNDS as u64, MESSAGES)
+}
+
+fn leg(bytes: usize, messages: usize) -> Leg {
     let rounds = ROUNDS.min(messages);
     Leg { bytes, rounds, count: messages.div_ceil(rounds), warmup: 0 }
 }

@@ -4,6 +4,7 @@ use super::pairs::Outcome;
 use super::plan::{Plan, Test, unpack};
 use super::table;
 use crate::exit::warn;
+use doorbell::Progress;
 use doorbell_benches::stats::{Samples, Summary};
 use serde_json::{Value, json};
 use std::fmt;
@@ -295,10 +296,140 @@ fn doubts(header: &Header, rows: &[Row]) -> Vec<String> {
     if header.plan.pin.is_empty() {
         doubts.push("the processes were free to change processors: --pin 0,1 gives steadier figures".into());
     }
+    if header.plan.progress == Progress::Poller.to_string() && !header.plan.pin.is_empty() {
+        doubts.push(
+            "each process has a poller beside the thread that measures, pinned to the same processor: they take turns".into(),
+        );
+    }
     if header.floor && header.plan.crowded {
         doubts.push(
             "there are more processes than processors: the floor yields between looks, which is not the best one can do".into(),
         );
     }
     doubts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{Finding, Leg, pack};
+    use super::*;
+    use doorbell_benches::clock::Clock;
+    use std::collections::BTreeMap;
+
+    fn plan(test: Test, pairs: usize, floor: bool) -> Plan {
+        Plan {
+            test,
+            domain: "report".into(),
+            pairs,
+            legs: vec![Leg { bytes: 64, rounds: 2, warmup: 0, count: 100 }],
+            floor,
+            touched: true,
+            shared: false,
+            progress: "adaptive".into(),
+            wait: "auto".into(),
+            pin: vec![0, 1],
+            crowded: false,
+        }
+    }
+
+    fn samples(values: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let mut samples = Samples::new();
+        values.iter().for_each(|(value, count)| samples.record_many(*value, *count));
+        pack(&samples)
+    }
+
+    /// Each pair's driver takes 100, 200, … ticks of 2 ns, and the floor 80.
+    fn outcome(pairs: usize, hops: &[(f64, bool)]) -> Outcome {
+        let finding = |pair: usize| Finding {
+            driver: samples(&[(100 * (pair as u64 + 1), 200)]),
+            floor: samples(&[(80, 200)]),
+            hops: if pair == 0 { hops.to_vec() } else { Vec::new() },
+        };
+        Outcome { pairs: (0..pairs).map(|pair| vec![finding(pair)]).collect(), clock: Clock { ns_per_tick: 2.0 } }
+    }
+
+    fn parsed(row: &Row) -> BTreeMap<String, Value> {
+        serde_json::from_str(&object(row)).unwrap()
+    }
+
+    const ALWAYS: [&str; 12] = [
+        "test",
+        "fabric",
+        "size_bytes",
+        "samples",
+        "min_ns",
+        "p50_ns",
+        "p99_ns",
+        "p999_ns",
+        "max_ns",
+        "mean_ns",
+        "gb_per_s",
+        "messages_per_s",
+    ];
+
+    #[test]
+    fn a_latency_is_half_a_round_trip_and_its_ratio_that_of_the_medians() {
+        let row = Row::latency(&plan(Test::Latency, 1, true), 0, &outcome(1, &[(50.0, false), (60.0, false)]));
+        let found = parsed(&row);
+        for name in ALWAYS.iter().chain(&["floor_p50_ns", "ratio", "hop_ns", "shared_core", "pairs"]) {
+            assert!(found.contains_key(*name), "{name} is missing");
+        }
+        assert_eq!(found["test"], "latency");
+        assert_eq!((&found["p50_ns"], &found["floor_p50_ns"]), (&json!(100.0), &json!(80.0)));
+        assert_eq!((&found["ratio"], &found["hop_ns"]), (&json!(1.25), &json!(55.0)));
+        assert_eq!((&found["messages_per_s"], &found["gb_per_s"]), (&json!(1e7), &json!(0.64)));
+        assert_eq!(found["samples"], 200);
+    }
+
+    #[test]
+    fn a_rate_counts_messages_and_its_ratio_is_that_of_the_rates() {
+        let row = Row::rate(&plan(Test::Rate, 1, true), 0, &outcome(1, &[]));
+        let found = parsed(&row);
+        for name in ALWAYS.iter().chain(&["floor_messages_per_s", "floor_gb_per_s", "ratio", "hop_ns", "shared_core", "pairs"]) {
+            assert!(found.contains_key(*name), "{name} is missing");
+        }
+        // A section of 100 messages takes 100 ticks of 2 ns.
+        assert_eq!((&found["p50_ns"], &found["messages_per_s"]), (&json!(2.0), &json!(5e8)));
+        assert_eq!((&found["ratio"], &found["hop_ns"], &found["samples"]), (&json!(0.8), &Value::Null, &json!(200)));
+    }
+
+    #[test]
+    fn pairs_give_the_mean_and_percentiles_of_all() {
+        let row = Row::latency(&plan(Test::Latency, 2, false), 0, &outcome(2, &[]));
+        let found = parsed(&row);
+        assert_eq!((&found["mean_ns"], &found["max_ns"], &found["pairs"]), (&json!(150.0), &json!(200.0), &json!(2)));
+        assert!(!found.contains_key("ratio") && !found.contains_key("floor_p50_ns"));
+    }
+
+    #[test]
+    fn csv_has_the_names_of_json() {
+        let row = Row::latency(&plan(Test::Latency, 1, true), 0, &outcome(1, &[]));
+        let text = csv(&[row.clone(), row.clone()]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[0].split(',').collect::<Vec<_>>(), row.fields().iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        assert_eq!(lines[0].split(',').count(), lines[1].split(',').count());
+        assert!(lines[1].starts_with("latency,shm,64,200,"));
+    }
+
+    #[test]
+    fn a_percentile_distribution_ends_with_all_samples() {
+        let text = Row::latency(&plan(Test::Latency, 2, false), 0, &outcome(2, &[])).hgrm();
+        assert!(text.contains("Value     Percentile TotalCount 1/(1-Percentile)"));
+        let last = text.lines().rfind(|line| !line.starts_with('#')).unwrap();
+        assert_eq!(last.split_whitespace().collect::<Vec<_>>(), ["200.000", "1.000000000000", "400"]);
+    }
+
+    #[test]
+    fn doubts_are_told() {
+        let told =
+            |plan: &Plan, hops: &[(f64, bool)]| doubts(&Header::of(plan), &[Row::latency(plan, 0, &outcome(1, hops))]).join("\n");
+        let quiet = plan(Test::Latency, 1, true);
+        assert_eq!(told(&quiet, &[(50.0, false), (60.0, false)]), "");
+        assert!(told(&quiet, &[(24.0, true), (24.0, false)]).contains("threads of one core"));
+        assert!(told(&quiet, &[(50.0, false), (245.0, false)]).contains("moved"));
+        assert!(told(&Plan { pin: Vec::new(), ..quiet.clone() }, &[]).contains("--pin"));
+        assert!(told(&Plan { progress: "poller".into(), ..quiet.clone() }, &[]).contains("poller"));
+        assert!(told(&Plan { crowded: true, ..quiet }, &[]).contains("more processes than processors"));
+    }
 }

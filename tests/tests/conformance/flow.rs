@@ -1,0 +1,256 @@
+//! Too much at once: lanes and pools that are full, and nodes that send before they receive.
+
+use doorbell::{Error, Match, Node, NodeId, Peer, Progress};
+use doorbell_tests::patience::{briefly, finishes, running, soon, until};
+use doorbell_tests::pattern;
+use doorbell_tests::world::World;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Sends numbered messages of 1 KiB until none has been taken for a while, and returns how many were.
+fn fill(peer: &Peer) -> u64 {
+    let (mut sent, mut refused) = (0_u64, 0);
+    let mut bytes = [0; 1024];
+    // Faulty lanes are full for no reason now and then, and pollers make room; a lane that is full in earnest stays so.
+    while refused < 200 {
+        bytes[..8].copy_from_slice(&sent.to_le_bytes());
+        match peer.try_send(1, &bytes) {
+            Ok(()) => (sent, refused) = (sent + 1, 0),
+            Err(Error::Full { node }) => {
+                assert_eq!(node, peer.id());
+                refused += 1;
+                std::thread::yield_now();
+            }
+            Err(error) => panic!("{error}"),
+        }
+        assert!(sent < 100_000, "a node that does not receive takes everything");
+    }
+    sent
+}
+
+/// Receives numbered messages, which must be these.
+#[track_caller]
+fn drain(node: &Node, numbers: std::ops::Range<u64>) {
+    let mut buf = [0; 1024];
+    for number in numbers {
+        let envelope = node.recv_by(Match::any().tag(1), &mut buf, soon()).unwrap();
+        assert_eq!((u64::from_le_bytes(buf[..8].try_into().unwrap()), envelope.sequence as u64), (number, number));
+    }
+}
+
+/// What a lane of default size and a pool of this size hold at most, in messages of 1 KiB.
+const fn most(pool: usize) -> u64 {
+    (128 + pool / 1024) as u64
+}
+
+pub fn full_is_an_ordinary_result(world: &World) {
+    let [a, b] = world.nodes_with_pool(32 << 10);
+    let peer = a.peer(b.id()).unwrap();
+    let first = fill(&peer);
+    assert!((90..=most(32 << 10)).contains(&first), "{first} messages of 1 KiB fit a lane of 128 KiB and a pool of 32");
+    let full = until("a try that is refused", || peer.try_send(1, &[0; 1024]).err());
+    assert!(full.is_retryable() && full.certainty() == doorbell::Certainty::DidNotHappen, "{full:?}");
+    assert!(
+        matches!(peer.send_by(1, &[0; 1024], briefly()), Err(Error::Timeout { operation: "send", node }) if node == Some(b.id()))
+    );
+    drain(&b, 0..first);
+    // Nothing was lost, nothing else arrived, and it goes on.
+    assert_eq!(b.try_recv(Match::any(), &mut [0; 1024]).unwrap(), None);
+    for number in first..first + 10 {
+        let mut bytes = [0; 1024];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        until("a try that succeeds", || peer.try_send(1, &bytes).ok());
+    }
+    drain(&b, first..first + 10);
+}
+
+pub fn a_full_pool_holds_senders_back_and_lets_them_go_on(world: &World) {
+    const POOL: usize = 64 << 10;
+    let [target, one, two] = world.nodes_with_pool(POOL);
+    let peers = [one.peer(target.id()).unwrap(), two.peer(target.id()).unwrap()];
+    // The target waits for something else and so takes what comes meanwhile into its pool.
+    let mut sent = [0, 0];
+    for _ in 0..3 {
+        let late = target.recv_by(Match::any().tag(2), &mut [0; 8], briefly());
+        assert!(matches!(late, Err(Error::Timeout { .. })));
+        for (peer, sent) in peers.iter().zip(&mut sent) {
+            let mut bytes = [0; 1024];
+            for _ in 0..200 {
+                bytes[..8].copy_from_slice(&u64::to_le_bytes(*sent));
+                *sent += u64::from(peer.try_send(1, &bytes).is_ok());
+            }
+        }
+    }
+    let stats = target.stats().unwrap();
+    assert!(stats.pooled_bytes_most <= POOL, "the pool of {POOL} bytes held {}", stats.pooled_bytes_most);
+    assert!(stats.pooled > 30, "the pool was used: {stats:?}");
+    assert!(sent.iter().sum::<u64>() <= 128 + most(POOL), "{sent:?} messages of 1 KiB were taken");
+    // Whoever comes with what the target wants gets through if its lane has room; the others when the pool has.
+    let mut buf = [0; 1024];
+    for (sender, sent) in [&one, &two].into_iter().zip(sent) {
+        for number in 0..sent {
+            let envelope = target.recv_by(Match::from(sender.id()), &mut buf, soon()).unwrap();
+            assert_eq!((u64::from_le_bytes(buf[..8].try_into().unwrap()), envelope.sequence as u64), (number, number));
+        }
+        sender.send_by(target.id(), 2, b"on", soon()).unwrap();
+        assert_eq!(target.recv_by(Match::any().tag(2), &mut buf, soon()).unwrap().source, sender.id());
+    }
+}
+
+pub fn a_send_waits_for_room(world: &World) {
+    let [a, b] = world.nodes_with_pool(32 << 10);
+    let peer = a.peer(b.id()).unwrap();
+    let first = fill(&peer);
+    let (node, to) = (a.clone(), b.id());
+    let sending = running("a send to a full lane", move || {
+        for number in first..first + 300 {
+            let mut bytes = [0; 1024];
+            bytes[..8].copy_from_slice(&number.to_le_bytes());
+            node.send(to, 1, &bytes).unwrap();
+        }
+    });
+    let sending = sending.started();
+    drain(&b, 0..first + 300);
+    sending.join();
+}
+
+/// Sends messages until that is `bytes`, or until there is `Full`. Returns how many were sent.
+fn send_much(node: &Node, to: NodeId, len: usize, bytes: usize) -> (u64, bool) {
+    let message = pattern::bytes(len, node.id().0 as u64);
+    for number in 0..(bytes / len) as u64 {
+        match node.send(to, number, &message) {
+            Ok(()) => {}
+            Err(Error::Full { node }) => {
+                assert_eq!(node, to);
+                return (number, true);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    ((bytes / len) as u64, false)
+}
+
+/// Every node sends `bytes` to the next before any receives; then all receive. Returns whether each got `Full`.
+fn all_send_first<const N: usize>(nodes: [Node; N], len: usize, bytes: usize) -> [bool; N] {
+    let ready = Arc::new(AtomicUsize::new(0));
+    let counts: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let (node, to, ready) = (node.clone(), nodes[(node.id().index() + 1) % N].id(), ready.clone());
+            running("a node that sends before it receives", move || {
+                let count = send_much(&node, to, len, bytes);
+                // Whoever has sent all goes on to do something else, but lets its engine turn now and then.
+                ready.fetch_add(1, Ordering::SeqCst);
+                until("all have sent or got Full", || {
+                    node.progress().unwrap();
+                    (ready.load(Ordering::SeqCst) == N).then_some(())
+                });
+                count
+            })
+        })
+        .collect();
+    let counts: Vec<_> = counts.into_iter().map(|running| running.join()).collect();
+    for (node, (sent, _)) in nodes.iter().zip(&counts) {
+        let to = &nodes[(node.id().index() + 1) % N];
+        let mut buf = vec![0; len];
+        for number in 0..*sent {
+            let envelope = to.recv_by(Match::from(node.id()), &mut buf, soon()).unwrap();
+            assert_eq!((envelope.tag, envelope.sequence as u64, envelope.len), (number, number, len));
+            pattern::check(&buf, node.id().0 as u64);
+        }
+        // What was refused is not delivered, and what comes next is.
+        to.send_by(to.id(), 1, b"to myself", soon()).unwrap();
+        assert_eq!(to.recv_by(Match::any(), &mut buf, soon()).unwrap().source, to.id());
+        node.send_by(to.id(), 2, b"next", soon()).unwrap();
+        assert_eq!(to.recv_by(Match::any(), &mut buf, soon()).unwrap().source, node.id());
+    }
+    std::array::from_fn(|index| counts[index].1)
+}
+
+/// A gigabyte takes its time, so there is less of it unless somebody asks. Either is far more than pools of 1 MiB hold.
+fn much() -> usize {
+    (doorbell_tests::number("DOORBELL_BULK_MIB", 64) as usize) << 20
+}
+
+pub fn two_nodes_that_send_before_they_receive_get_full(world: &World) {
+    for len in [1000, 60_000] {
+        let full = all_send_first(world.nodes_with_pool::<2>(1 << 20), len, much());
+        assert_eq!(full, [true; 2]);
+    }
+}
+
+pub fn two_nodes_that_send_before_they_receive_finish_if_there_is_room(world: &World) {
+    let full = all_send_first(world.nodes_with_pool::<2>(8 << 20), 100_000, 4 << 20);
+    assert_eq!(full, [false; 2]);
+}
+
+pub fn one_message_larger_than_the_pools_of_two_nodes(world: &World) {
+    const PENDING: usize = 0;
+    const SENT: usize = 1;
+    const FULL: usize = 2;
+    let nodes = world.nodes_with_pool::<2>(1 << 20);
+    let len = much().min(8 << 20);
+    let ends: Arc<[AtomicUsize; 2]> = Arc::default();
+    let exchange = |me: usize| {
+        let (node, other, ends) = (nodes[me].clone(), nodes[1 - me].id(), ends.clone());
+        running("a node that sends before it receives", move || {
+            let end = match node.send(other, me as u64, &pattern::bytes(len, me as u64)) {
+                Ok(()) => SENT,
+                Err(Error::Full { .. }) => FULL,
+                Err(error) => panic!("{error}"),
+            };
+            ends[me].store(end, Ordering::SeqCst);
+            // Only then it receives what the other sends, if the other does.
+            let receive = node.start_recv(Match::from(other), vec![0; len]).unwrap();
+            until("the other has sent or got Full", || {
+                receive.test();
+                (ends[1 - me].load(Ordering::SeqCst) != PENDING).then_some(())
+            });
+            if ends[1 - me].load(Ordering::SeqCst) == SENT {
+                let Ok(completion) = receive.wait_by(soon()) else { panic!("a message that was sent does not arrive") };
+                assert!(completion.result.is_ok(), "{:?}", completion.result);
+                pattern::check(&completion.buffer, 1 - me as u64);
+            } else {
+                assert!(receive.cancel().is_ok(), "a message that was refused arrived");
+            }
+            end
+        })
+    };
+    let ends = [exchange(0), exchange(1)].map(|running| running.join());
+    assert!(ends.contains(&FULL), "two messages of {len} bytes fit pools of 1 MiB");
+}
+
+pub fn three_in_a_ring_that_send_before_they_receive_get_full(world: &World) {
+    let full = all_send_first(world.nodes_with_pool::<3>(1 << 20), 20_000, much());
+    assert_eq!(full, [true; 3]);
+}
+
+pub fn a_flood_to_oneself_gets_full(world: &World) {
+    let node = world.builder(0).pool_bytes(256 << 10).join().unwrap();
+    let sender = node.clone();
+    let (sent, full) = finishes("a node that sends to itself", move || send_much(&sender, sender.id(), 10_000, 8 << 20));
+    assert!(full);
+    let mut buf = vec![0; 10_000];
+    for number in 0..sent {
+        assert_eq!(node.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, number);
+    }
+    assert_eq!(node.try_recv(Match::any(), &mut buf).unwrap(), None);
+}
+
+pub fn a_send_that_ran_out_of_time_is_not_delivered(world: &World) {
+    // The pools take nothing, so a long message stays in the lane with its first part.
+    let [a, b] = world.nodes_with_pool(1 << 10);
+    let error = a.send_by(b.id(), 1, &vec![1; 1 << 20], briefly()).unwrap_err();
+    assert!(matches!(error, Error::Timeout { operation: "send", node } if node == Some(b.id())), "{error:?}");
+    assert_eq!(error.certainty(), doorbell::Certainty::DidNotHappen);
+    a.send_by(b.id(), 2, b"after", soon()).unwrap();
+    let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+    assert_eq!((envelope.tag, envelope.sequence), (2, 0));
+    if world.progress == Progress::Inline {
+        // Nobody else turns the engines, so there is nothing to wait for.
+        return;
+    }
+    let late = b.recv_by(Match::any(), &mut vec![0; 1 << 20], std::time::Instant::now() + Duration::from_millis(5));
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+}

@@ -1,0 +1,236 @@
+//! Nonblocking operations, their ends, and taking them back.
+
+use doorbell::{Done, Error, Match, Node, Progress, Request};
+use doorbell_tests::patience::{block_on, briefly, soon, until};
+use doorbell_tests::pattern;
+use doorbell_tests::world::World;
+use std::time::Instant;
+
+/// Longer than a lane, so that it is not sent before its target reads.
+const LONG: usize = 1 << 20;
+
+/// Nodes of which the second takes no long message that it did not ask for: what is sent to it stays queued.
+fn nodes(world: &World) -> [Node; 2] {
+    world.nodes_with_pool(64 << 10)
+}
+
+#[track_caller]
+fn waited<B>(request: Request<B>) -> doorbell::Completion<B> {
+    request.wait_by(soon()).unwrap_or_else(|_| panic!("a request does not end"))
+}
+
+pub fn requests_end_by_testing(world: &World) {
+    let [a, b] = nodes(world);
+    let receive = b.start_recv(Match::any(), vec![0; LONG]).unwrap();
+    assert!(!receive.test());
+    let send = a.start_send(b.id(), 1, pattern::bytes(LONG, 3)).unwrap();
+    until("both requests end", || (send.test() & receive.test()).then_some(()));
+    assert!(matches!(waited(send).result, Ok(Done::Sent)));
+    let completion = waited(receive);
+    let Ok(Done::Received(envelope)) = completion.result else { panic!("{:?}", completion.result) };
+    assert_eq!((envelope.tag, envelope.len, envelope.source), (1, LONG, a.id()));
+    pattern::check(&completion.buffer, 3);
+}
+
+pub fn requests_end_by_waiting(world: &World) {
+    let [a, b] = nodes(world);
+    let receives: Vec<_> = (0..8).map(|tag| b.start_recv(Match::any().tag(tag), vec![0; 4000]).unwrap()).collect();
+    let peer = a.peer(b.id()).unwrap();
+    let sends: Vec<_> = (0..8).map(|tag| peer.start_send(tag, pattern::bytes(4000, tag)).unwrap()).collect();
+    if world.progress == Progress::Inline {
+        // Then sends advance in calls of their node only.
+        until("all sends end", || sends.iter().all(|send| send.test()).then_some(()));
+    }
+    // In another order than that in which they were begun.
+    for (tag, receive) in receives.into_iter().enumerate().rev() {
+        let completion = waited(receive);
+        assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.tag == tag as u64));
+        pattern::check(&completion.buffer, tag as u64);
+    }
+    for send in sends {
+        let completion = send.wait();
+        assert!(matches!(completion.result, Ok(Done::Sent)));
+        assert_eq!(completion.buffer.len(), 4000);
+    }
+}
+
+pub fn requests_are_futures(world: &World) {
+    let [a, b] = nodes(world);
+    let (first, second) = (b.start_recv(Match::any(), vec![0; 8]).unwrap(), b.start_recv(Match::any(), vec![0; 8]).unwrap());
+    let to = b.id();
+    let sender = std::thread::spawn(move || {
+        for tag in 1..3 {
+            let completion = block_on(a.start_send(to, tag, tag.to_le_bytes()).unwrap());
+            assert!(matches!(completion.result, Ok(Done::Sent)));
+        }
+        a
+    });
+    let (first, second) = block_on(async { (first.await, second.await) });
+    for (tag, completion) in [(1_u64, first), (2, second)] {
+        assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.tag == tag), "{:?}", completion.result);
+        assert_eq!(completion.buffer, tag.to_le_bytes());
+    }
+    // One that ended before it is polled.
+    let a = sender.join().unwrap();
+    let done = b.start_recv(Match::any(), [0; 8]).unwrap();
+    a.send_by(b.id(), 3, b"", soon()).unwrap();
+    until("the request ends", || done.test().then_some(()));
+    assert!(matches!(block_on(done).result, Ok(Done::Received(envelope)) if envelope.tag == 3));
+}
+
+pub fn a_request_that_is_not_ready_comes_back(world: &World) {
+    let [a, b] = nodes(world);
+    let receive = b.start_recv(Match::any(), [0; 8]).unwrap();
+    let receive = receive.wait_by(briefly()).map(|completion| completion.result).unwrap_err();
+    let receive = receive.wait_by(Instant::now()).map(|completion| completion.result).unwrap_err();
+    a.send_by(b.id(), 1, b"now", soon()).unwrap();
+    let completion = waited(receive);
+    assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.len == 3));
+}
+
+/// Takes a request back that must not have ended.
+#[track_caller]
+fn taken_back<B>(request: Request<B>) -> B {
+    request.cancel().unwrap_or_else(|completion| panic!("it had ended: {:?}", completion.result))
+}
+
+pub fn a_receive_is_cancelled_before_its_message(world: &World) {
+    let [a, b] = nodes(world);
+    let (first, second) = (b.start_recv(Match::any(), [7; 8]).unwrap(), b.start_recv(Match::any(), [7; 8]).unwrap());
+    assert_eq!(taken_back(first), [7; 8]);
+    a.send_by(b.id(), 1, b"one", soon()).unwrap();
+    a.send_by(b.id(), 2, b"two", soon()).unwrap();
+    assert!(matches!(waited(second).result, Ok(Done::Received(envelope)) if envelope.tag == 1));
+    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+}
+
+pub fn a_receive_is_cancelled_in_the_middle_of_its_message(world: &World) {
+    let [a, b] = nodes(world);
+    let receive = b.start_recv(Match::any(), vec![0; 8 << 20]).unwrap();
+    let send = a.start_send(b.id(), 1, pattern::bytes(8 << 20, 5)).unwrap();
+    for _ in 0..20 {
+        // Some of it arrives.
+        let _ = (a.progress().unwrap(), b.progress().unwrap());
+    }
+    match receive.cancel() {
+        // What had arrived is kept, the rest follows, and the next receive gets it whole.
+        Ok(buffer) => {
+            assert_eq!(buffer.len(), 8 << 20);
+            let receive = b.start_recv(Match::any(), vec![0; 8 << 20]).unwrap();
+            until("both requests end", || (send.test() & receive.test()).then_some(()));
+            let completion = waited(receive);
+            assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.len == 8 << 20));
+            pattern::check(&completion.buffer, 5);
+        }
+        // Pollers on both sides may have been faster.
+        Err(completion) => {
+            assert_ne!(world.progress, Progress::Inline);
+            pattern::check(&completion.buffer, 5);
+        }
+    }
+}
+
+pub fn a_receive_is_cancelled_after_its_message(world: &World) {
+    let [a, b] = nodes(world);
+    let receive = b.start_recv(Match::any(), [0; 8]).unwrap();
+    a.send_by(b.id(), 1, b"came", soon()).unwrap();
+    until("the receive ends", || receive.test().then_some(()));
+    let completion = receive.cancel().unwrap_err();
+    assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.tag == 1));
+    assert_eq!(&completion.buffer[..4], b"came");
+}
+
+pub fn a_send_is_cancelled_before_it_is_in_the_lane(world: &World) {
+    let [a, b] = nodes(world);
+    // The first blocks the lane; the second waits behind it.
+    let first = a.start_send(b.id(), 1, vec![1; LONG]).unwrap();
+    let second = a.start_send(b.id(), 2, vec![2; 8]).unwrap();
+    let third = a.start_send(b.id(), 3, vec![3; 8]).unwrap();
+    assert!(!second.test());
+    assert_eq!(taken_back(second), [2; 8]);
+    assert_eq!(taken_back(first).len(), LONG);
+    // Neither arrives, and nobody misses them.
+    let envelope = until("the third arrives", || {
+        third.test();
+        b.try_recv(Match::any(), &mut [0; 8]).unwrap()
+    });
+    assert_eq!((envelope.tag, envelope.sequence), (3, 0));
+    assert!(matches!(waited(third).result, Ok(Done::Sent)));
+    a.send_by(b.id(), 4, b"", soon()).unwrap();
+    let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+    assert_eq!((envelope.tag, envelope.sequence), (4, 1));
+}
+
+pub fn a_send_is_cancelled_after_it_is_in_the_lane(world: &World) {
+    let [a, b] = nodes(world);
+    let send = a.start_send(b.id(), 1, *b"gone out").unwrap();
+    until("the send ends", || send.test().then_some(()));
+    let completion = send.cancel().unwrap_err();
+    assert!(matches!(completion.result, Ok(Done::Sent)));
+    assert_eq!(&completion.buffer, b"gone out");
+    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().len, 8);
+}
+
+pub fn dropping_a_request_cancels_it(world: &World) {
+    let [a, b] = nodes(world);
+    drop(a.start_send(b.id(), 1, vec![1; LONG]).unwrap());
+    drop(b.start_recv(Match::any(), [0; 8]).unwrap());
+    a.send_by(b.id(), 2, b"", soon()).unwrap();
+    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+    assert_eq!(b.try_recv(Match::any(), &mut [0; 8]).unwrap(), None);
+}
+
+pub fn forgetting_a_request_is_sound(world: &World) {
+    let [a, b] = nodes(world);
+    std::mem::forget(b.start_recv(Match::any(), vec![0; 8]).unwrap());
+    std::mem::forget(a.start_send(b.id(), 1, vec![1; 8]).unwrap());
+    // The forgotten receive gets the forgotten message, into memory that nobody frees; what follows is as always.
+    a.send_by(b.id(), 2, b"two", soon()).unwrap();
+    assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+    std::mem::forget(b.start_recv(Match::any(), vec![0; 8]).unwrap());
+    // Forgotten requests keep their nodes, so these have to be told to leave.
+    a.leave().unwrap();
+    b.leave().unwrap();
+}
+
+pub fn too_many_queued_sends_are_refused(world: &World) {
+    let [a, b] = nodes(world);
+    let block = a.start_send(b.id(), 0, vec![0; LONG]).unwrap();
+    let mut queued = Vec::new();
+    let error = loop {
+        match a.start_send(b.id(), 1, (queued.len() as u64).to_le_bytes()) {
+            Ok(request) => queued.push(request),
+            Err(error) => break error,
+        }
+        assert!(queued.len() <= 10_000, "the queue has no end");
+    };
+    assert!(matches!(error, Error::Full { node } if node == b.id()), "{error:?}");
+    taken_back(block);
+    // All that were queued arrive, in order; some may be in the lane already.
+    let mut buf = [0; 8];
+    for number in 0..queued.len() as u64 {
+        let envelope = until("a queued message", || {
+            a.progress().unwrap();
+            b.try_recv(Match::any(), &mut buf).unwrap()
+        });
+        assert_eq!((envelope.tag, u64::from_le_bytes(buf)), (1, number));
+    }
+    assert!(queued.iter().all(Request::test));
+}
+
+pub fn requests_advance_while_nobody_waits(world: &World) {
+    if world.progress == Progress::Inline {
+        return;
+    }
+    let [a, b] = nodes(world);
+    let receive = b.start_recv(Match::any(), vec![0; LONG]).unwrap();
+    let send = a.start_send(b.id(), 1, pattern::bytes(LONG, 6)).unwrap();
+    // No call of either node but those that look at figures: the pollers carry it.
+    until("the pollers carry the message", || {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        (b.stats().unwrap().messages_in == 1).then_some(())
+    });
+    assert_eq!(b.stats().unwrap().by_poller, 1);
+    pattern::check(&waited(receive).buffer, 6);
+    assert!(matches!(waited(send).result, Ok(Done::Sent)));
+}

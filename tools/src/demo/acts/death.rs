@@ -1,0 +1,79 @@
+//! A node is killed; the others are told; another takes its place.
+
+use super::super::script::{answer, now, number, order};
+use super::{FIRST, SECOND, Stage, patience, told, unlike};
+use crate::exit::Failure;
+use crate::segments::files;
+use crate::text::bytes;
+use doorbell::{Error, Event, Match};
+use std::thread;
+use std::time::Duration;
+
+pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
+    die(stage)?;
+    succeed(stage)
+}
+
+fn die(stage: &mut Stage<'_>) -> Result<(), Failure> {
+    stage.say.title("A node is killed, and the others are told its name");
+    let mut buf = [0; 64];
+    let peer = stage.done(stage.cast.node.peer(SECOND))?;
+    stage.send(FIRST, order::WATCH, &u64::from(SECOND.0).to_ne_bytes())?;
+    stage.send(SECOND, order::FAREWELL, &[])?;
+    // Time for it to speak, and for node 1 to begin to watch.
+    thread::sleep(Duration::from_millis(60));
+    let killed = now();
+    stage.cast.kill(SECOND);
+    stage.say.line("node 2 gets SIGKILL while nodes 0 and 1 have something to do with it");
+    let since = |told_at: u64| told(Duration::from_nanos(told_at.saturating_sub(killed)));
+    let envelope = stage.done(peer.recv_by(Match::any(), &mut buf, patience()))?;
+    let words = String::from_utf8_lossy(&buf[..envelope.len]).into_owned();
+    stage
+        .say
+        .line(format_args!("node 0: recv(from(2))  =>  \"{words}\": what was sent before a death comes before the news of it"));
+    let error = match peer.recv_by(Match::any(), &mut buf, patience()) {
+        Err(error @ Error::PeerDied { .. }) => error,
+        Err(error) => return Err(stage.cast.explain(error)),
+        Ok(_) => return Err(unlike("the dead spoke")),
+    };
+    stage.say.line(format_args!("node 0: recv(from(2))  =>  error, {} after the kill: {error}", since(now())));
+    let (_, message) = stage.recv(Match::from(FIRST).tag(answer::TIME))?;
+    let at = number(message);
+    stage.say.line(format_args!("node 1: event()        =>  the same, {} after the kill", since(at)));
+    Ok(())
+}
+
+fn succeed(stage: &mut Stage<'_>) -> Result<(), Failure> {
+    stage.say.title("Another takes its place");
+    let left: Vec<(String, u64)> = files(&stage.cast.domain).unwrap_or_default();
+    let dead = format!(".{}.{SECOND}.", stage.cast.domain);
+    let left: u64 = left.iter().filter(|(name, _)| name.contains(&dead)).map(|(_, size)| size).sum();
+    stage.say.line(format_args!("the dead node left {} of segments; the next to join removes them", bytes(left)));
+    let before =
+        stage.done(stage.cast.node.members())?.into_iter().find(|member| member.id == SECOND).map(|member| member.incarnation);
+    stage.cast.start(SECOND)?;
+    let life = loop {
+        match stage.done(stage.cast.node.event(patience()))? {
+            Event::Joined { node: SECOND, incarnation } if Some(incarnation) != before => break incarnation,
+            _ => {}
+        }
+    };
+    stage.say.line(format_args!(
+        "a new node 2 has joined: incarnation {life}, where the dead one was incarnation {}",
+        before.map_or("?".into(), |life| life.to_string())
+    ));
+    stage.send(SECOND, order::PING, b"are you there?")?;
+    let (envelope, _) = stage.recv(Match::from(SECOND).tag(answer::PONG))?;
+    if envelope.incarnation != life {
+        return Err(unlike(format_args!("life {} answered", envelope.incarnation)));
+    }
+    stage.say.line("it answers, and is never taken for the one before it");
+    stage.send(SECOND, order::LEAVE, &[])?;
+    stage.cast.part_with(SECOND)?;
+    loop {
+        if let event @ Event::Left { node: SECOND, .. } = stage.done(stage.cast.node.event(patience()))? {
+            stage.say.line(format_args!("then it leaves in good order, which is another event: {event}"));
+            return Ok(());
+        }
+    }
+}

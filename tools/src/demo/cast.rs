@@ -1,0 +1,158 @@
+//! Who plays: the host, which is this process, and the accelerators, which are processes of their own.
+
+use super::accelerator;
+use crate::exit::Failure;
+use crate::guard::Guard;
+use crate::processes::{ended, in_own_group, own_command, signal_group};
+use doorbell::{Error, Node, NodeId, Progress, Role, Space, Wait};
+use doorbell_shm::domain::clean;
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long any step may take. On a machine with time for it none takes a tenth.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The host and the accelerators. Dropped, they are gone, and so are their segments.
+pub struct Cast {
+    pub domain: String,
+    pub node: Node,
+    pub progress: Progress,
+    pub wait: Wait,
+    accelerators: BTreeMap<NodeId, Child>,
+    killed: Vec<Child>,
+    interruption: Arc<Interruption>,
+    /// Dropped last: it is told that all is done.
+    guard: Guard,
+}
+
+/// A signal that asks for the end, and whom to tell.
+#[derive(Default)]
+struct Interruption {
+    signal: AtomicI32,
+    node: Mutex<Option<Node>>,
+}
+
+impl Cast {
+    /// The host joins a domain of its own.
+    pub fn gather(progress: Progress, wait: Wait) -> Result<Self, Failure> {
+        let domain = format!("demo-{}", std::process::id());
+        let interruption = Arc::<Interruption>::default();
+        interruption.listen()?;
+        let guard = Guard::start(&domain)?;
+        let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4);
+        let node = builder.progress(progress).wait(wait).join().map_err(|error| {
+            Failure::failed(error, "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there")
+        })?;
+        *interruption.node() = Some(node.clone());
+        Ok(Self { domain, node, progress, wait, accelerators: BTreeMap::new(), killed: Vec::new(), interruption, guard })
+    }
+
+    /// Starts an accelerator.
+    pub fn start(&mut self, id: NodeId) -> Result<(), Failure> {
+        let mut command = own_command(accelerator::COMMAND);
+        command.args([&self.domain, &id.to_string(), &self.progress.to_string(), &self.wait.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let unable =
+            |error| Failure::failed(format!("cannot start a process: {error}"), "see the limits on processes (`ulimit -u`)");
+        let child = in_own_group(&mut command).spawn().map_err(unable)?;
+        self.guard.watch(group(&child));
+        self.accelerators.insert(id, child);
+        Ok(())
+    }
+
+    /// Kills an accelerator, as the kernel does when memory runs out. It learns nothing of it.
+    pub fn kill(&mut self, id: NodeId) {
+        if let Some(child) = self.accelerators.remove(&id) {
+            signal_group(group(&child), Signal::SIGKILL);
+            // Collected at the end: whoever wants to know when others are told has no time for it.
+            self.killed.push(child);
+        }
+    }
+
+    /// Waits for an accelerator that was told to leave.
+    pub fn part_with(&mut self, id: NodeId) -> Result<(), Failure> {
+        let Some(child) = self.accelerators.get(&id) else { return Ok(()) };
+        let deadline = Instant::now() + PATIENCE;
+        let how = loop {
+            match ended(group(child)) {
+                Some(how) => break how,
+                None if Instant::now() > deadline => {
+                    return Err(Failure::failed(format!("node {id} does not end"), "run the demo again"));
+                }
+                None => thread::sleep(Duration::from_micros(200)),
+            }
+        };
+        let _ = self.accelerators.remove(&id).map(|mut child| child.wait());
+        if how.well() { Ok(()) } else { Err(Failure::failed(format!("node {id} {how}"), "its reason stands above")) }
+    }
+
+    /// The host leaves, too.
+    pub fn leave(&mut self) -> Result<(), Failure> {
+        self.interruption.node().take();
+        self.node.clone().leave().map_err(|error| self.explain(error))
+    }
+
+    /// What to say of an error: if somebody asked for the end, that.
+    pub fn explain(&self, error: Error) -> Failure {
+        match self.interruption.signal.load(Ordering::SeqCst) {
+            0 => Failure::failed(error, "run the demo again; if it fails again, see `doorbell info`"),
+            signal => Failure::interrupted(signal),
+        }
+    }
+
+    /// Whether somebody asked for the end.
+    pub fn check(&self) -> Result<(), Failure> {
+        match self.interruption.signal.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            signal => Err(Failure::interrupted(signal)),
+        }
+    }
+}
+
+impl Drop for Cast {
+    fn drop(&mut self) {
+        for child in self.accelerators.values_mut().chain(&mut self.killed) {
+            signal_group(group(child), Signal::SIGKILL);
+            let _ = child.wait();
+        }
+        self.interruption.node().take();
+        // Both have nothing left to do if all went well. What fails here, `doorbell clean` can do.
+        let _ = self.node.clone().leave();
+        let _ = clean(&Space::posix(), Some(&self.domain), false);
+    }
+}
+
+fn group(child: &Child) -> Pid {
+    Pid::from_raw(child.id() as i32)
+}
+
+impl Interruption {
+    /// Begins to listen. No thread that is started later gets these signals.
+    fn listen(self: &Arc<Self>) -> Result<(), Failure> {
+        let unable = |error: std::io::Error| {
+            Failure::usage(format!("cannot take signals: {error}"), "see the limits on threads (`ulimit -u`)")
+        };
+        let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+        signals.thread_block().map_err(|error| unable(error.into()))?;
+        let this = self.clone();
+        let listen = move || {
+            while let Ok(signal) = signals.wait() {
+                this.signal.store(signal as i32, Ordering::SeqCst);
+                // Whatever the host waits for ends with this. Whoever takes the lock next finds that the node has left.
+                let mut node = this.node();
+                let _ = node.take().map(Node::leave);
+            }
+        };
+        thread::Builder::new().name("signals".into()).spawn(listen).map(drop).map_err(unable)
+    }
+
+    fn node(&self) -> std::sync::MutexGuard<'_, Option<Node>> {
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,42 @@
+//! How the demo tells its story.
+
+use crate::text::{Style, print};
+use std::fmt::Display;
+use std::io::{IsTerminal, stdout};
+use std::thread;
+use std::time::Duration;
+
+/// Before each act, where somebody reads along.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Tells, on standard output.
+pub struct Say {
+    style: Style,
+    act: u32,
+}
+
+impl Say {
+    /// Nothing said yet.
+    pub fn new() -> Self {
+        Self { style: Style::of(&stdout()), act: 0 }
+    }
+
+    /// Begins an act.
+    pub fn title(&mut self, title: impl Display) {
+        if self.act > 0 && stdout().is_terminal() {
+            thread::sleep(PAUSE);
+        }
+        self.act += 1;
+        print(&format!("\n{}\n", self.style.bold(format_args!("{}. {title}", self.act))));
+    }
+
+    /// What happens.
+    pub fn line(&self, line: impl Display) {
+        print(&format!("{}\n", format!("   {line}").trim_end()));
+    }
+
+    /// What a word means.
+    pub fn word(&self, word: &str, meaning: impl Display) {
+        print(&format!("   {} {}\n", self.style.hue(0, format_args!("{word}:")), self.style.dim(meaning)));
+    }
+}

@@ -1,0 +1,165 @@
+//! `doorbell info`: what about this machine matters to Doorbell.
+
+use crate::exit::Failure;
+use crate::ls::Format;
+use crate::segments::DIRECTORY;
+use crate::text::{Style, bytes, counted, print};
+use doorbell::LaneGeometry;
+use doorbell_fabric::sync::Barriers;
+use doorbell_shm::layout::{BOARD_BYTES, LAYOUT_HASH, LAYOUT_VERSION, inbox_bytes};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::sys::statvfs::statvfs;
+use nix::sys::utsname::uname;
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::sync::atomic::AtomicU32;
+
+/// Show what about this machine matters to Doorbell
+///
+/// What is missing or slow here, and what programs get if they say nothing.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell info
+  doorbell info --format json | jq .producers_fence")]
+pub struct InfoArgs {
+    /// Form of the output
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// Nodes a domain can have if its creator says nothing; as in [`doorbell::NodeBuilder::max_nodes`].
+const MAX_NODES: usize = 16;
+
+/// One fact: its name for people, what people read, and the same for programs.
+struct Fact {
+    name: &'static str,
+    text: String,
+    fields: Vec<(&'static str, Value)>,
+}
+
+/// Finds out and prints.
+pub fn run(args: &InfoArgs) -> Result<(), Failure> {
+    let facts = [kernel(), processors(), memory(), barriers(), futex(), layout(), defaults()];
+    print(&match args.format {
+        Format::Json => {
+            let fields = facts.iter().flat_map(|fact| &fact.fields).map(|(name, value)| format!("\"{name}\":{value}"));
+            format!("{{{}}}\n", fields.collect::<Vec<_>>().join(","))
+        }
+        Format::Table => {
+            let style = Style::of(&std::io::stdout());
+            facts.iter().map(|fact| format!("{}  {}\n", style.bold(format_args!("{:<11}", fact.name)), fact.text)).collect()
+        }
+    });
+    Ok(())
+}
+
+fn kernel() -> Fact {
+    let found = uname();
+    let word = |word: fn(&nix::sys::utsname::UtsName) -> &std::ffi::OsStr| {
+        found.as_ref().map_or("unknown".into(), |found| word(found).to_string_lossy().into_owned())
+    };
+    let (system, release, machine) =
+        (word(|found| found.sysname()), word(|found| found.release()), word(|found| found.machine()));
+    let note = if machine == "x86_64" && system == "Linux" { "" } else { "; Doorbell was tested on x86-64 Linux only" };
+    Fact {
+        name: "kernel",
+        text: format!("{system} {release} on {machine}{note}"),
+        fields: vec![("kernel", json!(release)), ("machine", json!(machine))],
+    }
+}
+
+fn processors() -> Fact {
+    let allowed = sched_getaffinity(Pid::from_raw(0));
+    let list: Vec<usize> =
+        allowed.map(|set| (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu) == Ok(true)).collect()).unwrap_or_default();
+    let words: Vec<String> = list.iter().map(usize::to_string).collect();
+    let note = if list.len() < 2 { "; messages between processes are fastest with two" } else { "" };
+    Fact {
+        name: "processors",
+        text: format!("{} for this process: {}{note}", counted(list.len(), "processor"), words.join(",")),
+        fields: vec![("processors", json!(list))],
+    }
+}
+
+fn memory() -> Fact {
+    let node = (inbox_bytes(MAX_NODES, &LaneGeometry::default()) + BOARD_BYTES) as u64;
+    let Ok(found) = statvfs(DIRECTORY) else {
+        return Fact {
+            name: "memory",
+            text: format!("{DIRECTORY} cannot be asked for its size: mount a tmpfs there"),
+            fields: vec![("shm_bytes", Value::Null), ("shm_free_bytes", Value::Null)],
+        };
+    };
+    let all = found.blocks() * found.fragment_size();
+    let free = found.blocks_available() * found.fragment_size();
+    let (size, room) = match all {
+        0 => (format!("{DIRECTORY} has no limit"), String::new()),
+        _ => {
+            let size = format!("{DIRECTORY} has {}, {} free", bytes(all), bytes(free));
+            (size, format!(": room for {} of default size", counted((free / node) as usize, "node")))
+        }
+    };
+    let note = if all > 0 && free < 2 * node { "; enlarge it (containers: --shm-size), or see `doorbell clean`" } else { "" };
+    Fact {
+        name: "memory",
+        text: format!("{size}{room}{note}"),
+        fields: vec![("shm_bytes", json!(all)), ("shm_free_bytes", json!(free))],
+    }
+}
+
+fn barriers() -> Fact {
+    let found = Barriers::join();
+    let text = match (found.process, found.machine) {
+        (true, true) => "works: producers do not fence, who parks pays for both",
+        (false, true) => "works between processes only: threads that share a node lock each time",
+        (_, false) => "does not work: producers fence after every message, which makes them several times slower",
+    };
+    Fact {
+        name: "membarrier",
+        text: text.into(),
+        fields: vec![
+            ("membarrier_process", json!(found.process)),
+            ("membarrier_machine", json!(found.machine)),
+            ("producers_fence", json!(!found.machine)),
+        ],
+    }
+}
+
+fn futex() -> Fact {
+    let word = AtomicU32::new(0);
+    // SAFETY: the word outlives the call, which wakes nobody and reads only its address.
+    let works = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) == 0 };
+    let text = if works { "works: threads can park" } else { "is refused: threads cannot park; use --wait spin or yield" };
+    Fact { name: "futex", text: text.into(), fields: vec![("futex", json!(works))] }
+}
+
+fn layout() -> Fact {
+    Fact {
+        name: "layout",
+        text: format!("version {LAYOUT_VERSION}, hash {LAYOUT_HASH:016x}: nodes of one domain must agree on it"),
+        fields: vec![("layout_version", json!(LAYOUT_VERSION)), ("layout_hash", json!(format!("{LAYOUT_HASH:016x}")))],
+    }
+}
+
+fn defaults() -> Fact {
+    let lanes = LaneGeometry::default();
+    let inbox = inbox_bytes(MAX_NODES, &lanes) as u64;
+    Fact {
+        name: "defaults",
+        text: format!(
+            "{MAX_NODES} nodes a domain; an inbox of {} and a board of {} for each; lanes of {} messages and {}",
+            bytes(inbox),
+            bytes(BOARD_BYTES as u64),
+            lanes.cells[1],
+            bytes(lanes.data_bytes[1].into()),
+        ),
+        fields: vec![
+            ("max_nodes", json!(MAX_NODES)),
+            ("inbox_bytes", json!(inbox)),
+            ("board_bytes", json!(BOARD_BYTES)),
+            ("lane_messages", json!(lanes.cells[1])),
+            ("lane_bytes", json!(lanes.data_bytes[1])),
+        ],
+    }
+}

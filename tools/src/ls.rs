@@ -1,0 +1,168 @@
+//! `doorbell ls`: which domains there are, and who is in them.
+
+use crate::environment::Domain;
+use crate::exit::Failure;
+use crate::segments::{DIRECTORY, figures};
+use crate::text::{Style, Table, bytes, print};
+use doorbell::Space;
+use doorbell_shm::board::Figures;
+use doorbell_shm::domain::{DomainLayout, DomainStatus, NodeStatus, list_domains};
+use serde_json::{Value, json};
+
+/// Show domains and their nodes
+///
+/// Reads what lies in shared memory, and asks the kernel who lives. Nodes are not asked, and not disturbed: it works on nodes
+/// that hang, and on what dead ones left.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell ls                                          all domains of this user
+  doorbell ls grid                                     one of them
+  watch -n 1 doorbell ls grid                          its figures, as they grow
+  doorbell ls --format json | jq '.nodes[] | select(.alive | not)'
+
+LIFE tells the lives of one node number apart: who joins anew gets a new one. IN and OUT are messages, POOLED those that
+wait because nobody has asked for them yet, PARKS how often a thread went to sleep on the doorbell. Nodes write these
+figures when they have time to: when they sleep, leave, or look at them themselves.")]
+pub struct LsArgs {
+    /// Only this domain
+    domain: Option<Domain>,
+    /// Form of the output
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// One object a line
+    Json,
+}
+
+/// Looks and prints.
+pub fn run(args: &LsArgs) -> Result<(), Failure> {
+    let mut domains = domains()?;
+    if let Some(Domain(name)) = &args.domain {
+        domains.retain(|domain| domain.name == *name);
+        if domains.is_empty() {
+            return Err(Failure::failed(format!("there is no domain '{name}'"), "`doorbell ls` shows all of this user's"));
+        }
+    }
+    match args.format {
+        Format::Table => print(&table(&domains, Style::of(&std::io::stdout()))),
+        Format::Json => print(&domains.iter().map(|domain| format!("{}\n", object(domain))).collect::<String>()),
+    }
+    Ok(())
+}
+
+/// All domains of this user.
+pub fn domains() -> Result<Vec<DomainStatus>, Failure> {
+    list_domains(&Space::posix()).map_err(|error| Failure::failed(error, "see with `doorbell info` what is wrong there"))
+}
+
+fn table(domains: &[DomainStatus], style: Style) -> String {
+    if domains.is_empty() {
+        return format!("no domains of this user in {DIRECTORY}\n");
+    }
+    let names = ["DOMAIN", ">NODE", "ROLE", ">PID", "STATE", ">LIFE", "LABEL", ">MEMORY", ">IN", ">OUT", ">POOLED", ">PARKS"];
+    let mut table = Table::new(&names);
+    let mut notes = Vec::new();
+    for domain in domains {
+        domain.nodes.iter().for_each(|node| table.row(cells(domain, node)));
+        if domain.nodes.is_empty() {
+            table.row([domain.name.clone(), "-".into(), "nobody".into()]);
+        }
+        notes.extend(remark(domain));
+    }
+    let dead: usize = domains.iter().map(|domain| domain.nodes.iter().filter(|node| !node.alive).count()).sum();
+    if dead > 0 {
+        notes.push("dead nodes are removed by the next node that joins their domain, or by `doorbell clean`".into());
+    }
+    let mut lines = table.lines();
+    lines[0] = style.bold(&lines[0]);
+    lines.extend(notes.into_iter().map(|note| style.dim(note)));
+    lines.join("\n") + "\n"
+}
+
+fn cells(domain: &DomainStatus, node: &NodeStatus) -> Vec<String> {
+    let known = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".into());
+    let member = node.member.as_ref();
+    let shown = shown(domain, node);
+    let figure = |pick: fn(&Figures) -> u64| known(shown.as_ref().map(|figures| pick(figures).to_string()));
+    vec![
+        domain.name.clone(),
+        node.id.to_string(),
+        known(member.map(|member| member.role.to_string())),
+        known(member.map(|member| member.pid.to_string())),
+        if node.alive { "alive" } else { "dead" }.into(),
+        known(member.map(|member| member.incarnation.to_string())),
+        known(member.map(|member| member.label.clone())),
+        bytes(node.bytes),
+        figure(|figures| figures.messages_in),
+        figure(|figures| figures.messages_out),
+        figure(|figures| figures.pooled),
+        figure(|figures| figures.parks),
+    ]
+}
+
+fn shown(domain: &DomainStatus, node: &NodeStatus) -> Option<Figures> {
+    figures(&domain.name, node.id, node.member.as_ref()?.incarnation.0)
+}
+
+fn remark(domain: &DomainStatus) -> Option<String> {
+    let name = &domain.name;
+    match &domain.layout {
+        DomainLayout::Ours => None,
+        DomainLayout::Other { version, hash } => {
+            Some(format!("'{name}' has another layout ({version}/{hash:016x}): another build of Doorbell made it"))
+        }
+        DomainLayout::Damaged { reason } => Some(format!("'{name}' has a damaged directory: {reason}")),
+        DomainLayout::Missing => Some(format!("'{name}' has no directory, only other files")),
+        _ => None,
+    }
+}
+
+fn object(domain: &DomainStatus) -> Value {
+    let layout = match &domain.layout {
+        DomainLayout::Ours => json!("ours"),
+        DomainLayout::Other { .. } => json!("other"),
+        DomainLayout::Damaged { .. } => json!("damaged"),
+        _ => json!("missing"),
+    };
+    let nodes: Vec<Value> = domain.nodes.iter().map(|node| node_object(domain, node)).collect();
+    json!({
+        "domain": domain.name,
+        "layout": layout,
+        "max_nodes": domain.max_nodes,
+        "bytes": domain.bytes,
+        "nodes": nodes,
+    })
+}
+
+fn node_object(domain: &DomainStatus, node: &NodeStatus) -> Value {
+    let member = node.member.as_ref();
+    let figures = shown(domain, node).map(|figures| {
+        json!({
+            "messages_in": figures.messages_in,
+            "bytes_in": figures.bytes_in,
+            "messages_out": figures.messages_out,
+            "bytes_out": figures.bytes_out,
+            "pooled": figures.pooled,
+            "pooled_bytes": figures.pooled_bytes,
+            "parks": figures.parks,
+        })
+    });
+    json!({
+        "node": node.id.0,
+        "alive": node.alive,
+        "role": member.map(|member| member.role.word()),
+        "pid": member.map(|member| member.pid),
+        "incarnation": member.map(|member| member.incarnation.0),
+        "label": member.map(|member| member.label.clone()),
+        "joined_unix_seconds": member.map(|member| member.joined.as_secs()),
+        "bytes": node.bytes,
+        "figures": figures,
+    })
+}

@@ -1,0 +1,166 @@
+//! `doorbell latency` and `doorbell rate` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn doorbell(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    doorbell(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Whatever a domain has in shared memory.
+fn leftovers(domain: &str) -> Vec<String> {
+    let names = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.split('.').nth(2) == Some(domain)).collect()
+}
+
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < deadline, "it never came true that {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The processes that one process started.
+fn children(parent: u32) -> Vec<u32> {
+    let is_child = |pid: &u32| {
+        let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
+        let after_name = stat.rsplit(") ").next().unwrap_or_default();
+        let mut words = after_name.split(' ');
+        words.next() != Some("Z") && words.next() == Some(&parent.to_string())
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    processes.filter(is_child).collect()
+}
+
+fn signal(pid: u32, signal: i32) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::try_from(signal).unwrap()).unwrap();
+}
+
+/// A measurement that would take hours, and its two workers: the one that measures first.
+fn endless(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
+    let args = [&["latency", "--sizes", "8", "--iterations", "1000000000", "--domain", domain], more].concat();
+    let command = doorbell(&args).spawn().unwrap();
+    let inboxes = || leftovers(domain).iter().filter(|name| name.ends_with(".inbox")).count();
+    eventually("both workers joined", || children(command.id()).len() == 2 && inboxes() == 2);
+    // On to the first messages.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut workers = children(command.id());
+    workers.sort_by_key(|pid| {
+        let order = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap();
+        !order.contains("\"node\":0,")
+    });
+    (command, workers)
+}
+
+#[test]
+fn mistakes_get_one_line_with_a_hint() {
+    let cases: [(&[&str], &str); 9] = [
+        (&["latency", "--sizes", "8,4kib"], "units are B, KiB"),
+        (&["latency", "--sizes", "big"], "sizes look like"),
+        (&["latency", "--wait", "sleep"], "it can be auto, spin, yield, park"),
+        (&["latency", "--progress", "magic"], "it can be inline, poller, adaptive"),
+        (&["latency", "--pin", "0,9999"], "this process may run on"),
+        (&["latency", "--pairs", "0"], "hint:"),
+        (&["latency", "--format", "xml"], "it can be table, json, csv, hgrm"),
+        (&["latency", "--domain", "no/such", "--iterations", "10"], "A-Z a-z 0-9"),
+        (&["rate", "--warmup", "3"], "hint:"),
+    ];
+    for (args, hint) in cases {
+        let output = run(args);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
+        assert!(error.starts_with("doorbell: error: ") && error.lines().count() == 1, "{args:?}: {error}");
+        assert!(error.contains(hint), "{args:?}: {error}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn latency_tells_all_in_json() {
+    let output = run(&["latency", "--sizes", "0,8,64,4KiB,200kB", "--iterations", "1000", "--floor", "--format", "json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 8, 64, 4096, 200_000]);
+    for row in rows {
+        assert!(row["samples"].as_u64().unwrap() >= 1000);
+        let figures = ["min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| row[name].as_f64().unwrap());
+        assert!(figures.is_sorted() && figures[1] > 0.0, "{figures:?}");
+        assert!(row["ratio"].as_f64().unwrap() > 0.0 && row["floor_p50_ns"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn the_other_ways_to_measure_work() {
+    let common = ["--iterations", "300", "--format", "csv"];
+    let ways: [&[&str]; 6] = [
+        &["latency", "--sizes", "8", "--shared"],
+        &["latency", "--sizes", "8", "--pairs", "2", "--floor"],
+        &["latency", "--sizes", "8", "--wait", "park", "--untouched"],
+        &["latency", "--sizes", "8", "--progress", "poller", "--warmup", "5"],
+        &["rate", "--floor", "--progress", "inline"],
+        &["rate", "--sizes", "8,1000,100kB", "--floor", "--shared"],
+    ];
+    for way in ways {
+        let output = run(&[way, &common].concat());
+        assert!(output.status.success(), "{way:?}: {}", text(&output.stderr));
+        assert!(text(&output.stdout).lines().count() >= 2, "{way:?}");
+    }
+}
+
+#[test]
+fn tables_and_distributions_are_printed() {
+    let table = text(&run(&["latency", "--sizes", "8", "--iterations", "2000"]).stdout);
+    assert!(table.contains("p99.9") && table.contains('█'), "{table}");
+    let distribution = text(&run(&["latency", "--sizes", "8", "--iterations", "2000", "--format", "hgrm"]).stdout);
+    assert!(distribution.contains("TotalCount") && distribution.contains("#[Max"), "{distribution}");
+}
+
+#[test]
+fn a_killed_worker_is_named_and_nothing_stays() {
+    for (victim, role) in [(0, "sends and measures"), (1, "answers")] {
+        let domain = format!("killed-worker-{victim}-{}", std::process::id());
+        let (command, workers) = endless(&domain, &["--floor"]);
+        signal(workers[victim], 9);
+        let output = command.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(role) && error.contains("killed by signal 9"), "{error}");
+        assert_eq!(leftovers(&domain), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn an_interrupt_ends_it_and_nothing_stays() {
+    for (way, more) in [&["--floor"][..], &["--wait", "park"], &["--shared", "--pairs", "1"]].into_iter().enumerate() {
+        let domain = format!("interrupted-{way}-{}", std::process::id());
+        let (command, workers) = endless(&domain, more);
+        signal(command.id(), 2);
+        let output = command.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+        assert_eq!(leftovers(&domain), Vec::<String>::new());
+        eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));
+    }
+}
+
+#[test]
+fn a_killed_command_takes_its_workers_along() {
+    let domain = format!("killed-command-{}", std::process::id());
+    let (mut command, workers) = endless(&domain, &["--floor"]);
+    command.kill().unwrap();
+    command.wait().unwrap();
+    eventually("nothing is left", || leftovers(&domain).is_empty());
+    eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));
+}
