@@ -182,7 +182,14 @@ impl Lane {
 
     #[inline(always)]
     fn is_news(&self) -> bool {
-        self.consumer.is_news() && !self.damaged
+        self.consumer.is_news() && !self.damaged && self.is_of_known_life()
+    }
+
+    /// Whether what lies here comes from the life that we take it for. A later one may have claimed the lane already, if the
+    /// earlier one never did. Only the first packet can tell: after that the lane stays claimed until it is reset.
+    #[inline(always)]
+    fn is_of_known_life(&self) -> bool {
+        self.consumer.taken() != 0 || self.consumer.owner() == self.incarnation.0 as u64
     }
 }
 
@@ -299,17 +306,21 @@ impl ShmFabric {
             self.check_peers();
         }
         for index in 0..self.slots.len() {
-            if !matches!(self.slots[index], Slot::Vacant) {
+            if matches!(self.slots[index], Slot::Vacant) {
+                self.close_unseen(index);
+            }
+        }
+        for member in members {
+            let index = member.id.index();
+            if index >= self.slots.len() || !matches!(self.slots[index], Slot::Vacant) {
                 continue;
             }
-            let member = members.iter().find(|member| member.id.index() == index);
-            if self.find_missed_life(index, member.map(|member| member.incarnation)) {
-                continue;
-            }
-            let Some(member) = member else { continue };
             match self.membership.open_peer(member.id) {
                 Ok(inbox) if inbox.incarnation() == member.incarnation => self.open_slot(index, inbox),
                 Ok(_) => {}
+                Err(ShmError::NodeDead { incarnation, .. }) if self.owns_lanes(index, incarnation) => {
+                    self.close_slot(index, incarnation, true);
+                }
                 Err(error) => tracing::debug!(node = member.id.0, %error, "could not open the inbox of a listed node"),
             }
         }
@@ -326,19 +337,36 @@ impl ShmFabric {
         self.slots[index] = Slot::Live(inbox);
     }
 
-    /// A life that came and went between two looks: what it published is delivered all the same. True if there was one.
-    fn find_missed_life(&mut self, index: usize, present: Option<Incarnation>) -> bool {
-        let lanes = &mut self.lanes[index * PRIORITIES..][..PRIORITIES];
-        let owners = lanes.iter().filter_map(|lane| u32::try_from(lane.consumer.owner()).ok());
-        let Some(missed) = owners.map(Incarnation).find(|owner| owner.0 != 0 && Some(*owner) != present) else { return false };
-        for lane in lanes {
-            lane.incarnation = missed;
+    fn owns_lanes(&self, index: usize, incarnation: Incarnation) -> bool {
+        self.lanes[index * PRIORITIES..][..PRIORITIES].iter().any(|lane| lane.consumer.owner() == incarnation.0 as u64)
+    }
+
+    /// A life that came, sent and went between two looks is heard all the same: what it published lies in its lanes.
+    fn close_unseen(&mut self, index: usize) {
+        let lanes = &self.lanes[index * PRIORITIES..][..PRIORITIES];
+        let Some(owner) = lanes.iter().map(|lane| lane.consumer.owner()).find(|owner| *owner != 0) else { return };
+        // After the owner, which claims when it is listed: it is there, or it has gone.
+        let listed = self.membership.member(NodeId(index as u16)).map(|member| member.incarnation.0 as u64);
+        if listed == Some(owner) {
+            return;
         }
+        match u32::try_from(owner) {
+            Ok(owner) => self.close_slot(index, Incarnation(owner), false),
+            // Nobody of ours writes that.
+            Err(_) => self.lanes[index * PRIORITIES..][..PRIORITIES].iter_mut().for_each(Lane::reset),
+        }
+    }
+
+    /// A life that nobody here has seen is gone, and its lanes are to be read.
+    fn close_slot(&mut self, index: usize, incarnation: Incarnation, died: bool) {
         let node = NodeId(index as u16);
-        self.slots[index] = Slot::Closing(missed);
+        for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
+            lane.incarnation = incarnation;
+        }
+        self.changes.push_back(Change::Joined(node, incarnation));
+        self.changes.push_back(if died { Change::Died(node, incarnation) } else { Change::Left(node, incarnation) });
+        self.slots[index] = Slot::Closing(incarnation);
         self.closing += 1;
-        self.changes.extend([Change::Joined(node, missed), Change::Died(node, missed)]);
-        true
     }
 
     /// Makes the list of lanes to look at anew. Small and rare.
@@ -368,8 +396,16 @@ impl ShmFabric {
         for index in 0..self.slots.len() {
             let Slot::Closing(incarnation) = self.slots[index] else { continue };
             let lanes = &mut self.lanes[index * PRIORITIES..][..PRIORITIES];
-            if lanes.iter().all(|lane| lane.damaged || !matches!(lane.consumer.peek(), Peek::Packet(_))) {
-                lanes.iter_mut().for_each(Lane::reset);
+            let is_drained =
+                |lane: &Lane| lane.damaged || !lane.is_of_known_life() || !matches!(lane.consumer.peek(), Peek::Packet(_));
+            if lanes.iter().all(is_drained) {
+                for lane in lanes {
+                    // A lane that this life never claimed may by now be claimed by the next.
+                    if lane.damaged || lane.consumer.taken() != 0 || lane.consumer.owner() == incarnation.0 as u64 {
+                        lane.reset();
+                    }
+                    lane.producer = None;
+                }
                 self.slots[index] = Slot::Vacant;
                 self.closing -= 1;
                 self.changes.push_back(Change::Drained(NodeId(index as u16), incarnation));
@@ -388,6 +424,9 @@ impl ShmFabric {
     fn poll_lane<S: Sink>(&mut self, index: usize, sink: &mut S, budget: usize) -> (usize, bool) {
         let lane = &mut self.lanes[index];
         let mut taken = 0;
+        if !lane.is_of_known_life() {
+            return (0, false);
+        }
         while taken < budget && !lane.damaged {
             match lane.consumer.peek() {
                 Peek::Empty => break,
@@ -405,6 +444,13 @@ impl ShmFabric {
                             return (taken + 1, true);
                         }
                         Verdict::Refused => {
+                            if lane.consumer.skip_given_up() {
+                                if lane.consumer.tell() {
+                                    lane.ring_producer();
+                                }
+                                taken += 1;
+                                continue;
+                            }
                             if lane.consumer.tell() {
                                 lane.ring_producer();
                             }
@@ -448,11 +494,15 @@ impl ShmFabric {
     fn poll_idle<S: Sink>(&mut self, sink: &mut S, budget: usize) -> (usize, bool) {
         self.glance();
         self.close_drained();
+        if !self.changes.is_empty() {
+            return (0, true);
+        }
         let mut taken = 0;
         for _ in 0..IDLE_PER_LOOK.min(self.open.len()) {
             self.next_idle = if self.next_idle + 1 < self.open.len() { self.next_idle + 1 } else { 0 };
             let index = self.open[self.next_idle];
-            if !self.lanes[index].busy && self.lanes[index].consumer.is_ready() && !self.lanes[index].damaged {
+            let lane = &self.lanes[index];
+            if !lane.busy && lane.consumer.is_ready() && !lane.damaged && lane.is_of_known_life() {
                 let (more, stop) = self.poll_lane(index, sink, BURST.min(budget - taken));
                 taken += more;
                 self.make_busy(index);
@@ -470,7 +520,7 @@ impl ShmFabric {
     pub fn hot(&mut self, rounds: u32) -> Option<Hot<'_>> {
         let &index = self.busy.get(self.next_busy)?;
         // Before every look of all lanes that is due, so that `poll` does it.
-        if self.looks + 1 >= IDLE_LOOKS || self.busy.len() > 1 || self.faults.is_some() {
+        if self.looks + 1 >= IDLE_LOOKS || self.busy.len() > 1 || self.faults.is_some() || !self.changes.is_empty() {
             return None;
         }
         self.looks += 1;
@@ -550,6 +600,10 @@ impl Fabric for ShmFabric {
             return 0;
         }
         let mut taken = 0;
+        if !self.changes.is_empty() {
+            // First the caller has to know whose packets these are: the numbers of a new life begin anew.
+            return 0;
+        }
         self.looks = (self.looks + 1) % IDLE_LOOKS;
         let idle_first = self.looks == 0;
         if idle_first {
@@ -618,7 +672,9 @@ impl ShmLink {
 impl Link for ShmLink {
     #[inline]
     unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
-        if let Some(faults) = &mut self.faults
+        // The producer keeps room for it, and whoever gives up does not come again.
+        if head.kind != PacketKind::GivenUp
+            && let Some(faults) = &mut self.faults
             && faults.full()
         {
             return Push::Full;

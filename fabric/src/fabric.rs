@@ -28,7 +28,8 @@ pub enum LinkDown {
 
 /// One way to one target, for one priority. Used by one thread at a time.
 pub trait Link: Send {
-    /// Puts one packet on the link: `head` and then the `len` bytes at `bytes`. Never blocks.
+    /// Puts one packet on the link: `head` and then the `len` bytes at `bytes`. Never blocks. A `GivenUp` packet without
+    /// bytes, after a `First`, always finds room.
     ///
     /// # Safety
     /// `len` bytes must be readable at `bytes`, and `len` at most [`packet_bytes`](Self::packet_bytes).

@@ -13,6 +13,8 @@ pub enum PacketKind {
     First = 2,
     /// More of the message that the latest `First` began.
     Next = 3,
+    /// No more of the message that the latest `First` began: its sender gave it up. Without bytes.
+    GivenUp = 4,
 }
 
 impl PacketKind {
@@ -23,6 +25,7 @@ impl PacketKind {
             1 => Some(PacketKind::Whole),
             2 => Some(PacketKind::First),
             3 => Some(PacketKind::Next),
+            4 => Some(PacketKind::GivenUp),
             _ => None,
         }
     }

@@ -134,7 +134,7 @@ pub fn run(shared: Arc<Shared>) {
             Step::Park(timeout) => {
                 shared.park_poller(me, timeout);
                 seen = shared.turns();
-                gear.awake();
+                gear.slept();
             }
         }
     }

@@ -13,12 +13,15 @@ use doorbell_fabric::{
 use doorbell_shm::fabric::{Change, Hot, ShmFabric};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::baton::Token;
+use super::wait::CHECK_EVERY;
 
 /// Packets handled in one turn.
 const TURN_PACKETS: usize = 64;
+/// Polls after which whoever drives looks at the clock.
+const POLLS_PER_CLOCK: u32 = 64;
 /// Events kept for somebody to ask for; the oldest are dropped and counted.
 const EVENTS_MAX: usize = 1024;
 
@@ -35,6 +38,11 @@ pub struct Engine {
     turns: Arc<AtomicU64>,
     /// What the thread waits for that sleeps on the bell.
     parked: Option<Arc<Op>>,
+    polls: u32,
+    /// When somebody last asked whether the peers live.
+    checked: Instant,
+    /// Whether it may make system calls unasked.
+    calls: bool,
 }
 
 /// The ways out, by node and priority.
@@ -57,6 +65,8 @@ struct Inbound {
     watchers: Vec<(Match, Arc<Op>)>,
     /// A watcher's message came into the pool.
     sighted: bool,
+    /// The number of the latest receive.
+    receives: u64,
 }
 
 /// Counts, for people.
@@ -78,6 +88,8 @@ pub struct RecvOp {
     pub accepts: Match,
     ptr: *mut u8,
     capacity: usize,
+    /// Its place among the receives of this node.
+    number: u64,
     /// Where its end is told.
     pub op: Arc<Op>,
 }
@@ -91,7 +103,7 @@ impl RecvOp {
     /// # Safety
     /// The buffer stays valid and nobody else touches it until `op` is done or [`Engine::unpost`] returned true for it.
     pub unsafe fn new(accepts: Match, ptr: *mut u8, capacity: usize, op: Arc<Op>) -> Self {
-        Self { accepts, ptr, capacity, op }
+        Self { accepts, ptr, capacity, number: 0, op }
     }
 }
 
@@ -153,7 +165,7 @@ impl Direct for Nobody {
 
 impl Engine {
     /// An engine over the lanes of one node.
-    pub fn new(fabric: ShmFabric, pool_bytes: usize, ways: Arc<Ways>, turns: Arc<AtomicU64>) -> Self {
+    pub fn new(fabric: ShmFabric, pool_bytes: usize, ways: Arc<Ways>, turns: Arc<AtomicU64>, calls: bool) -> Self {
         let nodes = fabric.membership().max_nodes();
         Self {
             fabric,
@@ -164,6 +176,7 @@ impl Engine {
                 tally: Tally::default(),
                 watchers: Vec::new(),
                 sighted: false,
+                receives: 0,
             },
             sending: Vec::new(),
             events: VecDeque::new(),
@@ -172,6 +185,9 @@ impl Engine {
             ways,
             turns,
             parked: None,
+            polls: 0,
+            checked: Instant::now(),
+            calls,
         }
     }
 
@@ -213,7 +229,19 @@ impl Engine {
         }
         // Only one thread is in here, and nobody needs the exact number: a plain load and store.
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK) && self.calls {
+            self.check_now_and_then();
+        }
         taken
+    }
+
+    /// Whoever always finds something to do never waits, and those who wait ask whether the peers live. So ask here too.
+    #[cold]
+    fn check_now_and_then(&mut self) {
+        if self.checked.elapsed() >= CHECK_EVERY {
+            self.check_peers();
+        }
     }
 
     /// Wakes the thread that sleeps on the bell if this thread just did for it what it waits for.
@@ -270,9 +298,23 @@ impl Engine {
 
     /// Asks whether the peers live, and tells whoever waits for one that does not.
     pub fn check_peers(&mut self) {
+        self.checked = Instant::now();
         self.fabric.check_peers();
+        self.on_changes();
+    }
+
+    /// Looks who came and went, if the directory changed.
+    pub fn glance(&mut self) {
+        self.fabric.glance();
+        self.on_changes();
+    }
+
+    fn on_changes(&mut self) {
         while let Some(change) = self.fabric.next_change() {
             self.on_change(change);
+        }
+        if self.parked.is_some() {
+            self.wake_parked();
         }
     }
 
@@ -282,7 +324,12 @@ impl Engine {
         if state.link.is_some() && state.incarnation == wanted {
             return Ok(());
         }
-        self.fabric.glance();
+        self.glance();
+        let life = state.incarnation;
+        if state.is_queued() && self.fabric.live(outbound.target) != Some(life) {
+            // The caller holds this way out, so what is queued here was passed over when the end of its life was noticed.
+            state.fail(|| self.unreachable(outbound.target, Some(life)));
+        }
         if self.fabric.live(outbound.target) != Some(wanted) {
             return Err(self.unreachable(outbound.target, Some(wanted)));
         }
@@ -308,7 +355,7 @@ impl Engine {
         let assembly = &mut inbound.assemblies[hot.index()];
         if envelope.len > buf.len()
             || assembly.active.is_some()
-            || seen.head.kind == PacketKind::Next
+            || !matches!(seen.head.kind, PacketKind::Whole | PacketKind::First)
             || envelope.sequence != assembly.expected
             || !accepts.matches(&envelope)
         {
@@ -317,7 +364,7 @@ impl Engine {
         hot.take_into(&seen, buf);
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if seen.head.kind == PacketKind::First
-            && let Some(op) = take_rest(&mut hot, assembly, envelope, seen.len, accepts, buf)
+            && let Some(op) = take_rest(&mut hot, assembly, inbound.receives, envelope, seen.len, accepts, buf)
         {
             return Some(HotTake::Part(op));
         }
@@ -335,7 +382,14 @@ impl Engine {
     /// Moves what is queued into the lanes. Returns the amount of work done.
     #[inline(always)]
     pub fn push(&mut self, me: Token) -> usize {
-        if self.sending.is_empty() { 0 } else { self.push_queues(me) }
+        if self.sending.is_empty() {
+            return 0;
+        }
+        let work = self.push_queues(me);
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
+        work
     }
 
     #[cold]
@@ -381,7 +435,8 @@ impl Engine {
             receive.op.finish(Outcome::Failed(error));
             return;
         }
-        self.inbound.posted.push_back(receive);
+        self.inbound.receives += 1;
+        self.inbound.posted.push_back(RecvOp { number: self.inbound.receives, ..receive });
     }
 
     /// Withdraws a posted receive. True if it was still under way: then its buffer is not touched any more.
@@ -411,7 +466,14 @@ impl Engine {
     }
 
     /// Why a receive bound to one node will never complete, if so: that node is gone and all it sent was delivered.
-    pub fn never(&self, accepts: &Match) -> Option<Error> {
+    pub fn never(&mut self, accepts: &Match) -> Option<Error> {
+        self.never_as_seen(accepts)?;
+        // Unless it came just now.
+        self.glance();
+        self.never_as_seen(accepts)
+    }
+
+    fn never_as_seen(&self, accepts: &Match) -> Option<Error> {
         let node = accepts.bound_to()?;
         let incarnation = accepts.bound_to_life();
         if node.index() >= self.ends.len() {
@@ -523,10 +585,15 @@ impl Engine {
             self.inbound.give_up(lane);
         }
         self.fail_posted(|_| Some(Error::Closed));
-        for outbound in self.sending.drain(..) {
-            if let Some(mut state) = outbound.state.enter(me) {
+        self.sending.clear();
+        // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
+        for way in self.ways.iter().filter_map(OnceLock::get) {
+            if let Some(mut state) = way.state.enter(me) {
                 state.fail(|| Error::Closed);
             }
+        }
+        for (_, op) in &self.inbound.watchers {
+            op.nudge();
         }
     }
 }
@@ -537,6 +604,7 @@ impl Engine {
 fn take_rest(
     hot: &mut Hot<'_>,
     assembly: &mut Assembly,
+    number: u64,
     envelope: Envelope,
     received: usize,
     accepts: &Match,
@@ -549,6 +617,7 @@ fn take_rest(
     let op = Op::new();
     // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
     let receive = unsafe { RecvOp::new(*accepts, buf.as_mut_ptr(), buf.len(), op.clone()) };
+    let receive = RecvOp { number, ..receive };
     assembly.active = Some(Active { envelope, received, into: Into::Buffer(receive) });
     Some(op)
 }
@@ -584,9 +653,23 @@ impl Inbound {
     #[cold]
     fn give_up(&mut self, lane: usize) {
         match self.assemblies[lane].active.take() {
-            Some(Active { into: Into::Buffer(receive) | Into::TooLong(receive, _), .. }) => self.posted.push_front(receive),
+            Some(Active { into: Into::Buffer(receive) | Into::TooLong(receive, _), .. }) => self.post_again(receive),
             Some(Active { into: Into::Pool(_), envelope, .. }) => self.pool.release(envelope.len),
             Some(Active { into: Into::Nowhere, .. }) | None => {}
+        }
+    }
+
+    /// Posts a receive again, at its old place: its message was given up. Another may have come meanwhile.
+    fn post_again(&mut self, receive: RecvOp) {
+        if receive.op.is_done() {
+            return;
+        }
+        match self.pool.take(&receive.accepts) {
+            Some(message) => receive.complete(message.envelope, Payload::private(&message.bytes)),
+            None => {
+                let at = self.posted.partition_point(|other| other.number < receive.number);
+                self.posted.insert(at, receive);
+            }
         }
     }
 
@@ -630,10 +713,15 @@ impl<D: Direct> Sink for Dispatch<'_, D> {
         payload: Payload<'_>,
     ) -> Verdict {
         let lane = source.index() * PRIORITIES + priority.index();
-        let assembly = &mut self.inbound.assemblies[lane];
-        if head.kind == PacketKind::Next {
-            return self.next(lane, payload);
+        match head.kind {
+            PacketKind::Next => return self.next(lane, payload),
+            PacketKind::GivenUp => {
+                self.inbound.give_up(lane);
+                return Verdict::Taken;
+            }
+            PacketKind::Whole | PacketKind::First => {}
         }
+        let assembly = &mut self.inbound.assemblies[lane];
         if head.sequence != assembly.expected {
             return Verdict::Broken("a message out of sequence");
         }
@@ -688,7 +776,8 @@ impl<D: Direct> Dispatch<'_, D> {
             None if !self.satisfied && self.direct.wants(&envelope) => {
                 let receive = self.direct.take_long();
                 self.satisfied |= receive.is_some();
-                receive
+                self.inbound.receives += 1;
+                receive.map(|receive| RecvOp { number: self.inbound.receives, ..receive })
             }
             None => None,
         };
@@ -697,6 +786,11 @@ impl<D: Direct> Dispatch<'_, D> {
             Some(receive) => Into::TooLong(receive, Vec::new()),
             None if self.inbound.pool.reserve(envelope.len) => {
                 self.inbound.tally.unexpected += 1;
+                Into::Pool(Vec::new())
+            }
+            // Somebody waits for just this one, and can't take it in parts: however long it is, it has to be put together.
+            None if !self.satisfied && self.direct.wants(&envelope) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
                 Into::Pool(Vec::new())
             }
             None => return Verdict::Refused,
@@ -742,6 +836,13 @@ impl<D: Direct> Dispatch<'_, D> {
                         Some(receive) => {
                             self.inbound.pool.release(envelope.len);
                             receive.complete(envelope, Payload::private(&message.bytes));
+                        }
+                        None if !self.satisfied && self.direct.wants(&envelope) => {
+                            // Not by way of the pool: what follows in this lane would overtake it.
+                            self.inbound.pool.release(envelope.len);
+                            self.direct.take(&envelope, Payload::private(&message.bytes));
+                            self.satisfied = true;
+                            return Verdict::TakenAndStop;
                         }
                         None => {
                             self.inbound.pool.push_reserved(message);

@@ -54,7 +54,7 @@ const MEMORY: u32 = 256;
 /// The longest sleep, as insurance; also how often a waiting thread asks whether its peers live.
 pub const PARK_MOST: Duration = Duration::from_millis(50);
 /// How often a thread that does not park asks whether its peers live.
-const CHECK_EVERY: Duration = Duration::from_millis(25);
+pub const CHECK_EVERY: Duration = Duration::from_millis(25);
 
 thread_local!(static CROWDED: Cell<u32> = const { Cell::new(0) });
 
@@ -79,19 +79,26 @@ pub struct Gear {
     checked: Option<Instant>,
     yielding: bool,
     crowded: bool,
+    slept: bool,
 }
 
 impl Gear {
     /// A wait that begins now.
     #[inline(always)]
     pub fn new(wait: Wait, deadline: Option<Instant>) -> Self {
-        Self { wait, deadline, began: None, checked: None, yielding: false, crowded: false }
+        Self { wait, deadline, began: None, checked: None, yielding: false, crowded: false, slept: false }
     }
 
-    /// Called after a sleep: what woke us may be followed by more.
+    /// Something happened: it may be followed by more, so begin with spinning again.
     pub fn awake(&mut self) {
         self.began = None;
         self.yielding = false;
+        self.slept = false;
+    }
+
+    /// After a sleep. If nothing happened in it, the next step is another: an idle node must not spin at every time-out.
+    pub fn slept(&mut self) {
+        self.slept = true;
     }
 
     /// After a look that found nothing.
@@ -129,8 +136,11 @@ impl Gear {
     }
 
     fn auto(&mut self, now: Instant, waited: Duration) -> Step {
-        if waited < if self.crowded { SPIN_CROWDED } else { SPIN } {
+        if !self.slept && waited < if self.crowded { SPIN_CROWDED } else { SPIN } {
             return Step::Again;
+        }
+        if self.slept {
+            return Step::Park(self.park_at_most(now));
         }
         let most = if self.yielding || self.crowded { YIELD_MOST } else { SPIN_ON };
         if waited >= most {

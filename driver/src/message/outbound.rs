@@ -202,12 +202,26 @@ impl OutState {
         }
     }
 
-    /// Takes a send out of the queue. True if it was there: then nothing of it will reach the target, as what is in the lane
-    /// already is given up by whatever is sent next.
+    /// Takes a send out of the queue. True if it was there: then the target gets nothing of it, as what is in the lane
+    /// already is given up.
     pub fn remove(&mut self, op: &Arc<Op>) -> bool {
         let Some(at) = self.queue.iter().position(|send| Arc::ptr_eq(&send.op, op)) else { return false };
-        // If its first packet is in the lane, the next message takes its number: a number is used up by a whole message only.
-        self.queue.remove(at).is_some()
+        let Some(send) = self.queue.remove(at) else { return false };
+        if send.started {
+            self.give_up();
+        }
+        true
+    }
+
+    /// Tells the target that no more comes of the message under way, so that the receive which had taken it takes another.
+    /// The next message has its number: a number is used up by a whole message only.
+    #[cold]
+    pub fn give_up(&mut self) {
+        let head = PacketHead { kind: PacketKind::GivenUp, tag: 0, sequence: self.sequence, total: 0 };
+        if let Some(link) = &mut self.link {
+            // SAFETY: no bytes. A lane that is damaged fails whatever is sent next, which is the time to say so.
+            let _ = unsafe { link.push(&head, std::ptr::null(), 0) };
+        }
     }
 
     /// Ends every queued send with an error and cuts the lane.
@@ -221,6 +235,7 @@ impl OutState {
     /// Leads to another life of the target: numbers begin anew.
     pub fn connect(&mut self, link: Option<ShmLink>, incarnation: Incarnation) {
         if incarnation != self.incarnation {
+            debug_assert!(self.queue.is_empty(), "what is queued is for the life before");
             self.sequence = 0;
         }
         self.link = link;

@@ -43,7 +43,7 @@ impl Shared {
             (0..way_index(NodeId(membership.max_nodes() as u16), Priority::High)).map(|_| OnceLock::new()).collect();
         let turns = Arc::new(AtomicU64::new(0));
         Self {
-            baton: Baton::new(Engine::new(fabric, pool_bytes, ways.clone(), turns.clone())),
+            baton: Baton::new(Engine::new(fabric, pool_bytes, ways.clone(), turns.clone(), wait != Wait::Spin)),
             helm: Helm::default(),
             poller: PollerWord::default(),
             ways,
@@ -121,7 +121,7 @@ impl Shared {
     pub(crate) fn way(&self, me: Token, node: NodeId, priority: Priority) -> Result<(Arc<Outbound>, Incarnation)> {
         let Some(slot) = self.ways.get(way_index(node, priority)) else { return Err(Error::NoSuchNode { node }) };
         let mut engine = self.enter(me, "peer")?;
-        engine.fabric().glance();
+        engine.glance();
         let Some(incarnation) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
         let outbound = slot.get_or_init(|| Arc::new(Outbound::new(node, priority)));
         if let Some(mut state) = outbound.state.enter(me) {
@@ -193,7 +193,7 @@ impl Shared {
                     } else if stuck(&mut *self.enter(me, "wait")?) {
                         return Ok(false);
                     }
-                    gear.awake();
+                    gear.slept();
                 }
                 Step::Expired => return Ok(op.is_done()),
             }

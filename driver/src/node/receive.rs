@@ -116,6 +116,7 @@ impl Shared {
         while self.progress() != Progress::Poller {
             {
                 let mut engine = self.enter(me, "recv")?;
+                self.check()?;
                 if take_now(&mut engine, me, &mut direct)
                     && let Some(got) = direct.got.take()
                 {
@@ -154,7 +155,11 @@ impl Shared {
             Some(op) => op,
             None => {
                 let op = Op::new();
-                self.enter(me, "recv")?.post(direct.posted(&op));
+                let mut engine = self.enter(me, "recv")?;
+                // Leaving closes the flag first and ends what is posted then, under the baton: nothing is posted after that.
+                self.check()?;
+                engine.post(direct.posted(&op));
+                drop(engine);
                 self.hand_over();
                 op
             }
@@ -185,6 +190,7 @@ impl Shared {
         loop {
             {
                 let mut engine = self.enter(me, "recv_with")?;
+                self.check()?;
                 if let Some(message) = engine.pool().take(&accepts) {
                     // In private memory already: read without the baton, so that others can go on.
                     drop(engine);
@@ -227,7 +233,7 @@ impl Shared {
                     engine.unwatch(&op);
                     engine.check_peers();
                     parked?;
-                    gear.awake();
+                    gear.slept();
                 }
             }
         }
@@ -249,6 +255,7 @@ impl Shared {
     /// Posts a receive whose buffer somebody else keeps until the op is over.
     pub(super) fn post_recv(&self, me: Token, receive: RecvOp) -> Result<()> {
         let mut engine = self.enter(me, "start_recv")?;
+        self.check()?;
         engine.post(receive);
         if self.progress() != Progress::Poller {
             engine.turn(me, false);
@@ -339,7 +346,8 @@ impl Node {
         let mut direct = IntoBuffer { accepts, buf, got: None, long: None };
         {
             let mut engine = self.shared.enter(me, "try_recv")?;
-            let found = if self.shared.progress() == Progress::Poller {
+            // What the poller could not take for want of room, the receiver itself takes.
+            let found = if self.shared.progress() == Progress::Poller && !engine.is_refusing() {
                 let message = engine.pool().take(&accepts);
                 let found = message.is_some();
                 message.into_iter().for_each(|message| direct.take_message(message));

@@ -103,15 +103,13 @@ impl Shared {
     ) -> Result<Begun> {
         let node = outbound.target;
         let mut engine = self.enter(me, "send")?;
+        // Leaving closes the flag first and ends what is queued then, under the baton: nothing is queued after that.
+        self.check()?;
         let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
         let wanted = match life {
             Some(life) => life,
             None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
         };
-        if state.is_queued() && state.incarnation != wanted {
-            // What is queued for an earlier life fails as soon as its end is noticed, which this turn will do.
-            engine.check_peers();
-        }
         engine.connect(outbound, &mut state, wanted)?;
         let mut far = (0, false);
         if !state.is_queued() && (self.progress() != Progress::Poller || matches!(patience, Patience::None)) {
@@ -122,14 +120,13 @@ impl Shared {
                 Sent::Down => return Err(Error::Damaged { node }),
             }
         }
-        if matches!(patience, Patience::None) {
-            // A part that is in the lane already is given up by whatever is sent next.
-            return Err(Error::Full { node });
-        }
         let op = Op::new();
         // SAFETY: send_slow removes the op, or sees it done, before the caller has its bytes back.
         let send = unsafe { SendOp::new(tag, bytes, op.clone()) };
-        if !state.enqueue(send, far.0, far.1) {
+        if matches!(patience, Patience::None) || !state.enqueue(send, far.0, far.1) {
+            if far.1 {
+                state.give_up();
+            }
             return Err(Error::Full { node });
         }
         drop(state);

@@ -91,7 +91,9 @@ impl<M: LaneMemory> Consumer<M> {
         let load = |index| self.memory.cell_word(cell, index).load(Ordering::Relaxed);
         let len = (check >> 40) as usize;
         let (kind, place, total) = match PacketKind::from_number((check >> 32) as u8) {
-            Some(kind @ (PacketKind::Whole | PacketKind::Next)) if len <= INLINE_BYTES => (kind, Place::Inline, len as u64),
+            Some(kind @ (PacketKind::Whole | PacketKind::Next | PacketKind::GivenUp)) if len <= INLINE_BYTES => {
+                (kind, Place::Inline, len as u64)
+            }
             Some(kind) => {
                 let place = load(word::PLACE);
                 let total = if kind == PacketKind::First { load(word::TOTAL) } else { len as u64 };
@@ -147,6 +149,36 @@ impl<M: LaneMemory> Consumer<M> {
             || self.data_head - self.data_head_told >= self.memory.data_bytes() as u64 / 4
         {
             return self.tell();
+        }
+        false
+    }
+
+    /// Takes the first packet and the parts that follow it, if they are of a message that its sender gave up. For a message that
+    /// nobody wants: what comes after it must not wait for it.
+    #[cold]
+    pub fn skip_given_up(&mut self) -> bool {
+        let Peek::Packet(Seen { head: PacketHead { kind: PacketKind::First, total, .. }, len, .. }) = self.peek() else {
+            return false;
+        };
+        let cells = self.memory.cell_count() as u64;
+        let (mut parts, mut bytes) = (1, len as u64);
+        while bytes < total {
+            let position = self.head + parts;
+            // Acquire: as in `first_word`.
+            let check = self.memory.cell_word((position & (cells - 1)) as usize, word::CHECK).load(Ordering::Acquire);
+            if parts == cells || check as u32 != (position + 1) as u32 {
+                // The rest may still come.
+                return false;
+            }
+            if (check >> 32) as u8 != PacketKind::Next as u8 {
+                // The rest won't come: another message begins, or this one is said to be given up.
+                for _ in 0..parts {
+                    let Peek::Packet(seen) = self.peek() else { break };
+                    let _ = self.take(&seen);
+                }
+                return true;
+            }
+            (parts, bytes) = (parts + 1, bytes + (check >> 40));
         }
         false
     }

@@ -78,9 +78,11 @@ impl<M: LaneMemory> Producer<M> {
     #[inline]
     pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
         let cells = self.memory.cell_count() as u64;
-        if self.tail - self.head_seen == cells {
+        // One cell is kept for giving up what was begun.
+        let room = if head.kind == PacketKind::GivenUp { cells } else { cells - 1 };
+        if self.tail - self.head_seen >= room {
             match self.look_at_head() {
-                Ok(()) if self.tail - self.head_seen < cells => {}
+                Ok(()) if self.tail - self.head_seen < room => {}
                 Ok(()) => return Push::Full,
                 Err(down) => return Push::Down(down),
             }

@@ -33,7 +33,12 @@ impl Drop for Block {
 }
 
 fn push(producer: &mut Producer<RawMemory>, kind: PacketKind, sequence: u32, bytes: &[u8]) -> Push {
-    let head = PacketHead { kind, tag: sequence as u64 * 3, sequence, total: bytes.len() as u64 };
+    push_of(producer, kind, sequence, bytes, bytes.len() as u64)
+}
+
+/// Pushes a part of a message of `total` bytes.
+fn push_of(producer: &mut Producer<RawMemory>, kind: PacketKind, sequence: u32, bytes: &[u8], total: u64) -> Push {
+    let head = PacketHead { kind, tag: sequence as u64 * 3, sequence, total };
     // SAFETY: a slice.
     unsafe { producer.push(&head, bytes.as_ptr(), bytes.len()) }
 }
@@ -118,15 +123,53 @@ fn a_full_lane_says_so_and_loses_nothing() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     let mut consumer = Consumer::new(block.memory());
-    for sequence in 0..16 {
+    for sequence in 0..15 {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &[sequence as u8]), Push::Done);
     }
-    assert_eq!(push(&mut producer, PacketKind::Whole, 16, &[]), Push::Full);
-    for sequence in 0..16 {
+    assert_eq!(push(&mut producer, PacketKind::Whole, 15, &[]), Push::Full);
+    for sequence in 0..15 {
         assert_eq!(pop(&mut consumer).unwrap().1, [sequence as u8]);
     }
     assert!(pop(&mut consumer).is_none());
-    assert_eq!(push(&mut producer, PacketKind::Whole, 16, &[]), Push::Done);
+    assert_eq!(push(&mut producer, PacketKind::Whole, 15, &[]), Push::Done);
+}
+
+#[test]
+fn giving_up_always_finds_room() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    for _ in 0..3 {
+        assert_eq!(push(&mut producer, PacketKind::First, 0, b"part"), Push::Done);
+        while push(&mut producer, PacketKind::Next, 0, b"part") == Push::Done {}
+        assert_eq!(push(&mut producer, PacketKind::GivenUp, 0, &[]), Push::Done);
+        assert_eq!(push(&mut producer, PacketKind::First, 0, b"part"), Push::Full);
+        let kinds: Vec<_> = std::iter::from_fn(|| pop(&mut consumer)).map(|(head, _)| head.kind).collect();
+        assert_eq!((kinds.len(), kinds[0], kinds[15]), (16, PacketKind::First, PacketKind::GivenUp));
+    }
+}
+
+#[test]
+fn only_what_was_given_up_is_skipped() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    let mut long = |kind, len: usize| assert_eq!(push_of(&mut producer, kind, 0, &vec![7; len], 3000), Push::Done);
+    assert!(!consumer.skip_given_up(), "nothing is there");
+    long(PacketKind::First, 1000);
+    long(PacketKind::Next, 1000);
+    assert!(!consumer.skip_given_up(), "the rest may still come");
+    long(PacketKind::Next, 1000);
+    long(PacketKind::First, 1000);
+    assert!(!consumer.skip_given_up(), "it is whole, and another follows");
+    for _ in 0..3 {
+        pop(&mut consumer).unwrap();
+    }
+    long(PacketKind::Next, 1000);
+    long(PacketKind::Whole, 1);
+    assert!(consumer.skip_given_up());
+    assert_eq!(pop(&mut consumer).unwrap().0.kind, PacketKind::Whole);
+    assert!(pop(&mut consumer).is_none());
 }
 
 #[test]
@@ -145,12 +188,12 @@ fn the_largest_packet_always_fits_a_lane_that_was_read() {
 fn a_forged_head_is_found_out() {
     let block = Block::new(16, 16 << 10);
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    for sequence in 0..16 {
+    for sequence in 0..15 {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &[]), Push::Done);
     }
     for forged in [17, u64::MAX, 1 << 63] {
         block.memory().control(Control::Head).store(forged, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(push(&mut producer, PacketKind::Whole, 16, &[]), Push::Down(doorbell_fabric::LinkDown::Damaged));
+        assert_eq!(push(&mut producer, PacketKind::Whole, 15, &[]), Push::Down(doorbell_fabric::LinkDown::Damaged));
     }
 }
 
