@@ -66,6 +66,8 @@ pub struct ShmFabric {
     // Declared before `membership`, whose segments they point into.
     lanes: Vec<Lane>,
     slots: Vec<Slot>,
+    /// The latest life of each node that was told of.
+    told: Vec<Incarnation>,
     busy: Vec<usize>,
     /// Lanes of live or closing nodes, busy or not.
     open: Vec<usize>,
@@ -218,6 +220,7 @@ impl ShmFabric {
         let mut fabric = Self {
             lanes: (0..count * PRIORITIES).map(lane_of).collect(),
             slots: (0..count).map(|_| Slot::Vacant).collect(),
+            told: vec![Incarnation(0); count],
             busy: Vec::with_capacity(BUSY_MAX),
             open: Vec::new(),
             next_busy: 0,
@@ -318,8 +321,11 @@ impl ShmFabric {
             match self.membership.open_peer(member.id) {
                 Ok(inbox) if inbox.incarnation() == member.incarnation => self.open_slot(index, inbox),
                 Ok(_) => {}
-                Err(ShmError::NodeDead { incarnation, .. }) if self.owns_lanes(index, incarnation) => {
-                    self.close_slot(index, incarnation, true);
+                // It died before we looked. It is told of once, though it stays listed until the next node joins.
+                Err(ShmError::NodeDead { incarnation, .. }) => {
+                    if self.told[index] != incarnation {
+                        self.close_slot(index, incarnation, true);
+                    }
                 }
                 Err(error) => tracing::debug!(node = member.id.0, %error, "could not open the inbox of a listed node"),
             }
@@ -334,22 +340,21 @@ impl ShmFabric {
             lane.producer = Some(inbox.clone());
         }
         self.changes.push_back(Change::Joined(inbox.id(), inbox.incarnation()));
+        self.told[index] = inbox.incarnation();
         self.slots[index] = Slot::Live(inbox);
-    }
-
-    fn owns_lanes(&self, index: usize, incarnation: Incarnation) -> bool {
-        self.lanes[index * PRIORITIES..][..PRIORITIES].iter().any(|lane| lane.consumer.owner() == incarnation.0 as u64)
     }
 
     /// A life that came, sent and went between two looks is heard all the same: what it published lies in its lanes.
     fn close_unseen(&mut self, index: usize) {
         let lanes = &self.lanes[index * PRIORITIES..][..PRIORITIES];
-        let Some(owner) = lanes.iter().map(|lane| lane.consumer.owner()).find(|owner| *owner != 0) else { return };
-        // After the owner, which claims when it is listed: it is there, or it has gone.
-        let listed = self.membership.member(NodeId(index as u16)).map(|member| member.incarnation.0 as u64);
-        if listed == Some(owner) {
+        let owners: [u64; PRIORITIES] = std::array::from_fn(|priority| lanes[priority].consumer.owner());
+        if owners == [0; PRIORITIES] {
             return;
         }
+        // After the owners: whoever has claimed a lane is listed by then, or has gone. One lane may be the next life's already
+        // while another still holds what the former sent.
+        let listed = self.membership.member(NodeId(index as u16)).map(|member| member.incarnation.0 as u64);
+        let Some(owner) = owners.into_iter().find(|owner| *owner != 0 && Some(*owner) != listed) else { return };
         match u32::try_from(owner) {
             Ok(owner) => self.close_slot(index, Incarnation(owner), false),
             // Nobody of ours writes that.
@@ -365,6 +370,7 @@ impl ShmFabric {
         }
         self.changes.push_back(Change::Joined(node, incarnation));
         self.changes.push_back(if died { Change::Died(node, incarnation) } else { Change::Left(node, incarnation) });
+        self.told[index] = incarnation;
         self.slots[index] = Slot::Closing(incarnation);
         self.closing += 1;
     }

@@ -8,7 +8,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 /// How long anything may take that must happen. Far longer than it does take, on a slow and crowded machine too.
-pub const PATIENCE: Duration = Duration::from_secs(8);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The deadline of something that must happen.
 pub fn soon() -> Instant {
