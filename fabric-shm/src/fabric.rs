@@ -142,7 +142,7 @@ impl Hot<'_> {
         let mut looks = 0;
         while received < total && looks < REST_LOOKS {
             match self.first() {
-                Some(seen) if seen.head.kind == PacketKind::Next && seen.len <= total - received => {
+                Some(seen) if seen.head.kind == PacketKind::Next && seen.len > 0 && seen.len <= total - received => {
                     self.take_into(&seen, &mut buf[received..]);
                     received += seen.len;
                     looks = 0;
@@ -457,10 +457,12 @@ impl ShmFabric {
                                 taken += 1;
                                 continue;
                             }
-                            if lane.consumer.tell() {
+                            // Once, and not at every look: the producer would be woken again and again for nothing.
+                            let news = !lane.consumer.refusing() || lane.consumer.has_untold();
+                            lane.consumer.refuse(true);
+                            if news && lane.consumer.tell() {
                                 lane.ring_producer();
                             }
-                            lane.consumer.refuse(true);
                             return (taken, false);
                         }
                         Verdict::Broken(reason) => {
@@ -662,6 +664,17 @@ pub struct ShmLink {
 unsafe impl Send for ShmLink {}
 
 impl ShmLink {
+    /// The longest message that finds room in an idle lane whatever came before it.
+    #[inline]
+    pub fn most_at_once(&self) -> usize {
+        self.producer.data_bytes() / 2
+    }
+
+    /// Whether a message of `len` bytes in packets of `packet` bytes fits now, as a whole.
+    pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
+        self.producer.has_room(len, packet)
+    }
+
     /// Says whether messages wait for room on this link: see [`Producer::wait_for_room`].
     #[inline]
     pub fn wait_for_room(&mut self, waits: bool) {

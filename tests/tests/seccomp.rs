@@ -11,7 +11,7 @@ use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number, processors};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 doorbell_tests::roles! { "left" => || talk(0), "right" => || talk(1) }
 
@@ -42,6 +42,7 @@ fn talk(me: u16) {
     let words = Words::inherited();
     let rounds: u64 = told("ROUNDS").parse().unwrap();
     let wait: Wait = told("WAIT").parse().unwrap();
+    let pause = Duration::from_millis(told("PAUSE").parse().unwrap());
     let node = Node::builder(told("DOMAIN")).id(me).progress(Progress::Inline).wait(wait).join().unwrap();
     node.wait_for(2, soon()).unwrap();
     let peer = node.peer(NodeId(1 - me)).unwrap();
@@ -54,6 +55,11 @@ fn talk(me: u16) {
     forbid_system_calls();
     words[2].fetch_add(1, Ordering::SeqCst);
     while words[2].load(Ordering::SeqCst) < 2 {
+        std::hint::spin_loop();
+    }
+    // Time for the other side to do what it does while nothing comes.
+    let began = Instant::now();
+    while me == 0 && began.elapsed() < pause {
         std::hint::spin_loop();
     }
     for round in 0..rounds {
@@ -78,12 +84,12 @@ fn exchange(peer: &doorbell::Peer, me: u16, round: u64, buf: &mut [u8; 8]) -> bo
     me == 0 || peer.send(round, &round.to_ne_bytes()).is_ok()
 }
 
-fn run(what: &str, wait: &str, rounds: u64) -> (Domain, Words, [std::process::ExitStatus; 2]) {
+fn run(what: &str, wait: &str, pause: u64, rounds: u64) -> (Domain, Words, [std::process::ExitStatus; 2]) {
     let domain = Domain::new(what);
     let words = Words::new(3);
     let start = |role| {
         let start = Process::start(role).words(&words).tell("DOMAIN", domain.name());
-        start.tell("ROUNDS", rounds.to_string()).tell("WAIT", wait).go()
+        start.tell("ROUNDS", rounds.to_string()).tell("PAUSE", pause.to_string()).tell("WAIT", wait).go()
     };
     let (left, right) = (start("left"), start("right"));
     let patience = Duration::from_secs(60 + rounds / 100_000);
@@ -97,7 +103,7 @@ fn messages_make_no_system_calls() {
     let _turn = Turn::take();
     // With one processor both would wait for whole time slices of each other.
     let rounds = if processors() < 2 { 1000 } else { number("DOORBELL_PINGPONGS", 1_000_000) };
-    let (_domain, words, ends) = run("seccomp", "spin", rounds);
+    let (_domain, words, ends) = run("seccomp", "spin", 0, rounds);
     println!(
         "{} and {} of {rounds} exchanges without a system call",
         words[0].load(Ordering::SeqCst),
@@ -107,11 +113,14 @@ fn messages_make_no_system_calls() {
     assert_eq!([words[0].load(Ordering::SeqCst), words[1].load(Ordering::SeqCst)], [rounds; 2]);
 }
 
-/// The filter is real: who parks dies of it.
+/// The filter is real: who parks dies of it, and who spins on does not.
 #[test]
 fn the_filter_kills_who_parks() {
     let _turn = Turn::take();
-    let (_domain, words, ends) = run("seccomp-park", "park", 1000);
-    assert!(ends.iter().any(|end| end.signal() == Some(libc::SIGSYS)), "{ends:?}");
-    assert!(words[0].load(Ordering::SeqCst) < 1000);
+    let (_domain, words, ends) = run("seccomp-park", "park", 20, 10);
+    assert!(ends.iter().all(|end| end.signal() == Some(libc::SIGSYS)), "{ends:?}");
+    assert_eq!([words[0].load(Ordering::SeqCst), words[1].load(Ordering::SeqCst)], [0; 2]);
+    let (_domain, words, ends) = run("seccomp-pause", "spin", 20, 10);
+    assert!(ends.iter().all(|end| end.success()), "{ends:?}");
+    assert_eq!([words[0].load(Ordering::SeqCst), words[1].load(Ordering::SeqCst)], [10; 2]);
 }

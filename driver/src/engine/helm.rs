@@ -46,6 +46,18 @@ impl Helm {
         }
     }
 
+    /// Whether the poller has the helm.
+    pub fn is_pollers(&self) -> bool {
+        self.word.load(Ordering::SeqCst) == POLLER
+    }
+
+    /// For a thread that was woken to take the helm and has no need of it: wakes another.
+    pub fn pass_on(&self) {
+        if self.word.load(Ordering::SeqCst) == FREE {
+            self.call_a_sleeper();
+        }
+    }
+
     /// Leaves the helm, if the poller still has it. Says whether it had.
     pub fn leave_as_poller(&self) -> bool {
         let had = self.word.compare_exchange(POLLER, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok();

@@ -70,7 +70,8 @@ impl Op {
             wake(&self.word);
         }
         if let Some(waker) = waker {
-            waker.wake();
+            // Whoever drives runs this, the poller too: a waker that panics must not end it.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
         }
     }
 

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 use super::baton::Token;
 use super::wait::CHECK_EVERY;
 
+/// The longest message there is: a terabyte. A peer that speaks of a longer one is lying.
+const MESSAGE_MAX: usize = 1 << 40;
 /// Packets handled in one turn.
 const TURN_PACKETS: usize = 64;
 /// Polls after which whoever drives looks at the clock.
@@ -33,6 +35,8 @@ pub struct Engine {
     events: VecDeque<Event>,
     events_dropped: u64,
     ends: Vec<Option<End>>,
+    /// The life of each node that broke the rules.
+    damaged: Vec<Option<Incarnation>>,
     ways: Arc<Ways>,
     /// Changes with every poll: tells the poller that somebody else drives.
     turns: Arc<AtomicU64>,
@@ -65,6 +69,8 @@ struct Inbound {
     watchers: Vec<(Match, Arc<Op>)>,
     /// A watcher's message came into the pool.
     sighted: bool,
+    /// A message was refused since the application last received one.
+    turned_away: bool,
     /// The number of the latest receive.
     receives: u64,
 }
@@ -176,12 +182,14 @@ impl Engine {
                 tally: Tally::default(),
                 watchers: Vec::new(),
                 sighted: false,
+                turned_away: false,
                 receives: 0,
             },
             sending: Vec::new(),
             events: VecDeque::new(),
             events_dropped: 0,
             ends: (0..nodes).map(|_| None).collect(),
+            damaged: vec![None; nodes],
             ways,
             turns,
             parked: None,
@@ -268,7 +276,9 @@ impl Engine {
     /// found nothing: how long to sleep.
     pub fn arm(&mut self, me: Token, timeout: Duration) -> Option<Duration> {
         let timeout = self.fabric.arm(timeout)?;
-        if self.push(me) > 0 {
+        // What was refused may have room, or a taker, by now.
+        let refused = if self.fabric.refusing() { self.poll(&mut Nobody, false) } else { 0 };
+        if refused + self.push(me) > 0 {
             self.fabric.bell().disarm();
             return None;
         }
@@ -281,6 +291,17 @@ impl Engine {
         self.fabric.bell().disarm();
     }
 
+    /// Takes the first pooled message that a receive accepts. If others had been refused for want of room, whoever sleeps on
+    /// the bell looks again.
+    pub fn take_pooled(&mut self, accepts: &Match) -> Option<Message> {
+        let message = self.inbound.pool.take(accepts)?;
+        self.inbound.turned_away = false;
+        if self.fabric.refusing() {
+            self.fabric.bell().wake();
+        }
+        Some(message)
+    }
+
     /// Has `op` nudged when a message comes into the pool that a receive accepts.
     pub fn watch(&mut self, accepts: Match, op: Arc<Op>) {
         self.inbound.watchers.push((accepts, op));
@@ -291,9 +312,10 @@ impl Engine {
         self.inbound.watchers.retain(|(_, other)| !Arc::ptr_eq(other, op));
     }
 
-    /// Whether some peer's messages are refused because the pool is full.
+    /// Whether this node turns messages away: some are refused because the pool is full, or were since the application last
+    /// received one. (Their sender may have given up meanwhile, and nothing is refused any more.)
     pub fn is_refusing(&self) -> bool {
-        self.fabric.refusing()
+        self.fabric.refusing() || self.inbound.turned_away
     }
 
     /// Asks whether the peers live, and tells whoever waits for one that does not.
@@ -326,12 +348,15 @@ impl Engine {
         }
         self.glance();
         let life = state.incarnation;
-        if state.is_queued() && self.fabric.live(outbound.target) != Some(life) {
+        if self.fabric.live(outbound.target) != Some(life) {
             // The caller holds this way out, so what is queued here was passed over when the end of its life was noticed.
             state.fail(|| self.unreachable(outbound.target, Some(life)));
         }
         if self.fabric.live(outbound.target) != Some(wanted) {
             return Err(self.unreachable(outbound.target, Some(wanted)));
+        }
+        if state.damaged && life == wanted {
+            return Err(Error::Damaged { node: outbound.target });
         }
         match self.fabric.connect(outbound.target, wanted, outbound.priority) {
             Ok(link) => state.connect(Some(link), wanted),
@@ -368,6 +393,7 @@ impl Engine {
         {
             return Some(HotTake::Part(op));
         }
+        inbound.turned_away = false;
         assembly.expected = assembly.expected.wrapping_add(1);
         inbound.tally.messages += 1;
         inbound.tally.bytes += envelope.len as u64;
@@ -427,7 +453,7 @@ impl Engine {
 
     /// Posts a receive behind those that were posted before, after looking into the pool.
     pub fn post(&mut self, receive: RecvOp) {
-        if let Some(message) = self.inbound.pool.take(&receive.accepts) {
+        if let Some(message) = self.take_pooled(&receive.accepts) {
             receive.complete(message.envelope, Payload::private(&message.bytes));
             return;
         }
@@ -458,7 +484,9 @@ impl Engine {
                 _ => continue,
             };
             // The rest of it is still coming, so it goes on into the pool, past its limit if it must: nothing is lost.
-            self.inbound.pool.reserve_anyway(active.envelope.len);
+            if matches!(active.into, Into::Buffer(_)) {
+                self.inbound.pool.reserve_anyway(active.envelope.len);
+            }
             active.into = Into::Pool(kept);
             return true;
         }
@@ -482,6 +510,9 @@ impl Engine {
         if let Some(live) = self.fabric.live(node)
             && incarnation.is_none_or(|wanted| wanted == live)
         {
+            if self.damaged[node.index()] == Some(live) {
+                return Some(Error::Damaged { node });
+            }
             return None;
         }
         match self.ends[node.index()] {
@@ -524,6 +555,7 @@ impl Engine {
     #[cold]
     fn on_broken(&mut self, node: NodeId, reason: &'static str) {
         tracing::warn!(node = node.0, reason, "a peer broke the rules of the shared memory");
+        self.damaged[node.index()] = self.fabric.live(node);
         self.tell(Event::Damaged { node, reason });
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -653,7 +685,11 @@ impl Inbound {
     #[cold]
     fn give_up(&mut self, lane: usize) {
         match self.assemblies[lane].active.take() {
-            Some(Active { into: Into::Buffer(receive) | Into::TooLong(receive, _), .. }) => self.post_again(receive),
+            Some(Active { into: Into::Buffer(receive), .. }) => self.post_again(receive),
+            Some(Active { into: Into::TooLong(receive, _), envelope, .. }) => {
+                self.pool.release(envelope.len);
+                self.post_again(receive);
+            }
             Some(Active { into: Into::Pool(_), envelope, .. }) => self.pool.release(envelope.len),
             Some(Active { into: Into::Nowhere, .. }) | None => {}
         }
@@ -671,6 +707,10 @@ impl Inbound {
                 self.posted.insert(at, receive);
             }
         }
+    }
+
+    fn is_watched(&self, envelope: &Envelope) -> bool {
+        self.watchers.iter().any(|(accepts, _)| accepts.matches(envelope))
     }
 
     /// A message came into the pool: tells those who watch for it.
@@ -728,7 +768,9 @@ impl<D: Direct> Sink for Dispatch<'_, D> {
         if assembly.active.is_some() {
             self.inbound.give_up(lane);
         }
-        let Ok(len) = usize::try_from(head.total) else { return Verdict::Broken("a message longer than memory") };
+        let Some(len) = usize::try_from(head.total).ok().filter(|len| *len <= MESSAGE_MAX) else {
+            return Verdict::Broken("a message longer than any");
+        };
         let envelope = Envelope { source, incarnation, tag: head.tag, len, sequence: head.sequence, priority };
         if head.kind == PacketKind::First {
             return self.first(lane, envelope, payload);
@@ -738,16 +780,24 @@ impl<D: Direct> Sink for Dispatch<'_, D> {
         {
             receive.complete(envelope, payload);
             self.count(lane, len);
+            self.inbound.turned_away = false;
             return Verdict::Taken;
         }
         if !self.satisfied && self.direct.wants(&envelope) {
             self.direct.take(&envelope, payload);
             self.count(lane, len);
+            self.inbound.turned_away = false;
             self.satisfied = true;
             return Verdict::TakenAndStop;
         }
         if !self.inbound.pool.push(envelope, payload) {
-            return Verdict::Refused;
+            if !self.inbound.is_watched(&envelope) {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+            // Somebody waits for just this one.
+            self.inbound.pool.reserve_anyway(len);
+            self.inbound.pool.push_reserved(Message { envelope, bytes: payload.to_vec() });
         }
         self.count(lane, len);
         self.inbound.tally.unexpected += 1;
@@ -783,23 +833,32 @@ impl<D: Direct> Dispatch<'_, D> {
         };
         let into = match receive {
             Some(receive) if envelope.len <= receive.capacity => Into::Buffer(receive),
-            Some(receive) => Into::TooLong(receive, Vec::new()),
+            Some(receive) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                Into::TooLong(receive, Vec::new())
+            }
             None if self.inbound.pool.reserve(envelope.len) => {
                 self.inbound.tally.unexpected += 1;
                 Into::Pool(Vec::new())
             }
             // Somebody waits for just this one, and can't take it in parts: however long it is, it has to be put together.
-            None if !self.satisfied && self.direct.wants(&envelope) => {
+            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.is_watched(&envelope) => {
                 self.inbound.pool.reserve_anyway(envelope.len);
                 Into::Pool(Vec::new())
             }
-            None => return Verdict::Refused,
+            None => {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
         };
         self.inbound.assemblies[lane].active = Some(Active { envelope, received: 0, into });
         self.next(lane, payload)
     }
 
     fn next(&mut self, lane: usize, payload: Payload<'_>) -> Verdict {
+        if payload.is_empty() {
+            return Verdict::Broken("an empty part of a message");
+        }
         let Some(active) = &mut self.inbound.assemblies[lane].active else {
             return Verdict::Broken("a packet of a message that was not begun");
         };
@@ -810,6 +869,9 @@ impl<D: Direct> Dispatch<'_, D> {
             && receive.op.is_done()
         {
             // Cancelled from within recv_with: the buffer is gone, and with it what had arrived.
+            if matches!(active.into, Into::TooLong(..)) {
+                self.inbound.pool.release(active.envelope.len);
+            }
             self.inbound.assemblies[lane].active =
                 Some(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere });
             return self.next(lane, payload);
@@ -827,8 +889,14 @@ impl<D: Direct> Dispatch<'_, D> {
             self.count(lane, envelope.len);
             match active.into {
                 Into::Nowhere => {}
-                Into::Buffer(receive) => receive.op.finish(Outcome::Received(envelope)),
-                Into::TooLong(receive, bytes) => receive.op.finish(Outcome::Truncated(Box::new(Message { envelope, bytes }))),
+                Into::Buffer(receive) => {
+                    self.inbound.turned_away = false;
+                    receive.op.finish(Outcome::Received(envelope));
+                }
+                Into::TooLong(receive, bytes) => {
+                    self.inbound.pool.release(envelope.len);
+                    receive.op.finish(Outcome::Truncated(Box::new(Message { envelope, bytes })));
+                }
                 Into::Pool(bytes) => {
                     let message = Message { envelope, bytes };
                     // A receive may have been posted since the message began.

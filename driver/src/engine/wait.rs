@@ -15,7 +15,8 @@ pub enum Wait {
     /// The three gears, with a memory of how crowded the processors are.
     #[default]
     Auto,
-    /// Never gives the processor away: no system call while it waits. For threads with a processor of their own.
+    /// Never gives the processor away, and makes no system call as long as messages come within a second of each other; a
+    /// death is noticed as late as that. For threads with a processor of their own.
     Spin,
     /// Gives the processor away at every look, and never sleeps.
     Yield,
@@ -55,6 +56,9 @@ const MEMORY: u32 = 256;
 pub const PARK_MOST: Duration = Duration::from_millis(50);
 /// How often a thread that does not park asks whether its peers live.
 pub const CHECK_EVERY: Duration = Duration::from_millis(25);
+/// How often a thread does that was told to spin, and so to make no system calls: when no exchange is going on any more, be
+/// the other side as slow as it may, for want of a processor.
+const CHECK_EVERY_SPINNING: Duration = Duration::from_secs(1);
 
 thread_local!(static CROWDED: Cell<u32> = const { Cell::new(0) });
 
@@ -126,8 +130,9 @@ impl Gear {
             Wait::Park => Step::Park(self.park_at_most(now)),
             Wait::Auto => self.auto(now, now - began),
         };
+        let check_every = if self.wait == Wait::Spin { CHECK_EVERY_SPINNING } else { CHECK_EVERY };
         match step {
-            Step::Again if self.checked.is_some_and(|checked| now - checked >= CHECK_EVERY) => {
+            Step::Again if self.checked.is_some_and(|checked| now - checked >= check_every) => {
                 self.checked = Some(now);
                 Step::Check
             }

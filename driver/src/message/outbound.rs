@@ -36,6 +36,8 @@ pub struct OutState {
     pub link: Option<ShmLink>,
     /// The life of the target that the lane leads to.
     pub incarnation: Incarnation,
+    /// That life wrote something into the lane's shared words that no target would.
+    pub damaged: bool,
     sequence: u32,
     queue: VecDeque<SendOp>,
     /// Bytes given to the lane.
@@ -72,8 +74,15 @@ impl SendOp {
 impl Outbound {
     /// A way out that leads nowhere yet.
     pub fn new(target: NodeId, priority: Priority) -> Self {
-        let state =
-            OutState { link: None, incarnation: Incarnation(0), sequence: 0, queue: VecDeque::new(), bytes: 0, messages: 0 };
+        let state = OutState {
+            link: None,
+            incarnation: Incarnation(0),
+            damaged: false,
+            sequence: 0,
+            queue: VecDeque::new(),
+            bytes: 0,
+            messages: 0,
+        };
         Self { target, priority, listed: AtomicBool::new(false), state: Baton::new(state) }
     }
 }
@@ -110,6 +119,18 @@ impl OutState {
             link.own_ahead();
         }
         push
+    }
+
+    /// Whether a message fits now, as a whole.
+    pub fn check_room(&mut self, node: NodeId, len: usize) -> Result<(), Error> {
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let most = link.most_at_once();
+        if len > most {
+            let what = format!("try_send takes up to {most} bytes on this lane, not {len}: use send_by or start_send");
+            return Err(Error::Invalid { what });
+        }
+        let packet = PACKET_BYTES.min(link.packet_bytes());
+        if len > WHOLE_BYTES && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
     }
 
     /// A message of any length, as far as there is room.
@@ -165,7 +186,9 @@ impl OutState {
         {
             if front.op.is_done() {
                 // Cancelled where the queue was out of reach: its bytes are gone.
-                self.queue.pop_front();
+                if self.queue.pop_front().is_some_and(|send| send.started) {
+                    self.give_up();
+                }
                 continue;
             }
             let (tag, bytes, len, sent, started) = (front.tag, front.bytes, front.len, front.sent, front.started);
@@ -187,6 +210,7 @@ impl OutState {
                     return done + usize::from(moved);
                 }
                 Sent::Down => {
+                    self.damaged = true;
                     self.fail(|| Error::Damaged { node: target });
                     return done + 1;
                 }
@@ -235,6 +259,7 @@ impl OutState {
     /// Leads to another life of the target: numbers begin anew.
     pub fn connect(&mut self, link: Option<ShmLink>, incarnation: Incarnation) {
         if incarnation != self.incarnation {
+            self.damaged = false;
             debug_assert!(self.queue.is_empty(), "what is queued is for the life before");
             self.sequence = 0;
         }

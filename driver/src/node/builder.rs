@@ -111,7 +111,7 @@ impl NodeBuilder {
     }
 
     /// How many bytes of messages that nobody has asked for this node keeps; 64 MiB if nothing is said. Beyond it senders
-    /// find their lanes full.
+    /// find their lanes full, and a receive does not see what lies behind a message that found no room: ask for that one first.
     pub fn pool_bytes(mut self, bytes: usize) -> Self {
         self.pool_bytes = bytes;
         self
@@ -150,7 +150,7 @@ impl NodeBuilder {
             label: self.label,
             max_nodes: self.max_nodes,
             lanes: self.lanes,
-            deadline: Instant::now() + self.patience,
+            deadline: Instant::now() + self.patience.min(Duration::from_secs(1 << 30)),
         })?;
         let fabric = ShmFabric::new(Arc::new(membership), self.faults);
         let shared = Shared::new(fabric, self.pool_bytes, self.wait, self.progress);

@@ -19,6 +19,8 @@ use doorbell_shm::fabric::ShmFabric;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+/// Turns in a row before the clock is looked at.
+pub(crate) const TURNS_MAX: usize = 64;
 /// Looks at the busy lanes before the baton is given to others for a moment.
 pub(crate) const SPIN_ROUNDS: u32 = 64;
 
@@ -155,14 +157,18 @@ impl Shared {
         mut stuck: impl FnMut(&mut Engine) -> bool,
     ) -> Result<bool> {
         let mut gear = Gear::new(self.wait, deadline);
-        let mut helm = HelmHold { shared: self, held: false };
+        let mut helm = self.helm_hold();
         loop {
             if op.is_done() {
                 return Ok(true);
             }
             if self.progress != Progress::Poller {
                 let mut engine = self.enter(me, "wait")?;
-                while !op.is_done() && engine.turn(me, false) > 0 {
+                // Bounded: a flood from a peer must not hide the deadline.
+                for _ in 0..TURNS_MAX {
+                    if op.is_done() || engine.turn(me, false) == 0 {
+                        break;
+                    }
                     gear.awake();
                 }
                 if op.is_done() {
@@ -172,7 +178,7 @@ impl Shared {
                     return Ok(false);
                 }
                 if self.wait != Wait::Park && engine.fabric().spin(SPIN_ROUNDS) {
-                    continue;
+                    gear.awake();
                 }
             }
             match gear.step() {
@@ -217,6 +223,7 @@ impl Shared {
                     }
                 }
                 None => {
+                    helm.slept = true;
                     self.helm.sleep_on(op, || op.sleep(timeout));
                     return Ok(());
                 }
@@ -240,6 +247,10 @@ impl Shared {
             return;
         }
         let sleep = self.baton.enter(me).and_then(|mut engine| {
+            if !self.helm.is_pollers() {
+                // A thread of the application took it meanwhile, and the bell with it.
+                return None;
+            }
             engine.check_peers();
             self.show(&mut engine);
             engine.arm(me, timeout)
@@ -264,7 +275,7 @@ impl Shared {
     }
 
     pub(crate) fn helm_hold(&self) -> HelmHold<'_> {
-        HelmHold { shared: self, held: false }
+        HelmHold { shared: self, held: false, slept: false }
     }
 
     pub(crate) fn stats(&self, me: Token) -> Result<Stats> {
@@ -337,12 +348,16 @@ impl Shared {
 pub(crate) struct HelmHold<'a> {
     shared: &'a Shared,
     held: bool,
+    /// It slept beside the helm, so it may be the one who was woken to take it.
+    slept: bool,
 }
 
 impl Drop for HelmHold<'_> {
     fn drop(&mut self) {
         if self.held {
             self.shared.helm.leave();
+        } else if self.slept {
+            self.shared.helm.pass_on();
         }
     }
 }

@@ -256,8 +256,12 @@ impl Node {
     /// Messages that were sent stay in the lanes of their targets.
     ///
     /// # Errors
-    /// The segments could not be removed; `doorbell clean` will.
+    /// [`Error::Reentrant`]: then nothing happened. The segments could not be removed; `doorbell clean` will.
     pub fn leave(self) -> Result<()> {
+        if !doorbell_shm::space::forked() {
+            // From within recv_with this thread has the engine, and the poller, which is to end, may be waiting for it.
+            drop(self.shared.enter(Token::current(), "leave")?);
+        }
         self._life.leave()
     }
 

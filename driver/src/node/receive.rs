@@ -1,7 +1,7 @@
 //! Receiving.
 
 use super::Node;
-use super::drive::{SPIN_ROUNDS, Shared};
+use super::drive::{SPIN_ROUNDS, Shared, TURNS_MAX};
 use super::request::Request;
 use crate::Result;
 use crate::engine::baton::Token;
@@ -191,12 +191,12 @@ impl Shared {
             {
                 let mut engine = self.enter(me, "recv_with")?;
                 self.check()?;
-                if let Some(message) = engine.pool().take(&accepts) {
+                if let Some(message) = engine.take_pooled(&accepts) {
                     // In private memory already: read without the baton, so that others can go on.
                     drop(engine);
                     direct.take(&message.envelope, Payload::private(&message.bytes));
                 } else if self.progress() != Progress::Poller {
-                    loop {
+                    for _ in 0..TURNS_MAX {
                         let work = engine.poll(&mut direct, false) + engine.push(me);
                         if direct.got.is_some() || !engine.pool().is_empty() || (work == 0 && !engine.fabric().spin(SPIN_ROUNDS))
                         {
@@ -270,12 +270,13 @@ impl Shared {
 #[inline(always)]
 fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool {
     if !engine.pool().is_empty()
-        && let Some(message) = engine.pool().take(&direct.accepts)
+        && let Some(message) = engine.take_pooled(&direct.accepts)
     {
         direct.take_message(message);
         return true;
     }
-    loop {
+    // Bounded: a flood of other messages must not hide the deadline.
+    for _ in 0..TURNS_MAX {
         let work = engine.poll(direct, false) + engine.push(me);
         if direct.got.is_some() || direct.long.is_some() {
             return true;
@@ -284,6 +285,7 @@ fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool
             return false;
         }
     }
+    false
 }
 
 pub(super) fn received(outcome: Outcome, capacity: usize) -> Result<Envelope> {
@@ -348,12 +350,14 @@ impl Node {
             let mut engine = self.shared.enter(me, "try_recv")?;
             // What the poller could not take for want of room, the receiver itself takes.
             let found = if self.shared.progress() == Progress::Poller && !engine.is_refusing() {
-                let message = engine.pool().take(&accepts);
+                let message = engine.take_pooled(&accepts);
                 let found = message.is_some();
                 message.into_iter().for_each(|message| direct.take_message(message));
                 found
             } else {
-                take_now(&mut engine, me, &mut direct)
+                // A look goes over a few idle lanes at a time: go on while any lane has something.
+                (0..TURNS_MAX).any(|_| take_now(&mut engine, me, &mut direct) || !engine.fabric().has_news())
+                    && (direct.got.is_some() || direct.long.is_some())
             };
             if let Some(got) = direct.got.take() {
                 return got.map(Some);
@@ -410,7 +414,12 @@ impl Node {
         let me = self.shared.check()?;
         let mut engine = self.shared.enter(me, "probe")?;
         if self.shared.progress() != Progress::Poller {
-            while engine.pool().find(&accepts).is_none() && engine.turn(me, false) > 0 {}
+            for _ in 0..TURNS_MAX {
+                let found = engine.pool().find(&accepts).is_some();
+                if found || (engine.turn(me, false) == 0 && !engine.fabric().has_news()) {
+                    break;
+                }
+            }
         }
         Ok(engine.pool().find(&accepts).map(|message| message.envelope))
     }

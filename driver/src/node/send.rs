@@ -112,6 +112,9 @@ impl Shared {
         };
         engine.connect(outbound, &mut state, wanted)?;
         let mut far = (0, false);
+        if matches!(patience, Patience::None) {
+            state.check_room(node, bytes.len())?;
+        }
         if !state.is_queued() && (self.progress() != Progress::Poller || matches!(patience, Patience::None)) {
             // SAFETY: a slice.
             match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), 0, false) } {

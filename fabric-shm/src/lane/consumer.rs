@@ -60,7 +60,9 @@ impl<M: LaneMemory> Consumer<M> {
     /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
-        self.first_word() as u32 == (self.head + 1) as u32
+        // As `peek` says it: a word without a kind is no packet, whoever wrote it.
+        let check = self.first_word();
+        check as u32 == (self.head + 1) as u32 && check >> 32 != 0
     }
 
     /// Whether a packet waits that was not refused.
@@ -183,6 +185,11 @@ impl<M: LaneMemory> Consumer<M> {
         false
     }
 
+    /// Whether there is something to tell.
+    pub fn has_untold(&self) -> bool {
+        self.head != self.head_told || self.data_head != self.data_head_told
+    }
+
     /// Tells the producer how far this end has read. Release: our reads happen before its next writes there. True if the
     /// producer waits for it.
     pub fn tell(&mut self) -> bool {
@@ -212,7 +219,7 @@ impl<M: LaneMemory> Consumer<M> {
     /// Who produces here: an incarnation, or 0. A hint, as another process may write it.
     #[inline]
     pub fn owner(&self) -> u64 {
-        self.memory.control(Control::Owner).load(Ordering::Relaxed)
+        self.memory.control(Control::Owner).load(Ordering::Acquire)
     }
 
     /// Packets taken so far.

@@ -9,6 +9,9 @@ use std::time::Instant;
 /// The longest packet whose lines are worth owning ahead: with more, the requests stand in the way of the answer.
 const OWN_AHEAD_BYTES: usize = 2048;
 
+/// The longest length that a cell's first word can tell, in whole lines.
+const LENGTH_MAX: usize = (1 << 24) - 64;
+
 /// The only writer of a lane. Its position is private; the shared memory holds no copy of it that could be forged.
 pub struct Producer<M> {
     memory: M,
@@ -47,7 +50,23 @@ impl<M: LaneMemory> Producer<M> {
     /// the consumer has read but not yet given back always fit together.
     #[inline]
     pub fn packet_bytes(&self) -> usize {
-        self.memory.data_bytes() / 4
+        (self.memory.data_bytes() / 4).min(LENGTH_MAX)
+    }
+
+    /// Bytes of the data ring.
+    pub fn data_bytes(&self) -> usize {
+        self.memory.data_bytes()
+    }
+
+    /// Whether `len` bytes in packets of `packet` bytes fit now, all of them. Errs on the side of no: of a message that does not
+    /// fit as a whole, not even the first packet should take room.
+    pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
+        let packets = len.div_ceil(packet) as u64;
+        let fits = |lane: &Self| {
+            lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
+                && lane.data_tail - lane.data_head_seen + data_room(len) + packet as u64 <= lane.memory.data_bytes() as u64
+        };
+        fits(self) || (self.look_at_head().is_ok() && fits(self))
     }
 
     /// Whether the consumer said that it takes no more messages for now.
