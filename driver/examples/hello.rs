@@ -1,3 +1,5 @@
+//! Two nodes talk.
+
 use doorbell::{Error, Match, Node, NodeId, Role};
 use std::time::{Duration, Instant};
 

@@ -216,7 +216,8 @@ impl Run {
         let state = if now {
             match peer.try_send(tag, &bytes) {
                 Ok(()) => Sending::Sent,
-                Err(Error::Full { .. }) => Sending::Not,
+                // Invalid: longer than what these small lanes take at once.
+                Err(Error::Full { .. } | Error::Invalid { .. }) => Sending::Not,
                 Err(error) => panic!("{error}"),
             }
         } else {

@@ -30,7 +30,7 @@ pub fn run(args: &AcceleratorArgs) -> Result<(), Failure> {
     match served {
         // Nobody is left to be served.
         Ok(()) | Err(Error::PeerLeft { .. } | Error::PeerDied { .. }) => Ok(()),
-        Err(error) => Err(Failure::failed(format!("node {}: {error}", args.node), "run the demo again")),
+        Err(error) => Err(Failure::failed(format!("node {}: {error}", args.node), "see `doorbell info`")),
     }
 }
 

@@ -47,23 +47,43 @@ impl Cast {
         let guard = Guard::start(&domain)?;
         let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4);
         let node = builder.progress(progress).wait(wait).join().map_err(|error| {
-            Failure::failed(error, "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there")
+            Failure::usage(error, "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there")
         })?;
         *interruption.node() = Some(node.clone());
         Ok(Self { domain, node, progress, wait, accelerators: BTreeMap::new(), killed: Vec::new(), interruption, guard })
     }
 
-    /// Starts an accelerator.
+    /// Starts an accelerator, and returns when it has attached.
     pub fn start(&mut self, id: NodeId) -> Result<(), Failure> {
         let mut command = own_command(accelerator::COMMAND);
         command.args([&self.domain, &id.to_string(), &self.progress.to_string(), &self.wait.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let unable =
-            |error| Failure::failed(format!("cannot start a process: {error}"), "see the limits on processes (`ulimit -u`)");
+            |error| Failure::usage(format!("cannot start a process: {error}"), "see the limits on processes (`ulimit -u`)");
         let child = in_own_group(&mut command).spawn().map_err(unable)?;
-        self.guard.watch(group(&child));
+        let process = group(&child);
+        self.guard.watch(process);
         self.accelerators.insert(id, child);
-        Ok(())
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let members = self.node.members().map_err(|error| self.explain(error))?;
+            if members.iter().any(|member| member.id == id && member.pid == process.as_raw() as u32) {
+                return Ok(());
+            }
+            if let Some(how) = ended(process) {
+                return Err(Failure::usage(
+                    format!("node {id} cannot attach: its process {how}"),
+                    "its reason stands above; see `doorbell info`",
+                ));
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::failed(
+                    format!("node {id} does not attach"),
+                    "run the demo again when the machine is less busy",
+                ));
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
     }
 
     /// Kills an accelerator, as the kernel does when memory runs out. It learns nothing of it.

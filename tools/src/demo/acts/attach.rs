@@ -9,7 +9,6 @@ use crate::text::{Table, bytes};
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A host and two accelerators attach");
     stage.cast.start(FIRST)?;
-    stage.done(stage.cast.node.wait_for(2, patience()))?;
     stage.cast.start(SECOND)?;
     let members = stage.done(stage.cast.node.wait_for(3, patience()))?;
     let mut table = Table::new(&[">node", "role", ">process", ">incarnation"]);

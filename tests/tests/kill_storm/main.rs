@@ -1,0 +1,13 @@
+//! Processes that are killed, at random moments and at chosen instructions, and those that go on without them.
+//!
+//! `DOORBELL_KILLS` says how many die in the storm, `DOORBELL_SEED` seeds the choices.
+
+mod coming_and_going;
+mod storm;
+mod worker;
+
+doorbell_tests::roles! {
+    "worker" => worker::work,
+    "visitor" => coming_and_going::visit,
+    "echo" => coming_and_going::echo,
+}
