@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 const NODES: usize = 3;
 /// Messages up to this long always come in one part.
 const ONE_PART: usize = 2000;
+/// Bytes of a lane. Half of them can be sent at once.
+const LANE_BYTES: usize = 16 << 10;
 
 /// One step of a program. Numbers that name something that is not there name something else.
 #[derive(Clone, Debug)]
@@ -144,7 +146,7 @@ impl Run {
         let life = self.by_life.len();
         self.by_life.push(id);
         // Small lanes and pools, so that they are full, go round and are refused often.
-        let lanes = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] };
+        let lanes = LaneGeometry { cells: [16; 3], data_bytes: [LANE_BYTES as u32; 3] };
         let builder = Node::builder("property").space(self.space.clone()).id(id as u16).lanes(lanes).max_nodes(NODES);
         let builder = builder.progress(doorbell::Progress::Inline).pool_bytes(12 << 10);
         let node = builder.faults(Faults::new(self.seed + life as u64, 20, 20)).join().unwrap();
@@ -213,7 +215,7 @@ impl Run {
         let peer = &self.peers[&way];
         let number = self.sends.len() as u64;
         let bytes = pattern::bytes(len, number);
-        let state = if now {
+        let state = if now && len <= LANE_BYTES / 2 {
             match peer.try_send(tag, &bytes) {
                 Ok(()) => Sending::Sent,
                 // Invalid: longer than what these small lanes take at once.

@@ -105,6 +105,16 @@ impl Gear {
         self.slept = true;
     }
 
+    /// Whether it is time to ask whether the peers live; then it counts as asked. After a sleep, which may have been short.
+    pub fn check_due(&mut self) -> bool {
+        let now = Instant::now();
+        let due = self.checked.is_none_or(|checked| now - checked >= CHECK_EVERY);
+        if due {
+            self.checked = Some(now);
+        }
+        due
+    }
+
     /// After a look that found nothing.
     pub fn step(&mut self) -> Step {
         let now = Instant::now();

@@ -61,6 +61,9 @@ impl NodeBuilder {
         })?;
         let mut builder = Self::new(domain);
         builder.id = env("DOORBELL_NODE")?;
+        if let Some(count) = env::<usize>("DOORBELL_NODES")? {
+            builder.max_nodes = builder.max_nodes.max(count);
+        }
         builder.role = env("DOORBELL_ROLE")?.unwrap_or_default();
         builder.progress = env("DOORBELL_PROGRESS")?.unwrap_or_default();
         builder.wait = env("DOORBELL_WAIT")?.unwrap_or_default();

@@ -195,7 +195,9 @@ impl Shared {
                 Step::Park(timeout) => {
                     self.park(me, op, timeout, &mut helm)?;
                     if self.progress != Progress::Poller {
-                        self.check_peers(me);
+                        if gear.check_due() {
+                            self.check_peers(me);
+                        }
                     } else if stuck(&mut *self.enter(me, "wait")?) {
                         return Ok(false);
                     }

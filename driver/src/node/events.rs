@@ -2,7 +2,7 @@
 
 use doorbell_fabric::{Incarnation, NodeId};
 
-/// Something that happened to another node of the domain.
+/// Something that happened to a node of the domain. The first event of a node is that it joined itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {

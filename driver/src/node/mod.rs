@@ -106,7 +106,7 @@ impl Node {
     }
 
     /// Joins as the environment says that `doorbell run` sets: `DOORBELL_DOMAIN`, and if set `DOORBELL_NODE`,
-    /// `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`.
+    /// `DOORBELL_NODES` (how many there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`.
     ///
     /// # Errors
     /// [`Error::Invalid`] names the variable that is missing or malformed.

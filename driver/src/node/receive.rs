@@ -95,7 +95,8 @@ impl Shared {
         let me = self.check()?;
         if self.progress() != Progress::Poller {
             // The baton is back before anything else is done.
-            let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, SPIN_ROUNDS);
+            let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
+            let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, rounds);
             match taken {
                 Some(HotTake::Whole(envelope)) => return Ok(envelope),
                 Some(HotTake::Part(op)) => {

@@ -133,11 +133,19 @@ impl Storm<'_> {
                 (life, life),
                 "node {survivor} was told of another"
             );
-            self.told.push(self.word(when).saturating_sub(ended));
+            let told = self.word(when).saturating_sub(ended);
+            self.told.push(told);
             let failed = self.word(at::failed(survivor, victim));
             // Zero: the survivor was so new that it had not begun a receive.
             if failed != 0 {
                 self.failed.push(failed.saturating_sub(ended));
+            }
+            if told.max(failed.saturating_sub(ended)) > PROMISE {
+                println!(
+                    "death {}: node {survivor} about node {victim}: told after {told} ns, failed after {} ns",
+                    self.told.len() / 3,
+                    failed.saturating_sub(ended)
+                );
             }
             for priority in PRIORITIES.map(|priority| priority.index()) {
                 let sent = self.word(at::sent(victim, survivor, priority));
