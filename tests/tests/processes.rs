@@ -265,6 +265,7 @@ fn forks_a_sleeper() {
     let node = Node::from_env().unwrap();
     let words = Words::inherited();
     let child = fork(&told("HOW"));
+    assert!(child >= 0, "{}", std::io::Error::last_os_error());
     if child == 0 {
         // SAFETY: an alarm whose handler nobody set ends the child even if the test can't.
         unsafe {
@@ -309,7 +310,7 @@ fn the_death_of_a_parent_is_noticed_though_its_child_sleeps_on() {
         let parent = start().tell("HOW", how).words(&words).go();
         let envelope = node.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
         let child = until("the child's number", || Some(words[0].load(Ordering::SeqCst)).filter(|pid| *pid != 0));
-        let orphan = Orphan(child as libc::pid_t);
+        let orphan = Orphan(libc::pid_t::try_from(child).unwrap());
         let pending = node.start_recv(Match::from(envelope.source), [0; 8]).unwrap();
         parent.kill();
         assert!(parent.ended_by(soon()));
