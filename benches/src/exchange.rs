@@ -1,8 +1,8 @@
 //! The loops that are timed: back and forth, and all one way. One piece of code for the floor and for the driver.
 
 use crate::clock::ticks;
+use crate::memory::Memory;
 use crate::touch;
-use memmap2::MmapMut;
 use std::io;
 
 /// Something that carries messages between two processes, as one of the two sees it.
@@ -24,25 +24,25 @@ pub enum Side {
     Pong,
 }
 
-/// Where messages come from, and where they go: memory of one process, on pages of its own and present.
+/// Where messages come from, and where they go.
 #[derive(Debug)]
 pub struct Buffers {
-    source: MmapMut,
-    target: MmapMut,
+    source: Memory,
+    target: Memory,
 }
 
 impl Buffers {
-    /// Buffers for messages of up to `bytes`.
+    /// Buffers of one process.
+    pub fn new(source: Memory, target: Memory) -> Self {
+        Self { source, target }
+    }
+
+    /// Private buffers for messages of up to `bytes`.
     ///
     /// # Errors
     /// The system has no such memory.
-    pub fn new(bytes: usize) -> io::Result<Self> {
-        let room = || {
-            let mut map = MmapMut::map_anon(bytes.max(touch::LINE))?;
-            map.fill(1);
-            Ok::<_, io::Error>(map)
-        };
-        Ok(Self { source: room()?, target: room()? })
+    pub fn private(bytes: usize) -> io::Result<Self> {
+        Ok(Self::new(Memory::private(bytes)?, Memory::private(bytes)?))
     }
 }
 

@@ -3,7 +3,8 @@
 //! - [`clock`]: time stamps as fine as the processor gives them.
 //! - [`touch`]: what it means that a program writes what it sends and reads what it receives.
 //! - [`exchange`]: the loops that are timed, the same ones for the floor and for the driver.
-//! - [`floor`]: what no transport between two processes can beat, written down as [`exchange::Carrier`]s.
+//! - [`stream`]: the same with several messages under way.
+//! - [`floor`]: what no transport between two processes can beat, as [`exchange::Carrier`]s and [`stream::Window`]s.
 //! - [`stats`]: samples, percentiles, and the text histogram's figures.
 //!
 //! Nothing here knows the driver: the `doorbell` command brings the two together.
@@ -11,5 +12,7 @@
 pub mod clock;
 pub mod exchange;
 pub mod floor;
+pub mod memory;
 pub mod stats;
+pub mod stream;
 pub mod touch;

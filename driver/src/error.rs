@@ -67,11 +67,39 @@ pub enum Error {
         /// Bytes of the buffer.
         capacity: usize,
     },
+    /// The message is not of the size that was asked for. It is not lost: here it is.
+    #[error("a message of {} bytes from node {} is not of the type asked for, of {expected} bytes; it is in the error", .message.bytes.len(), .message.envelope.source)]
+    WrongSize {
+        /// The whole message.
+        message: Box<Message>,
+        /// Bytes of the type, or of its elements.
+        expected: usize,
+    },
+    /// All memory for loans is in use. An ordinary result: try again when readers have given something back.
+    #[error(
+        "no memory for a loan of {bytes} bytes: what is left of {limit} bytes is held, or too small; drop loans, have readers drop what they took, or raise the limit with loan_bytes"
+    )]
+    LoansOut {
+        /// Bytes that were asked for.
+        bytes: usize,
+        /// The most bytes that may be lent.
+        limit: usize,
+    },
     /// The peer wrote something into shared memory that no peer should. What it sends is read no further.
     #[error("node {node} broke the rules of the shared memory; its messages are read no further until it joins anew")]
     Damaged {
         /// Which node.
         node: NodeId,
+    },
+    /// A key can't be used like this. Nothing was copied.
+    #[error("cannot {operation}{}: {why}", with_key(.node))]
+    Key {
+        /// Which call.
+        operation: &'static str,
+        /// The node that the key names, if it could be read.
+        node: Option<NodeId>,
+        /// What is wrong.
+        why: KeyFault,
     },
     /// This process is a fork of the one that joined. Nodes do not survive a fork.
     #[error("this process was forked from the one that joined the domain; join again in the child")]
@@ -97,6 +125,37 @@ pub enum Error {
     Shm(Box<ShmError>),
 }
 
+/// What is wrong with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyFault {
+    /// The region was withdrawn, or belongs to a former life of its node.
+    #[error("its region was withdrawn, or its node has another life now; ask the owner for a new key")]
+    Stale,
+    /// There are more elements than the key reaches, or it reaches beyond its region.
+    #[error("there are more elements than the key reaches; use fewer, or a key to more")]
+    OutOfRange,
+    /// The key may only read.
+    #[error("the key may only read; ask the owner for one that may write")]
+    ReadOnly,
+    /// The key is for elements of another size or alignment.
+    #[error("the key is for elements of another size or alignment; read it as the type that the owner made the region of")]
+    WrongType,
+    /// It is no key, or none that the owner of the region made.
+    #[error("it is no key that the owner of the region made; see that its bytes arrived whole, and as they were sent")]
+    Forged,
+    /// There is no such node in this domain.
+    #[error("the domain has no such node; see that the key is of this domain, and whether its owner has left")]
+    Unknown,
+    /// It is a key of another node than that of the peer.
+    #[error("it is a key of another node than that of the peer; use a peer of that node, or the call of Node")]
+    OtherNode,
+}
+
+fn with_key(node: &Option<NodeId>) -> String {
+    node.map_or(String::new(), |node| format!(" with a key of node {node}"))
+}
+
 fn of(node: &Option<NodeId>) -> String {
     node.map_or(String::new(), |node| format!(" (node {node})"))
 }
@@ -105,7 +164,7 @@ impl Error {
     /// Whether the same call may succeed later without anybody changing the program.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } => true,
+            Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } | Error::LoansOut { .. } => true,
             #[cfg(not(loom))]
             Error::Shm(error) => error.is_retryable(),
             _ => false,
@@ -128,7 +187,7 @@ impl Error {
             | Error::PeerLeft { node, .. }
             | Error::NoSuchNode { node }
             | Error::Damaged { node } => Some(*node),
-            Error::Timeout { node, .. } => *node,
+            Error::Timeout { node, .. } | Error::Key { node, .. } => *node,
             _ => None,
         }
     }
@@ -145,12 +204,14 @@ impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind;
         let kind = match &error {
-            Error::Full { .. } => ErrorKind::WouldBlock,
+            Error::Full { .. } | Error::LoansOut { .. } => ErrorKind::WouldBlock,
             Error::Timeout { .. } => ErrorKind::TimedOut,
             Error::Cancelled => ErrorKind::Interrupted,
             Error::PeerDied { .. } | Error::PeerLeft { .. } => ErrorKind::ConnectionReset,
-            Error::NoSuchNode { .. } => ErrorKind::NotFound,
-            Error::Truncated { .. } | Error::Invalid { .. } => ErrorKind::InvalidInput,
+            Error::NoSuchNode { .. } | Error::Key { why: KeyFault::Stale | KeyFault::Unknown, .. } => ErrorKind::NotFound,
+            Error::Key { why: KeyFault::ReadOnly, .. } => ErrorKind::PermissionDenied,
+            Error::Key { .. } => ErrorKind::InvalidInput,
+            Error::Truncated { .. } | Error::WrongSize { .. } | Error::Invalid { .. } => ErrorKind::InvalidInput,
             Error::Damaged { .. } => ErrorKind::InvalidData,
             Error::Closed => ErrorKind::NotConnected,
             _ => ErrorKind::Other,

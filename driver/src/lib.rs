@@ -28,27 +28,54 @@
 //! 1. [`node`]: [`Node`] and [`Peer`], what a program calls. `Node` is shared by threads; a `Peer` is one thread's own way
 //!    to another node, and the fastest.
 //! 2. [`message`]: which receive accepts which message, those that nobody has asked for yet, those on their way out.
-//! 3. [`engine`]: who drives, who waits, and how.
+//! 3. [`transfer`]: large messages, moved from both ends at once.
+//! 4. [`engine`]: who drives, who waits, and how.
+//! 5. [`region`]: memory of one node that others write and read without its help, and the keys to it.
+//! 6. [`counter`]: DMA counters, which say when all bytes of a transfer have moved.
+//! 7. [`loan`]: messages written in place in shared memory, and read in place.
+//!
+//! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree.
 //!
 //! Below lie the fabrics: [`doorbell_shm`] for processes that share memory.
 
+#[cfg(not(loom))]
+pub mod counter;
 pub mod engine;
 pub mod error;
+#[cfg(not(loom))]
+pub mod loan;
 pub mod message;
 #[cfg(not(loom))]
 pub mod node;
+#[cfg(not(loom))]
+pub mod region;
+pub mod topology;
+#[cfg(not(loom))]
+pub mod transfer;
 
 pub use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, Priority, Role};
 pub use engine::wait::Wait;
-pub use error::{Certainty, Error};
+pub use error::{Certainty, Error, KeyFault};
 pub use message::{Match, Message};
 
+#[cfg(not(loom))]
+pub use counter::{Counter, CounterKey, Lowered};
+#[cfg(not(loom))]
+pub use doorbell_shm::board::{Figure, Figures};
 #[cfg(not(loom))]
 pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
 #[cfg(not(loom))]
 pub use engine::poller::Progress;
 #[cfg(not(loom))]
+pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
+#[cfg(not(loom))]
 pub use node::{Completion, Done, Event, Node, NodeBuilder, Peer, Request, Stats};
+#[cfg(not(loom))]
+pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region};
+#[cfg(not(loom))]
+pub use transfer::{Copy, TransferReport};
+#[cfg(not(loom))]
+pub use zerocopy;
 
 /// What a call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

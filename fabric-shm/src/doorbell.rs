@@ -73,6 +73,12 @@ impl Bell {
         heavy_barrier(Reach::Machine)
     }
 
+    /// Consumer: whether somebody said so and did not take it back.
+    #[inline(always)]
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) != 0
+    }
+
     /// Consumer: takes [`arm`](Self::arm) back.
     pub fn disarm(&self) {
         self.armed.store(0, Ordering::Relaxed);

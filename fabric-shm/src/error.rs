@@ -1,5 +1,6 @@
 //! What can go wrong with shared memory, what it went wrong with, and what to do about it.
 
+use crate::region::RegionFault;
 use doorbell_fabric::{Incarnation, NodeId};
 use std::io;
 use std::path::PathBuf;
@@ -178,6 +179,30 @@ pub enum ShmError {
         id: NodeId,
     },
 
+    /// A region of a node can't be had.
+    #[error("cannot open region {number} of node {node} of domain '{domain}': {fault}")]
+    Region {
+        /// The domain.
+        domain: String,
+        /// Whose region.
+        node: NodeId,
+        /// Which of its regions.
+        number: u32,
+        /// Why not.
+        fault: RegionFault,
+    },
+
+    /// A region of this length can't be made.
+    #[error("cannot make a region of {bytes} bytes in domain '{domain}': {rule}")]
+    InvalidRegion {
+        /// The domain.
+        domain: String,
+        /// Bytes that were asked for.
+        bytes: usize,
+        /// What would have been right.
+        rule: &'static str,
+    },
+
     /// This node has left its domain.
     #[error("cannot {operation}: this node has left domain '{domain}'; join again")]
     Left {
@@ -246,13 +271,17 @@ impl ShmError {
 impl From<ShmError> for io::Error {
     fn from(error: ShmError) -> io::Error {
         let kind = match &error {
-            ShmError::InvalidOption { .. } | ShmError::InvalidDomainName { .. } => io::ErrorKind::InvalidInput,
+            ShmError::InvalidOption { .. } | ShmError::InvalidDomainName { .. } | ShmError::InvalidRegion { .. } => {
+                io::ErrorKind::InvalidInput
+            }
             ShmError::NoSpace { .. } => io::ErrorKind::StorageFull,
             ShmError::LockTimeout { .. } => io::ErrorKind::TimedOut,
             ShmError::OtherLayout { .. } | ShmError::Damaged { .. } | ShmError::DomainLost { .. } => io::ErrorKind::InvalidData,
             ShmError::IdTaken { .. } => io::ErrorKind::AddrInUse,
             ShmError::DomainFull { .. } => io::ErrorKind::QuotaExceeded,
             ShmError::NoSuchNode { .. } => io::ErrorKind::NotFound,
+            ShmError::Region { fault: RegionFault::Header(_), .. } => io::ErrorKind::InvalidData,
+            ShmError::Region { .. } => io::ErrorKind::NotFound,
             ShmError::NodeDead { .. } => io::ErrorKind::ConnectionReset,
             ShmError::NodeChanging { .. } | ShmError::LaneBusy { .. } => io::ErrorKind::WouldBlock,
             ShmError::Left { .. } => io::ErrorKind::NotConnected,

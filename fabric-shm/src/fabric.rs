@@ -3,15 +3,16 @@
 //! A look costs about the same with one peer as with sixty: lanes that were busy lately are looked at every time, the
 //! others a few at a time, in turn.
 
+use crate::board::LatencyHistogram;
 use crate::domain::{Membership, PeerInbox};
 use crate::doorbell::Bell;
 use crate::error::ShmError;
 use crate::faults::Faults;
-use crate::lane::{Consumer, Peek, Producer, RawMemory, Seen};
+use crate::lane::{Consumer, Peek, Producer, RawMemory, Seen, age};
 use crate::layout::{FLAG_FENCE, block_offset};
 use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{
-    Envelope, Fabric, Incarnation, Link, NodeId, PRIORITIES, PacketHead, PacketKind, Priority, Push, Sink, Verdict,
+    Envelope, Fabric, Incarnation, Link, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Push, Sink, Verdict,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,17 +51,6 @@ enum Slot {
     Closing(Incarnation),
 }
 
-/// Asks the processor for a line.
-#[inline(always)]
-fn prefetch(line: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint; it neither faults nor changes memory.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
-    }
-    let _ = line;
-}
-
 /// The lanes of one node.
 pub struct ShmFabric {
     // Declared before `membership`, whose segments they point into.
@@ -78,6 +68,7 @@ pub struct ShmFabric {
     closing: usize,
     changes: VecDeque<Change>,
     faults: Option<Faults>,
+    latencies: Arc<LatencyHistogram>,
     membership: Arc<Membership>,
 }
 
@@ -91,6 +82,7 @@ struct Lane {
     idle_looks: u32,
     busy: bool,
     damaged: bool,
+    latencies: Arc<LatencyHistogram>,
 }
 
 /// A lane that has something, for one packet.
@@ -128,9 +120,19 @@ impl Hot<'_> {
         }
     }
 
+    /// Its payload, in place.
+    #[inline(always)]
+    pub fn payload(&self, seen: &Seen) -> Payload<'_> {
+        // SAFETY: `seen` comes from `first`, and nothing is taken while `self` is borrowed.
+        unsafe { self.lane.consumer.payload(seen) }
+    }
+
     /// Takes it: copies as much of it as `buf` holds, and gives its place back.
     #[inline(always)]
     pub fn take_into(&mut self, seen: &Seen, buf: &mut [u8]) {
+        if seen.stamp != 0 {
+            self.lane.sample(age(seen.stamp));
+        }
         // SAFETY: `seen` comes from `first`, and nothing was taken since, as this is the only handle to the lane.
         unsafe { self.lane.consumer.payload(seen) }.copy_to(buf);
         self.lane.take(seen);
@@ -167,12 +169,17 @@ impl Lane {
         }
     }
 
+    /// A packet with a time stamp was taken.
+    #[cold]
+    fn sample(&self, age: Option<u32>) {
+        age.into_iter().for_each(|ns| self.latencies.add(ns));
+    }
+
     /// The producer waits for room, and may be asleep.
     #[cold]
     fn ring_producer(&self) {
         if let Some(inbox) = &self.producer {
-            // SAFETY: the producer's header page is mapped as long as `inbox`.
-            unsafe { Bell::at(inbox.header()) }.ring(!Barriers::join().machine || inbox.flags() & FLAG_FENCE != 0);
+            inbox.ring();
         }
     }
 
@@ -200,6 +207,7 @@ impl ShmFabric {
     pub fn new(membership: Arc<Membership>, faults: Option<Faults>) -> Self {
         let geometry = membership.lanes();
         let inbox = membership.inbox().ptr();
+        let latencies = Arc::<LatencyHistogram>::default();
         let lane_of = |index: usize| {
             let (source, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
             // SAFETY: the membership made its inbox `inbox_bytes(max_nodes, geometry)` long; `self.membership` keeps it mapped.
@@ -214,6 +222,7 @@ impl ShmFabric {
                 idle_looks: 0,
                 busy: false,
                 damaged: false,
+                latencies: latencies.clone(),
             }
         };
         let count = membership.max_nodes();
@@ -230,6 +239,7 @@ impl ShmFabric {
             closing: 0,
             changes: VecDeque::new(),
             faults,
+            latencies,
             membership,
         };
         fabric.glance();
@@ -239,6 +249,11 @@ impl ShmFabric {
     /// The membership whose lanes these are.
     pub fn membership(&self) -> &Arc<Membership> {
         &self.membership
+    }
+
+    /// How long sampled messages took from being published to being taken.
+    pub fn latencies(&self) -> &LatencyHistogram {
+        &self.latencies
     }
 
     /// This node's own bell.
@@ -257,6 +272,14 @@ impl ShmFabric {
     pub fn live(&self, node: NodeId) -> Option<Incarnation> {
         match self.slots.get(node.index()) {
             Some(Slot::Live(inbox)) => Some(inbox.incarnation()),
+            _ => None,
+        }
+    }
+
+    /// The inbox of a node that is attached now.
+    pub fn peer(&self, node: NodeId) -> Option<&Arc<PeerInbox>> {
+        match self.slots.get(node.index()) {
+            Some(Slot::Live(inbox)) => Some(inbox),
             _ => None,
         }
     }
@@ -437,14 +460,22 @@ impl ShmFabric {
             match lane.consumer.peek() {
                 Peek::Empty => break,
                 Peek::Packet(seen) => {
+                    // Before it is used, which may be a callback of the application.
+                    let age = if seen.stamp != 0 { age(seen.stamp) } else { None };
                     // SAFETY: from the latest peek; the payload is gone before the packet is taken.
                     let payload = unsafe { lane.consumer.payload(&seen) };
                     match sink.packet(lane.source, lane.incarnation, lane.priority, &seen.head, payload) {
                         Verdict::Taken => {
+                            if age.is_some() {
+                                lane.sample(age);
+                            }
                             lane.take(&seen);
                             taken += 1;
                         }
                         Verdict::TakenAndStop => {
+                            if age.is_some() {
+                                lane.sample(age);
+                            }
                             lane.take(&seen);
                             lane.consumer.refuse(false);
                             return (taken + 1, true);
@@ -539,7 +570,7 @@ impl ShmFabric {
                 return Some(Hot { lane, index });
             }
             if let Some(line) = expected {
-                prefetch(line);
+                crate::hint::prefetch(line);
             }
             doorbell_fabric::sync::spin_hint();
         }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! inbox   | header, doorbell | block of node 0 | block of node 1 | …
-//! block   | lane controls (one page) | cells and data: high | normal | low |
+//! block   | lane controls | meetings | returns (one page each) | cells and data: high | normal | low |
 //! ```
 
 use doorbell_fabric::sync::{AtomicU64, Ordering};
@@ -21,15 +21,51 @@ pub const HEADER_BYTES: usize = PAGE;
 pub const CELL_BYTES: usize = 64;
 /// Where the doorbell words lie in the header page.
 pub const DOORBELL_OFFSET: usize = 1024;
+/// Where in the header page a node says how its private memory can be probed: see [`crate::cma`].
+pub const REACH_OFFSET: usize = 2048;
 /// Bytes of a board.
 pub const BOARD_BYTES: usize = 64 * 1024;
-/// Bytes of a block before its first ring: the lane controls.
+/// Where the figures lie on a board.
+pub const FIGURES_OFFSET: usize = 1024;
+/// Words kept for figures.
+pub const FIGURE_WORDS: usize = 192;
+/// Where the counter status register lies on a board: a bit for each DMA counter that has reached zero.
+pub const COUNTER_STATUS_OFFSET: usize = FIGURES_OFFSET + FIGURE_WORDS * 8;
+/// Where a board says which DMA counters are in use, a bit for each.
+pub const COUNTERS_USED_OFFSET: usize = COUNTER_STATUS_OFFSET + COUNTERS / 8;
+/// DMA counters of a node.
+pub const COUNTERS: usize = 256;
+/// Where the DMA counters lie on a board: for each its value, and what it began with.
+pub const COUNTERS_OFFSET: usize = PAGE;
+/// Where the histogram of latencies lies on a board: 64 words.
+pub const LATENCIES_OFFSET: usize = COUNTERS_OFFSET + COUNTERS * 16;
+/// Where the flight recorder lies on a board.
+pub const RECORDER_OFFSET: usize = BOARD_BYTES / 2;
+/// Bytes of one record.
+pub const RECORD_BYTES: usize = 64;
+/// Records of the flight recorder.
+pub const RECORDS: usize = (BOARD_BYTES - RECORDER_OFFSET) / RECORD_BYTES;
+
+const _: () = assert!(FIGURES_OFFSET >= size_of::<SegmentHeader>());
+const _: () = assert!(COUNTERS_USED_OFFSET + COUNTERS / 8 <= COUNTERS_OFFSET && LATENCIES_OFFSET + 64 * 8 <= RECORDER_OFFSET);
+
+/// Bytes of a block that hold the controls of its lanes.
 pub const CONTROLS_BYTES: usize = PAGE;
+/// Where in a block the meetings of transfers lie: see [`crate::meeting`].
+pub const MEETINGS_OFFSET: usize = CONTROLS_BYTES;
+/// Bytes of the meetings of one block.
+pub const MEETINGS_BYTES: usize = PAGE;
+/// Where in a block its sender says which loans of the inbox's owner it has returned: a word for each of them.
+pub const RETURNS_OFFSET: usize = MEETINGS_OFFSET + MEETINGS_BYTES;
+/// Bytes of the returns of one block.
+pub const RETURNS_BYTES: usize = PAGE;
+/// Bytes of a block before its first ring.
+pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
 /// Bytes of the controls of one lane.
 pub const CONTROL_BYTES: usize = 256;
 
 /// Raised by whoever changes what shared memory means without changing the numbers hashed below.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// A number that differs when any offset or size differs: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[
@@ -37,8 +73,20 @@ pub const LAYOUT_HASH: u64 = hash(&[
     PAGE as u64,
     CELL_BYTES as u64,
     DOORBELL_OFFSET as u64,
+    REACH_OFFSET as u64,
     BOARD_BYTES as u64,
-    CONTROLS_BYTES as u64,
+    FIGURES_OFFSET as u64,
+    crate::board::FIGURES_HASH,
+    COUNTER_STATUS_OFFSET as u64,
+    COUNTERS_USED_OFFSET as u64,
+    COUNTERS as u64,
+    COUNTERS_OFFSET as u64,
+    LATENCIES_OFFSET as u64,
+    RECORDER_OFFSET as u64,
+    RECORD_BYTES as u64,
+    BLOCK_HEAD_BYTES as u64,
+    MEETINGS_OFFSET as u64,
+    RETURNS_OFFSET as u64,
     CONTROL_BYTES as u64,
     PRIORITIES as u64,
     size_of::<SegmentHeader>() as u64,
@@ -75,6 +123,8 @@ pub enum SegmentKind {
     Inbox = 2,
     /// What one node shows of itself.
     Board = 3,
+    /// Memory of one node that its peers may put to, get from, or read loans in.
+    Region = 4,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
@@ -246,7 +296,7 @@ impl LaneGeometry {
 
     /// Bytes of one block: the lanes of all priorities from one node to another, in whole pages.
     pub fn block_bytes(&self) -> usize {
-        (0..PRIORITIES).map(|p| self.ring_bytes(p)).sum::<usize>().next_multiple_of(PAGE) + CONTROLS_BYTES
+        (0..PRIORITIES).map(|p| self.ring_bytes(p)).sum::<usize>().next_multiple_of(PAGE) + BLOCK_HEAD_BYTES
     }
 
     fn ring_bytes(&self, priority: usize) -> usize {
@@ -255,7 +305,7 @@ impl LaneGeometry {
 
     /// Where the lane of one priority lies in its block: its control words, its cells, its data.
     pub fn lane(&self, priority: Priority) -> LanePlace {
-        let ring = CONTROLS_BYTES + (0..priority.index()).map(|p| self.ring_bytes(p)).sum::<usize>();
+        let ring = BLOCK_HEAD_BYTES + (0..priority.index()).map(|p| self.ring_bytes(p)).sum::<usize>();
         let cells = self.cells[priority.index()] as usize;
         LanePlace {
             control: priority.index() * CONTROL_BYTES,
@@ -302,7 +352,7 @@ mod tests {
     fn lanes_lie_one_behind_the_other_within_their_block() {
         let lanes = LaneGeometry::default();
         lanes.validate().unwrap();
-        let mut end = CONTROLS_BYTES;
+        let mut end = BLOCK_HEAD_BYTES;
         for priority in Priority::ALL {
             let place = lanes.lane(priority);
             assert_eq!(place.cells, end);

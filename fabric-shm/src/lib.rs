@@ -6,6 +6,10 @@
 //! 2. [`lane`]: the single-producer ring by which one node sends to another.
 //! 3. [`doorbell`]: how a producer wakes a consumer that sleeps, without a fence on the producer's path.
 //! 4. [`fabric`]: all lanes of one node, as the [`doorbell_fabric::Fabric`] that the driver turns.
+//! 5. [`board`]: what a node shows of itself: figures, DMA counters, latencies, and what its engine did last.
+//!
+//! Beside the messages: [`region`], memory that peers write and read by themselves; [`returns`], by which loans come back; and
+//! [`cma`], access to what is private.
 //!
 //! [`layout`] says where everything lies. [`space`] says where segments live: in `/dev/shm`, or, for tests, in the heap of
 //! one process with everything above unchanged.
@@ -23,8 +27,10 @@ macro_rules! fault_point {
     ($name:literal) => {};
 }
 
-#[cfg(not(loom))]
 pub mod board;
+pub mod clock;
+#[cfg(not(loom))]
+pub mod cma;
 pub mod copies;
 #[cfg(not(loom))]
 pub mod domain;
@@ -37,8 +43,15 @@ pub mod fabric;
 pub mod fault;
 #[cfg(not(loom))]
 pub mod faults;
+#[cfg_attr(loom, allow(dead_code))]
+mod hint;
 pub mod lane;
 pub mod layout;
+pub mod meeting;
+#[cfg(not(loom))]
+pub mod region;
+#[cfg(not(loom))]
+pub mod returns;
 #[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]

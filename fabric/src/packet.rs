@@ -15,6 +15,14 @@ pub enum PacketKind {
     Next = 3,
     /// No more of the message that the latest `First` began: its sender gave it up. Without bytes.
     GivenUp = 4,
+    /// A message that both ends will move: `total` says how long, the payload is the direct-put descriptor.
+    Rts = 5,
+    /// A memory-FIFO packet of such a message: `tag` says of which, `total` at which offset its bytes belong.
+    Chunk = 6,
+    /// A control word of the engine to the engine: a remote get, the end of a transfer, a counter to be lowered.
+    Control = 7,
+    /// A whole message that lies in the sender's memory and is lent: the payload says where.
+    Loan = 8,
 }
 
 impl PacketKind {
@@ -26,8 +34,18 @@ impl PacketKind {
             2 => Some(PacketKind::First),
             3 => Some(PacketKind::Next),
             4 => Some(PacketKind::GivenUp),
+            5 => Some(PacketKind::Rts),
+            6 => Some(PacketKind::Chunk),
+            7 => Some(PacketKind::Control),
+            8 => Some(PacketKind::Loan),
             _ => None,
         }
+    }
+
+    /// Whether the packet says a `total` that is not its own length.
+    #[inline]
+    pub fn has_total(self) -> bool {
+        matches!(self, PacketKind::First | PacketKind::Rts | PacketKind::Chunk)
     }
 }
 
@@ -40,7 +58,7 @@ pub struct PacketHead {
     pub tag: u64,
     /// The message's sequence number.
     pub sequence: u32,
-    /// Bytes of the whole message: for `Whole` the packet's own length, for `Next` unused.
+    /// Bytes of the whole message: an offset for `Chunk`, and the packet's own length where a packet says none.
     pub total: u64,
 }
 
@@ -100,9 +118,21 @@ impl<'a> Payload<'a> {
 
     /// Copies the bytes into a vector.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len];
-        self.copy_to(&mut bytes);
+        let mut bytes = Vec::new();
+        self.append_to(&mut bytes);
         bytes
+    }
+
+    /// Copies the bytes behind those of a vector.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) {
+        bytes.reserve(self.len);
+        let end = bytes.len();
+        // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable behind `end` (reserve), and initialised by the copy. A
+        // vector's memory is its own, so they do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.ptr, bytes.as_mut_ptr().add(end), self.len);
+            bytes.set_len(end + self.len);
+        }
     }
 
     /// The native-endian `u64` at `offset`, or `None` if it would reach beyond the end.

@@ -5,7 +5,7 @@
 
 use crate::words::{VARIABLE, Words};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -74,9 +74,13 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends it a signal; waits until it has stopped, if it is to stop.
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).unwrap();
+        if signal == Signal::STOP {
+            waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap();
+        }
     }
 
     /// Kills it as nothing can prevent. Does not wait.

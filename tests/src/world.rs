@@ -1,7 +1,7 @@
 //! Nodes of one process, over any fabric and under any policy.
 
 use crate::domain::Domain;
-use doorbell::{Faults, Node, NodeBuilder, Progress, Space, Wait};
+use doorbell::{Faults, LaneGeometry, Node, NodeBuilder, Progress, Space, Wait};
 
 /// What the nodes of a world stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,9 @@ pub struct World {
 
 /// Of a hundred, how many pushes find a faulty lane full, and how many looks see nothing.
 const FAULT_PERCENT: u8 = 30;
+
+/// Longer than a [narrow](World::narrow) lane, and still a message that goes through it: one that nobody takes blocks the lane.
+pub const BLOCKING: usize = 32 << 10;
 
 impl World {
     /// A new world.
@@ -58,6 +61,11 @@ impl World {
         }
     }
 
+    /// A node of a domain with the least lanes there may be, and a pool that takes next to nothing.
+    pub fn narrow(&self, id: u16) -> NodeBuilder {
+        self.builder(id).lanes(LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] }).pool_bytes(1 << 10)
+    }
+
     /// A node.
     #[track_caller]
     pub fn node(&self, id: u16) -> Node {
@@ -68,6 +76,12 @@ impl World {
     #[track_caller]
     pub fn nodes<const N: usize>(&self) -> [Node; N] {
         std::array::from_fn(|id| self.node(id as u16))
+    }
+
+    /// The same with [narrow](Self::narrow) lanes.
+    #[track_caller]
+    pub fn narrow_nodes<const N: usize>(&self) -> [Node; N] {
+        std::array::from_fn(|id| self.narrow(id as u16).join().unwrap())
     }
 
     /// Nodes whose pools of unexpected messages hold this many bytes.

@@ -1,7 +1,7 @@
 //! Real processes: a host and its accelerators, forks, a full `/dev/shm`, another layout.
 
 use doorbell::{Error, Event, Match, Node, NodeId, Peer, Role, Space};
-use doorbell_shm::domain::{DomainLayout, clean, list_domains};
+use doorbell_shm::domain::{DomainLayout, JoinOptions, Membership, clean, list_domains};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::layout::{BOARD_BYTES, LaneGeometry, inbox_bytes};
 use doorbell_tests::Turn;
@@ -23,6 +23,7 @@ doorbell_tests::roles! {
     "forks a sleeper" => forks_a_sleeper,
     "has little room" => has_little_room,
     "joins by environment" => joins_by_environment,
+    "writes where nothing is offered" => writes_where_nothing_is_offered,
 }
 
 // ---- a host and three accelerators
@@ -173,7 +174,8 @@ fn forks_and_goes_on() {
     if child == 0 {
         let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut wrong = what_does_not_say_forked(&node, &peer);
-            let sending = sending.take().map(|sending| sending.wait().result.map(drop));
+            // Unless the poller had sent all of it before the fork.
+            let sending = sending.take().filter(|sending| !sending.test()).map(|sending| sending.wait().result.map(drop));
             wrong
                 .extend(sending.filter(|result| !matches!(result, Err(Error::Forked))).map(|result| format!("wait: {result:?}")));
             // The child's copies go without touching what belongs to the parent.
@@ -400,6 +402,60 @@ fn a_full_file_system_is_a_clear_error() {
         Ok(process) => process.end_well(PATIENCE),
         Err(error) => println!("skipped: this process may not mount a small /dev/shm: {error}"),
     }
+}
+
+// ---- a region that was withdrawn under a writer
+
+const OLD_MAPPING: u64 = 0xfeed_0bad_cafe_0bad;
+
+/// Opens the first region of node 0, and writes all of it when it has long been withdrawn.
+fn writes_where_nothing_is_offered() {
+    let options = JoinOptions { id: Some(NodeId(1)), ..JoinOptions::new(told("DOMAIN"), Space::posix()) };
+    let node = Membership::join(options).unwrap();
+    let words = Words::inherited();
+    let life = node.member(NodeId(0)).unwrap().incarnation;
+    let region = node.open_region(NodeId(0), life, 0, true).unwrap();
+    words[0].store(1, Ordering::Release);
+    until("the region is withdrawn", || (words[0].load(Ordering::Acquire) == 2).then_some(()));
+    assert!(!region.is_live());
+    for at in 0..region.len() / 8 {
+        // SAFETY: a word of the region, which is mapped still, though nobody else has it any more.
+        unsafe { region.ptr().cast::<u64>().add(at).write_volatile(OLD_MAPPING) };
+    }
+    words[0].store(3, Ordering::Release);
+    until("the other has looked", || (words[0].load(Ordering::Acquire) == 4).then_some(()));
+}
+
+#[test]
+fn a_late_write_into_a_withdrawn_region_hurts_nobody() {
+    let _turn = Turn::take();
+    let domain = Domain::new("late");
+    let node = Node::builder(domain.name()).id(0).max_nodes(32).join().unwrap();
+    let words = Words::new(1);
+    let region = node.region::<u64>(8192).unwrap();
+    let process = Process::start("writes where nothing is offered").tell("DOMAIN", domain.name()).words(&words).go();
+    until("it has the region", || (words[0].load(Ordering::Acquire) == 1).then_some(()));
+    drop(region);
+    // As long as the one that was withdrawn, and so as likely as can be to get its memory.
+    let others: Vec<_> = (0..4).map(|_| node.region::<u64>(8192).unwrap()).collect();
+    let private = vec![0_u64; 8192];
+    words[0].store(2, Ordering::Release);
+    until("it has written", || (words[0].load(Ordering::Acquire) == 3).then_some(()));
+    let mut all = vec![1; 8192];
+    for region in &others {
+        region.read(0, &mut all).unwrap();
+        assert!(all.iter().all(|word| *word == 0));
+    }
+    assert!(std::hint::black_box(&private).iter().all(|word| *word == 0));
+    for name in domain.files() {
+        let bytes = std::fs::read(domain.segment().with_file_name(&name)).unwrap();
+        assert!(!bytes.chunks_exact(8).any(|word| word == OLD_MAPPING.to_ne_bytes()), "the late write shows up in {name}");
+    }
+    words[0].store(4, Ordering::Release);
+    process.end_well(PATIENCE);
+    drop(others);
+    node.leave().unwrap();
+    domain.assert_empty();
 }
 
 // ---- another layout

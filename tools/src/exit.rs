@@ -5,6 +5,7 @@
 
 use clap::error::ErrorKind;
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Why the command did not do what it was asked for.
@@ -46,7 +47,8 @@ impl fmt::Display for Failure {
 
 /// Prints what went wrong, in one line, and gives the exit code.
 pub fn report(failure: &Failure) -> ExitCode {
-    eprintln!("{}", failure.to_string().replace('\n', " "));
+    // Not `eprintln`, which panics where nobody listens any more.
+    let _ = writeln!(std::io::stderr(), "{}", failure.to_string().replace('\n', " "));
     ExitCode::from(failure.code)
 }
 

@@ -2,8 +2,7 @@
 
 use crate::exit::Failure;
 use crate::ls::Format;
-use crate::segments::DIRECTORY;
-use crate::text::{Style, bytes, counted, print};
+use crate::text::{DIRECTORY, Style, bytes, counted, print};
 use doorbell::LaneGeometry;
 use doorbell_fabric::sync::Barriers;
 use doorbell_shm::layout::{BOARD_BYTES, LAYOUT_HASH, LAYOUT_VERSION, inbox_bytes};

@@ -2,10 +2,9 @@
 
 use crate::environment::Domain;
 use crate::exit::Failure;
-use crate::segments::{DIRECTORY, figures};
-use crate::text::{Style, Table, bytes, print};
-use doorbell::Space;
-use doorbell_shm::board::Figures;
+use crate::nodes::figures;
+use crate::text::{DIRECTORY, Style, Table, bytes, print};
+use doorbell::{Figure, Space};
 use doorbell_shm::domain::{DomainLayout, DomainStatus, NodeStatus, list_domains};
 use serde_json::{Value, json};
 
@@ -22,8 +21,8 @@ Examples:
   doorbell ls --format json | jq '.nodes[] | select(.alive | not)'
 
 LIFE tells the lives of one node number apart: who joins anew gets a new one. IN and OUT are messages, POOLED those that
-wait because nobody has asked for them yet, PARKS how often a thread went to sleep on the doorbell. Nodes write these
-figures when they have time to: when they sleep, leave, or look at them themselves.")]
+wait because nobody has asked for them yet, PARKS how often a thread went to sleep on the doorbell; JSON has all figures.
+Nodes write them when they sleep, leave, or look at them themselves, and every 50 ms while they wait or poll.")]
 pub struct LsArgs {
     /// Only this domain
     domain: Option<Domain>,
@@ -89,8 +88,8 @@ fn table(domains: &[DomainStatus], style: Style) -> String {
 fn cells(domain: &DomainStatus, node: &NodeStatus) -> Vec<String> {
     let known = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".into());
     let member = node.member.as_ref();
-    let shown = shown(domain, node);
-    let figure = |pick: fn(&Figures) -> u64| known(shown.as_ref().map(|figures| pick(figures).to_string()));
+    let shown = node.board.as_ref().map(|board| board.figures());
+    let figure = |figure| known(shown.as_ref().map(|figures| figures[figure].to_string()));
     vec![
         domain.name.clone(),
         node.id.to_string(),
@@ -100,15 +99,11 @@ fn cells(domain: &DomainStatus, node: &NodeStatus) -> Vec<String> {
         known(member.map(|member| member.incarnation.to_string())),
         known(member.map(|member| member.label.clone())),
         bytes(node.bytes),
-        figure(|figures| figures.messages_in),
-        figure(|figures| figures.messages_out),
-        figure(|figures| figures.pooled),
-        figure(|figures| figures.parks),
+        figure(Figure::MessagesIn),
+        figure(Figure::MessagesOut),
+        figure(Figure::Pooled),
+        figure(Figure::Parks),
     ]
-}
-
-fn shown(domain: &DomainStatus, node: &NodeStatus) -> Option<Figures> {
-    figures(&domain.name, node.id, node.member.as_ref()?.incarnation.0)
 }
 
 fn remark(domain: &DomainStatus) -> Option<String> {
@@ -131,7 +126,7 @@ fn object(domain: &DomainStatus) -> Value {
         DomainLayout::Damaged { .. } => json!("damaged"),
         _ => json!("missing"),
     };
-    let nodes: Vec<Value> = domain.nodes.iter().map(|node| node_object(domain, node)).collect();
+    let nodes: Vec<Value> = domain.nodes.iter().map(node_object).collect();
     json!({
         "domain": domain.name,
         "layout": layout,
@@ -141,19 +136,9 @@ fn object(domain: &DomainStatus) -> Value {
     })
 }
 
-fn node_object(domain: &DomainStatus, node: &NodeStatus) -> Value {
+fn node_object(node: &NodeStatus) -> Value {
     let member = node.member.as_ref();
-    let figures = shown(domain, node).map(|figures| {
-        json!({
-            "messages_in": figures.messages_in,
-            "bytes_in": figures.bytes_in,
-            "messages_out": figures.messages_out,
-            "bytes_out": figures.bytes_out,
-            "pooled": figures.pooled,
-            "pooled_bytes": figures.pooled_bytes,
-            "parks": figures.parks,
-        })
-    });
+    let figures = node.board.as_ref().map(|board| figures(&board.figures()));
     json!({
         "node": node.id.0,
         "alive": node.alive,

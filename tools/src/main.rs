@@ -1,5 +1,6 @@
 //! The `doorbell` command. Each command is a module that has its arguments and a `run`.
 
+mod autopsy;
 mod clean;
 mod demo;
 mod environment;
@@ -8,10 +9,11 @@ mod guard;
 mod info;
 mod ls;
 mod measure;
+mod nodes;
 mod processes;
 mod run;
-mod segments;
 mod text;
+mod top;
 
 use clap::{Parser, Subcommand};
 use exit::Failure;
@@ -31,7 +33,10 @@ enum Command {
     Run(run::RunArgs),
     Latency(measure::latency::LatencyArgs),
     Rate(measure::rate::RateArgs),
+    Bandwidth(measure::bandwidth::BandwidthArgs),
+    Top(top::TopArgs),
     Ls(ls::LsArgs),
+    Autopsy(autopsy::AutopsyArgs),
     Clean(clean::CleanArgs),
     Info(info::InfoArgs),
     /// One of the processes of a measurement; started by the commands that measure.
@@ -53,7 +58,10 @@ impl Command {
             Command::Run(args) => run::run(&args),
             Command::Latency(args) => measure::latency::run(&args),
             Command::Rate(args) => measure::rate::run(&args),
+            Command::Bandwidth(args) => measure::bandwidth::run(&args),
+            Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
+            Command::Autopsy(args) => autopsy::run(&args),
             Command::Clean(args) => clean::run(&args),
             Command::Info(args) => info::run(&args),
             Command::MeasureWorker(args) => measure::worker::run(&args),

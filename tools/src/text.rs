@@ -2,6 +2,10 @@
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+/// Where segments are: that of `Space::posix`.
+pub const DIRECTORY: &str = "/dev/shm";
 
 /// Bytes in the unit that people would choose: `96 KiB`, `3.3 MiB`.
 pub fn bytes(count: u64) -> String {
@@ -13,6 +17,18 @@ pub fn bytes(count: u64) -> String {
             format!("{count:.*} {name}", usize::from(count < 99.95))
         }
         None => format!("{count} B"),
+    }
+}
+
+/// A time of up to a day as people write it: `3s`, `500ms`.
+pub fn time(word: &str) -> Result<Duration, String> {
+    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
+    let (number, unit) = word.split_at(digits);
+    let number = number.parse::<u64>().ok().filter(|number| *number <= 86_400_000);
+    match (number, unit) {
+        (Some(number), "s" | "") if number <= 86_400 => Ok(Duration::from_secs(number)),
+        (Some(number), "ms") => Ok(Duration::from_millis(number)),
+        _ => Err("it is not a time of up to a day; hint: times look like 3s or 500ms".into()),
     }
 }
 
@@ -112,6 +128,18 @@ mod tests {
             (5 << 29, "2.5 GiB"),
         ] {
             assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn times_that_people_write() {
+        for (word, found) in
+            [("3s", Some(3000)), ("3", Some(3000)), ("500ms", Some(500)), ("0s", Some(0)), ("86400s", Some(86_400_000))]
+        {
+            assert_eq!(time(word).ok(), found.map(Duration::from_millis), "{word}");
+        }
+        for word in ["", "s", "-1s", "3m", "1.5s", "86401s", "99999999999999999999s"] {
+            assert!(time(word).is_err(), "{word}");
         }
     }
 

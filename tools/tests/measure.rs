@@ -1,4 +1,4 @@
-//! `doorbell latency` and `doorbell rate` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
+//! `doorbell latency`, `rate` and `bandwidth` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
 
 use serde_json::Value;
 use std::path::Path;
@@ -67,7 +67,7 @@ fn endless(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
 
 #[test]
 fn mistakes_get_one_line_with_a_hint() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 17] = [
         (&["latency", "--sizes", "8,4kib"], "units are B, KiB"),
         (&["latency", "--sizes", "big"], "sizes look like"),
         (&["latency", "--wait", "sleep"], "it can be auto, spin, yield, park"),
@@ -77,6 +77,14 @@ fn mistakes_get_one_line_with_a_hint() {
         (&["latency", "--format", "xml"], "it can be table, json, csv, hgrm"),
         (&["latency", "--domain", "no/such", "--iterations", "10"], "A-Z a-z 0-9"),
         (&["rate", "--warmup", "3"], "hint:"),
+        (&["rate", "--window", "3"], "hint:"),
+        (&["bandwidth", "--window", "0"], "hint:"),
+        (&["bandwidth", "--sizes", "8,1GiB"], "--window 2 is enough"),
+        (&["bandwidth", "--copy", "nobody"], "it can be origin, target, both, auto"),
+        (&["latency", "--put", "--sizes", "8,12"], "multiples of 8"),
+        (&["latency", "--put", "--sizes", "0"], "multiples of 8"),
+        (&["latency", "--put", "--buffers", "private"], "hint:"),
+        (&["rate", "--put", "--floor"], "hint:"),
     ];
     for (args, hint) in cases {
         let output = run(args);
@@ -99,19 +107,69 @@ fn latency_tells_all_in_json() {
         let figures = ["min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| row[name].as_f64().unwrap());
         assert!(figures.is_sorted() && figures[1] > 0.0, "{figures:?}");
         assert!(row["ratio"].as_f64().unwrap() > 0.0 && row["floor_p50_ns"].as_f64().unwrap() > 0.0);
+        let (pipelined, long) = (&row["floor_pipelined_p50_ns"], row["size_bytes"].as_u64().unwrap() >= 16 << 10);
+        assert_eq!(pipelined.as_f64().is_some_and(|ns| ns > 0.0), long, "{row}");
+        assert_eq!((&row["buffers"], &row["copy"]), (&"private".into(), &"auto".into()));
+    }
+}
+
+#[test]
+fn puts_are_measured_by_the_same_commands() {
+    let sizes = ["--sizes", "8,16,4KiB,200000", "--iterations", "500", "--format", "json"];
+    for way in [&["latency", "--put", "--floor"][..], &["latency", "--put", "--shared", "--untouched"], &["rate", "--put"]] {
+        let output = run(&[way, &sizes].concat());
+        assert!(output.status.success(), "{way:?}: {}", text(&output.stderr));
+        let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(rows.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [8, 16, 4096, 200_000]);
+        for row in rows {
+            assert_eq!((&row["put"], &row["buffers"]), (&true.into(), &Value::Null), "{row}");
+            assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["samples"].as_u64().unwrap() >= 500, "{row}");
+        }
+    }
+    let usual = run(&["latency", "--put", "--iterations", "20", "--format", "json"]);
+    let last: Value = serde_json::from_str(text(&usual.stdout).lines().last().unwrap()).unwrap();
+    assert_eq!(last["size_bytes"], 4 << 20);
+    let messages = run(&["rate", "--iterations", "100", "--format", "json"]);
+    assert_eq!(serde_json::from_slice::<Value>(&messages.stdout).unwrap()["put"], false);
+}
+
+#[test]
+fn bandwidth_tells_all_in_json() {
+    let sizes = ["--sizes", "0,64,4KiB,300kB", "--iterations", "200"];
+    for (way, window) in [(&["--window", "3"][..], 3), (&["--both-ways", "--copy", "target"], 8)] {
+        let output = run(&[&["bandwidth", "--floor", "--format", "json"], &sizes[..], way].concat());
+        let error = text(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(rows.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 64, 4096, 300_000]);
+        for row in &rows {
+            assert_eq!((&row["test"], &row["window"]), (&"bandwidth".into(), &window.into()));
+            assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["spread"].as_f64().unwrap() >= 0.0, "{row}");
+            // Where the kernel refuses to copy, there is no figure, and a line says so.
+            assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0) || error.contains("process_vm_readv"), "{row}");
+        }
+        let last = rows.last().unwrap();
+        assert!(last["gb_per_s"].as_f64().unwrap() > 0.0 && last["floor_copied_gb_per_s"].as_f64().unwrap() > 0.0);
+        assert_eq!(last["samples"].as_u64().unwrap(), if window == 8 { 400 } else { 200 });
+        assert_eq!(
+            (&last["both_ways"], &last["copy"]),
+            (&(window == 8).into(), &["auto", "target"][usize::from(window == 8)].into())
+        );
     }
 }
 
 #[test]
 fn the_other_ways_to_measure_work() {
     let common = ["--iterations", "300", "--format", "csv"];
-    let ways: [&[&str]; 6] = [
+    let ways: [&[&str]; 8] = [
         &["latency", "--sizes", "8", "--shared"],
         &["latency", "--sizes", "8", "--pairs", "2", "--floor"],
         &["latency", "--sizes", "8", "--wait", "park", "--untouched"],
         &["latency", "--sizes", "8", "--progress", "poller", "--warmup", "5"],
         &["rate", "--floor", "--progress", "inline"],
         &["rate", "--sizes", "8,1000,100kB", "--floor", "--shared"],
+        &["bandwidth", "--sizes", "5000", "--shared", "--progress", "poller"],
+        &["bandwidth", "--sizes", "8,5000", "--pairs", "2", "--floor", "--both-ways"],
     ];
     for way in ways {
         let output = run(&[way, &common].concat());
@@ -144,7 +202,8 @@ fn a_killed_worker_is_named_and_nothing_stays() {
 
 #[test]
 fn an_interrupt_ends_it_and_nothing_stays() {
-    for (way, more) in [&["--floor"][..], &["--wait", "park"], &["--shared", "--pairs", "1"]].into_iter().enumerate() {
+    for (way, more) in [&["--floor"][..], &["--wait", "park"], &["--shared", "--pairs", "1"], &["--put"]].into_iter().enumerate()
+    {
         let domain = format!("interrupted-{way}-{}", std::process::id());
         let (command, workers) = endless(&domain, more);
         signal(command.id(), 2);

@@ -3,6 +3,8 @@
 use super::patience::{Patience, Stopped};
 use super::ring::Line;
 use crate::exchange::Carrier;
+use crate::memory::Memory;
+use crate::stream::Window;
 use crate::touch::LINE;
 use std::marker::PhantomData;
 use std::ptr;
@@ -24,6 +26,10 @@ pub struct ChannelControl {
     written: Line,
     /// Messages copied out by way of [`Slots`].
     freed: Line,
+    /// Chunks written by way of [`Chunks`].
+    announced: Line,
+    /// Chunks copied out by way of [`Chunks`].
+    taken: Line,
     /// For each place of [`Slots`]: the message in it, counted from 1 in the life of the mapping.
     sequence: [Sequence; SLOTS_MAX],
 }
@@ -86,6 +92,65 @@ impl Carrier for InOut<'_> {
             // SAFETY: the channel has that many bytes, and the other side does not write them before it has our answer.
             unsafe { ptr::copy_nonoverlapping(self.back.data.add(at), chunk.as_mut_ptr(), chunk.len()) };
             at += chunk.len();
+        }
+        Ok(())
+    }
+}
+
+/// Chunks of a message in flight, at most.
+const CHUNKS_MAX: u64 = 8;
+
+/// Messages in chunks through a small ring that stays in the caches: one chunk is copied in while another is copied out.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunks<'m> {
+    out: Channel<'m>,
+    back: Channel<'m>,
+    /// Chunks.
+    sent: u64,
+    received: u64,
+    chunk: usize,
+    patience: &'m Patience,
+}
+
+impl<'m> Chunks<'m> {
+    pub fn new(out: Channel<'m>, back: Channel<'m>, patience: &'m Patience) -> Self {
+        Self { out, back, sent: 0, received: 0, chunk: LINE, patience }
+    }
+
+    /// The same channels with chunks of so many bytes. Nothing is under way between two sections.
+    pub fn of_bytes(self, chunk: usize) -> Self {
+        assert!(chunk > 0 && CHUNKS_MAX as usize * chunk <= self.back.bytes.min(self.out.bytes));
+        Self { chunk, ..self }
+    }
+
+    fn place(&self, chunk: u64) -> usize {
+        (chunk % CHUNKS_MAX) as usize * self.chunk
+    }
+}
+
+impl Carrier for Chunks<'_> {
+    type Error = Stopped;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), Stopped> {
+        for chunk in message.chunks(self.chunk) {
+            self.patience.until(|| self.sent - self.out.control.taken.0.load(Acquire) < CHUNKS_MAX)?;
+            // SAFETY: within the channel (`of_bytes` checked all places), and the receiver is done with what was there.
+            unsafe { ptr::copy_nonoverlapping(chunk.as_ptr(), self.out.data.add(self.place(self.sent)), chunk.len()) };
+            self.sent += 1;
+            self.out.control.announced.0.store(self.sent, Release);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Stopped> {
+        for chunk in into.chunks_mut(self.chunk) {
+            self.patience.until(|| self.back.control.announced.0.load(Acquire) > self.received)?;
+            // SAFETY: within the channel (`of_bytes` checked all places), and the sender does not write it until told that it is free.
+            unsafe { ptr::copy_nonoverlapping(self.back.data.add(self.place(self.received)), chunk.as_mut_ptr(), chunk.len()) };
+            self.received += 1;
+            self.back.control.taken.0.store(self.received, Release);
         }
         Ok(())
     }
@@ -170,5 +235,34 @@ impl Carrier for Slots<'_> {
             self.back.control.freed.0.store(self.received, Release);
         }
         Ok(())
+    }
+}
+
+/// Copied in at once, and copied out when it is waited for: nothing stays under way in a buffer.
+impl Window for Slots<'_> {
+    type Error = Stopped;
+    type Sent = Memory;
+    type Received = Memory;
+
+    #[inline(always)]
+    fn start_send(&mut self, message: Memory) -> Result<Memory, Stopped> {
+        self.send(message.as_ref())?;
+        Ok(message)
+    }
+
+    #[inline(always)]
+    fn finish_send(&mut self, message: Memory) -> Result<Memory, Stopped> {
+        Ok(message)
+    }
+
+    #[inline(always)]
+    fn start_receive(&mut self, into: Memory) -> Result<Memory, Stopped> {
+        Ok(into)
+    }
+
+    #[inline(always)]
+    fn finish_receive(&mut self, mut into: Memory) -> Result<Memory, Stopped> {
+        self.receive(into.as_mut())?;
+        Ok(into)
     }
 }

@@ -3,6 +3,7 @@
 use super::copy::{Channel, ChannelControl, Slots};
 use super::gate::Gate;
 use super::hop::HopWords;
+use super::pull::PullWords;
 use super::ring::{Line, RingMemory};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -46,6 +47,8 @@ impl Shape {
 #[derive(Debug)]
 pub struct PairWords {
     pub(super) hop: HopWords,
+    /// From Ping, and from Pong.
+    pub(super) pull: [PullWords; 2],
     /// Streams that arrived whole.
     pub(super) drained: Line,
 }

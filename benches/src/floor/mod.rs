@@ -1,7 +1,9 @@
 //! What no transport between two processes of this machine can beat.
 //!
 //! - `ring`: messages of up to 48 bytes travel in one cache line, payload and sequence word together; one way there, one back.
-//! - `copy`: longer ones are copied in and copied out, a word in another line says when; for streams there are several places.
+//! - `copy`: longer ones are copied in and copied out, a word in another line says when; for streams there are several places;
+//!   for long ones it is done in chunks as well, so that both copies overlap.
+//! - `pull`: the receiver has the kernel copy, from the sender's own memory.
 //! - `hop`: how long a cache line takes from one processor to the other just now, and whether they share a core.
 //!
 //! There are no envelopes, no tags and no checks, and nobody ever sleeps. The loops are those of C programs that measure the
@@ -14,6 +16,7 @@ mod gate;
 mod hop;
 mod mapping;
 mod patience;
+mod pull;
 mod ring;
 
 pub use finish::Finish;
@@ -21,9 +24,13 @@ pub use gate::Gate;
 pub use hop::{Hop, HopProbe};
 pub use mapping::{Mapping, PairMemory, Shape};
 pub use patience::{Patience, Stopped};
+pub use pull::PullError;
 
 use crate::exchange::{self, Buffers, Part, Section, Side};
-use copy::{InOut, Slots};
+use crate::stream::{self, Flow, Messages};
+use copy::{Chunks, InOut, Slots};
+use nix::errno::Errno;
+use pull::{Pull, Pulling};
 use ring::Ring;
 
 /// Bytes of the longest message that shares a line with its sequence word.
@@ -34,7 +41,9 @@ pub const IN_LINE: usize = ring::WORDS_MAX * 8;
 pub struct Floor<'m> {
     ring: Ring<'m, 0>,
     copy: InOut<'m>,
+    chunks: Chunks<'m>,
     slots: Slots<'m>,
+    pull: Pull<'m>,
 }
 
 impl<'m> Floor<'m> {
@@ -47,7 +56,9 @@ impl<'m> Floor<'m> {
         Self {
             ring: Ring::new(out.ring, back.ring, patience),
             copy: InOut::new(out.channel, back.channel, patience),
+            chunks: Chunks::new(out.channel, back.channel, patience),
             slots: Slots::new(out.channel, back.channel, patience),
+            pull: Pull::new(memory, side, patience),
         }
     }
 
@@ -73,6 +84,43 @@ impl<'m> Floor<'m> {
                 Ok(())
             }
         }
+    }
+
+    /// Plays a part in a section of messages back and forth that are copied in and out in chunks of so many bytes.
+    ///
+    /// # Errors
+    /// It was told to stop.
+    pub fn play_chunked(&mut self, chunk: usize, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), Stopped> {
+        self.chunks = exchange::play(self.chunks.of_bytes(chunk), part, section, buffers)?;
+        Ok(())
+    }
+
+    /// Takes part in a stream of messages of `bytes` that are copied in and copied out.
+    ///
+    /// # Errors
+    /// It was told to stop.
+    pub fn stream_copied(&mut self, bytes: usize, flow: Flow, messages: &mut Messages) -> Result<(), Stopped> {
+        self.slots = self.slots.laid_out_for(bytes);
+        stream::run(&mut self.slots, flow, messages)
+    }
+
+    /// Takes part in a stream of messages that the receiver pulls out of the sender's memory.
+    ///
+    /// # Errors
+    /// It was told to stop, or the kernel refuses what it did not refuse to [`may_pull`](Self::may_pull).
+    pub fn stream_pulled(&mut self, flow: Flow, messages: &mut Messages) -> Result<(), PullError> {
+        let mut pulling = Pulling { pull: &mut self.pull, ring: self.ring.of_words() };
+        stream::run(&mut pulling, flow, messages)?;
+        self.ring = pulling.ring.of_words();
+        Ok(())
+    }
+
+    /// Why the kernel will not copy between the two processes, if it will not. Both call this at once, and once only.
+    ///
+    /// # Errors
+    /// It was told to stop.
+    pub fn may_pull(&self) -> Result<Option<Errno>, Stopped> {
+        self.pull.probe()
     }
 
     fn in_line<const WORDS: usize>(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), Stopped> {

@@ -38,8 +38,12 @@ impl Patience {
         self.crowded
     }
 
+    /// Looks until it is so.
+    ///
+    /// # Errors
+    /// It was told to stop.
     #[inline(always)]
-    pub(super) fn until(&self, mut ready: impl FnMut() -> bool) -> Result<(), Stopped> {
+    pub fn until(&self, mut ready: impl FnMut() -> bool) -> Result<(), Stopped> {
         loop {
             // Nothing but the look belongs in this loop, not even a pause: what stands between two looks was seen to change a
             // hop by half, in either direction, and the floor has to be the same everywhere.

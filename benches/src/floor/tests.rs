@@ -4,6 +4,8 @@ use super::copy::{InOut, Slots};
 use super::ring::Ring;
 use super::*;
 use crate::exchange::Carrier;
+use crate::memory::Memory;
+use crate::stream::Window;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -60,6 +62,12 @@ fn what_is_sent_arrives() {
     let copies: (InOut<'_>, InOut<'_>) = (ping.copy, pong.copy);
     carries(&mut { copies.0 }, &mut { copies.1 }, 70_000, 3);
     carries(&mut { copies.1 }, &mut { copies.0 }, 49, 3);
+    let (mut from, mut to): (Chunks<'_>, Chunks<'_>) = (ping.chunks, pong.chunks);
+    for chunk in [4096, 16_384] {
+        // As many as are in flight at most: these sides take turns.
+        (from, to) = (from.of_bytes(chunk), to.of_bytes(chunk));
+        carries(&mut from, &mut to, 8 * chunk - 1, 1);
+    }
     let (mut from, mut to): (Slots<'_>, Slots<'_>) = (ping.slots, pong.slots);
     // From many places to few and back: what is left in memory from one layout must not look like a message in the next.
     for bytes in [64, 70_000, 4096, 65_536, 49, 5000] {
@@ -76,7 +84,7 @@ fn sections_of_every_kind_end() {
             let patience = patience();
             let mut floor = Floor::new(memory, side, &patience);
             let mut finish = Finish::new(memory, &patience);
-            let mut buffers = Buffers::new(SHAPE.bytes).unwrap();
+            let mut buffers = Buffers::private(SHAPE.bytes).unwrap();
             for (bytes, touched) in sizes.into_iter().zip([true, false].into_iter().cycle()) {
                 let section = Section { bytes, warmup: 3, count: 40, touched };
                 mapping.gate().pass(2, &patience).unwrap();
@@ -98,6 +106,51 @@ fn sections_of_every_kind_end() {
         }
     };
     pair(side(Side::Ping), side(Side::Pong));
+}
+
+#[test]
+fn streams_of_every_kind_end_in_each_direction() {
+    let side = |side| {
+        move |mapping: &Mapping, memory: &PairMemory<'_>| {
+            let patience = patience();
+            let mut floor = Floor::new(memory, side, &patience);
+            // A process may read its own memory, and both sides are in one here.
+            assert_eq!(floor.may_pull(), Ok(None));
+            for (bytes, window, there, back) in [(64, 3, 100, 0), (70_000, 1, 7, 7), (5000, 8, 20, 20), (0, 2, 5, 0)] {
+                let mut messages = Messages::new(window, || Memory::private(bytes)).unwrap();
+                let (sends, receives) = if side == Side::Ping { (there, back) } else { (back, there) };
+                let flow = Flow { sends, receives, touched: true };
+                // The second time with the buffers that are left from the first.
+                for _ in 0..2 {
+                    mapping.gate().pass(2, &patience).unwrap();
+                    floor.stream_copied(bytes, flow, &mut messages).unwrap();
+                    floor.stream_pulled(flow, &mut messages).unwrap();
+                }
+            }
+        }
+    };
+    pair(side(Side::Ping), side(Side::Pong));
+}
+
+#[test]
+fn what_is_streamed_arrives() {
+    let (mapping, patience) = (Mapping::create(SHAPE).unwrap(), patience());
+    let (ping, pong) = both(&mapping.pair(1), &patience);
+    let (mut from, mut to) = (ping.pull, pong.pull);
+    std::thread::scope(|scope| {
+        scope.spawn(|| ping.pull.probe().unwrap());
+        pong.pull.probe().unwrap();
+    });
+    let mut from = Pulling { pull: &mut from, ring: ping.ring.of_words() };
+    let mut to = Pulling { pull: &mut to, ring: pong.ring.of_words() };
+    for number in 0..3 {
+        let (mut source, target) = (Memory::private(70_000).unwrap(), Memory::private(70_000).unwrap());
+        source.as_mut().copy_from_slice(&message(number, 70_000));
+        let sent = from.start_send(source).unwrap();
+        let received = to.start_receive(target).unwrap();
+        assert_eq!(to.finish_receive(received).unwrap().as_ref(), message(number, 70_000));
+        from.finish_send(sent).unwrap();
+    }
 }
 
 #[test]
@@ -132,7 +185,7 @@ fn nobody_waits_for_ever_who_was_told_to_stop() {
             assert_eq!(mapping.gate().pass(3, &patience), Err(Stopped));
         });
         let section = Section { bytes: 8, warmup: 0, count: 2000, touched: true };
-        let buffers = &mut Buffers::new(8).unwrap();
+        let buffers = &mut Buffers::private(8).unwrap();
         assert_eq!(Floor::new(&memory, Side::Pong, &patience).play(Part::Pong, section, buffers), Err(Stopped));
         assert_eq!(Finish::new(&memory, &patience).wait(), Err(Stopped));
     }

@@ -6,6 +6,8 @@
 
 pub mod baton;
 pub mod helm;
+#[cfg(not(loom))]
+pub(crate) mod monitor;
 pub mod op;
 #[cfg(not(loom))]
 pub mod poller;

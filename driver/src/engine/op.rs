@@ -22,6 +22,8 @@ pub enum Outcome {
     Received(Envelope),
     /// The message was longer than the buffer; here it is.
     Truncated(Box<Message>),
+    /// The counter is at zero.
+    Counted,
     /// It did not take place, or not wholly.
     Failed(Error),
 }
@@ -38,10 +40,20 @@ pub struct Op {
     end: Mutex<End>,
 }
 
-#[derive(Debug, Default)]
+/// Ends a transfer for its other end, from any thread. False if it is too late.
+pub type Closer = Box<dyn Fn() -> bool + Send>;
+
+#[derive(Default)]
 struct End {
+    closer: Option<Closer>,
     outcome: Option<Outcome>,
     waker: Option<Waker>,
+}
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("End").field("outcome", &self.outcome).finish_non_exhaustive()
+    }
 }
 
 impl Op {
@@ -92,6 +104,18 @@ impl Op {
             return None;
         }
         self.lock().outcome.take()
+    }
+
+    /// Says how its transfer is ended by whoever can't reach the engine.
+    pub fn set_closer(&self, closer: Closer) {
+        self.lock().closer = Some(closer);
+    }
+
+    /// Cancels it from where the engine is out of reach: what has not taken place by now never will.
+    pub fn cancel(&self) {
+        let closer = self.lock().closer.take();
+        let outcome = if closer.is_none_or(|close| close()) { Outcome::Failed(Error::Cancelled) } else { Outcome::Sent };
+        self.finish(outcome);
     }
 
     /// Names who is to be told when it ends. False if it has ended already.

@@ -49,6 +49,8 @@ impl FromStr for Progress {
 
 /// How long the adaptive poller leaves an engine alone that somebody else turned.
 const LEAVE_ALONE: Duration = Duration::from_millis(1);
+/// How long the adaptive poller sleeps on a bell that perhaps nobody rings.
+const UNRUNG: Duration = Duration::from_millis(10);
 /// How long it sleeps when nothing is pending; whoever makes something pending wakes it.
 const NOTHING_PENDING: Duration = Duration::from_secs(1);
 
@@ -132,7 +134,9 @@ pub fn run(shared: Arc<Shared>) {
             Step::Again | Step::Expired => {}
             Step::Check => shared.check_peers(me),
             Step::Park(timeout) => {
-                shared.park_poller(me, timeout);
+                // A thread of the application that looks by itself lets no sender ring, and does not say when it ceases to look.
+                let most = if shared.progress() == Progress::Adaptive { UNRUNG } else { timeout };
+                shared.park_poller(me, timeout.min(most));
                 seen = shared.turns();
                 gear.slept();
             }

@@ -1,36 +1,69 @@
 //! What one turn of the engine does.
 
+use super::baton::Token;
+use super::monitor::Monitor;
 use super::op::{Op, Outcome};
+use super::wait::CHECK_EVERY;
 use crate::error::Error;
+use crate::loan::{Lease, Lender, Lenders, Lent};
+use crate::message::Match;
+use crate::message::inbound::{Active, Assembly, Direct, Dispatch, Inbound, Into, Nobody, RecvOp};
 use crate::message::outbound::{OutState, Outbound};
-use crate::message::pool::Pool;
-use crate::message::{Match, Message};
+use crate::message::pool::{Entry, Pool, Pooled};
 use crate::node::events::Event;
+use crate::node::way_index;
+use crate::region::table::RegionTable;
+use crate::transfer::descriptor::Control;
+use crate::transfer::incoming::{Incoming, Look};
+use crate::transfer::memory::Local;
+use crate::transfer::outgoing::{Begun, Order, Outgoing};
+use crate::transfer::{Copy, RENDEZVOUS_BYTES, TransferReport};
 use doorbell_fabric::sync::{AtomicU64, Ordering};
-use doorbell_fabric::{
-    Envelope, Fabric, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Sink, Verdict,
-};
+use doorbell_fabric::{Envelope, Fabric, Incarnation, NodeId, PRIORITIES, PacketKind, Payload, Priority, Push};
+use doorbell_shm::board::{Figure, Figures, Record, RecordKind};
+use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::fabric::{Change, Hot, ShmFabric};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::baton::Token;
-use super::wait::CHECK_EVERY;
-
-/// The longest message there is: a terabyte. A peer that speaks of a longer one is lying.
-const MESSAGE_MAX: usize = 1 << 40;
+/// Looks at the lanes between two looks at transfers.
+const SPIN_TRANSFER: u32 = 4;
 /// Packets handled in one turn.
 const TURN_PACKETS: usize = 64;
 /// Polls after which whoever drives looks at the clock.
 const POLLS_PER_CLOCK: u32 = 64;
+/// How often a node that never sleeps shows its figures.
+const SHOW_EVERY: Duration = Duration::from_millis(50);
 /// Events kept for somebody to ask for; the oldest are dropped and counted.
 const EVENTS_MAX: usize = 1024;
+
+/// What a node's engine is told when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineSettings {
+    /// Bytes of messages that nobody has asked for.
+    pub pool_bytes: usize,
+    /// Whether it may make system calls unasked.
+    pub calls: bool,
+    /// Whether threads of the application and the poller take turns.
+    pub adaptive: bool,
+    /// Who copies large messages.
+    pub copy: Copy,
+    /// Whether memory FIFOs begin at the high end of a buffer.
+    pub fifo_from_high: bool,
+    /// The most bytes of memory for loans.
+    pub loan_bytes: usize,
+}
 
 /// The state that whoever drives may touch: behind the node's baton.
 pub struct Engine {
     fabric: ShmFabric,
     inbound: Inbound,
+    outgoing: Outgoing,
+    local: Local,
+    copy: Copy,
+    /// Whether the poller thread turns it just now.
+    by_poller: bool,
     sending: Vec<Arc<Outbound>>,
     events: VecDeque<Event>,
     events_dropped: u64,
@@ -40,13 +73,21 @@ pub struct Engine {
     ways: Arc<Ways>,
     /// Changes with every poll: tells the poller that somebody else drives.
     turns: Arc<AtomicU64>,
+    /// What is shown of this node.
+    monitor: Arc<Monitor>,
+    /// What this node lends.
+    lender: Arc<Lender>,
     /// What the thread waits for that sleeps on the bell.
     parked: Option<Arc<Op>>,
     polls: u32,
     /// When somebody last asked whether the peers live.
     checked: Instant,
+    /// When the figures were last shown.
+    shown: Instant,
     /// Whether it may make system calls unasked.
     calls: bool,
+    /// Whether threads of the application and the poller take turns.
+    adaptive: bool,
 }
 
 /// The ways out, by node and priority.
@@ -59,93 +100,6 @@ struct End {
     died: bool,
 }
 
-/// Everything on its way in.
-struct Inbound {
-    pool: Pool,
-    posted: VecDeque<RecvOp>,
-    assemblies: Vec<Assembly>,
-    tally: Tally,
-    /// Threads that wait for a message without having posted a buffer, as they read it in place.
-    watchers: Vec<(Match, Arc<Op>)>,
-    /// A watcher's message came into the pool.
-    sighted: bool,
-    /// A message was refused since the application last received one.
-    turned_away: bool,
-    /// The number of the latest receive.
-    receives: u64,
-}
-
-/// Counts, for people.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Messages that arrived whole.
-    pub messages: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Of them, those that the poller thread carried.
-    pub by_poller: u64,
-    /// Of them, those that went to the pool first, as nobody had asked for them.
-    pub unexpected: u64,
-}
-
-/// A receive that was posted: where a message is to go.
-pub struct RecvOp {
-    /// What it accepts.
-    pub accepts: Match,
-    ptr: *mut u8,
-    capacity: usize,
-    /// Its place among the receives of this node.
-    number: u64,
-    /// Where its end is told.
-    pub op: Arc<Op>,
-}
-
-// SAFETY: whoever made the RecvOp keeps the buffer writable and untouched until its op ended or was removed (RecvOp::new).
-unsafe impl Send for RecvOp {}
-
-impl RecvOp {
-    /// A receive into a buffer.
-    ///
-    /// # Safety
-    /// The buffer stays valid and nobody else touches it until `op` is done or [`Engine::unpost`] returned true for it.
-    pub unsafe fn new(accepts: Match, ptr: *mut u8, capacity: usize, op: Arc<Op>) -> Self {
-        Self { accepts, ptr, capacity, number: 0, op }
-    }
-}
-
-/// A message of which packets are still missing, for one lane.
-#[derive(Default)]
-struct Assembly {
-    /// The number that the next whole message has.
-    expected: u32,
-    active: Option<Active>,
-}
-
-struct Active {
-    envelope: Envelope,
-    received: usize,
-    into: Into,
-}
-
-enum Into {
-    Buffer(RecvOp),
-    /// Longer than the buffer: kept whole, for the error that owns it.
-    TooLong(RecvOp, Vec<u8>),
-    Pool(Vec<u8>),
-    /// The receive that had begun to take it was cancelled from within recv_with.
-    Nowhere,
-}
-
-/// Where a message goes that no posted receive accepts.
-pub trait Direct {
-    /// Whether it is accepted.
-    fn wants(&self, envelope: &Envelope) -> bool;
-    /// Takes a whole message.
-    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>);
-    /// Takes a message of which only the first packet has arrived, if it can: by making a posted receive of itself.
-    fn take_long(&mut self) -> Option<RecvOp>;
-}
-
 /// What the short way brought.
 pub enum HotTake {
     /// A whole message.
@@ -154,37 +108,26 @@ pub enum HotTake {
     Part(Arc<Op>),
 }
 
-/// Nobody waits for anything in particular.
-pub struct Nobody;
-
-impl Direct for Nobody {
-    fn wants(&self, _: &Envelope) -> bool {
-        false
-    }
-
-    fn take(&mut self, _: &Envelope, _: Payload<'_>) {}
-
-    fn take_long(&mut self) -> Option<RecvOp> {
-        None
-    }
-}
-
 impl Engine {
     /// An engine over the lanes of one node.
-    pub fn new(fabric: ShmFabric, pool_bytes: usize, ways: Arc<Ways>, turns: Arc<AtomicU64>, calls: bool) -> Self {
+    pub(crate) fn new(
+        fabric: ShmFabric,
+        ways: Arc<Ways>,
+        turns: Arc<AtomicU64>,
+        monitor: Arc<Monitor>,
+        regions: Arc<RegionTable>,
+        lender: Arc<Lender>,
+        settings: EngineSettings,
+    ) -> Self {
         let nodes = fabric.membership().max_nodes();
+        let lenders = Lenders::new(fabric.membership().clone(), regions.clone());
         Self {
+            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders),
+            outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
+            local: Local::new(fabric.membership().clone(), regions),
+            copy: settings.copy,
+            by_poller: false,
             fabric,
-            inbound: Inbound {
-                pool: Pool::new(pool_bytes),
-                posted: VecDeque::new(),
-                assemblies: (0..nodes * PRIORITIES).map(|_| Assembly::default()).collect(),
-                tally: Tally::default(),
-                watchers: Vec::new(),
-                sighted: false,
-                turned_away: false,
-                receives: 0,
-            },
             sending: Vec::new(),
             events: VecDeque::new(),
             events_dropped: 0,
@@ -192,10 +135,14 @@ impl Engine {
             damaged: vec![None; nodes],
             ways,
             turns,
+            monitor,
+            lender,
             parked: None,
             polls: 0,
             checked: Instant::now(),
-            calls,
+            shown: Instant::now(),
+            calls: settings.calls,
+            adaptive: settings.adaptive,
         }
     }
 
@@ -205,20 +152,68 @@ impl Engine {
         &mut self.fabric
     }
 
+    /// Looks up to `rounds` times at the lanes that were busy lately; fewer times while a transfer is under way, whose other end changes
+    /// words that are not in a lane. True as soon as one has something.
+    pub fn spin(&self, rounds: u32) -> bool {
+        let is_idle = !self.outgoing.is_active() && self.inbound.incoming.is_empty();
+        self.fabric.spin(if is_idle { rounds } else { rounds.min(SPIN_TRANSFER) })
+    }
+
     /// Messages nobody has asked for yet.
     #[inline(always)]
     pub fn pool(&mut self) -> &mut Pool {
         &mut self.inbound.pool
     }
 
-    /// What has arrived so far.
-    pub fn tally(&self) -> Tally {
-        self.inbound.tally
+    /// Figures, flight recorder and DMA counters.
+    #[inline]
+    pub(crate) fn monitor(&self) -> &Monitor {
+        &self.monitor
+    }
+
+    /// Shows the figures on the board, and returns them. Cheap beside the sleep or the call that it comes with.
+    pub fn show(&mut self) -> Figures {
+        let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
+        let (pooled_bytes, pooled_bytes_most) = pool.bytes();
+        let mut figures = self.monitor.tallies.read();
+        for way in self.ways.iter().filter_map(OnceLock::get) {
+            let (messages, bytes) = way.carried.read();
+            figures[Figure::MessagesOut] += messages;
+            figures[Figure::BytesOut] += bytes;
+        }
+        for (figure, value) in [
+            (Figure::MessagesIn, tally.messages),
+            (Figure::BytesIn, tally.bytes),
+            (Figure::ByPoller, tally.by_poller),
+            (Figure::Unexpected, tally.unexpected),
+            (Figure::Pooled, pool.len() as u64),
+            (Figure::PooledBytes, pooled_bytes as u64),
+            (Figure::PooledBytesMost, pooled_bytes_most as u64),
+            (Figure::BytesLoaned, self.lender.lent()),
+            (Figure::Turns, self.turns.load(Ordering::Relaxed)),
+            (Figure::CountersUsed, self.monitor.counters.register().used() as u64),
+        ] {
+            figures[figure] = value;
+        }
+        self.monitor.show(&figures, self.fabric.latencies());
+        self.shown = Instant::now();
+        figures
+    }
+
+    /// Wakes the thread that sleeps on the bell if what it waits for is done.
+    pub fn wake_if_done(&mut self) {
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
     }
 
     /// Whether nonblocking operations wait for somebody to drive.
     pub fn has_pending(&self) -> bool {
-        !self.inbound.posted.is_empty() || !self.sending.is_empty() || self.inbound.assemblies.iter().any(|a| a.active.is_some())
+        !self.inbound.posted.is_empty()
+            || !self.sending.is_empty()
+            || self.outgoing.is_active()
+            || !self.inbound.incoming.is_empty()
+            || self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
 
     /// Takes what arrived, for `direct` first of all that no posted receive accepts. Returns how many packets it took.
@@ -226,8 +221,16 @@ impl Engine {
     pub fn poll<D: Direct>(&mut self, direct: &mut D, poller: bool) -> usize {
         let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false, broken: None };
         let taken = self.fabric.poll(&mut dispatch, TURN_PACKETS);
+        self.by_poller = poller;
+        if self.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
+            // The poller sleeps on the bell, and this thread looks by itself now: no sender need ring.
+            self.fabric.bell().disarm();
+        }
         if let Some((node, reason)) = dispatch.broken {
             self.on_broken(node, reason);
+        }
+        if !self.inbound.controls.is_empty() {
+            self.obey();
         }
         while let Some(change) = self.fabric.next_change() {
             self.on_change(change);
@@ -238,17 +241,22 @@ impl Engine {
         // Only one thread is in here, and nobody needs the exact number: a plain load and store.
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_CLOCK) && self.calls {
-            self.check_now_and_then();
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            self.now_and_then();
         }
         taken
     }
 
-    /// Whoever always finds something to do never waits, and those who wait ask whether the peers live. So ask here too.
+    /// Whoever always finds something to do never waits, and those who wait ask whether the peers live and show their figures. So do
+    /// it here too.
     #[cold]
-    fn check_now_and_then(&mut self) {
-        if self.checked.elapsed() >= CHECK_EVERY {
+    fn now_and_then(&mut self) {
+        let now = Instant::now();
+        if self.calls && now - self.checked >= CHECK_EVERY {
             self.check_peers();
+        }
+        if now - self.shown >= SHOW_EVERY {
+            self.show();
         }
     }
 
@@ -293,13 +301,28 @@ impl Engine {
 
     /// Takes the first pooled message that a receive accepts. If others had been refused for want of room, whoever sleeps on
     /// the bell looks again.
-    pub fn take_pooled(&mut self, accepts: &Match) -> Option<Message> {
-        let message = self.inbound.pool.take(accepts)?;
+    pub fn take_pooled(&mut self, accepts: &Match) -> Option<Pooled> {
+        let pooled = self.inbound.pool.take(accepts)?;
         self.inbound.turned_away = false;
         if self.fabric.refusing() {
             self.fabric.bell().wake();
         }
-        Some(message)
+        Some(pooled)
+    }
+
+    /// The same, but only if all of it is there.
+    pub fn take_whole(&mut self, accepts: &Match) -> Option<Pooled> {
+        if self.has_whole(accepts) { self.take_pooled(accepts) } else { None }
+    }
+
+    /// Whether the first pooled message that a receive accepts is there, all of it.
+    pub fn has_whole(&self, accepts: &Match) -> bool {
+        self.inbound.pool.find(accepts).is_some_and(Entry::is_whole)
+    }
+
+    /// Gives a message that is still coming to a receive.
+    pub fn attach(&mut self, id: u64, receive: RecvOp) {
+        self.inbound.attach(id, receive);
     }
 
     /// Has `op` nudged when a message comes into the pool that a receive accepts.
@@ -370,10 +393,10 @@ impl Engine {
     /// is under way in this node. Looks `rounds` times. `None` says nothing: then [`poll`](Self::poll).
     #[inline(always)]
     pub fn take_hot(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<HotTake> {
-        let inbound = &mut self.inbound;
-        if !inbound.pool.is_empty() || !inbound.posted.is_empty() || !self.sending.is_empty() || self.parked.is_some() {
+        if !self.is_quiet() {
             return None;
         }
+        let inbound = &mut self.inbound;
         let mut hot = self.fabric.hot(rounds)?;
         let seen = hot.first()?;
         let envelope = hot.envelope(&seen);
@@ -400,6 +423,49 @@ impl Engine {
         Some(HotTake::Whole(envelope))
     }
 
+    /// Whether nothing is under way in this node that a message could concern.
+    #[inline(always)]
+    fn is_quiet(&self) -> bool {
+        let inbound = &self.inbound;
+        inbound.pool.is_empty()
+            && inbound.posted.is_empty()
+            && self.sending.is_empty()
+            && self.parked.is_none()
+            && !self.outgoing.is_active()
+            && inbound.incoming.is_empty()
+    }
+
+    /// The same as [`take_hot`](Self::take_hot), for a message that is lent and whose arena is mapped.
+    #[inline(always)]
+    pub fn take_hot_loan(&mut self, accepts: &Match, rounds: u32) -> Option<(Envelope, Lent)> {
+        if !self.is_quiet() {
+            return None;
+        }
+        let inbound = &mut self.inbound;
+        let mut hot = self.fabric.hot(rounds)?;
+        let seen = hot.first()?;
+        let envelope = hot.envelope(&seen);
+        let assembly = &mut inbound.assemblies[hot.index()];
+        if seen.head.kind != PacketKind::Loan
+            || assembly.active.is_some()
+            || envelope.sequence != assembly.expected
+            || !accepts.matches(&envelope)
+        {
+            return None;
+        }
+        let lease = Lease::decode(hot.payload(&seen))?;
+        // Whatever is wrong with it, the long way finds out.
+        let lending = inbound.lenders.known(envelope.source, envelope.incarnation, &lease)?.ok()?;
+        let lent = lending.lend(&lease);
+        hot.take_into(&seen, &mut []);
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        inbound.turned_away = false;
+        assembly.expected = assembly.expected.wrapping_add(1);
+        inbound.tally.messages += 1;
+        inbound.tally.bytes += lease.len;
+        Some((Envelope { len: lease.len as usize, ..envelope }, lent))
+    }
+
     /// One turn: polls, and moves what is queued. Returns the amount of work done; 0 means that there was none.
     pub fn turn(&mut self, me: Token, poller: bool) -> usize {
         self.poll(&mut Nobody, poller) + self.push(me)
@@ -408,10 +474,10 @@ impl Engine {
     /// Moves what is queued into the lanes. Returns the amount of work done.
     #[inline(always)]
     pub fn push(&mut self, me: Token) -> usize {
-        if self.sending.is_empty() {
+        if self.sending.is_empty() && self.outgoing.is_empty() && self.inbound.incoming.is_empty() {
             return 0;
         }
-        let work = self.push_queues(me);
+        let work = self.push_queues(me) + self.step_transfers(me);
         if self.parked.is_some() {
             self.wake_parked();
         }
@@ -422,6 +488,7 @@ impl Engine {
     fn push_queues(&mut self, me: Token) -> usize {
         let mut work = 0;
         let mut at = 0;
+        let mut depths = self.outgoing.depths();
         while let Some(outbound) = self.sending.get(at).cloned() {
             at += 1;
             // Not entered: this thread is inside already, so it will see to the queue itself.
@@ -434,14 +501,113 @@ impl Engine {
                     state.fail(again);
                 }
             }
-            work += state.push_queue(outbound.target, 16);
+            let (messages, bytes) = outbound.carried.read();
+            let peer = self.fabric.peer(outbound.target);
+            work += state.push_queue(outbound.target, 16, |state, order| {
+                begin(&mut self.outgoing, peer, &self.local, &outbound, state, order)
+            });
+            let (messages_now, bytes_now) = outbound.carried.read();
+            if bytes_now != bytes || messages_now != messages {
+                let record = Record::new(RecordKind::MemoryFifo).peer(outbound.target).priority(outbound.priority);
+                self.monitor.record(&record.at(bytes).bytes(bytes_now - bytes));
+                self.monitor.tallies.add(Figure::MemoryFifos, messages_now - messages);
+                self.monitor.tallies.add(Figure::BytesFifo, bytes_now - bytes);
+            }
+            depths[outbound.priority.index()] += state.queued();
             if !state.is_queued() {
                 outbound.listed.store(false, Ordering::Relaxed);
                 at -= 1;
                 self.sending.swap_remove(at);
             }
         }
+        for priority in Priority::ALL {
+            self.monitor.tallies.fifo_depth(priority, depths[priority.index()]);
+        }
         work
+    }
+
+    /// Begins to move a message from both ends, if that can be done. The caller holds the way out, in which nothing waits.
+    pub fn begin_transfer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Option<Begun> {
+        begin(&mut self.outgoing, self.fabric.peer(outbound.target), &self.local, outbound, state, order)
+    }
+
+    /// What this node moves from both ends.
+    pub fn outgoing(&mut self) -> &mut Outgoing {
+        &mut self.outgoing
+    }
+
+    /// The latest transfers that ended, of both sides.
+    pub fn reports(&mut self) -> Vec<TransferReport> {
+        let mut reports = self.inbound.reports.list();
+        reports.extend(self.outgoing.reports().list());
+        reports
+    }
+
+    /// Words of other engines came: direct-put descriptors are injected, counters lowered.
+    #[cold]
+    fn obey(&mut self) {
+        for (source, word) in std::mem::take(&mut self.inbound.controls) {
+            match word {
+                Control::RemoteGet(get) => {
+                    if !self.outgoing.acknowledge(source, get, &self.local) {
+                        tracing::trace!(node = source.0, "a remote get for a transfer that is over");
+                    }
+                }
+                Control::Lower(lower) => {
+                    // A stale key lowers nothing.
+                    let _ = self.monitor.counters.lower_by_key(&lower.key, lower.bytes);
+                }
+            }
+        }
+    }
+
+    /// Moves what both ends move: a chunk for each message on its way in, and one of those on their way out.
+    #[cold]
+    fn step_transfers(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        let mut at = 0;
+        while at < self.inbound.incoming.len() {
+            let incoming = &mut self.inbound.incoming[at];
+            let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
+            let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation).cloned();
+            if let Some(peer) = &peer
+                && let Some(get) = incoming.answer(peer, &self.local, self.copy)
+                && self.send_control(me, source, incarnation, &get.encode())
+            {
+                // On the way there it may have been seen that the origin is gone, and with it what it was sending.
+                let Some(incoming) = self.inbound.incoming.get_mut(at).filter(|incoming| incoming.id == id) else { continue };
+                incoming.answered(get, &self.monitor);
+                work += 1;
+            }
+            if at >= self.inbound.incoming.len() {
+                break;
+            }
+            let (pulled, look) = self.inbound.incoming[at].step(peer.as_ref(), &self.monitor);
+            work += usize::from(pulled || look != Look::Underway);
+            match look {
+                Look::Underway => at += 1,
+                Look::Complete => self.inbound.complete_transfer(at, self.by_poller),
+                Look::GivenUp => self.inbound.give_up_transfer(at),
+                Look::Broken(reason) => {
+                    self.inbound.give_up_transfer(at);
+                    self.on_broken(source, reason);
+                    at = 0;
+                }
+            }
+        }
+        work + self.outgoing.step(me)
+    }
+
+    /// A word to another node's engine, at high priority. False if there is no room now.
+    pub fn send_control(&mut self, me: Token, node: NodeId, life: Incarnation, word: &[u8]) -> bool {
+        let Some(slot) = self.ways.get(way_index(node, Priority::High)) else { return true };
+        let outbound = slot.get_or_init(|| Arc::new(Outbound::new(node, Priority::High))).clone();
+        let Some(mut state) = outbound.state.enter(me) else { return false };
+        if self.connect(&outbound, &mut state, life).is_err() {
+            // It is gone, which ends what this is about.
+            return true;
+        }
+        !state.is_started() && state.push_control(word) == Push::Done
     }
 
     /// Lists a way out that has something queued.
@@ -453,9 +619,14 @@ impl Engine {
 
     /// Posts a receive behind those that were posted before, after looking into the pool.
     pub fn post(&mut self, receive: RecvOp) {
-        if let Some(message) = self.take_pooled(&receive.accepts) {
-            receive.complete(message.envelope, Payload::private(&message.bytes));
-            return;
+        match self.take_pooled(&receive.accepts) {
+            Some(Pooled::Whole(message)) => {
+                receive.complete(message.envelope, Payload::private(&message.bytes));
+                return;
+            }
+            Some(Pooled::Lent(envelope, lent)) => return receive.complete(envelope, lent.payload()),
+            Some(Pooled::Coming(id)) => return self.attach(id, receive),
+            None => {}
         }
         if let Some(error) = self.never(&receive.accepts) {
             receive.op.finish(Outcome::Failed(error));
@@ -469,6 +640,10 @@ impl Engine {
     pub fn unpost(&mut self, op: &Arc<Op>) -> bool {
         if let Some(at) = self.inbound.posted.iter().position(|receive| Arc::ptr_eq(&receive.op, op)) {
             self.inbound.posted.remove(at);
+            return true;
+        }
+        let fabric = &self.fabric;
+        if self.inbound.detach(op, |node, life| fabric.peer(node).filter(|peer| peer.incarnation() == life).cloned()) {
             return true;
         }
         for assembly in &mut self.inbound.assemblies {
@@ -491,6 +666,15 @@ impl Engine {
             return true;
         }
         false
+    }
+
+    /// Bytes that have come of the message that a receive has taken.
+    pub fn arrived(&self, op: &Arc<Op>) -> u64 {
+        let is_its = |receive: &RecvOp| Arc::ptr_eq(&receive.op, op);
+        let in_parts = self.inbound.assemblies.iter().filter_map(|assembly| assembly.active.as_ref());
+        let mut in_parts = in_parts.filter(|active| matches!(&active.into, Into::Buffer(r) | Into::TooLong(r, _) if is_its(r)));
+        let transfer = self.inbound.incoming.iter().find(|incoming| incoming.receive().is_some_and(is_its));
+        in_parts.next().map_or(0, |active| active.received as u64) + transfer.map_or(0, Incoming::moved)
     }
 
     /// Why a receive bound to one node will never complete, if so: that node is gone and all it sent was delivered.
@@ -528,6 +712,11 @@ impl Engine {
         }
     }
 
+    /// Whether this life of a node is known to have ended.
+    pub fn has_ended(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.ends.get(node.index()).copied().flatten().is_some_and(|end| end.incarnation == incarnation)
+    }
+
     /// The error for a node that can't be reached.
     pub fn unreachable(&self, node: NodeId, incarnation: Option<Incarnation>) -> Error {
         match self.ends.get(node.index()).copied().flatten() {
@@ -555,6 +744,7 @@ impl Engine {
     #[cold]
     fn on_broken(&mut self, node: NodeId, reason: &'static str) {
         tracing::warn!(node = node.0, reason, "a peer broke the rules of the shared memory");
+        self.monitor.record_peer(RecordKind::Damaged, node, self.fabric.live(node).unwrap_or_default());
         self.damaged[node.index()] = self.fabric.live(node);
         self.tell(Event::Damaged { node, reason });
         self.drop_inbound_of(node);
@@ -564,11 +754,17 @@ impl Engine {
     #[cold]
     fn on_change(&mut self, change: Change) {
         match change {
-            Change::Joined(node, incarnation) => self.tell(Event::Joined { node, incarnation }),
+            Change::Joined(node, incarnation) => {
+                self.monitor.record_peer(RecordKind::Joined, node, incarnation);
+                self.tell(Event::Joined { node, incarnation });
+            }
             Change::Left(node, incarnation) | Change::Died(node, incarnation) => {
                 let died = matches!(change, Change::Died(..));
                 let end = End { incarnation, died };
+                self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
+                self.monitor.tallies.add(Figure::PeersDied, died.into());
                 self.ends[node.index()] = Some(end);
+                self.outgoing.fail(Some((node, incarnation)), || end.error(node));
                 for way in self.ways[node.index() * PRIORITIES..][..PRIORITIES].iter().filter_map(OnceLock::get) {
                     if let Some(mut state) = way.state.enter(Token::current())
                         && state.incarnation == incarnation
@@ -576,17 +772,27 @@ impl Engine {
                         state.fail(|| end.error(node));
                     }
                 }
+                // After its ways out were cut: nothing can be lent to it from here on.
+                let (loans, bytes) = self.lender.drop_holds(node, incarnation);
+                if loans > 0 {
+                    let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(incarnation);
+                    self.monitor.record(&record.bytes(bytes));
+                }
                 self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
             }
             Change::Drained(node, incarnation) => {
                 self.drop_inbound_of(node);
+                self.inbound.lenders.forget(node, incarnation);
                 for assembly in &mut self.inbound.assemblies[node.index() * PRIORITIES..][..PRIORITIES] {
                     assembly.expected = 0;
                 }
                 let end = self.ends[node.index()];
+                // The next life may have joined already: whoever waits for any life waits for that one.
+                self.fabric.glance();
+                let is_succeeded = self.fabric.live(node).is_some();
                 self.fail_posted(|receive| {
-                    let life = receive.accepts.bound_to_life();
-                    let bound = receive.accepts.bound_to() == Some(node) && life.is_none_or(|wanted| wanted == incarnation);
+                    let ended = receive.accepts.bound_to_life().map_or(!is_succeeded, |wanted| wanted == incarnation);
+                    let bound = receive.accepts.bound_to() == Some(node) && ended;
                     bound.then(|| end.map_or(Error::NoSuchNode { node }, |end| end.error(node)))
                 });
             }
@@ -597,6 +803,16 @@ impl Engine {
     fn drop_inbound_of(&mut self, node: NodeId) {
         for priority in 0..PRIORITIES {
             self.inbound.give_up(node.index() * PRIORITIES + priority);
+        }
+        let mut at = 0;
+        while let Some(incoming) = self.inbound.incoming.get_mut(at) {
+            if incoming.envelope.source != node {
+                at += 1;
+            } else if incoming.step(None, &self.monitor).1 == Look::Complete {
+                self.inbound.complete_transfer(at, self.by_poller);
+            } else {
+                self.inbound.give_up_transfer(at);
+            }
         }
     }
 
@@ -612,10 +828,24 @@ impl Engine {
 
     /// Ends everything: the node leaves.
     pub fn close(&mut self, me: Token) {
+        self.inbound.lenders.end();
         self.fail_posted(|_| Some(Error::Closed));
         for lane in 0..self.inbound.assemblies.len() {
             self.inbound.give_up(lane);
         }
+        for op in self
+            .inbound
+            .incoming
+            .iter()
+            .filter_map(|incoming| incoming.receive())
+            .map(|receive| receive.op.clone())
+            .collect::<Vec<_>>()
+        {
+            // Nobody writes into its buffer after this.
+            self.unpost(&op);
+            op.finish(Outcome::Failed(Error::Closed));
+        }
+        self.outgoing.fail(None, || Error::Closed);
         self.fail_posted(|_| Some(Error::Closed));
         self.sending.clear();
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
@@ -628,6 +858,19 @@ impl Engine {
             op.nudge();
         }
     }
+}
+
+fn begin(
+    outgoing: &mut Outgoing,
+    peer: Option<&Arc<PeerInbox>>,
+    local: &Local,
+    outbound: &Arc<Outbound>,
+    state: &mut OutState,
+    order: &Order<'_>,
+) -> Option<Begun> {
+    let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
+    let worth = order.len >= RENDEZVOUS_BYTES && outgoing.can_reach(peer, local, order.bytes, order.len);
+    worth.then(|| outgoing.begin(peer, outbound, state, local, order))
 }
 
 /// The rest of a message whose first part is in `buf`. What does not come at once goes there by the long way.
@@ -659,274 +902,4 @@ impl End {
         let incarnation = self.incarnation;
         if self.died { Error::PeerDied { node, incarnation } } else { Error::PeerLeft { node, incarnation } }
     }
-}
-
-impl RecvOp {
-    fn complete(self, envelope: Envelope, payload: Payload<'_>) {
-        if payload.len() > self.capacity {
-            let message = Box::new(Message { envelope, bytes: payload.to_vec() });
-            self.op.finish(Outcome::Truncated(message));
-        } else {
-            self.write(0, payload);
-            self.op.finish(Outcome::Received(envelope));
-        }
-    }
-
-    /// Copies a piece to its place. The caller checked that it ends within the capacity.
-    fn write(&self, at: usize, payload: Payload<'_>) {
-        debug_assert!(at + payload.len() <= self.capacity);
-        // SAFETY: inside the buffer (checked by the caller), which is valid and ours (RecvOp::new).
-        payload.copy_to(unsafe { std::slice::from_raw_parts_mut(self.ptr.add(at), payload.len()) });
-    }
-}
-
-impl Inbound {
-    /// Gives up the message under way in a lane: its sender did. The receive that had taken it is posted again, first.
-    #[cold]
-    fn give_up(&mut self, lane: usize) {
-        match self.assemblies[lane].active.take() {
-            Some(Active { into: Into::Buffer(receive), .. }) => self.post_again(receive),
-            Some(Active { into: Into::TooLong(receive, _), envelope, .. }) => {
-                self.pool.release(envelope.len);
-                self.post_again(receive);
-            }
-            Some(Active { into: Into::Pool(_), envelope, .. }) => self.pool.release(envelope.len),
-            Some(Active { into: Into::Nowhere, .. }) | None => {}
-        }
-    }
-
-    /// Posts a receive again, at its old place: its message was given up. Another may have come meanwhile.
-    fn post_again(&mut self, receive: RecvOp) {
-        if receive.op.is_done() {
-            return;
-        }
-        match self.pool.take(&receive.accepts) {
-            Some(message) => receive.complete(message.envelope, Payload::private(&message.bytes)),
-            None => {
-                let at = self.posted.partition_point(|other| other.number < receive.number);
-                self.posted.insert(at, receive);
-            }
-        }
-    }
-
-    fn is_watched(&self, envelope: &Envelope) -> bool {
-        self.watchers.iter().any(|(accepts, _)| accepts.matches(envelope))
-    }
-
-    /// A message came into the pool: tells those who watch for it.
-    #[inline]
-    fn sight(&mut self, envelope: &Envelope) {
-        for (accepts, op) in &self.watchers {
-            if accepts.matches(envelope) {
-                self.sighted = true;
-                op.nudge();
-            }
-        }
-    }
-
-    /// The first posted receive that accepts a message.
-    fn posted_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
-        // Those that are over were cancelled from within recv_with: their buffers are gone.
-        self.posted.retain(|receive| !receive.op.is_done());
-        let at = self.posted.iter().position(|receive| receive.accepts.matches(envelope))?;
-        self.posted.remove(at)
-    }
-}
-
-struct Dispatch<'a, D> {
-    inbound: &'a mut Inbound,
-    direct: &'a mut D,
-    poller: bool,
-    /// `direct` has its message.
-    satisfied: bool,
-    broken: Option<(NodeId, &'static str)>,
-}
-
-impl<D: Direct> Sink for Dispatch<'_, D> {
-    #[inline(always)]
-    fn packet(
-        &mut self,
-        source: NodeId,
-        incarnation: Incarnation,
-        priority: Priority,
-        head: &PacketHead,
-        payload: Payload<'_>,
-    ) -> Verdict {
-        let lane = source.index() * PRIORITIES + priority.index();
-        match head.kind {
-            PacketKind::Next => return self.next(lane, payload),
-            PacketKind::GivenUp => {
-                self.inbound.give_up(lane);
-                return Verdict::Taken;
-            }
-            PacketKind::Whole | PacketKind::First => {}
-        }
-        let assembly = &mut self.inbound.assemblies[lane];
-        if head.sequence != assembly.expected {
-            return Verdict::Broken("a message out of sequence");
-        }
-        if assembly.active.is_some() {
-            self.inbound.give_up(lane);
-        }
-        let Some(len) = usize::try_from(head.total).ok().filter(|len| *len <= MESSAGE_MAX) else {
-            return Verdict::Broken("a message longer than any");
-        };
-        let envelope = Envelope { source, incarnation, tag: head.tag, len, sequence: head.sequence, priority };
-        if head.kind == PacketKind::First {
-            return self.first(lane, envelope, payload);
-        }
-        if !self.inbound.posted.is_empty()
-            && let Some(receive) = self.inbound.posted_for(&envelope)
-        {
-            receive.complete(envelope, payload);
-            self.count(lane, len);
-            self.inbound.turned_away = false;
-            return Verdict::Taken;
-        }
-        if !self.satisfied && self.direct.wants(&envelope) {
-            self.direct.take(&envelope, payload);
-            self.count(lane, len);
-            self.inbound.turned_away = false;
-            self.satisfied = true;
-            return Verdict::TakenAndStop;
-        }
-        if !self.inbound.pool.push(envelope, payload) {
-            if !self.inbound.is_watched(&envelope) {
-                self.inbound.turned_away = true;
-                return Verdict::Refused;
-            }
-            // Somebody waits for just this one.
-            self.inbound.pool.reserve_anyway(len);
-            self.inbound.pool.push_reserved(Message { envelope, bytes: payload.to_vec() });
-        }
-        self.count(lane, len);
-        self.inbound.tally.unexpected += 1;
-        self.inbound.sight(&envelope);
-        Verdict::Taken
-    }
-
-    fn damaged(&mut self, source: NodeId, _priority: Priority, reason: &'static str) {
-        self.broken = Some((source, reason));
-    }
-}
-
-impl<D: Direct> Dispatch<'_, D> {
-    #[inline(always)]
-    fn count(&mut self, lane: usize, len: usize) {
-        let expected = &mut self.inbound.assemblies[lane].expected;
-        *expected = expected.wrapping_add(1);
-        self.inbound.tally.messages += 1;
-        self.inbound.tally.bytes += len as u64;
-        self.inbound.tally.by_poller += self.poller as u64;
-    }
-
-    fn first(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
-        let receive = match self.inbound.posted_for(&envelope) {
-            Some(receive) => Some(receive),
-            None if !self.satisfied && self.direct.wants(&envelope) => {
-                let receive = self.direct.take_long();
-                self.satisfied |= receive.is_some();
-                self.inbound.receives += 1;
-                receive.map(|receive| RecvOp { number: self.inbound.receives, ..receive })
-            }
-            None => None,
-        };
-        let into = match receive {
-            Some(receive) if envelope.len <= receive.capacity => Into::Buffer(receive),
-            Some(receive) => {
-                self.inbound.pool.reserve_anyway(envelope.len);
-                Into::TooLong(receive, Vec::new())
-            }
-            None if self.inbound.pool.reserve(envelope.len) => {
-                self.inbound.tally.unexpected += 1;
-                Into::Pool(Vec::new())
-            }
-            // Somebody waits for just this one, and can't take it in parts: however long it is, it has to be put together.
-            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.is_watched(&envelope) => {
-                self.inbound.pool.reserve_anyway(envelope.len);
-                Into::Pool(Vec::new())
-            }
-            None => {
-                self.inbound.turned_away = true;
-                return Verdict::Refused;
-            }
-        };
-        self.inbound.assemblies[lane].active = Some(Active { envelope, received: 0, into });
-        self.next(lane, payload)
-    }
-
-    fn next(&mut self, lane: usize, payload: Payload<'_>) -> Verdict {
-        if payload.is_empty() {
-            return Verdict::Broken("an empty part of a message");
-        }
-        let Some(active) = &mut self.inbound.assemblies[lane].active else {
-            return Verdict::Broken("a packet of a message that was not begun");
-        };
-        if payload.len() > active.envelope.len - active.received {
-            return Verdict::Broken("more bytes than the message has");
-        }
-        if let Into::Buffer(receive) | Into::TooLong(receive, _) = &active.into
-            && receive.op.is_done()
-        {
-            // Cancelled from within recv_with: the buffer is gone, and with it what had arrived.
-            if matches!(active.into, Into::TooLong(..)) {
-                self.inbound.pool.release(active.envelope.len);
-            }
-            self.inbound.assemblies[lane].active =
-                Some(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere });
-            return self.next(lane, payload);
-        }
-        match &mut active.into {
-            Into::Nowhere => {}
-            Into::Buffer(receive) => receive.write(active.received, payload),
-            Into::TooLong(_, bytes) | Into::Pool(bytes) => append(bytes, payload),
-        }
-        active.received += payload.len();
-        if active.received == active.envelope.len
-            && let Some(active) = self.inbound.assemblies[lane].active.take()
-        {
-            let envelope = active.envelope;
-            self.count(lane, envelope.len);
-            match active.into {
-                Into::Nowhere => {}
-                Into::Buffer(receive) => {
-                    self.inbound.turned_away = false;
-                    receive.op.finish(Outcome::Received(envelope));
-                }
-                Into::TooLong(receive, bytes) => {
-                    self.inbound.pool.release(envelope.len);
-                    receive.op.finish(Outcome::Truncated(Box::new(Message { envelope, bytes })));
-                }
-                Into::Pool(bytes) => {
-                    let message = Message { envelope, bytes };
-                    // A receive may have been posted since the message began.
-                    match self.inbound.posted_for(&envelope) {
-                        Some(receive) => {
-                            self.inbound.pool.release(envelope.len);
-                            receive.complete(envelope, Payload::private(&message.bytes));
-                        }
-                        None if !self.satisfied && self.direct.wants(&envelope) => {
-                            // Not by way of the pool: what follows in this lane would overtake it.
-                            self.inbound.pool.release(envelope.len);
-                            self.direct.take(&envelope, Payload::private(&message.bytes));
-                            self.satisfied = true;
-                            return Verdict::TakenAndStop;
-                        }
-                        None => {
-                            self.inbound.pool.push_reserved(message);
-                            self.inbound.sight(&envelope);
-                        }
-                    }
-                }
-            }
-        }
-        Verdict::Taken
-    }
-}
-
-/// Appends without trusting the length that the message said of itself: memory is taken as bytes arrive.
-fn append(bytes: &mut Vec<u8>, payload: Payload<'_>) {
-    let at = bytes.len();
-    bytes.resize(at + payload.len(), 0);
-    payload.copy_to(&mut bytes[at..]);
 }

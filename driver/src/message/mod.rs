@@ -1,9 +1,20 @@
 //! Messages: matching, the pool of those nobody has asked for yet, and the queues of those on their way out.
 
+#[cfg(not(loom))]
+pub mod inbound;
 pub mod matching;
 #[cfg(not(loom))]
 pub mod outbound;
+#[cfg(not(loom))]
 pub mod pool;
 
 pub use matching::Match;
-pub use pool::Message;
+
+/// A message in private memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What it says of itself.
+    pub envelope: doorbell_fabric::Envelope,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}

@@ -3,7 +3,10 @@
 use crate::engine::baton::Baton;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
-use doorbell_fabric::sync::AtomicBool;
+use crate::loan::LEASE_BYTES;
+use crate::transfer::RENDEZVOUS_BYTES;
+use crate::transfer::outgoing::{Begun, Order};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::fabric::ShmLink;
 use std::collections::VecDeque;
@@ -26,6 +29,8 @@ pub struct Outbound {
     pub priority: Priority,
     /// Whether the engine has it in its list of those with something queued.
     pub listed: AtomicBool,
+    /// What went this way so far.
+    pub carried: Arc<Carried>,
     /// The rest, for one thread at a time.
     pub state: Baton<OutState>,
 }
@@ -40,10 +45,27 @@ pub struct OutState {
     pub damaged: bool,
     sequence: u32,
     queue: VecDeque<SendOp>,
-    /// Bytes given to the lane.
-    pub bytes: u64,
-    /// Messages given to the lane, whole.
-    pub messages: u64,
+    carried: Arc<Carried>,
+}
+
+/// What went one way so far. Written by whoever has the way, with plain stores; read by anybody.
+#[derive(Debug)]
+pub struct Carried {
+    messages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Carried {
+    #[inline(always)]
+    fn add(&self, messages: u64, bytes: u64) {
+        self.messages.store(self.messages.load(Ordering::Relaxed) + messages, Ordering::Relaxed);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+    }
+
+    /// Messages given to the lane, whole; and bytes.
+    pub fn read(&self) -> (u64, u64) {
+        (self.messages.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
 }
 
 /// A send that waits in the queue, or is on its way.
@@ -74,16 +96,16 @@ impl SendOp {
 impl Outbound {
     /// A way out that leads nowhere yet.
     pub fn new(target: NodeId, priority: Priority) -> Self {
+        let carried = Arc::new(Carried { messages: AtomicU64::new(0), bytes: AtomicU64::new(0) });
         let state = OutState {
             link: None,
             incarnation: Incarnation(0),
             damaged: false,
             sequence: 0,
             queue: VecDeque::new(),
-            bytes: 0,
-            messages: 0,
+            carried: carried.clone(),
         };
-        Self { target, priority, listed: AtomicBool::new(false), state: Baton::new(state) }
+        Self { target, priority, listed: AtomicBool::new(false), carried, state: Baton::new(state) }
     }
 }
 
@@ -105,6 +127,11 @@ impl OutState {
         !self.queue.is_empty()
     }
 
+    /// How many messages wait in the queue.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
     /// A short message, directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
@@ -114,11 +141,71 @@ impl OutState {
         let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
         if push == Push::Done {
             self.sequence = self.sequence.wrapping_add(1);
-            self.messages += 1;
-            self.bytes += bytes.len() as u64;
+            self.carried.add(1, bytes.len() as u64);
             link.own_ahead();
         }
         push
+    }
+
+    /// The RTS of a message that both ends will move: it takes the message's place in the order of all.
+    pub fn push_rts(&mut self, tag: u64, len: usize, descriptor: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Rts, tag, sequence: self.sequence, total: len as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice, shorter than any packet may be.
+        let push = unsafe { link.push(&head, descriptor.as_ptr(), descriptor.len()) };
+        if push == Push::Done {
+            self.sequence = self.sequence.wrapping_add(1);
+            self.carried.add(1, 0);
+        }
+        push
+    }
+
+    /// The lease of a message of `len` bytes that lies in memory of this node: it takes the message's place in the order of all.
+    #[inline(always)]
+    pub fn push_loan(&mut self, tag: u64, lease: &[u8; LEASE_BYTES], len: usize) -> Push {
+        let head = PacketHead { kind: PacketKind::Loan, tag, sequence: self.sequence, total: LEASE_BYTES as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice, shorter than any packet may be.
+        let push = unsafe { link.push(&head, lease.as_ptr(), lease.len()) };
+        if push == Push::Done {
+            self.sequence = self.sequence.wrapping_add(1);
+            self.carried.add(1, len as u64);
+        }
+        push
+    }
+
+    /// A packet of a message that both ends move. False if nothing may go between the packets that are in the lane, or there is no
+    /// room: then the target rings when there is.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`.
+    pub unsafe fn push_chunk(&mut self, transfer: u64, at: u64, bytes: *const u8, len: u64) -> bool {
+        if self.is_started() {
+            return false;
+        }
+        let head = PacketHead { kind: PacketKind::Chunk, tag: transfer, sequence: 0, total: at };
+        let Some(link) = &mut self.link else { return false };
+        // SAFETY: caller.
+        let push = unsafe { link.push(&head, bytes, len as usize) };
+        match push {
+            Push::Done => self.carried.add(0, len),
+            Push::Full => link.wait_for_room(true),
+            Push::Down(_) => {}
+        }
+        push == Push::Done
+    }
+
+    /// A word of this engine to the target's. It has no place in the order of messages.
+    pub fn push_control(&mut self, word: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Control, tag: 0, sequence: 0, total: word.len() as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice, shorter than any packet may be.
+        unsafe { link.push(&head, word.as_ptr(), word.len()) }
+    }
+
+    /// Whether a message is in the lane in part: nothing else may go between its packets.
+    pub fn is_started(&self) -> bool {
+        self.queue.front().is_some_and(|send| send.started)
     }
 
     /// Whether a message fits now, as a whole.
@@ -157,14 +244,14 @@ impl OutState {
                 Push::Done => {
                     started = true;
                     sent += piece;
-                    self.bytes += piece as u64;
+                    self.carried.add(0, piece as u64);
                 }
                 Push::Full => return Sent::Partly(sent, started),
                 Push::Down(_) => return Sent::Down,
             }
         }
         self.sequence = self.sequence.wrapping_add(1);
-        self.messages += 1;
+        self.carried.add(1, 0);
         Sent::Whole
     }
 
@@ -179,7 +266,13 @@ impl OutState {
     }
 
     /// Moves queued messages into the lane. Returns how many packets' worth of progress it made.
-    pub fn push_queue(&mut self, target: NodeId, most: usize) -> usize {
+    /// `transfer` begins to move a message from both ends, if that is the better way.
+    pub fn push_queue(
+        &mut self,
+        target: NodeId,
+        most: usize,
+        mut transfer: impl FnMut(&mut Self, &Order<'_>) -> Option<Begun>,
+    ) -> usize {
         let mut done = 0;
         while done < most
             && let Some(front) = self.queue.front()
@@ -192,6 +285,23 @@ impl OutState {
                 continue;
             }
             let (tag, bytes, len, sent, started) = (front.tag, front.bytes, front.len, front.sent, front.started);
+            if !started && len >= RENDEZVOUS_BYTES {
+                let op = front.op.clone();
+                match transfer(self, &Order { tag, bytes, len, op: &op }) {
+                    Some(Begun::Yes) => {
+                        done += 1;
+                        self.wait_for_room(false);
+                        self.queue.pop_front();
+                        continue;
+                    }
+                    Some(Begun::Full) => {
+                        self.wait_for_room(true);
+                        return done;
+                    }
+                    // Through the lane; if that is down, it says so itself.
+                    Some(Begun::NoSlot | Begun::Down) | None => {}
+                }
+            }
             // SAFETY: SendOp::new's caller keeps the bytes; `sent` comes from the last attempt.
             match unsafe { self.send_some(tag, bytes, len, sent, started) } {
                 Sent::Whole => {

@@ -1,16 +1,52 @@
 //! The pool: messages that arrived before anybody asked for them.
 
-use super::Match;
+use super::{Match, Message};
+use crate::loan::Lent;
 use doorbell_fabric::{Envelope, Payload};
 use std::collections::VecDeque;
 
-/// A message in private memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// What it says of itself.
+/// A place in the pool.
+#[derive(Debug)]
+pub struct Entry {
+    /// What the message says of itself.
     pub envelope: Envelope,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
+    bytes: Bytes,
+    /// Its place among all that arrived; for a message that is coming, the name of its transfer.
+    number: u64,
+}
+
+/// Where the bytes of a message are that waits.
+#[derive(Debug)]
+enum Bytes {
+    /// Still coming, by a transfer.
+    Coming,
+    /// Here.
+    Private(Vec<u8>),
+    /// Where their owner lent them: nothing is copied, and they take no room.
+    Lent(Lent),
+}
+
+impl Entry {
+    /// Whether all of it is there.
+    pub fn is_whole(&self) -> bool {
+        !matches!(self.bytes, Bytes::Coming)
+    }
+
+    /// Bytes for which room was reserved.
+    fn reserved(&self) -> usize {
+        if matches!(self.bytes, Bytes::Lent(_)) { 0 } else { self.envelope.len }
+    }
+}
+
+/// What was taken from the pool.
+#[derive(Debug)]
+pub enum Pooled {
+    /// A message.
+    Whole(Message),
+    /// A message that is lent.
+    Lent(Envelope, Lent),
+    /// A message that is still coming, by the transfer of this name.
+    Coming(u64),
 }
 
 /// Bytes that a pooled message is counted for beyond its own.
@@ -19,7 +55,8 @@ const OVERHEAD: usize = 64;
 /// Unexpected messages in the order in which they arrived, bounded in bytes.
 #[derive(Debug)]
 pub struct Pool {
-    messages: VecDeque<Message>,
+    messages: VecDeque<Entry>,
+    arrivals: u64,
     used: usize,
     limit: usize,
     most: usize,
@@ -28,7 +65,7 @@ pub struct Pool {
 impl Pool {
     /// An empty pool of `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self { messages: VecDeque::new(), used: 0, limit, most: 0 }
+        Self { messages: VecDeque::new(), arrivals: 0, used: 0, limit, most: 0 }
     }
 
     /// Whether no message waits.
@@ -75,30 +112,69 @@ impl Pool {
         if !self.reserve(payload.len()) {
             return false;
         }
-        self.messages.push_back(Message { envelope, bytes: payload.to_vec() });
+        self.push_reserved(Message { envelope, bytes: payload.to_vec() });
         true
     }
 
     /// Puts a message in for which room was reserved.
     pub fn push_reserved(&mut self, message: Message) {
-        self.messages.push_back(message);
+        let number = self.next_number();
+        self.messages.push_back(Entry { envelope: message.envelope, bytes: Bytes::Private(message.bytes), number });
+    }
+
+    /// Puts in a message that is lent, for which no room was reserved but that for no bytes.
+    pub fn push_lent(&mut self, envelope: Envelope, lent: Lent) {
+        let number = self.next_number();
+        self.messages.push_back(Entry { envelope, bytes: Bytes::Lent(lent), number });
+    }
+
+    /// The place of the message that arrives now.
+    pub fn next_number(&mut self) -> u64 {
+        self.arrivals += 1;
+        self.arrivals
+    }
+
+    /// Puts in a message that is still coming, at its place. Room was reserved.
+    pub fn insert_coming(&mut self, envelope: Envelope, number: u64) {
+        let at = self.messages.partition_point(|entry| entry.number < number);
+        self.messages.insert(at, Entry { envelope, bytes: Bytes::Coming, number });
+    }
+
+    /// The message of this name has come. False if it is not in the pool.
+    pub fn complete(&mut self, number: u64, bytes: Vec<u8>) -> bool {
+        let entry = self.messages.iter_mut().find(|entry| entry.number == number);
+        entry.map(|entry| entry.bytes = Bytes::Private(bytes)).is_some()
+    }
+
+    /// The message of this name is not coming any more.
+    pub fn remove(&mut self, number: u64) {
+        if let Some(at) = self.messages.iter().position(|entry| entry.number == number)
+            && let Some(entry) = self.messages.remove(at)
+        {
+            self.release(entry.reserved());
+        }
     }
 
     /// The first message that a receive accepts, left where it is.
-    pub fn find(&self, accepted: &Match) -> Option<&Message> {
-        self.messages.iter().find(|message| accepted.matches(&message.envelope))
+    pub fn find(&self, accepted: &Match) -> Option<&Entry> {
+        self.messages.iter().find(|entry| accepted.matches(&entry.envelope))
     }
 
     /// Takes the first message that a receive accepts.
-    pub fn take(&mut self, accepted: &Match) -> Option<Message> {
-        let at = self.messages.iter().position(|message| accepted.matches(&message.envelope))?;
-        let message = self.messages.remove(at)?;
-        self.release(message.bytes.len());
-        Some(message)
+    pub fn take(&mut self, accepted: &Match) -> Option<Pooled> {
+        let at = self.messages.iter().position(|entry| accepted.matches(&entry.envelope))?;
+        let entry = self.messages.remove(at)?;
+        self.release(entry.reserved());
+        let Entry { envelope, bytes, number } = entry;
+        Some(match bytes {
+            Bytes::Private(bytes) => Pooled::Whole(Message { envelope, bytes }),
+            Bytes::Lent(lent) => Pooled::Lent(envelope, lent),
+            Bytes::Coming => Pooled::Coming(number),
+        })
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use doorbell_fabric::{Incarnation, NodeId, Priority};
@@ -115,10 +191,31 @@ mod tests {
         }
         assert!(!pool.push(envelope(3, 0), Payload::private(&[])));
         assert!(!pool.reserve(usize::MAX));
-        assert_eq!(pool.take(&Match::any().tag(2)).unwrap().bytes, [2; 10]);
+        let whole = |pool: &mut Pool, accepts: Match| match pool.take(&accepts) {
+            Some(Pooled::Whole(message)) => Some(message),
+            _ => None,
+        };
+        assert_eq!(whole(&mut pool, Match::any().tag(2)).unwrap().bytes, [2; 10]);
         assert!(pool.push(envelope(3, 10), Payload::private(&[3; 10])));
-        let order: Vec<_> = std::iter::from_fn(|| pool.take(&Match::any())).map(|m| m.envelope.tag).collect();
+        let order: Vec<_> = std::iter::from_fn(|| whole(&mut pool, Match::any())).map(|m| m.envelope.tag).collect();
         assert_eq!(order, [1, 1, 3]);
+        assert_eq!(pool.bytes().0, 0);
+    }
+
+    #[test]
+    fn a_message_that_is_coming_keeps_its_place() {
+        let mut pool = Pool::new(1000);
+        let number = pool.next_number();
+        assert!(pool.reserve(100) && pool.push(envelope(1, 1), Payload::private(&[1])));
+        pool.insert_coming(envelope(1, 100), number);
+        assert!(matches!(pool.take(&Match::any()), Some(Pooled::Coming(named)) if named == number));
+        // Its receive was cancelled.
+        pool.reserve_anyway(100);
+        pool.insert_coming(envelope(1, 100), number);
+        assert!(!pool.find(&Match::any()).unwrap().is_whole());
+        assert!(pool.complete(number, vec![7; 100]) && !pool.complete(number + 10, Vec::new()));
+        assert!(matches!(pool.take(&Match::any()), Some(Pooled::Whole(message)) if message.bytes == [7; 100]));
+        assert!(matches!(pool.take(&Match::any()), Some(Pooled::Whole(message)) if message.bytes == [1]));
         assert_eq!(pool.bytes().0, 0);
     }
 }

@@ -3,8 +3,10 @@
 use super::{Node, Shared};
 use crate::Result;
 use crate::engine::poller::Progress;
+use crate::engine::turn::EngineSettings;
 use crate::engine::wait::Wait;
 use crate::error::Error;
+use crate::transfer::Copy;
 use doorbell_fabric::{NodeId, Role};
 use doorbell_shm::domain::{JoinOptions, Membership};
 use doorbell_shm::fabric::ShmFabric;
@@ -29,7 +31,10 @@ pub struct NodeBuilder {
     progress: Progress,
     wait: Wait,
     pool_bytes: usize,
+    loan_bytes: usize,
     patience: Duration,
+    copy: Copy,
+    fifo_from_high: bool,
     faults: Option<Faults>,
 }
 
@@ -46,7 +51,10 @@ impl NodeBuilder {
             progress: Progress::default(),
             wait: Wait::default(),
             pool_bytes: 64 << 20,
+            loan_bytes: 64 << 20,
             patience: Duration::from_secs(10),
+            copy: Copy::default(),
+            fifo_from_high: false,
             faults: None,
         }
     }
@@ -67,6 +75,7 @@ impl NodeBuilder {
         builder.role = env("DOORBELL_ROLE")?.unwrap_or_default();
         builder.progress = env("DOORBELL_PROGRESS")?.unwrap_or_default();
         builder.wait = env("DOORBELL_WAIT")?.unwrap_or_default();
+        builder.copy = env("DOORBELL_COPY")?.unwrap_or_default();
         Ok(builder)
     }
 
@@ -120,6 +129,27 @@ impl NodeBuilder {
         self
     }
 
+    /// The most bytes of shared memory that this node takes for what it lends; 64 MiB if nothing is said. None is taken before
+    /// the first loan, then a MiB, and more as it is needed: each time as much as there was, or four times the loan if that is
+    /// more. It is given back when the node leaves.
+    pub fn loan_bytes(mut self, limit: usize) -> Self {
+        self.loan_bytes = limit;
+        self
+    }
+
+    /// Who copies large messages: see [`enum@Copy`].
+    pub fn copy(mut self, copy: Copy) -> Self {
+        self.copy = copy;
+        self
+    }
+
+    /// Whether memory FIFOs of what this node sends begin at the high end of a buffer, and direct puts at its low end. It is the
+    /// other way round if nothing is said; nothing depends on it but the order in which bytes arrive.
+    pub fn fifo_from_high(mut self, from_high: bool) -> Self {
+        self.fifo_from_high = from_high;
+        self
+    }
+
     /// How long to wait for other processes that join or leave at this moment; ten seconds if nothing is said.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
@@ -156,7 +186,15 @@ impl NodeBuilder {
             deadline: Instant::now() + self.patience.min(Duration::from_secs(1 << 30)),
         })?;
         let fabric = ShmFabric::new(Arc::new(membership), self.faults);
-        let shared = Shared::new(fabric, self.pool_bytes, self.wait, self.progress);
+        let settings = EngineSettings {
+            pool_bytes: self.pool_bytes,
+            calls: self.wait != Wait::Spin,
+            adaptive: self.progress == Progress::Adaptive,
+            copy: self.copy,
+            fifo_from_high: self.fifo_from_high,
+            loan_bytes: self.loan_bytes,
+        };
+        let shared = Shared::new(fabric, self.wait, self.progress, settings);
         Node::start(Arc::new(shared), self.progress != Progress::Inline)
     }
 }

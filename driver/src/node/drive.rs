@@ -4,16 +4,20 @@ use super::{Stats, way_index};
 use crate::Result;
 use crate::engine::baton::{Baton, BatonGuard, Token};
 use crate::engine::helm::Helm;
+use crate::engine::monitor::Monitor;
 use crate::engine::op::Op;
 use crate::engine::poller::{PollerWord, Progress};
-use crate::engine::turn::{Engine, Ways};
+use crate::engine::turn::{Engine, EngineSettings, Ways};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
+use crate::loan::Lender;
 use crate::message::outbound::Outbound;
+use crate::region::table::RegionTable;
+use crate::transfer::TransferReport;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
-use doorbell_shm::board::{Board, Figures};
-use doorbell_shm::domain::Membership;
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
 use std::sync::{Arc, OnceLock};
@@ -31,35 +35,68 @@ pub struct Shared {
     poller: PollerWord,
     ways: Arc<Ways>,
     turns: Arc<AtomicU64>,
-    parks: AtomicU64,
+    monitor: Arc<Monitor>,
     wait: Wait,
     progress: Progress,
     closed: AtomicBool,
+    regions: Arc<RegionTable>,
+    lender: Arc<Lender>,
     membership: Arc<Membership>,
 }
 
 impl Shared {
-    pub(crate) fn new(fabric: ShmFabric, pool_bytes: usize, wait: Wait, progress: Progress) -> Self {
+    pub(crate) fn new(fabric: ShmFabric, wait: Wait, progress: Progress, settings: EngineSettings) -> Self {
         let membership = fabric.membership().clone();
         let ways: Arc<Ways> =
             (0..way_index(NodeId(membership.max_nodes() as u16), Priority::High)).map(|_| OnceLock::new()).collect();
         let turns = Arc::new(AtomicU64::new(0));
+        let regions: Arc<RegionTable> = Arc::default();
+        let monitor = Arc::new(Monitor::new(&membership));
+        let lender = Arc::new(Lender::new(membership.clone(), regions.clone(), settings.loan_bytes));
+        let engine = Engine::new(fabric, ways.clone(), turns.clone(), monitor.clone(), regions.clone(), lender.clone(), settings);
         Self {
-            baton: Baton::new(Engine::new(fabric, pool_bytes, ways.clone(), turns.clone(), wait != Wait::Spin)),
+            baton: Baton::new(engine),
             helm: Helm::default(),
             poller: PollerWord::default(),
             ways,
             turns,
-            parks: AtomicU64::new(0),
+            monitor,
             wait,
             progress,
             closed: AtomicBool::new(false),
+            regions,
+            lender,
             membership,
         }
     }
 
     pub(crate) fn membership(&self) -> &Membership {
         &self.membership
+    }
+
+    /// The regions of this node, and those of others that it has mapped.
+    pub(crate) fn regions(&self) -> &Arc<RegionTable> {
+        &self.regions
+    }
+
+    /// What this node lends.
+    #[inline(always)]
+    pub(crate) fn lender(&self) -> &Lender {
+        &self.lender
+    }
+
+    /// Figures, flight recorder and DMA counters.
+    #[inline]
+    pub(crate) fn monitor(&self) -> &Monitor {
+        &self.monitor
+    }
+
+    /// After something was completed outside of the engine: wakes the thread that sleeps on the bell if it waits for that. From
+    /// within the engine, its turn does so.
+    pub(crate) fn wake_parked(&self, me: Token) {
+        if let Some(mut engine) = self.baton.enter(me) {
+            engine.wake_if_done();
+        }
     }
 
     pub(crate) fn ways(&self) -> &Ways {
@@ -85,13 +122,27 @@ impl Shared {
     /// Whether this process may use the node at all; and the calling thread's token. Two loads.
     #[inline(always)]
     pub(crate) fn check(&self) -> Result<Token> {
+        self.usable()?;
+        Ok(Token::current())
+    }
+
+    /// Whether this process may use the node at all.
+    #[inline(always)]
+    pub(crate) fn usable(&self) -> Result<()> {
         if doorbell_shm::space::forked() {
             return Err(Error::Forked);
         }
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::Closed);
         }
-        Ok(Token::current())
+        Ok(())
+    }
+
+    /// How this life of a node ended, if it has and this thread is not within a callback of this node. Asks the kernel.
+    pub(crate) fn ended(&self, me: Token, node: NodeId, incarnation: Incarnation) -> Option<Error> {
+        let mut engine = self.baton.enter(me)?;
+        engine.check_peers();
+        engine.has_ended(node, incarnation).then(|| engine.unreachable(node, Some(incarnation)))
     }
 
     /// Takes the baton.
@@ -117,6 +168,17 @@ impl Shared {
         if let Some(mut engine) = self.baton.enter(me) {
             engine.check_peers();
         }
+    }
+
+    /// The directory without those who died and were not yet swept from it. From within a callback: with those of them whose
+    /// death was not noticed before.
+    pub(crate) fn living_members(&self, me: Token) -> Vec<Member> {
+        let mut members = self.membership.members();
+        if let Some(mut engine) = self.baton.enter(me) {
+            engine.check_peers();
+            members.retain(|member| !engine.has_ended(member.id, member.incarnation));
+        }
+        members
     }
 
     /// The way to a node's present life, made if need be. Control path.
@@ -177,7 +239,7 @@ impl Shared {
                 if stuck(&mut engine) {
                     return Ok(false);
                 }
-                if self.wait != Wait::Park && engine.fabric().spin(SPIN_ROUNDS) {
+                if self.wait != Wait::Park && engine.spin(SPIN_ROUNDS) {
                     gear.awake();
                 }
             }
@@ -233,11 +295,11 @@ impl Shared {
         }
         let sleep = self.enter(me, "wait")?.park(me, op, timeout);
         if let Some(timeout) = sleep {
-            self.parks.fetch_add(1, Ordering::Relaxed);
+            self.monitor.tallies.add(Figure::Parks, 1);
             self.bell().sleep(timeout);
             let mut engine = self.enter(me, "wait")?;
             engine.awake();
-            self.show(&mut engine);
+            engine.show();
         }
         Ok(())
     }
@@ -254,13 +316,13 @@ impl Shared {
                 return None;
             }
             engine.check_peers();
-            self.show(&mut engine);
+            engine.show();
             engine.arm(me, timeout)
         });
         if let Some(timeout) = sleep
             && !self.poller.stopped()
         {
-            self.parks.fetch_add(1, Ordering::Relaxed);
+            self.monitor.tallies.add(Figure::Parks, 1);
             self.bell().sleep(timeout);
         }
         // If a thread of the application took the helm meanwhile, the bell is its own by now.
@@ -281,44 +343,24 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self, me: Token) -> Result<Stats> {
-        let mut engine = self.enter(me, "stats")?;
-        self.show(&mut engine);
-        let tally = engine.tally();
-        let (messages_out, bytes_out) = self.sent(me);
-        let (pooled_bytes, pooled_bytes_most) = engine.pool().bytes();
+        let figures = self.enter(me, "stats")?.show();
         Ok(Stats {
-            messages_in: tally.messages,
-            bytes_in: tally.bytes,
-            by_poller: tally.by_poller,
-            unexpected: tally.unexpected,
-            messages_out,
-            bytes_out,
-            pooled: engine.pool().len(),
-            pooled_bytes,
-            pooled_bytes_most,
-            parks: self.parks.load(Ordering::Relaxed),
+            messages_in: figures[Figure::MessagesIn],
+            bytes_in: figures[Figure::BytesIn],
+            by_poller: figures[Figure::ByPoller],
+            unexpected: figures[Figure::Unexpected],
+            messages_out: figures[Figure::MessagesOut],
+            bytes_out: figures[Figure::BytesOut],
+            pooled: figures[Figure::Pooled] as usize,
+            pooled_bytes: figures[Figure::PooledBytes] as usize,
+            pooled_bytes_most: figures[Figure::PooledBytesMost] as usize,
+            parks: figures[Figure::Parks],
         })
     }
 
-    fn sent(&self, me: Token) -> (u64, u64) {
-        let states = self.ways.iter().filter_map(OnceLock::get).filter_map(|way| way.state.enter(me));
-        states.fold((0, 0), |(messages, bytes), state| (messages + state.messages, bytes + state.bytes))
-    }
-
-    /// Shows the figures on the board. Cheap beside the sleep or the call that it comes with.
-    fn show(&self, engine: &mut Engine) {
-        let tally = engine.tally();
-        let (messages_out, bytes_out) = self.sent(Token::current());
-        // SAFETY: the board is BOARD_BYTES long, ours to write, and mapped as long as the membership.
-        unsafe { Board::at(self.membership.board().ptr()) }.show(&Figures {
-            messages_in: tally.messages,
-            bytes_in: tally.bytes,
-            messages_out,
-            bytes_out,
-            pooled: engine.pool().len() as u64,
-            pooled_bytes: engine.pool().bytes().0 as u64,
-            parks: self.parks.load(Ordering::Relaxed),
-        });
+    /// The latest transfers that ended.
+    pub(crate) fn transfers(&self, me: Token) -> Result<Vec<TransferReport>> {
+        Ok(self.enter(me, "transfers")?.reports())
     }
 
     /// Ends everything that is pending. The first half of leaving.
@@ -330,9 +372,11 @@ impl Shared {
         }
         let me = Token::current();
         if let Some(mut engine) = self.baton.enter(me) {
-            self.show(&mut engine);
             engine.close(me);
+            engine.monitor().record(&Record::new(RecordKind::Left));
+            engine.show();
         }
+        self.monitor.counters.close();
         self.bell().wake();
     }
 

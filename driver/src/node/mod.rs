@@ -13,12 +13,13 @@ pub use events::Event;
 pub use peer::Peer;
 pub use request::{Completion, Done, Request};
 
-pub(crate) use drive::Shared;
+pub(crate) use drive::{SPIN_ROUNDS, Shared, TURNS_MAX};
 
 use crate::engine::baton::Token;
 use crate::engine::poller;
 use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
+use crate::transfer::TransferReport;
 use crate::{Result, message::outbound::Outbound};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority, Role};
 use doorbell_shm::domain::Member;
@@ -160,8 +161,21 @@ impl Node {
     /// # Errors
     /// [`Error::Forked`].
     pub fn members(&self) -> Result<Vec<Member>> {
-        self.shared.check()?;
-        Ok(self.shared.membership().members())
+        let me = self.shared.check()?;
+        Ok(self.shared.living_members(me))
+    }
+
+    /// What the latest transfers of this node did, up to 64 received and 64 sent, each oldest first: which way how many bytes
+    /// went, who copied them, which thread executed each descriptor.
+    ///
+    /// A send counts when its target has everything, which may be a moment after it returned.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Closed`], [`Error::Reentrant`].
+    pub fn transfers(&self) -> Result<Vec<TransferReport>> {
+        let me = self.shared.check()?;
+        self.shared.turn(me, false);
+        self.shared.transfers(me)
     }
 
     /// Waits until at least `count` nodes are attached, this one included.
@@ -171,9 +185,9 @@ impl Node {
     pub fn wait_for(&self, count: usize, deadline: Instant) -> Result<Vec<Member>> {
         let membership = self.shared.membership();
         loop {
-            self.shared.check()?;
+            let me = self.shared.check()?;
             let seen = membership.generation();
-            let members = membership.members();
+            let members = self.shared.living_members(me);
             if members.len() >= count {
                 return Ok(members);
             }
@@ -272,6 +286,29 @@ impl Node {
             self.shared.close();
             self.shared.membership().abandon();
         }
+    }
+
+    /// All figures of this node by name, those on its board; shows them there, too.
+    ///
+    /// ```
+    /// # use doorbell::{Figure, Node, Space};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let node = Node::builder("figures").space(Space::heap()).join()?;
+    /// assert_eq!(node.figures()?[Figure::MessagesIn], 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Closed`], [`Error::Reentrant`].
+    pub fn figures(&self) -> Result<doorbell_shm::board::Figures> {
+        let me = self.shared.check()?;
+        Ok(self.shared.enter(me, "figures")?.show())
+    }
+
+    #[inline(always)]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     fn outbound(&self, me: Token, node: NodeId) -> Result<(&Arc<Outbound>, Incarnation)> {

@@ -6,10 +6,10 @@ use super::send::{Patience, check_try, gathered};
 use crate::Result;
 use crate::message::Match;
 use crate::message::outbound::Outbound;
+use crate::region::RegionCache;
 use doorbell_fabric::{Envelope, Incarnation, NodeId};
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::io::IoSlice;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,13 +38,13 @@ pub struct Peer {
     node: Node,
     outbound: Arc<Outbound>,
     life: Incarnation,
-    /// Send, but not Sync.
-    _own: PhantomData<Cell<()>>,
+    /// Makes it Send, but not Sync.
+    regions: RefCell<RegionCache>,
 }
 
 impl Peer {
     pub(super) fn new(node: Node, outbound: Arc<Outbound>, life: Incarnation) -> Self {
-        Self { node, outbound, life, _own: PhantomData }
+        Self { node, outbound, life, regions: RefCell::default() }
     }
 
     /// The node at the other end.
@@ -60,6 +60,16 @@ impl Peer {
     /// The node at this end.
     pub fn node(&self) -> &Node {
         &self.node
+    }
+
+    #[inline(always)]
+    pub(crate) fn outbound(&self) -> &Arc<Outbound> {
+        &self.outbound
+    }
+
+    #[inline(always)]
+    pub(crate) fn region_cache(&self) -> &RefCell<RegionCache> {
+        &self.regions
     }
 
     /// Sends a message: as [`Node::send`].

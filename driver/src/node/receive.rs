@@ -7,13 +7,18 @@ use crate::Result;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
-use crate::engine::turn::{Direct, Engine, HotTake, RecvOp};
+use crate::engine::turn::{Engine, HotTake};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
+use crate::message::inbound::{Direct, Nobody, RecvOp};
+use crate::message::pool::Pooled;
 use crate::message::{Match, Message};
 use doorbell_fabric::{Envelope, Payload};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// How long a message under way may rest before it is no longer said to keep coming.
+const KEEPS_COMING: Duration = Duration::from_millis(1);
 
 /// A receive into the caller's buffer.
 struct IntoBuffer<'a> {
@@ -22,6 +27,8 @@ struct IntoBuffer<'a> {
     got: Option<Result<Envelope>>,
     /// The message comes in pieces: where its end is told.
     long: Option<Arc<Op>>,
+    /// The receive waits for its end without a deadline.
+    patient: bool,
 }
 
 impl IntoBuffer<'_> {
@@ -38,7 +45,8 @@ impl IntoBuffer<'_> {
     /// A posted receive into the same buffer.
     fn posted(&mut self, op: &Arc<Op>) -> RecvOp {
         // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
-        unsafe { RecvOp::new(self.accepts, self.buf.as_mut_ptr(), self.buf.len(), op.clone()) }
+        let receive = unsafe { RecvOp::new(self.accepts, self.buf.as_mut_ptr(), self.buf.len(), op.clone()) };
+        RecvOp { patient: self.patient, ..receive }
     }
 }
 
@@ -62,6 +70,10 @@ impl Direct for IntoBuffer<'_> {
         let op = Op::new();
         self.long = Some(op.clone());
         Some(self.posted(&op))
+    }
+
+    fn has(&self) -> bool {
+        self.got.is_some() || self.long.is_some()
     }
 }
 
@@ -87,6 +99,10 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
     fn take_long(&mut self) -> Option<RecvOp> {
         None
     }
+
+    fn has(&self) -> bool {
+        self.got.is_some()
+    }
 }
 
 impl Shared {
@@ -100,7 +116,12 @@ impl Shared {
             match taken {
                 Some(HotTake::Whole(envelope)) => return Ok(envelope),
                 Some(HotTake::Part(op)) => {
-                    return self.receive_posted(me, IntoBuffer { accepts, buf, got: None, long: Some(op) }, deadline);
+                    return self.receive_posted(
+                        me,
+                        IntoBuffer { accepts, buf, got: None, long: Some(op), patient: deadline.is_none() },
+                        deadline,
+                        false,
+                    );
                 }
                 None => {}
             }
@@ -111,7 +132,7 @@ impl Shared {
     /// All that is not the next message of the lane that was busy last.
     #[inline(never)]
     fn receive_slow(&self, me: Token, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
-        let mut direct = IntoBuffer { accepts, buf, got: None, long: None };
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: deadline.is_none() };
         let mut gear = Gear::new(self.wait(), deadline);
         let rounds = if self.wait() == Wait::Park { 0 } else { SPIN_ROUNDS };
         while self.progress() != Progress::Poller {
@@ -145,12 +166,18 @@ impl Shared {
                 Step::Park(_) => break,
             }
         }
-        self.receive_posted(me, direct, deadline)
+        self.receive_posted(me, direct, deadline, false)
     }
 
     /// The long way: a posted receive, so that whoever drives can complete it.
     #[cold]
-    fn receive_posted(&self, me: Token, mut direct: IntoBuffer<'_>, deadline: Option<Instant>) -> Result<Envelope> {
+    fn receive_posted(
+        &self,
+        me: Token,
+        mut direct: IntoBuffer<'_>,
+        deadline: Option<Instant>,
+        while_it_comes: bool,
+    ) -> Result<Envelope> {
         let (accepts, capacity) = (direct.accepts, direct.buf.len());
         let op = match direct.long.take() {
             Some(op) => op,
@@ -166,7 +193,17 @@ impl Shared {
             }
         };
         let guard = Unpost { shared: self, me, op: &op };
-        let done = self.drive(me, &op, deadline, |_| false);
+        let mut seen = None;
+        let done = loop {
+            let rest = while_it_comes.then(|| Instant::now() + KEEPS_COMING);
+            let done = self.drive(me, &op, deadline.min(rest).or(deadline), |_| false);
+            let is_late = deadline.is_none_or(|deadline| Instant::now() >= deadline);
+            let arrived = self.enter(me, "recv").ok().map(|engine| engine.arrived(&op));
+            if !matches!(done, Ok(false)) || !while_it_comes || is_late || arrived == seen {
+                break done;
+            }
+            seen = arrived;
+        };
         // Whatever drive said: from here on nobody writes to the buffer.
         drop(guard);
         match op.take() {
@@ -184,34 +221,60 @@ impl Shared {
         deadline: Option<Instant>,
         read: impl FnOnce(&Envelope, Payload<'_>) -> R,
     ) -> Result<R> {
-        let me = self.check()?;
         let mut direct = InPlace { accepts, read: Some(read), got: None };
+        self.receive_whole("recv_with", accepts, deadline, &mut direct, |_, _| {})?;
+        direct.got.ok_or(Error::Timeout { operation: "recv_with", node: accepts.bound_to() })
+    }
+
+    /// A receive of a whole message by whoever waits. `hot` may look for a shorter way first.
+    pub(crate) fn receive_whole<D: Direct>(
+        &self,
+        operation: &'static str,
+        accepts: Match,
+        deadline: Option<Instant>,
+        direct: &mut D,
+        mut hot: impl FnMut(&mut Engine, &mut D),
+    ) -> Result<()> {
+        let me = self.check()?;
         let mut gear = Gear::new(self.wait(), deadline);
         let mut helm = self.helm_hold();
         loop {
             {
-                let mut engine = self.enter(me, "recv_with")?;
+                let mut engine = self.enter(me, operation)?;
                 self.check()?;
-                if let Some(message) = engine.take_pooled(&accepts) {
-                    // In private memory already: read without the baton, so that others can go on.
+                if let Some(pooled) = engine.take_whole(&accepts) {
+                    // Not in a lane any more: read without the baton, so that others can go on.
                     drop(engine);
-                    direct.take(&message.envelope, Payload::private(&message.bytes));
-                } else if self.progress() != Progress::Poller {
+                    match pooled {
+                        Pooled::Whole(message) => direct.take(&message.envelope, Payload::private(&message.bytes)),
+                        Pooled::Lent(envelope, lent) => direct.take_loan(&envelope, lent),
+                        Pooled::Coming(_) => unreachable!("take_whole takes what is whole"),
+                    }
+                } else if self.progress() != Progress::Poller || engine.is_refusing() {
+                    // What the poller could not take for want of room, the receiver itself takes.
+                    if self.progress() != Progress::Poller {
+                        hot(&mut engine, direct);
+                    }
                     for _ in 0..TURNS_MAX {
-                        let work = engine.poll(&mut direct, false) + engine.push(me);
-                        if direct.got.is_some() || !engine.pool().is_empty() || (work == 0 && !engine.fabric().spin(SPIN_ROUNDS))
-                        {
+                        if direct.has() {
+                            break;
+                        }
+                        // While its message is still coming, what follows must not overtake it.
+                        let coming = engine.pool().find(&accepts).is_some();
+                        let work =
+                            if coming { engine.poll(&mut Nobody, false) } else { engine.poll(direct, false) } + engine.push(me);
+                        if direct.has() || engine.has_whole(&accepts) || (work == 0 && !engine.fabric().spin(SPIN_ROUNDS)) {
                             break;
                         }
                     }
                 }
             }
-            if let Some(got) = direct.got.take() {
-                return Ok(got);
+            if direct.has() {
+                return Ok(());
             }
             {
-                let mut engine = self.enter(me, "recv_with")?;
-                if engine.pool().find(&accepts).is_some() {
+                let mut engine = self.enter(me, operation)?;
+                if engine.has_whole(&accepts) {
                     continue;
                 }
                 if let Some(error) = engine.never(&accepts) {
@@ -221,16 +284,16 @@ impl Shared {
             match gear.step() {
                 Step::Again => {}
                 Step::Check => self.check_peers(me),
-                Step::Expired => return Err(Error::Timeout { operation: "recv_with", node: accepts.bound_to() }),
+                Step::Expired => return Err(Error::Timeout { operation, node: accepts.bound_to() }),
                 Step::Park(timeout) => {
                     let op = Op::new();
                     let watching = {
-                        let mut engine = self.enter(me, "recv_with")?;
+                        let mut engine = self.enter(me, operation)?;
                         engine.watch(accepts, op.clone());
-                        engine.pool().find(&accepts).is_none()
+                        !engine.has_whole(&accepts)
                     };
                     let parked = if watching { self.park(me, &op, timeout, &mut helm) } else { Ok(()) };
-                    let mut engine = self.enter(me, "recv_with")?;
+                    let mut engine = self.enter(me, operation)?;
                     engine.unwatch(&op);
                     engine.check_peers();
                     parked?;
@@ -270,10 +333,7 @@ impl Shared {
 /// What can be had at once: from the pool, else from the lanes. True if the message is there, whole or in part.
 #[inline(always)]
 fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool {
-    if !engine.pool().is_empty()
-        && let Some(message) = engine.take_pooled(&direct.accepts)
-    {
-        direct.take_message(message);
+    if !engine.pool().is_empty() && take_pooled(engine, direct) {
         return true;
     }
     // Bounded: a flood of other messages must not hide the deadline.
@@ -289,12 +349,27 @@ fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool
     false
 }
 
+/// From the pool. True if the message is there, whole or in part.
+fn take_pooled(engine: &mut Engine, direct: &mut IntoBuffer<'_>) -> bool {
+    match engine.take_pooled(&direct.accepts) {
+        Some(Pooled::Whole(message)) => direct.take_message(message),
+        Some(Pooled::Lent(envelope, lent)) => direct.take_loan(&envelope, lent),
+        Some(Pooled::Coming(id)) => {
+            let op = Op::new();
+            engine.attach(id, direct.posted(&op));
+            direct.long = Some(op);
+        }
+        None => return false,
+    }
+    true
+}
+
 pub(super) fn received(outcome: Outcome, capacity: usize) -> Result<Envelope> {
     match outcome {
         Outcome::Received(envelope) => Ok(envelope),
         Outcome::Truncated(message) => Err(Error::Truncated { message, capacity }),
         Outcome::Failed(error) => Err(error),
-        Outcome::Sent => Err(Error::Cancelled),
+        Outcome::Sent | Outcome::Counted => Err(Error::Cancelled),
     }
 }
 
@@ -346,15 +421,12 @@ impl Node {
     #[inline]
     pub fn try_recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Option<Envelope>> {
         let me = self.shared.check()?;
-        let mut direct = IntoBuffer { accepts, buf, got: None, long: None };
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: false };
         {
             let mut engine = self.shared.enter(me, "try_recv")?;
             // What the poller could not take for want of room, the receiver itself takes.
             let found = if self.shared.progress() == Progress::Poller && !engine.is_refusing() {
-                let message = engine.take_pooled(&accepts);
-                let found = message.is_some();
-                message.into_iter().for_each(|message| direct.take_message(message));
-                found
+                take_pooled(&mut engine, &mut direct)
             } else {
                 // A look goes over a few idle lanes at a time: go on while any lane has something.
                 (0..TURNS_MAX).any(|_| take_now(&mut engine, me, &mut direct) || !engine.fabric().has_news())
@@ -367,7 +439,7 @@ impl Node {
                 return engine.never(&accepts).map_or(Ok(None), Err);
             }
         }
-        match self.shared.receive_posted(me, direct, Some(Instant::now() + Duration::from_millis(100))) {
+        match self.shared.receive_posted(me, direct, Some(Instant::now() + Duration::from_millis(100)), true) {
             Err(Error::Timeout { .. }) => Ok(None),
             got => got.map(Some),
         }

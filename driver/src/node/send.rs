@@ -9,6 +9,8 @@ use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::error::Error;
 use crate::message::outbound::{Outbound, SendOp, Sent, WHOLE_BYTES};
+use crate::transfer::outgoing as transfer;
+use crate::transfer::outgoing::Order;
 use doorbell_fabric::{Incarnation, Link, NodeId, Priority, Push};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -111,22 +113,29 @@ impl Shared {
             None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
         };
         engine.connect(outbound, &mut state, wanted)?;
-        let mut far = (0, false);
-        if matches!(patience, Patience::None) {
+        let now = matches!(patience, Patience::None);
+        if now {
             state.check_room(node, bytes.len())?;
         }
-        if !state.is_queued() && (self.progress() != Progress::Poller || matches!(patience, Patience::None)) {
-            // SAFETY: a slice.
-            match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), 0, false) } {
-                Sent::Whole => return Ok(Begun::Sent),
-                Sent::Partly(sent, started) => far = (sent, started),
-                Sent::Down => return Err(Error::Damaged { node }),
+        let op = Op::new();
+        let mut far = (0, false);
+        if !state.is_queued() && (now || self.progress() != Progress::Poller) {
+            let order = Order { tag, bytes: bytes.as_ptr(), len: bytes.len(), op: &op };
+            match if now { None } else { engine.begin_transfer(outbound, &mut state, &order) } {
+                Some(transfer::Begun::Yes) => return Ok(Begun::Queued(op)),
+                // No room: the queue is where it waits.
+                Some(transfer::Begun::Full) => {}
+                // SAFETY: a slice.
+                _ => match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), 0, false) } {
+                    Sent::Whole => return Ok(Begun::Sent),
+                    Sent::Partly(sent, started) => far = (sent, started),
+                    Sent::Down => return Err(Error::Damaged { node }),
+                },
             }
         }
-        let op = Op::new();
         // SAFETY: send_slow removes the op, or sees it done, before the caller has its bytes back.
         let send = unsafe { SendOp::new(tag, bytes, op.clone()) };
-        if matches!(patience, Patience::None) || !state.enqueue(send, far.0, far.1) {
+        if now || !state.enqueue(send, far.0, far.1) {
             if far.1 {
                 state.give_up();
             }
@@ -142,14 +151,15 @@ impl Shared {
     /// Takes a queued send back. False if it was under way no more: it has ended.
     pub(super) fn withdraw_send(&self, me: Token, outbound: &Outbound, op: &Arc<Op>) -> bool {
         // From within recv_with this thread has the engine already; the order engine, then way out, is kept either way.
-        let _engine = self.enter(me, "cancel");
-        match outbound.state.enter(me) {
-            Some(mut state) => state.remove(op),
-            None => {
-                op.finish(Outcome::Failed(Error::Cancelled));
-                false
-            }
+        let mut engine = self.enter(me, "cancel").ok();
+        if let Some(withdrawn) = engine.as_mut().and_then(|engine| engine.outgoing().withdraw(op)) {
+            return withdrawn;
         }
+        let removed = outbound.state.enter(me).is_some_and(|mut state| state.remove(op));
+        if !removed && engine.is_none() {
+            op.cancel();
+        }
+        removed
     }
 
     /// Begins a send whose bytes somebody else keeps until the op is over.

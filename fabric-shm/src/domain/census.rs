@@ -57,10 +57,12 @@ impl Census {
     /// Removes the files of nodes that do not live; returns their names.
     pub fn remove_dead(&mut self, lock: &DomainLock) -> Result<Vec<String>, ShmError> {
         let mut removed = Vec::new();
-        for (id, files) in &self.nodes {
+        for (id, files) in &mut self.nodes {
             if !self.living.contains(id) {
                 // The inbox last: as long as it is there, the rest is known to be its.
-                for name in files.iter().rev() {
+                let inbox = lock.names().inbox(*id);
+                files.sort_by_key(|name| *name == inbox);
+                for name in files.iter() {
                     if lock.remove(name, None)? {
                         removed.push(name.clone());
                     }

@@ -4,7 +4,9 @@ use super::census::Census;
 use super::directory::{Directory, DirectoryFault, Member};
 use super::layout::MAX_DOMAIN_BYTES;
 use super::{find_directory, reap};
+use crate::board::BoardCopy;
 use crate::error::ShmError;
+use crate::layout::BOARD_BYTES;
 use crate::space::{Names, Space, parse, valid_domain_name};
 use doorbell_fabric::NodeId;
 use std::collections::BTreeSet;
@@ -63,6 +65,8 @@ pub struct NodeStatus {
     pub member: Option<Member>,
     /// Bytes of its segments.
     pub bytes: u64,
+    /// What it shows of itself, as copied a moment ago; `None` if there is no board of this life, or one of another layout.
+    pub board: Option<BoardCopy>,
 }
 
 /// What was cleaned.
@@ -92,6 +96,16 @@ pub struct Kept {
 /// All domains of this user. Takes no lock and changes nothing, so what it tells is true for a moment only; does not block.
 pub fn list_domains(space: &Space) -> Result<Vec<DomainStatus>, ShmError> {
     domain_names(space)?.iter().map(|name| status(space, &Names::new(space.uid(), name))).collect()
+}
+
+/// The files of one domain by name, with their bytes. Takes no lock and changes nothing.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn files(space: &Space, domain: &str) -> Result<Vec<(String, u64)>, ShmError> {
+    let uid = space.uid();
+    let names = space.list()?.into_iter().filter(|name| parse(uid, name).is_some_and(|(found, _)| found == domain));
+    Ok(names.map(|name| (file_bytes(space, &name), name)).map(|(bytes, name)| (name, bytes)).collect())
 }
 
 /// Removes what dead nodes left behind, in one domain or in all of this user's; and domains in which nobody lives, with
@@ -171,11 +185,15 @@ fn status(space: &Space, names: &Names) -> Result<DomainStatus, ShmError> {
     let (layout, directory) = look(space, names)?;
     let mut ids: BTreeSet<NodeId> = census.nodes.keys().copied().collect();
     ids.extend(directory.iter().flat_map(Directory::members).map(|member| member.id));
-    let nodes = ids.into_iter().map(|id| NodeStatus {
-        id,
-        alive: census.living.contains(&id),
-        member: directory.as_ref().and_then(|directory| directory.read(id)),
-        bytes: census.nodes.get(&id).map_or(0, |files| files.iter().map(|name| file_bytes(space, name)).sum()),
+    let nodes = ids.into_iter().map(|id| {
+        let member = directory.as_ref().and_then(|directory| directory.read(id));
+        NodeStatus {
+            id,
+            alive: census.living.contains(&id),
+            board: board(space, names, id).filter(|board| member.as_ref().is_none_or(|m| m.incarnation == board.incarnation())),
+            member,
+            bytes: census.nodes.get(&id).map_or(0, |files| files.iter().map(|name| file_bytes(space, name)).sum()),
+        }
     });
     Ok(DomainStatus {
         name: names.domain_name().to_owned(),
@@ -202,6 +220,12 @@ fn look(space: &Space, names: &Names) -> Result<(DomainLayout, Option<Directory>
         Some(Err(DirectoryFault::Damaged(reason))) => (DomainLayout::Damaged { reason }, None),
         None => (DomainLayout::Damaged { reason: "it is empty".to_owned() }, None),
     })
+}
+
+/// A copy of a node's board, and not a mapping: what was read can neither change nor vanish under the reader.
+fn board(space: &Space, names: &Names, id: NodeId) -> Option<BoardCopy> {
+    let copy = space.open(&names.board(id)).ok()??.snapshot(BOARD_BYTES).ok()??;
+    BoardCopy::check(copy).ok().filter(|board| board.node() == id)
 }
 
 fn file_bytes(space: &Space, name: &str) -> u64 {

@@ -16,21 +16,24 @@ mod peer;
 #[cfg(test)]
 mod tests;
 
+use crate::cma::Beacon;
 use crate::error::ShmError;
 use crate::layout::{BOARD_BYTES, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, inbox_bytes};
+use crate::region::Registry;
 use crate::segment::Segment;
 use crate::space::{Created, DomainLock, Hold, Identity, Names, Space, forked, valid_domain_name, watch};
 use census::Census;
-pub use clean::{CleanReport, DomainLayout, DomainStatus, Kept, NodeStatus, clean, list_domains};
+pub use clean::{CleanReport, DomainLayout, DomainStatus, Kept, NodeStatus, clean, files, list_domains};
 pub use directory::Member;
 use directory::{Directory, DirectoryFault};
 use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use layout::{DomainFacts, MAX_DOMAIN_BYTES, domain_bytes};
 pub use layout::{MAX_LABEL, MAX_NODES, MIN_NODES};
+pub(crate) use peer::Owner;
 pub use peer::PeerInbox;
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long leaving waits for the domain's lock.
@@ -103,6 +106,9 @@ pub struct Membership {
     identities: [(String, Identity); 2],
     /// What makes this node count as alive; `None` once it left.
     holds: Mutex<Option<[Option<Hold>; 2]>>,
+    regions: Arc<Registry>,
+    /// What others probe: see [`crate::cma`].
+    _beacon: Beacon,
 }
 
 impl Membership {
@@ -139,10 +145,16 @@ impl Membership {
         let incarnation = directory.take_incarnation(|number| in_use.contains(&number));
 
         let flags = if Barriers::join().machine { 0 } else { FLAG_FENCE };
+        let beacon = Beacon::new();
         let create = |name: &str, kind, bytes| {
             let init = |segment: &Segment| {
                 // SAFETY: page-aligned, writable, and alive as long as the reference is used here.
-                unsafe { SegmentHeader::init(segment.ptr(), kind, id, incarnation.0, bytes, flags) }.publish();
+                let header = unsafe { SegmentHeader::init(segment.ptr(), kind, id, incarnation.0, bytes, flags) };
+                if kind == SegmentKind::Inbox {
+                    // SAFETY: an inbox begins with its header page.
+                    unsafe { beacon.publish(segment.ptr()) };
+                }
+                header.publish();
             };
             lock.create(name, bytes, true, &init)
         };
@@ -178,6 +190,8 @@ impl Membership {
             board,
             identities: [(board_name, board_identity), (inbox_name, inbox_identity)],
             holds: Mutex::new(Some([board_hold, inbox_hold])),
+            regions: Arc::default(),
+            _beacon: beacon,
         })
     }
 
@@ -266,7 +280,7 @@ impl Membership {
         PeerInbox::open(self, id)
     }
 
-    /// Leaves the domain: removes this node's entry and segments, and with the last node all the rest. What is mapped stays
+    /// Leaves the domain: removes this node's entry and segments, its regions too, and with the last node all the rest. What is mapped stays
     /// mapped until the value is dropped. A second call does nothing. Blocks on the domain's lock for up to a second; if that
     /// is in vain, this node is dead to the others all the same, and whoever joins next cleans up.
     pub fn leave(&self) -> Result<(), ShmError> {
@@ -278,7 +292,7 @@ impl Membership {
         fault_point!("leave-locked");
         self.directory.clear(self.me.id, Some(self.me.incarnation));
         fault_point!("leave-cleared");
-        let mut result = Ok(());
+        let mut result = self.regions.remove_all(&lock);
         for (name, identity) in &self.identities {
             result = result.and(lock.remove(name, Some(*identity)).map(drop));
             fault_point!("leave-removed");
@@ -292,6 +306,9 @@ impl Membership {
 
     /// Is dead to the others from now on, as if the process had been killed: nothing is removed. For tests.
     pub fn abandon(&self) {
+        if !forked() {
+            self.regions.abandon();
+        }
         drop(self.take_holds());
     }
 
@@ -299,16 +316,20 @@ impl Membership {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn has_left(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    fn space(&self) -> &Space {
+    pub(crate) fn space(&self) -> &Space {
         &self.space
     }
 
-    fn names(&self) -> &Names {
+    pub(crate) fn names(&self) -> &Names {
         &self.names
+    }
+
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.regions
     }
 
     fn directory(&self) -> &Directory {

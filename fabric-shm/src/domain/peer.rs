@@ -1,15 +1,19 @@
 //! Another node's inbox, as far as it concerns us.
 
 use super::Membership;
+use crate::cma::Reach;
+use crate::doorbell::Bell;
 use crate::error::ShmError;
-use crate::layout::{HEADER_BYTES, HeaderFault, SegmentHeader, SegmentKind, block_offset, inbox_bytes};
+use crate::layout::{FLAG_FENCE, HEADER_BYTES, HeaderFault, SegmentHeader, SegmentKind, block_offset, inbox_bytes};
 use crate::segment::Segment;
 use crate::space::{HeldFile, OpenFile, forked};
+use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{Incarnation, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The two parts of a peer's inbox that this node may write: the header page, and the block of its own lanes. No other
 /// block is mapped. `Send` and `Sync`; the parts stay mapped until the value is dropped, whether or not the peer lives.
@@ -20,9 +24,34 @@ pub struct PeerInbox {
     flags: u64,
     header: Segment,
     block: Segment,
+    owner: Arc<Owner>,
+    /// Its process, if that number means something in this pid namespace.
+    pid: Option<u32>,
+    here: bool,
+    reach: OnceLock<Option<Reach>>,
+}
+
+/// Tells whether one life of a peer lives.
+#[derive(Debug)]
+pub(crate) struct Owner {
     file: OpenFile,
     process: Option<HeldFile>,
-    dead: AtomicBool,
+    pub(crate) dead: AtomicBool,
+}
+
+impl Owner {
+    /// As [`PeerInbox::is_alive`].
+    pub fn is_alive(&self) -> bool {
+        if self.dead.load(Ordering::Acquire) || forked() {
+            return false;
+        }
+        // If the system does not answer, nothing says that the peer died.
+        let alive = self.file.is_held().unwrap_or(true) && !self.process.as_ref().is_some_and(has_exited);
+        if !alive {
+            self.dead.store(true, Ordering::Release);
+        }
+        alive
+    }
 }
 
 impl PeerInbox {
@@ -68,7 +97,11 @@ impl PeerInbox {
             let namespace = membership.pid_namespace();
             let process = (namespace != 0 && namespace == member.pid_namespace).then(|| process_of(member.pid)).flatten();
             let incarnation = member.incarnation;
-            let peer = Self { id, incarnation, flags: facts.flags, header, block, file, process, dead: AtomicBool::new(false) };
+            let pid = process.is_some().then_some(member.pid);
+            let here = matches!(file, OpenFile::Heap(_));
+            let owner = Arc::new(Owner { file, process, dead: AtomicBool::new(false) });
+            let reach = OnceLock::new();
+            let peer = Self { id, incarnation, flags: facts.flags, header, block, owner, pid, here, reach };
             // The owner held its file after the process was opened, so that process is the owner and no later one.
             if !peer.is_alive() {
                 return Err(ShmError::NodeDead { operation: OPERATION, domain: domain(), id, incarnation });
@@ -105,24 +138,38 @@ impl PeerInbox {
         (self.block.ptr(), self.block.len())
     }
 
+    /// Wakes the peer if it sleeps: something changed in what it shares with this node. To be called after the change.
+    pub fn ring(&self) {
+        // SAFETY: the header page is mapped as long as `self`.
+        unsafe { Bell::at(self.header.ptr()) }.ring(!Barriers::join().machine || self.flags & FLAG_FENCE != 0);
+    }
+
     /// Whether the peer lives: it has neither left nor died. Once `false`, always `false`; what the peer wrote before is
     /// then visible. Two system calls, half a microsecond; never blocks; thread-safe. `false` in a forked child.
     pub fn is_alive(&self) -> bool {
-        if self.dead.load(Ordering::Acquire) || forked() {
-            return false;
+        self.owner.is_alive()
+    }
+
+    /// Whether [`is_alive`](Self::is_alive) has said once that the peer is dead. One load.
+    #[inline]
+    pub fn is_known_dead(&self) -> bool {
+        self.owner.dead.load(Ordering::Acquire)
+    }
+
+    /// A way into the peer's private memory; `None` if the system refuses it, or in a forked child. Probed at the first call,
+    /// with a few system calls; afterwards a load. Thread-safe.
+    pub fn reach(&self) -> Option<&Reach> {
+        if forked() {
+            return None;
         }
-        // If the system does not answer, nothing says that the peer died.
-        let alive = self.file.is_held().unwrap_or(true) && !self.process.as_ref().is_some_and(has_exited);
-        if !alive {
-            self.dead.store(true, Ordering::Release);
-        }
-        alive
+        // SAFETY: the header page is mapped as long as `self`.
+        self.reach.get_or_init(|| unsafe { Reach::probe(self.header.ptr(), &self.owner, self.pid, self.here) }).as_ref()
     }
 
     /// A descriptor that becomes readable when the peer's process exits, to wait for; `None` if the peer is in another
     /// pid namespace, or in the heap. A peer that left its domain and lives on is not noticed by it.
     pub fn process(&self) -> Option<BorrowedFd<'_>> {
-        self.process.as_ref().filter(|_| !forked()).map(|process| process.as_fd())
+        self.owner.process.as_ref().filter(|_| !forked()).map(|process| process.as_fd())
     }
 }
 

@@ -2,6 +2,7 @@
 
 #[cfg(not(miri))]
 mod posix;
+mod regions;
 
 use super::layout::DIRECTORY_HASH;
 use super::*;
@@ -199,7 +200,10 @@ fn two_layouts_refuse_each_other() {
         let refused = Membership::join(options(space)).unwrap_err();
         let ShmError::OtherLayout { their_hash, our_hash, living: 1, .. } = refused else { panic!("{refused}") };
         assert_eq!((their_hash, our_hash), (LAYOUT_HASH ^ 1, LAYOUT_HASH));
-        assert_eq!(list_domains(space).unwrap()[0].layout, DomainLayout::Other { version: 1, hash: LAYOUT_HASH ^ 1 });
+        assert_eq!(
+            list_domains(space).unwrap()[0].layout,
+            DomainLayout::Other { version: u64::from(crate::layout::LAYOUT_VERSION), hash: LAYOUT_HASH ^ 1 }
+        );
         for force in [false, true] {
             let report = clean(space, None, force).unwrap();
             assert!(report.removed.is_empty() && report.kept[0].living == 1, "{report:?}");
@@ -402,7 +406,10 @@ fn a_directory_cut_short_is_no_directory() {
     let mut bytes = valid;
     bytes[512] ^= 1;
     let ours = DIRECTORY_HASH;
-    assert_eq!(directory(&bytes).err(), Some(DirectoryFault::OtherLayout { version: 1, hash: ours ^ 1, ours }));
+    assert_eq!(
+        directory(&bytes).err(),
+        Some(DirectoryFault::OtherLayout { version: u64::from(crate::layout::LAYOUT_VERSION), hash: ours ^ 1, ours })
+    );
 }
 
 proptest! {

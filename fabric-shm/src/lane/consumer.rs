@@ -8,6 +8,10 @@ use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
 use doorbell_fabric::{PacketHead, PacketKind};
 
+/// How many cells ahead of the one it reads the consumer asks for. In a stream they are written by then, and each line would be a
+/// journey that only the next few instructions overlap; in a conversation the line is here already, from the lap before.
+const ASK_AHEAD: u64 = 16;
+
 /// The only reader of a lane. Its positions are private; what it publishes is for the producer alone.
 pub struct Consumer<M> {
     memory: M,
@@ -30,6 +34,8 @@ pub struct Seen {
     pub head: PacketHead,
     /// Bytes of its payload.
     pub len: usize,
+    /// The time at which it was published, if it was sampled; else 0. As its producer says.
+    pub stamp: u32,
     place: Place,
 }
 
@@ -93,26 +99,25 @@ impl<M: LaneMemory> Consumer<M> {
         let load = |index| self.memory.cell_word(cell, index).load(Ordering::Relaxed);
         let len = (check >> 40) as usize;
         let (kind, place, total) = match PacketKind::from_number((check >> 32) as u8) {
-            Some(kind @ (PacketKind::Whole | PacketKind::Next | PacketKind::GivenUp)) if len <= INLINE_BYTES => {
-                (kind, Place::Inline, len as u64)
-            }
+            Some(kind) if len <= INLINE_BYTES && !kind.has_total() => (kind, Place::Inline, len as u64),
             Some(kind) => {
                 let place = load(word::PLACE);
-                let total = if kind == PacketKind::First { load(word::TOTAL) } else { len as u64 };
+                let total = if kind.has_total() { load(word::TOTAL) } else { len as u64 };
                 let ring = self.memory.data_bytes() as u64;
                 let (ahead, offset) = (place.wrapping_sub(self.data_head), place & (ring - 1));
                 if !place.is_multiple_of(64) || ahead > ring || ahead + data_room(len) > ring || offset + len as u64 > ring {
                     return Peek::Damaged("a packet's payload lies outside the lane");
                 }
-                if total < len as u64 {
+                if total < len as u64 && kind == PacketKind::First {
                     return Peek::Damaged("a packet is longer than its message");
                 }
                 (kind, Place::Data(place), total)
             }
             None => return Peek::Damaged("a packet of unknown kind"),
         };
-        let head = PacketHead { kind, tag: load(word::TAG), sequence: load(word::SEQUENCE) as u32, total };
-        Peek::Packet(Seen { head, len, place })
+        let sequence = load(word::SEQUENCE);
+        let head = PacketHead { kind, tag: load(word::TAG), sequence: sequence as u32, total };
+        Peek::Packet(Seen { head, len, stamp: (sequence >> 32) as u32, place })
     }
 
     /// Copies the payload of the first packet.
@@ -142,6 +147,7 @@ impl<M: LaneMemory> Consumer<M> {
     #[must_use]
     pub fn take(&mut self, seen: &Seen) -> bool {
         self.head += 1;
+        self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
         if let Place::Data(place) = seen.place {
             self.data_head = place + data_room(seen.len);
             self.last_len = seen.len;

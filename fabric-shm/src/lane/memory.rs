@@ -3,6 +3,8 @@
 use super::word;
 use crate::copies::Distance;
 #[cfg(not(loom))]
+use crate::hint;
+#[cfg(not(loom))]
 use crate::layout::{CELL_BYTES, LanePlace};
 use doorbell_fabric::sync::AtomicU64;
 
@@ -42,6 +44,15 @@ pub trait LaneMemory {
     /// # Safety
     /// `len` bytes are writable at `dst`; `offset + len` is at most `data_bytes()`.
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize);
+    /// Asks the processor to move lines that were written to where the consumer finds them sooner.
+    #[inline(always)]
+    fn offer_data(&self, _offset: usize, _len: usize) {}
+    /// Asks the processor for the line of a cell, to read it later.
+    #[inline(always)]
+    fn ask_for_cell(&self, _cell: usize) {}
+    /// Asks the processor for the line of a cell, to write it later.
+    #[inline(always)]
+    fn own_cell(&self, _cell: usize) {}
     /// Asks the processor to own the lines that the next packet will fill, while the caller does something else.
     #[inline(always)]
     fn own_data(&self, _offset: usize, _len: usize) {}
@@ -140,14 +151,29 @@ impl LaneMemory for RawMemory {
     }
 
     #[inline(always)]
+    fn ask_for_cell(&self, cell: usize) {
+        debug_assert!(cell < self.cell_count);
+        hint::prefetch(self.cells.wrapping_add(cell * CELL_BYTES));
+    }
+
+    #[inline(always)]
+    fn own_cell(&self, cell: usize) {
+        debug_assert!(cell < self.cell_count);
+        hint::own(self.cells.wrapping_add(cell * CELL_BYTES));
+    }
+
+    #[inline(always)]
     fn own_data(&self, offset: usize, len: usize) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
         for line in (0..len).step_by(64) {
-            let at = (offset + line) & (self.data_bytes - 1);
-            // SAFETY: a hint about an address inside the ring; it neither faults nor changes memory.
-            unsafe { std::arch::asm!("prefetchw [{}]", in(reg) self.data.add(at), options(nostack, preserves_flags)) };
+            hint::own(self.data.wrapping_add((offset + line) & (self.data_bytes - 1)));
         }
-        let _ = (offset, len);
+    }
+
+    #[inline(always)]
+    fn offer_data(&self, offset: usize, len: usize) {
+        for line in (0..len).step_by(64) {
+            hint::offer(self.data.wrapping_add(offset + line));
+        }
     }
 }
 

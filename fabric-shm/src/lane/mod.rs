@@ -12,6 +12,8 @@
 //! Cost of one small message, from publish to seen: the consumer's polled line moves to the producer and back; nothing
 //! else that is shared is written. The consumer publishes how far it has read once a quarter lap.
 //!
+//! Every 64th packet bears the time at which it was published; the consumer finds out how long it took, for the board.
+//!
 //! A producer that dies at any instruction has either published its packet or not; what it wrote without publishing is
 //! never seen. The consumer trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
 
@@ -46,6 +48,29 @@ pub(crate) mod word {
 #[inline(always)]
 pub(crate) fn check_word(position: u64, kind: u8, len: usize) -> u64 {
     position as u32 as u64 | (kind as u64) << 32 | (len as u64) << 40
+}
+
+/// Of so many packets of a lane one bears a time stamp: a power of two.
+pub(crate) const STAMP_EVERY: u64 = 64;
+
+/// Whether packets bear time stamps: loom has no clock, and under Miri time means nothing.
+pub(crate) const STAMPED: bool = cfg!(not(any(loom, miri)));
+
+/// The time, as a packet bears it: never zero, which stands for none.
+#[cold]
+#[inline(never)]
+pub(crate) fn stamp() -> u32 {
+    (crate::clock::now_ns() as u32).max(1)
+}
+
+/// Nanoseconds since a packet was stamped, up to two seconds; `None` for stamps that are older or not of this clock. Of stamps
+/// older than four seconds it cannot tell.
+#[cfg(not(loom))]
+#[cold]
+#[inline(never)]
+pub(crate) fn age(stamp: u32) -> Option<u32> {
+    let age = (crate::clock::now_ns() as u32).wrapping_sub(stamp);
+    (age <= i32::MAX as u32).then_some(age)
 }
 
 /// Bytes that a payload takes in the data ring: whole cache lines.

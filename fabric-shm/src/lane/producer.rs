@@ -1,6 +1,6 @@
 //! The end of a lane that writes.
 
-use super::{Control, INLINE_BYTES, LaneMemory, check_word, data_room, word};
+use super::{Control, INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, data_room, stamp, word};
 use crate::copies::Distance;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
@@ -8,6 +8,13 @@ use std::time::Instant;
 
 /// The longest packet whose lines are worth owning ahead: with more, the requests stand in the way of the answer.
 const OWN_AHEAD_BYTES: usize = 2048;
+
+/// The longest packet whose lines are offered to the consumer: of a longer one the consumer asks for the next while it reads the
+/// first, and the processor has better things to do.
+const OFFER_BYTES: usize = 1024;
+
+/// Ticks of the processor's clock between two packets, from which the consumer is likely to wait for the next one.
+const SELDOM_TICKS: u64 = 768;
 
 /// The longest length that a cell's first word can tell, in whole lines.
 const LENGTH_MAX: usize = (1 << 24) - 64;
@@ -25,6 +32,8 @@ pub struct Producer<M> {
     /// How far the consumer's processor was when last looked.
     distance: Distance,
     waiting: bool,
+    /// When a packet that might be offered was last pushed, in ticks.
+    pushed_at: u64,
 }
 
 impl<M: LaneMemory> Producer<M> {
@@ -43,6 +52,7 @@ impl<M: LaneMemory> Producer<M> {
             data_head_seen: 0,
             distance: Distance::default(),
             waiting: false,
+            pushed_at: 0,
         })
     }
 
@@ -107,7 +117,7 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         let cell = (self.tail & (cells - 1)) as usize;
-        if len <= INLINE_BYTES && head.kind != PacketKind::First {
+        if len <= INLINE_BYTES && !head.kind.has_total() {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { self.write_inline(cell, bytes, len) };
         } else {
@@ -119,14 +129,18 @@ impl<M: LaneMemory> Producer<M> {
             unsafe {
                 self.memory.write_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, bytes, len, self.distance)
             };
+            if self.is_worth_offering(len) {
+                self.memory.offer_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, len);
+            }
             self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-            if head.kind == PacketKind::First {
+            if head.kind.has_total() {
                 self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
             }
             self.data_tail = place + data_room(len);
         }
         self.memory.cell_word(cell, word::TAG).store(head.tag, Ordering::Relaxed);
-        self.memory.cell_word(cell, word::SEQUENCE).store(head.sequence as u64, Ordering::Relaxed);
+        let stamp = if STAMPED && self.tail & (STAMP_EVERY - 1) == 0 { stamp() } else { 0 };
+        self.memory.cell_word(cell, word::SEQUENCE).store(head.sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
         fault_point!("lane.written");
         // PUBLISH: release, so that whoever sees this word sees the rest of the cell and the data.
         #[cfg(not(all(loom, planted_bug = "publish")))]
@@ -135,8 +149,19 @@ impl<M: LaneMemory> Producer<M> {
         const PUBLISH: Ordering = Ordering::Relaxed;
         self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, head.kind as u8, len), PUBLISH);
         self.tail += 1;
+        self.memory.own_cell((self.tail & (cells - 1)) as usize);
         fault_point!("lane.published");
         Push::Done
+    }
+
+    /// Whether the consumer likely waits for these lines. In a stream it is behind, and offering them would only cost time.
+    #[inline(always)]
+    fn is_worth_offering(&mut self, len: usize) -> bool {
+        if !(64 + 1..=OFFER_BYTES).contains(&len) {
+            return len <= 64;
+        }
+        let now = crate::hint::ticks();
+        now.wrapping_sub(std::mem::replace(&mut self.pushed_at, now)) > SELDOM_TICKS
     }
 
     /// Makes the processor own the lines that a packet of `len` bytes would fill next. Worth it when the caller waits

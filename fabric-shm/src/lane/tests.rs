@@ -60,6 +60,23 @@ fn message(sequence: u32, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(sequence) as u8).collect()
 }
 
+#[test]
+fn every_64th_packet_says_when_it_was_published() {
+    let block = Block::new(16, 16 << 10);
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    for sequence in 0..200 {
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, b"x"), Push::Done);
+        let Peek::Packet(seen) = consumer.peek() else { panic!("nothing came") };
+        assert_eq!(seen.head.sequence, sequence, "the stamp is no part of it");
+        assert_eq!(seen.stamp != 0, STAMPED && sequence % 64 == 0, "{sequence}");
+        assert!(seen.stamp == 0 || age(seen.stamp).is_some());
+        let _ = consumer.take(&seen);
+    }
+    // Of another clock, or forged: no sample.
+    assert_eq!(age((crate::clock::now_ns() as u32).wrapping_add(1 << 30)), None);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 128 }, failure_persistence: None, ..Default::default() })]
 

@@ -26,7 +26,8 @@ pub fn forked() -> bool {
     unsafe { (*WORD.load(Ordering::Acquire)).load(Ordering::Relaxed) == 0 }
 }
 
-/// How many descriptors a process can have in the table. Two for each own node and two for each open peer.
+/// How many descriptors a process can have in the table. Two for each own node, and two for each open peer: four, if
+/// its regions are used.
 const SLOTS: usize = 8192;
 const EMPTY: i32 = -1;
 static OPEN: [AtomicI32; SLOTS] = [const { AtomicI32::new(EMPTY) }; SLOTS];

@@ -190,15 +190,31 @@ impl OpenFile {
 
     /// Maps a part of it, which must be within its length; `offset` in whole pages.
     pub fn map(&self, offset: usize, len: usize) -> io::Result<Segment> {
-        if offset.checked_add(len).is_none_or(|end| end as u64 > self.len()) || len == 0 {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
+        self.check_part(offset, len)?;
         match self {
             Self::Posix(file) => file.map(offset, len),
             Self::Heap(file) => {
                 Segment::heap(file.block.clone(), offset, len).ok_or(io::Error::from(io::ErrorKind::InvalidInput))
             }
         }
+    }
+
+    /// As [`map`](Self::map), but only to be read. In the heap that is the caller's word.
+    pub fn map_read(&self, offset: usize, len: usize) -> io::Result<Segment> {
+        match self {
+            Self::Heap(_) => self.map(offset, len),
+            Self::Posix(file) => {
+                self.check_part(offset, len)?;
+                file.map_read(offset, len)
+            }
+        }
+    }
+
+    fn check_part(&self, offset: usize, len: usize) -> io::Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end as u64 > self.len()) || len == 0 {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        Ok(())
     }
 
     /// Its first bytes, `limit` at most, to look at from outside: nobody can truncate them away meanwhile.

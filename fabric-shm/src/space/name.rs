@@ -58,6 +58,10 @@ impl Names {
         format!("{}.{id}.board", self.domain())
     }
 
+    pub fn region(&self, id: NodeId, number: u32) -> String {
+        format!("{}.{id}.r{number}", self.domain())
+    }
+
     /// A name for a segment that is being made, where it can't be made nameless.
     pub fn unfinished(&self, number: u32) -> String {
         format!("{}.new-{}-{number}", self.domain(), std::process::id())
@@ -97,6 +101,7 @@ mod tests {
             (names.lock(), Part::Lock),
             (names.inbox(NodeId(7)), Part::Inbox(NodeId(7))),
             (names.board(NodeId(1023)), Part::OfNode(NodeId(1023))),
+            (names.region(NodeId(12), u32::MAX), Part::OfNode(NodeId(12))),
             (names.unfinished(3), Part::Other),
         ] {
             assert_eq!(parse(1000, &name), Some(("grid-1_x", part)), "{name}");

@@ -365,6 +365,15 @@ impl PosixFile {
         })
     }
 
+    /// As [`map`](Self::map), but a write through it is a fault.
+    pub fn map_read(&self, offset: usize, len: usize) -> io::Result<Segment> {
+        gated(|| {
+            let map = MmapOptions::new().offset(offset as u64).len(len).map_raw_read_only(&*self.file)?;
+            map.advise(Advice::DontFork)?;
+            Ok(Segment::mapped(map))
+        })
+    }
+
     fn created(self, segment: Segment, owned: bool) -> Created {
         let hold = owned.then(|| Hold::Posix(self.file));
         Created { segment, identity: self.identity, hold }

@@ -3,7 +3,7 @@
 use doorbell::{Error, Match, Node, NodeId, Peer, Progress};
 use doorbell_tests::patience::{briefly, finishes, running, soon, until};
 use doorbell_tests::pattern;
-use doorbell_tests::world::World;
+use doorbell_tests::world::{BLOCKING, World};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -243,8 +243,8 @@ pub fn a_flood_to_oneself_gets_full(world: &World) {
 
 pub fn a_send_that_ran_out_of_time_is_not_delivered(world: &World) {
     // The pools take nothing, so a long message stays in the lane with its first part.
-    let [a, b] = world.nodes_with_pool(1 << 10);
-    let error = a.send_by(b.id(), 1, &vec![1; 1 << 20], briefly()).unwrap_err();
+    let [a, b] = world.narrow_nodes();
+    let error = a.send_by(b.id(), 1, &vec![1; BLOCKING], briefly()).unwrap_err();
     assert!(matches!(error, Error::Timeout { operation: "send", node } if node == Some(b.id())), "{error:?}");
     assert_eq!(error.certainty(), doorbell::Certainty::DidNotHappen);
     a.send_by(b.id(), 2, b"after", soon()).unwrap();
@@ -254,6 +254,72 @@ pub fn a_send_that_ran_out_of_time_is_not_delivered(world: &World) {
         // Nobody else turns the engines, so there is nothing to wait for.
         return;
     }
+    let late = b.recv_by(Match::any(), &mut vec![0; BLOCKING], std::time::Instant::now() + Duration::from_millis(5));
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+}
+
+pub fn a_transfer_that_ran_out_of_time_is_not_delivered(world: &World) {
+    // The pools take nothing, so nobody answers.
+    let [a, b] = world.nodes_with_pool(1 << 10);
+    let error = a.send_by(b.id(), 1, &vec![1; 1 << 20], briefly()).unwrap_err();
+    assert!(matches!(error, Error::Timeout { operation: "send", node } if node == Some(b.id())), "{error:?}");
+    assert_eq!(error.certainty(), doorbell::Certainty::DidNotHappen);
+    a.send_by(b.id(), 2, b"after", soon()).unwrap();
+    let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+    // Its place in the order is used up.
+    assert_eq!((envelope.tag, envelope.sequence), (2, 1));
+    if world.progress == Progress::Inline {
+        // Nobody else turns the engines, so there is nothing to wait for.
+        return;
+    }
     let late = b.recv_by(Match::any(), &mut vec![0; 1 << 20], std::time::Instant::now() + Duration::from_millis(5));
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+}
+
+pub fn a_message_larger_than_the_pool_is_received_in_every_form(world: &World) {
+    const LEN: usize = 300_000;
+    let [a, b] = world.nodes_with_pool(32 << 10);
+    let (from, to) = (a.id(), b.id());
+    let sending = running("sends of messages larger than the pool", move || {
+        for tag in 0..4 {
+            a.send(to, tag, &pattern::bytes(LEN, tag)).unwrap();
+        }
+        a
+    });
+    let mut buf = vec![0; LEN];
+    assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 0);
+    pattern::check(&buf, 0);
+    let bytes = b.recv_with_by(Match::from(from), soon(), |_, payload| payload.to_vec()).unwrap();
+    pattern::check(&bytes, 1);
+    let completion = b.start_recv(Match::any(), vec![0; LEN]).unwrap().wait_by(soon());
+    let Ok(completion) = completion else { panic!("a receive of a message larger than the pool does not end") };
+    pattern::check(&completion.buffer, 2);
+    let envelope = until("a try that finds", || b.try_recv(Match::any(), &mut buf).unwrap());
+    assert_eq!((envelope.tag, envelope.len), (3, LEN));
+    pattern::check(&buf, 3);
+    drop(sending.join());
+}
+
+pub fn a_busy_lane_does_not_keep_others_waiting(world: &World) {
+    let [target, busy, other] = world.nodes();
+    let to = target.id();
+    let stop = Arc::new(AtomicUsize::new(0));
+    let flood = {
+        let stop = stop.clone();
+        running("a flood", move || {
+            while stop.load(Ordering::Relaxed) == 0 {
+                let _ = busy.try_send(to, 1, b"");
+            }
+        })
+    };
+    let mut buf = [0; 8];
+    for _ in 0..1000 {
+        assert_eq!(target.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+    }
+    other.send_by(to, 2, b"also", soon()).unwrap();
+    // It comes after some of the flood, but not after all of it.
+    let found = (0..1_000_000).find(|_| target.recv_by(Match::any(), &mut buf, soon()).unwrap().tag == 2);
+    stop.store(1, Ordering::Relaxed);
+    flood.join();
+    assert!(found.is_some(), "a million messages of a busy lane came before the one of another");
 }

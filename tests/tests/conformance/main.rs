@@ -5,11 +5,14 @@
 //! behaviour.
 
 mod flow;
+mod loans;
 mod matching;
 mod members;
 mod messages;
+mod regions;
 mod requests;
 mod threads;
+mod transfers;
 
 use doorbell::{Progress, Wait};
 use doorbell_tests::world::{Ground, World};
@@ -80,6 +83,9 @@ suite! {
         one_message_larger_than_the_pools_of_two_nodes
         three_in_a_ring_that_send_before_they_receive_get_full
         a_flood_to_oneself_gets_full
+        a_message_larger_than_the_pool_is_received_in_every_form
+        a_busy_lane_does_not_keep_others_waiting
+        a_transfer_that_ran_out_of_time_is_not_delivered
         a_send_that_ran_out_of_time_is_not_delivered;
     threads:
         threads_share_a_node
@@ -98,9 +104,54 @@ suite! {
         what_is_queued_does_not_reach_the_next_life
         a_node_is_known_as_soon_as_it_has_joined
         ids_are_used_again
+        the_dead_are_no_members
         a_node_that_left_is_closed
+        leaving_from_within_a_reader_does_not_hang
         leaving_ends_what_waits
         nodes_that_are_not_there_have_names;
+    regions:
+        puts_and_gets_of_every_length_arrive
+        what_was_put_before_a_message_is_there
+        a_flag_that_was_put_after_a_flush_follows_its_data
+        keys_reach_no_further_than_they_say
+        keys_that_do_not_suffice_are_refused_by_name
+        a_withdrawn_region_has_stale_keys
+        a_node_that_is_gone_has_stale_keys
+        a_node_that_left_makes_and_uses_no_regions
+        a_node_has_many_regions
+        regions_are_used_from_within_a_reader;
+    transfers:
+        large_messages_arrive_intact
+        large_messages_arrive_intact_from_the_high_end
+        whoever_copies_large_messages_arrive
+        a_large_message_in_a_short_buffer_is_in_the_error
+        order_is_kept_among_long_and_short_messages
+        several_threads_move_large_messages_at_once
+        a_node_moves_a_large_message_to_itself
+        a_large_send_is_taken_back_in_the_middle
+        memory_of_a_send_that_was_taken_back_is_not_read
+        a_slot_that_is_used_again_does_not_harm_its_new_message
+        a_large_receive_that_is_taken_back_loses_nothing
+        large_requests_end_within_a_reader
+        a_forgotten_large_send_is_sound
+        the_origin_of_a_large_message_leaves
+        the_target_of_a_large_message_leaves
+        the_origin_of_a_large_message_dies
+        the_target_of_a_large_message_dies
+        counters_reach_zero_once_whatever_the_delays;
+    loans:
+        loans_of_every_length_arrive_intact
+        values_and_slices_are_lent_as_what_they_are
+        several_read_one_loan
+        what_was_given_back_is_lent_again
+        a_loan_waits_in_the_pool_and_holds_its_memory
+        every_receive_takes_a_loan
+        a_limit_is_reached_and_relieved
+        a_reader_has_so_many_loans_and_no_more
+        a_reader_that_is_gone_holds_nothing
+        what_was_taken_outlives_its_owner
+        forgetting_a_loan_is_sound
+        loans_are_used_from_within_a_reader;
 }
 
 in_world!(posix_inline: Posix, Inline, Auto);

@@ -2,7 +2,7 @@
 
 use doorbell::{Completion, Done, Error, Event, Match, Node, NodeId, Progress, Role};
 use doorbell_tests::patience::{briefly, finishes, running, soon, until};
-use doorbell_tests::world::World;
+use doorbell_tests::world::{BLOCKING, World};
 use std::time::{Duration, Instant};
 
 pub fn nodes_wait_for_each_other(world: &World) {
@@ -142,13 +142,13 @@ pub fn what_a_short_life_sent_is_delivered(world: &World) {
 
 pub fn pending_operations_end_when_their_node_is_gone(world: &World) {
     for (go, died) in [(leave as Way, false), (die as Way, true)] {
-        let a = world.builder(0).pool_bytes(1 << 10).join().unwrap();
-        let b = world.builder(1).pool_bytes(1 << 10).join().unwrap();
+        let a = world.narrow(0).join().unwrap();
+        let b = world.narrow(1).join().unwrap();
         let (id, life) = (b.id(), b.incarnation());
         let bound = a.start_recv(Match::from(id), vec![0; 8]).unwrap();
         let free = a.start_recv(Match::any().tag(77), vec![0; 8]).unwrap();
         let peer = a.peer(id).unwrap();
-        let send = peer.start_send(1, vec![0; 1 << 20]).unwrap();
+        let send = peer.start_send(1, vec![0; BLOCKING]).unwrap();
         let behind = a.start_send(id, 2, vec![0; 8]).unwrap();
         let waits = {
             let node = a.clone();
@@ -250,13 +250,13 @@ pub fn a_peer_leads_to_one_life(world: &World) {
 }
 
 pub fn what_is_queued_does_not_reach_the_next_life(world: &World) {
-    let a = world.node(0);
-    let b = world.builder(1).pool_bytes(1 << 10).join().unwrap();
+    let a = world.narrow(0).join().unwrap();
+    let b = world.narrow(1).join().unwrap();
     let (id, life) = (b.id(), b.incarnation());
     // One message is half in the lane, the others wait behind it.
-    let queued: Vec<_> = [1 << 20, 8, 8].map(|len| a.start_send(id, 1, vec![1; len]).unwrap()).into();
+    let queued: Vec<_> = [BLOCKING, 8, 8].map(|len| a.start_send(id, 1, vec![1; len]).unwrap()).into();
     b.leave().unwrap();
-    let b = world.node(1);
+    let b = world.narrow(1).join().unwrap();
     let new = until("a peer of the new life", || a.peer(id).ok());
     new.send_by(2, b"new", soon()).unwrap();
     let envelope = b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
@@ -340,9 +340,9 @@ pub fn a_node_that_left_is_closed(world: &World) {
 pub fn leaving_ends_what_waits(world: &World) {
     // At once, while they spin or yield, and when they sleep.
     for pause in [0, 200, 5000] {
-        let [a, b] = world.nodes_with_pool(1 << 10);
+        let [a, b] = world.narrow_nodes();
         let id = b.id();
-        let block = a.start_send(id, 1, vec![0; 1 << 20]).unwrap();
+        let block = a.start_send(id, 1, vec![0; BLOCKING]).unwrap();
         let wait = |what: &str, call: fn(&Node, NodeId) -> doorbell::Result<()>| {
             let node = a.clone();
             running(what, move || call(&node, id)).started()
@@ -387,4 +387,35 @@ pub fn nodes_that_are_not_there_have_names(world: &World) {
             );
         }
     }
+}
+
+pub fn the_dead_are_no_members(world: &World) {
+    let [a, b] = world.nodes();
+    let ids = |node: &Node| node.members().unwrap().iter().map(|member| member.id).collect::<Vec<_>>();
+    assert_eq!(ids(&a), [NodeId(0), NodeId(1)]);
+    b.abandon();
+    until("the news", || matches!(a.event(soon()).unwrap(), Event::Died { .. }).then_some(()));
+    assert_eq!(ids(&a), [NodeId(0)]);
+    assert!(matches!(a.wait_for(2, briefly()), Err(Error::Timeout { .. })), "a dead node is waited for no more");
+}
+
+pub fn leaving_from_within_a_reader_does_not_hang(world: &World) {
+    let [a, b] = world.nodes();
+    a.send_by(b.id(), 1, b"read", soon()).unwrap();
+    let node = b.clone();
+    let left = finishes("leaving from within recv_with", move || {
+        node.recv_with_by(Match::any(), soon(), |_, _| node.clone().leave()).unwrap()
+    });
+    match left {
+        // The message was read from private memory.
+        Ok(()) => assert!(matches!(b.try_recv(Match::any(), &mut [0; 8]), Err(Error::Closed))),
+        Err(Error::Reentrant { .. }) => {
+            a.send_by(b.id(), 2, b"on", soon()).unwrap();
+            assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+            b.leave().unwrap();
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let error = a.recv_by(Match::from(NodeId(1)), &mut [0; 8], soon()).unwrap_err();
+    assert!(matches!(error, Error::PeerLeft { .. }), "{error}");
 }

@@ -3,7 +3,7 @@
 use doorbell::{Done, Error, Match, Node, Progress, Request};
 use doorbell_tests::patience::{block_on, briefly, soon, until};
 use doorbell_tests::pattern;
-use doorbell_tests::world::World;
+use doorbell_tests::world::{BLOCKING, World};
 use std::time::Instant;
 
 /// Longer than a lane, so that it is not sent before its target reads.
@@ -141,14 +141,14 @@ pub fn a_receive_is_cancelled_after_its_message(world: &World) {
 }
 
 pub fn a_send_is_cancelled_before_it_is_in_the_lane(world: &World) {
-    let [a, b] = nodes(world);
+    let [a, b] = world.narrow_nodes();
     // The first blocks the lane; the second waits behind it.
-    let first = a.start_send(b.id(), 1, vec![1; LONG]).unwrap();
+    let first = a.start_send(b.id(), 1, vec![1; BLOCKING]).unwrap();
     let second = a.start_send(b.id(), 2, vec![2; 8]).unwrap();
     let third = a.start_send(b.id(), 3, vec![3; 8]).unwrap();
     assert!(!second.test());
     assert_eq!(taken_back(second), [2; 8]);
-    assert_eq!(taken_back(first).len(), LONG);
+    assert_eq!(taken_back(first).len(), BLOCKING);
     // Neither arrives, and nobody misses them.
     let envelope = until("the third arrives", || {
         third.test();

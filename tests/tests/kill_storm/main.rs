@@ -3,6 +3,7 @@
 //! `DOORBELL_KILLS` says how many die in the storm, `DOORBELL_SEED` seeds the choices.
 
 mod coming_and_going;
+mod loans;
 mod storm;
 mod worker;
 
@@ -10,4 +11,6 @@ doorbell_tests::roles! {
     "worker" => worker::work,
     "visitor" => coming_and_going::visit,
     "echo" => coming_and_going::echo,
+    "loan-writer" => loans::write,
+    "loan-reader" => loans::read,
 }

@@ -1,9 +1,12 @@
 //! An accelerator of the demo: does what the host orders.
 
-use super::script::{LONGEST, Report, answer, decode, encode, now, number, order};
+use super::script::{
+    BULK_BYTES, LATE, LONGEST, Moves, Report, answer, check_bulk, decode, encode, fill_bulk, now, number, order,
+};
 use crate::exit::Failure;
 use crate::processes::take_name;
-use doorbell::{Error, Event, Match, Node, NodeId, Peer, Progress, Role, Wait};
+use doorbell::transfer::Side;
+use doorbell::{CounterKey, Error, Event, KEY_BYTES, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +14,10 @@ use std::time::{Duration, Instant};
 pub const COMMAND: &str = "demo-accelerator";
 /// Messages that nobody asks for take this many bytes at most: little, so that the demo sees what happens then.
 const POOL: usize = 256 << 10;
+/// Words of the region that it lends.
+const LENT: usize = 8;
+/// In how many pieces it fills what it is given.
+const PIECES: usize = 4;
 
 #[derive(Debug, clap::Args)]
 pub struct AcceleratorArgs {
@@ -41,6 +48,7 @@ fn join(args: &AcceleratorArgs) -> Result<Node, Error> {
 
 fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
     let mut buf = vec![0; LONGEST];
+    let mut lent: Option<Region<u64>> = None;
     loop {
         let envelope = host.recv(Match::any(), &mut buf)?;
         let message = &buf[..envelope.len];
@@ -80,8 +88,55 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
                     thread::park();
                 }
             }
+            order::LEND => {
+                let region = node.region::<u64>(LENT)?;
+                host.send(answer::KEYS, &[region.key().to_bytes(), region.read_key().to_bytes()].concat())?;
+                lent = Some(region);
+            }
+            order::SHOW => {
+                let mut words = [0; LENT];
+                lent.as_ref().map_or(Ok(()), |region| region.read(0, &mut words))?;
+                host.send(answer::RESULT, &words.map(u64::to_ne_bytes).concat())?;
+            }
+            order::WITHDRAW => {
+                lent.take().map_or(Ok(()), |region| region.withdraw())?;
+                host.send(answer::DONE, &[])?;
+            }
+            order::FILL => fill(node, message)?,
+            order::TAKE => {
+                let mut into = vec![1; BULK_BYTES];
+                host.send(answer::READY, &[])?;
+                thread::sleep(LATE);
+                host.recv(Match::any().tag(order::BULK), &mut into)?;
+                let mut moves = Moves::of(node, Side::Target, order::BULK, Instant::now() + Duration::from_secs(10))?;
+                moves.whole &= check_bulk(&into);
+                host.send(answer::MOVES, &serde_json::to_vec(&moves).unwrap_or_default())?;
+            }
+            order::GIVE => {
+                let mut message = vec![0; BULK_BYTES];
+                fill_bulk(&mut message);
+                let pause = Duration::from_millis(number(&buf));
+                host.send(answer::READY, &[])?;
+                let request = host.start_send(answer::BULK, message)?;
+                thread::sleep(pause);
+                request.wait().result?;
+                let moves = Moves::of(node, Side::Origin, answer::BULK, Instant::now() + Duration::from_secs(10))?;
+                host.send(answer::MOVES, &serde_json::to_vec(&moves).unwrap_or_default())?;
+            }
             order::LEAVE => return Ok(()),
             _ => {}
         }
     }
+}
+
+/// Puts this node's number wherever a key reaches, in a few pieces, and says so to the counter whose key follows it.
+fn fill(node: &Node, message: &[u8]) -> Result<(), Error> {
+    let Some((key, counter)) = message.split_at_checked(KEY_BYTES) else { return Ok(()) };
+    let (key, Some(counter)) = (Key::<u64, ReadWrite>::from_bytes(key)?, CounterKey::from_bytes(counter)) else { return Ok(()) };
+    let piece = vec![u64::from(node.id().0); key.len().div_ceil(PIECES).max(1)];
+    for at in (0..key.len()).step_by(piece.len()) {
+        let part = key.range(at..at + piece.len());
+        node.put_notify(&piece[..part.len()], part, counter)?;
+    }
+    Ok(())
 }

@@ -1,9 +1,11 @@
 //! What the host and the accelerators of the demo say to each other.
 
-use doorbell::Stats;
+use doorbell::transfer::{Descriptor, Side};
+use doorbell::{Error, Node, Stats, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Orders of the host: the tags of its messages.
 pub mod order {
@@ -29,6 +31,22 @@ pub mod order {
     pub const PING: u64 = 10;
     /// Leave the domain.
     pub const LEAVE: u64 = 11;
+    /// Make a region, and send two keys to it: one to read and write, one to read.
+    pub const LEND: u64 = 12;
+    /// Send what is in the region.
+    pub const SHOW: u64 = 13;
+    /// Withdraw the region.
+    pub const WITHDRAW: u64 = 14;
+    /// Put your number wherever this key reaches, and lower the counter whose key follows it.
+    pub const FILL: u64 = 15;
+    /// Receive a long message.
+    pub const TAKE: u64 = 16;
+    /// The long message.
+    pub const BULK: u64 = 17;
+    /// Begin to send a long message, and sleep for this many milliseconds.
+    pub const GIVE: u64 = 18;
+    /// How many: more than a long message takes.
+    pub const PAUSE_MS: u64 = 60;
 }
 
 /// Answers of the accelerators.
@@ -47,6 +65,16 @@ pub mod answer {
     pub const WORDS: u64 = 150;
     /// Sent back.
     pub const PONG: u64 = 160;
+    /// Two keys to a region.
+    pub const KEYS: u64 = 170;
+    /// What was asked for is done.
+    pub const DONE: u64 = 180;
+    /// All is prepared for a long message.
+    pub const READY: u64 = 190;
+    /// The long message.
+    pub const BULK: u64 = 200;
+    /// What is known of the transfer of a long message: [`super::Moves`].
+    pub const MOVES: u64 = 210;
 }
 
 /// Bytes of a message of the flood.
@@ -62,6 +90,33 @@ pub fn encode(values: &[f64]) -> Vec<u8> {
 /// Bytes as numbers.
 pub fn decode(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes)).collect()
+}
+
+/// Bytes as whole numbers.
+pub fn decode_words(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
+}
+
+/// Bytes of a long message.
+pub const BULK_BYTES: usize = 16 << 20;
+
+/// So much later its receiver asks for it: until then its first chunks wait in the lane, or in the pool.
+pub const LATE: Duration = Duration::from_millis(1);
+
+/// What a long message holds: each word is another.
+pub fn fill_bulk(message: &mut [u8]) {
+    for (at, word) in message.as_chunks_mut().0.iter_mut().enumerate() {
+        *word = bulk_word(at);
+    }
+}
+
+/// Whether it holds that.
+pub fn check_bulk(message: &[u8]) -> bool {
+    message.as_chunks().0.iter().enumerate().all(|(at, word)| *word == bulk_word(at))
+}
+
+fn bulk_word(at: usize) -> [u8; 8] {
+    (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes()
 }
 
 /// One number, from the beginning of a message.
@@ -114,5 +169,69 @@ impl Report {
         threads.sort_unstable();
         let by_application = stats.messages_in - stats.by_poller;
         Self { threads, by_application, by_poller: stats.by_poller, parks: stats.parks }
+    }
+}
+
+/// What one node did in a transfer, and what it knows of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Moves {
+    /// Bytes by memory FIFO, by direct put, and pulled.
+    pub ways: [u64; 3],
+    /// Together they are the message.
+    pub whole: bool,
+    /// How often the counter reached zero.
+    pub zeroes: u32,
+    /// The descriptors that its engine executed.
+    pub executed: Vec<Step>,
+}
+
+/// A descriptor that was executed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Step {
+    /// Its place in the story of a transfer.
+    pub place: usize,
+    /// Its name.
+    pub descriptor: String,
+    /// Which thread of its node did so.
+    pub who: String,
+    /// The bytes it moved.
+    pub bytes: u64,
+}
+
+impl Moves {
+    /// Of the latest transfer of messages with this tag. It may take a moment until it is over for this node, too.
+    pub fn of(node: &Node, side: Side, tag: u64, deadline: Instant) -> Result<Self, Error> {
+        loop {
+            let reports = node.transfers()?;
+            if let Some(report) = reports.iter().rfind(|report| report.side == side && report.tag == tag) {
+                return Ok(Self::new(report));
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Timeout { operation: "see the end of a transfer", node: None });
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn new(report: &TransferReport) -> Self {
+        let ways = [report.fifo, report.put, report.pulled].map(|moved| moved.bytes);
+        let executed = report.executed.iter().map(|executed| {
+            let (place, descriptor) = match executed.descriptor {
+                Descriptor::Rts => (0, "request to send"),
+                Descriptor::RemoteGet => (1, "remote get"),
+                Descriptor::MemoryFifo => (2, "memory FIFO"),
+                Descriptor::DirectPut => (3, "direct put"),
+                Descriptor::Pull => (4, "pull"),
+                _ => (5, "another"),
+            };
+            let last = if executed.thread == std::process::id() as i32 { "its application" } else { "its poller" };
+            let who = match executed.threads {
+                1 => last.to_owned(),
+                _ => format!("its application and its poller, {} handovers", executed.threads - 1),
+            };
+            Step { place, descriptor: descriptor.into(), who, bytes: executed.moved.bytes }
+        });
+        let whole = ways.iter().sum::<u64>() == report.len;
+        Self { ways, whole, zeroes: report.zeroes, executed: executed.collect() }
     }
 }

@@ -1,6 +1,6 @@
 //! What the measuring commands have in common on their command lines.
 
-use super::plan::{Leg, Plan, Test};
+use super::plan::{COPIER_VARIABLE, Copier, Leg, Place, Plan, Test};
 use super::report::Format;
 use super::size::Size;
 use crate::exit::Failure;
@@ -44,6 +44,20 @@ pub struct MeasureArgs {
     pub domain: Option<String>,
 }
 
+/// Options of the commands in which long messages matter.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct TransferArgs {
+    /// Where the bytes of messages lie, at both ends
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Place::Private)]
+    pub buffers: Place,
+    /// Who copies long messages
+    #[arg(long, value_enum, value_name = "WHO", env = COPIER_VARIABLE, default_value_t = Copier::Auto)]
+    pub copy: Copier,
+}
+
+/// Bytes of the word that the target of a put polls.
+const PUT_UNIT: usize = size_of::<u64>();
+
 /// Words that a type knows, shown by `--help` and in errors.
 fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
@@ -81,6 +95,12 @@ impl MeasureArgs {
             test,
             domain: self.domain.clone().unwrap_or_else(|| format!("{}-{}", test.name(), std::process::id())),
             pairs: usize::from(self.pairs),
+            put: false,
+            window: 1,
+            loan: false,
+            both_ways: false,
+            buffers: Place::Private,
+            copy: Copier::Auto,
             legs: legs.collect(),
             floor: self.floor,
             touched: !self.untouched,
@@ -90,6 +110,17 @@ impl MeasureArgs {
             pin: self.pin.clone(),
             crowded,
         })
+    }
+
+    /// A plan by puts, or the same plan. Only whole words are put: the last one says that all is there.
+    pub fn by_put(&self, put: bool, plan: Plan) -> Result<Plan, Failure> {
+        match plan.legs.iter().find(|leg| put && (leg.bytes == 0 || !leg.bytes.is_multiple_of(PUT_UNIT))) {
+            Some(leg) => {
+                let what = format!("--put: {} are no whole number of words", Size(leg.bytes));
+                Err(Failure::usage(what, format!("puts are measured in sizes that are multiples of {PUT_UNIT}")))
+            }
+            None => Ok(Plan { put, ..plan }),
+        }
     }
 
     /// The messages that count for one size: as asked for, or as many as is usual and can be had in the time.

@@ -1,7 +1,7 @@
 //! `doorbell latency`: how long a message takes from one process to another.
 
-use super::args::MeasureArgs;
-use super::plan::{Leg, Test};
+use super::args::{MeasureArgs, TransferArgs};
+use super::plan::{Leg, Plan, Test};
 use super::report::{self, Header};
 use super::size::Size;
 use super::{pairs, report::Row};
@@ -18,23 +18,45 @@ Examples:
   doorbell latency --pin 0,1 --sizes 8 --floor      how far from what the machine can do
   doorbell latency --pin 0,1 --pairs 2              four processes on two processors
   doorbell latency --pin 0,1 --wait park            both sleep until the doorbell wakes them
+  doorbell latency --pin 0,1 --put                  by puts, from 8 bytes to 4 MiB
+  doorbell latency --loan --untouched --sizes 8,4MiB
+                                                    what it takes to hand over a message, however long
   doorbell latency --sizes 8 --format json | jq .p99_ns
   doorbell latency --sizes 8 --format hgrm > 8.hgrm for the plotters of HdrHistogram
 
 With --floor the same two processes also pass bare messages, in short sections between
 those of the driver: in a ring slot that is one cache line, payload and sequence word
 together (up to 48 bytes), or copied in and out of shared memory (above). `ratio` is the
-driver's median over the floor's.
+driver's median over the floor's. From 16 KiB on, `pipelined` is the same floor in chunks
+that are copied in while others are copied out: the best of 4, 8, 16 and 32 KiB.
+
+With --put each process has a region and the key to the other's, and puts its message there:
+all but the last word, then that word, which the other polls where it lies. No engine and no
+lane take part; --wait and --progress change nothing. What arrives is read where it is.
 
 Believe ratios rather than nanoseconds: the processors of a virtual machine move, and
 every time with them. `hop` is how long a cache line takes between the two just now.")]
 pub struct LatencyArgs {
     /// Sizes of the messages: 8, 64KiB, 1MB
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "8,64,1KiB,4KiB")]
+    #[arg(
+        long,
+        value_name = "SIZE,…",
+        value_delimiter = ',',
+        default_value = "8,64,1KiB,4KiB",
+        default_value_if("put", "true", "8,64,1KiB,4KiB,64KiB,1MiB,4MiB")
+    )]
     sizes: Vec<Size>,
+    /// Put into each other's regions, and poll the last word, instead of sending messages
+    #[arg(long, conflicts_with = "buffers")]
+    put: bool,
     /// Round trips that do not count, at the beginning of every section [default: a tenth of a section]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     warmup: Option<u64>,
+    /// Write messages in place in memory on loan, and read them there: nothing is copied
+    #[arg(long)]
+    loan: bool,
+    #[command(flatten)]
+    transfer: TransferArgs,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -45,6 +67,8 @@ const ROUNDS: usize = 16;
 /// Measures and prints.
 pub fn run(args: &LatencyArgs) -> Result<(), Failure> {
     let plan = args.measure.plan(Test::Latency, &args.sizes, usual, |bytes, messages| leg(args, bytes, messages))?;
+    let (buffers, copy, loan) = (args.transfer.buffers, args.transfer.copy, args.loan);
+    let plan = Plan { buffers, copy, loan, ..args.measure.by_put(args.put, plan)? };
     let outcome = pairs::carry_out(&plan)?;
     let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::latency(&plan, leg, &outcome)).collect();
     report::print(args.measure.format, &Header::of(&plan), &rows);

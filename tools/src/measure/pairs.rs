@@ -1,6 +1,6 @@
 //! Starts the workers of a measurement, waits for what they find, and leaves nothing behind however it ends.
 
-use super::plan::{Finding, Order, Plan, Reply};
+use super::plan::{COPIER_VARIABLE, Finding, Order, Plan, Reply};
 use super::worker;
 use crate::exit::Failure;
 use doorbell::Space;
@@ -85,6 +85,7 @@ impl Workers {
             // The running program, even if the file was replaced meanwhile.
             let mut child = Command::new("/proc/self/exe")
                 .args([worker::COMMAND, &order])
+                .env(COPIER_VARIABLE, plan.copy.name())
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()

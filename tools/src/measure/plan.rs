@@ -13,6 +13,8 @@ pub enum Test {
     Latency,
     /// Messages one way: a sample is a section.
     Rate,
+    /// Messages one way or both, several under way at once: a sample is a section.
+    Bandwidth,
 }
 
 impl Test {
@@ -21,6 +23,46 @@ impl Test {
         match self {
             Test::Latency => "latency",
             Test::Rate => "rate",
+            Test::Bandwidth => "bandwidth",
+        }
+    }
+}
+
+/// Where the bytes of messages lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// In a region that both processes have mapped
+    Registered,
+    /// In memory of one process
+    Private,
+}
+
+/// Who copies the bytes of a long message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Copier {
+    /// The process that sends
+    Origin,
+    /// The process that receives
+    Target,
+    /// Both, each from its end
+    Both,
+    /// Whoever the driver thinks best
+    Auto,
+}
+
+/// By what name a driver learns who copies.
+pub const COPIER_VARIABLE: &str = "DOORBELL_COPY";
+
+impl Copier {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Copier::Origin => "origin",
+            Copier::Target => "target",
+            Copier::Both => "both",
+            Copier::Auto => "auto",
         }
     }
 }
@@ -47,12 +89,24 @@ pub struct Plan {
     pub domain: String,
     /// Pairs of processes.
     pub pairs: usize,
+    /// By puts into the other's region instead of messages, for a latency or a rate.
+    pub put: bool,
+    /// Messages under way at once in a direction, for a bandwidth.
+    pub window: usize,
+    /// In both directions at once, for a bandwidth.
+    pub both_ways: bool,
+    /// Where the bytes of messages lie.
+    pub buffers: Place,
+    /// Who copies long ones.
+    pub copy: Copier,
     /// One size after the other.
     pub legs: Vec<Leg>,
     /// Measure the floor, too.
     pub floor: bool,
     /// Write what is sent and read what is received.
     pub touched: bool,
+    /// Messages are written and read where they lie, on loan.
+    pub loan: bool,
     /// Through `Node`s shared by threads, not through a `Peer`.
     pub shared: bool,
     /// Who turns the engine.
@@ -65,7 +119,40 @@ pub struct Plan {
     pub crowded: bool,
 }
 
+/// What a section goes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// What is measured.
+    Driver,
+    /// The floor, in the cheapest way for messages of the size.
+    Floor,
+    /// The floor in chunks of so many bytes, copied in while others are copied out.
+    Chunked(usize),
+    /// One copy by the kernel.
+    Pulled,
+}
+
+/// Chunks that are tried, in turns, as none is best for all sizes and machines.
+const CHUNKS: [usize; 4] = [4 << 10, 8 << 10, 16 << 10, 32 << 10];
+/// The shortest message for which chunks are tried.
+const CHUNKED_FROM: usize = 16 << 10;
+
 impl Plan {
+    /// What the sections of a round go over.
+    pub fn sections(&self, leg: &Leg, round: usize) -> impl Iterator<Item = Over> + use<> {
+        let chunk = CHUNKS[round % CHUNKS.len()];
+        let beside = match self.test {
+            Test::Latency if leg.bytes >= CHUNKED_FROM => Some(Over::Chunked(chunk)),
+            Test::Bandwidth => Some(Over::Pulled),
+            _ => None,
+        };
+        let floor = [Some(Over::Floor), beside].into_iter().flatten().filter({
+            let floor = self.floor;
+            move |_| floor
+        });
+        floor.chain([Over::Driver])
+    }
+
     /// Where memory for the floor of all pairs lies.
     pub fn shape(&self) -> Shape {
         Shape { pairs: self.pairs, bytes: self.legs.iter().map(|leg| leg.bytes).max().unwrap_or(0) }
@@ -117,19 +204,28 @@ pub enum Reply {
     Failed(String),
 }
 
+/// Ticks, and how often each was seen.
+pub type Recorded = Vec<(u64, u64)>;
+
 /// What was found for messages of one size.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Finding {
-    /// Ticks, and how often each was seen: over the driver.
-    pub driver: Vec<(u64, u64)>,
-    /// The same over the floor.
-    pub floor: Vec<(u64, u64)>,
+    /// Over the driver.
+    pub driver: Recorded,
+    /// Over the floor.
+    pub floor: Recorded,
+    /// Over the floor in chunks: of how many bytes, and what was seen.
+    pub chunked: Vec<(usize, Recorded)>,
+    /// With one copy by the kernel.
+    pub pulled: Recorded,
+    /// Why there was no such copy.
+    pub refused: Option<String>,
     /// How far apart the processors were, before and after, and whether they seemed to share a core.
     pub hops: Vec<(f64, bool)>,
 }
 
 /// Samples in a form that travels.
-pub fn pack(samples: &Samples) -> Vec<(u64, u64)> {
+pub fn pack(samples: &Samples) -> Recorded {
     samples.recorded().collect()
 }
 

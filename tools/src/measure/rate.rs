@@ -17,14 +17,22 @@ Examples:
   doorbell rate --pin 0,1                           8-byte messages
   doorbell rate --pin 0,1 --floor                   in turns with a bare ring of cache lines
   doorbell rate --pin 0,1 --sizes 8,1KiB,64KiB      also how many bytes a second
+  doorbell rate --pin 0,1 --put                     puts of 8 bytes, nobody is told of them
   doorbell rate --pin 0,1 --format json | jq .messages_per_s
 
 Every section gives one sample: the time from its first message until the receiver has
-its last, divided by their number. `ratio` is the driver's rate over the floor's.")]
+its last, divided by their number. `ratio` is the driver's rate over the floor's.
+
+With --put one process puts one message behind the other into a region of the other, round
+and round, and tells nobody: a section ends when its last put is through. `ns each` is what
+a put costs the thread that puts.")]
 pub struct RateArgs {
     /// Sizes of the messages: 8, 64KiB, 1MB
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "8")]
     sizes: Vec<Size>,
+    /// Put into the other's region, without notification, instead of sending messages
+    #[arg(long, conflicts_with = "floor")]
+    put: bool,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -38,6 +46,7 @@ const BYTES: u64 = 4 << 30;
 /// Measures and prints.
 pub fn run(args: &RateArgs) -> Result<(), Failure> {
     let plan = args.measure.plan(Test::Rate, &args.sizes, usual, leg)?;
+    let plan = args.measure.by_put(args.put, plan)?;
     let outcome = pairs::carry_out(&plan)?;
     let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::rate(&plan, leg, &outcome)).collect();
     report::print(args.measure.format, &Header::of(&plan), &rows);

@@ -7,6 +7,7 @@ use crate::exit::warn;
 use doorbell::Progress;
 use doorbell_benches::stats::{Samples, Summary};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 
@@ -49,12 +50,23 @@ impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = &self.plan;
         f.write_str(match self.test {
+            Test::Latency if plan.put => "One-way latency of puts into each other's regions (half a round trip)",
             Test::Latency => "One-way latency (half a round trip)",
+            Test::Rate if plan.put => "Puts into the other's region, of which nobody is told,",
             Test::Rate => "Messages one way",
+            Test::Bandwidth if plan.both_ways => "Bytes both ways at once, their sum",
+            Test::Bandwidth => "Bytes one way",
         })?;
-        write!(f, " over {FABRIC}, through a {}", through(plan))?;
+        if self.test == Test::Bandwidth {
+            write!(f, ", {} messages under way", plan.window)?;
+        }
+        write!(f, " {}over {FABRIC}, through a {}", if plan.loan { "on loan " } else { "" }, through(plan))?;
         write!(f, ", progress {}, wait {}; every line is ", plan.progress, plan.wait)?;
-        f.write_str(if plan.touched { "written and read" } else { "left alone" })?;
+        f.write_str(match (plan.touched, plan.put && self.test == Test::Rate) {
+            (false, _) => "left alone",
+            (true, true) => "written",
+            (true, false) => "written and read",
+        })?;
         if plan.pairs > 1 {
             write!(f, "; {} pairs at once, figures for one of them", plan.pairs)?;
         }
@@ -84,6 +96,12 @@ pub struct Row {
     pub messages_per_s: f64,
     /// The same over the floor, if it was measured.
     pub floor: Option<FloorFigures>,
+    /// The median over the floor in the best chunks, in nanoseconds, and their bytes; for a latency of long messages.
+    pub pipelined: Option<(f64, usize)>,
+    /// Messages a second with one copy by the kernel, for a bandwidth.
+    pub pulled_per_s: Option<f64>,
+    /// Why there was no such copy.
+    pub refused: Option<String>,
     /// How far apart the processors of the first pair were, if they are two.
     pub hop_ns: Option<f64>,
     /// They seemed to be threads of one core.
@@ -108,7 +126,9 @@ impl Row {
         let per_unit = outcome.clock.ns_per_tick / 2.0;
         let rate = |samples: &[Samples]| 1e9 / mean(samples.iter().map(|samples| samples.summary(per_unit).mean));
         let round_trips = plan.legs[leg].rounds * plan.legs[leg].count;
-        Self::new(plan, leg, outcome, per_unit, round_trips, rate)
+        let mut row = Self::new(plan, leg, outcome, per_unit, round_trips, rate);
+        row.pipelined = best_chunks(outcome, leg, per_unit);
+        row
     }
 
     /// From samples of sections.
@@ -117,6 +137,20 @@ impl Row {
         let rate = |samples: &[Samples]| mean(samples.iter().map(|samples| 1e9 / samples.summary(per_unit).p50));
         let messages = plan.legs[leg].rounds * plan.legs[leg].count;
         Self::new(plan, leg, outcome, per_unit, messages, rate)
+    }
+
+    /// From samples of sections in which messages went one way or both.
+    pub fn bandwidth(plan: &Plan, leg: usize, outcome: &Outcome) -> Self {
+        let per_unit = outcome.clock.ns_per_tick / plan.legs[leg].count as f64;
+        let ways = if plan.both_ways { 2 } else { 1 };
+        let rate =
+            |samples: &[Samples]| mean(samples.iter().map(|samples| f64::from(ways) * 1e9 / samples.summary(per_unit).p50));
+        let messages = plan.legs[leg].rounds * plan.legs[leg].count * ways as usize;
+        let mut row = Self::new(plan, leg, outcome, per_unit, messages, rate);
+        row.refused = outcome.pairs.iter().find_map(|pair| pair[leg].refused.clone());
+        let pulled: Vec<Samples> = outcome.pairs.iter().map(|pair| unpack(&pair[leg].pulled)).collect();
+        row.pulled_per_s = (plan.floor && row.refused.is_none()).then(|| rate(&pulled));
+        row
     }
 
     fn new(
@@ -144,6 +178,9 @@ impl Row {
             floor: plan
                 .floor
                 .then(|| FloorFigures { p50_ns: merged(&floor).summary(ns_per_unit).p50, messages_per_s: rate(&floor) }),
+            pipelined: None,
+            pulled_per_s: None,
+            refused: None,
             hop_ns: (!hops.is_empty()).then(|| mean(hops.iter().map(|(ns, _)| *ns))),
             shared_core: hops.iter().any(|(_, shared)| *shared),
             moved: farthest > MOVED * nearest,
@@ -153,15 +190,28 @@ impl Row {
 
     /// Bytes in a nanosecond.
     pub fn gb_per_s(&self) -> f64 {
-        self.messages_per_s * self.bytes as f64 / 1e9
+        self.at_rate(self.messages_per_s)
     }
 
-    /// Ours over the floor: of medians for a latency, of messages a second for a rate.
+    /// How far the fastest and the slowest tenth of the samples are apart, as a share of the median.
+    pub fn spread(&self) -> f64 {
+        let spread = self.samples.spread();
+        (spread.quantile(0.9) - spread.quantile(0.1)) / spread.quantile(0.5)
+    }
+
+    /// Ours over the floor: of medians for a latency, of messages a second for a rate, and for a bandwidth over what the kernel
+    /// copies.
     pub fn ratio(&self) -> Option<f64> {
-        self.floor.map(|floor| match self.test {
-            Test::Latency => self.summary.p50 / floor.p50_ns,
-            Test::Rate => self.messages_per_s / floor.messages_per_s,
-        })
+        match self.test {
+            Test::Latency => self.floor.map(|floor| self.summary.p50 / floor.p50_ns),
+            Test::Rate => self.floor.map(|floor| self.messages_per_s / floor.messages_per_s),
+            Test::Bandwidth => self.pulled_per_s.map(|pulled| self.messages_per_s / pulled),
+        }
+    }
+
+    /// Bytes in a nanosecond at so many messages a second.
+    pub fn at_rate(&self, messages_per_s: f64) -> f64 {
+        messages_per_s * self.bytes as f64 / 1e9
     }
 
     /// Everything by name, in order.
@@ -182,26 +232,45 @@ impl Row {
             ("gb_per_s", rounded(self.gb_per_s())),
             ("messages_per_s", json!(self.messages_per_s.round())),
         ];
-        if let (Some(floor), Some(ratio)) = (self.floor, self.ratio()) {
+        if self.test == Test::Bandwidth {
+            fields.push(("spread", rounded(self.spread())));
+        }
+        if let Some(floor) = self.floor {
             match self.test {
-                Test::Latency => fields.push(("floor_p50_ns", rounded(floor.p50_ns))),
+                Test::Latency => fields.extend([
+                    ("floor_p50_ns", rounded(floor.p50_ns)),
+                    ("floor_pipelined_p50_ns", or_null(self.pipelined.map(|(p50_ns, _)| p50_ns))),
+                    ("floor_pipelined_chunk_bytes", json!(self.pipelined.map(|(_, bytes)| bytes))),
+                ]),
                 Test::Rate => fields.extend([
                     ("floor_messages_per_s", json!(floor.messages_per_s.round())),
-                    ("floor_gb_per_s", rounded(floor.messages_per_s * self.bytes as f64 / 1e9)),
+                    ("floor_gb_per_s", rounded(self.at_rate(floor.messages_per_s))),
+                ]),
+                Test::Bandwidth => fields.extend([
+                    ("floor_pulled_gb_per_s", or_null(self.pulled_per_s.map(|rate| self.at_rate(rate)))),
+                    ("floor_copied_gb_per_s", rounded(self.at_rate(floor.messages_per_s))),
                 ]),
             }
-            fields.push(("ratio", rounded(ratio)));
+            fields.push(("ratio", or_null(self.ratio())));
         }
         fields.extend([
-            ("hop_ns", self.hop_ns.map_or(Value::Null, rounded)),
+            ("hop_ns", or_null(self.hop_ns)),
             ("shared_core", json!(self.shared_core)),
             ("moved", json!(self.moved)),
             ("pairs", json!(self.plan.pairs)),
+            ("put", json!(self.plan.put)),
             ("through", json!(if self.plan.shared { "node" } else { "peer" })),
+            ("loan", json!(self.plan.loan)),
             ("touched", json!(self.plan.touched)),
             ("progress", json!(self.plan.progress)),
             ("wait", json!(self.plan.wait)),
         ]);
+        if self.test != Test::Rate && !self.plan.put {
+            fields.extend([("buffers", json!(self.plan.buffers)), ("copy", json!(self.plan.copy))]);
+        }
+        if self.test == Test::Bandwidth {
+            fields.extend([("window", json!(self.plan.window)), ("both_ways", json!(self.plan.both_ways))]);
+        }
         fields
     }
 
@@ -226,6 +295,16 @@ impl Row {
     }
 }
 
+/// The least median over the floor in chunks, and the chunks that gave it.
+fn best_chunks(outcome: &Outcome, leg: usize, ns_per_unit: f64) -> Option<(f64, usize)> {
+    let mut all: BTreeMap<usize, Samples> = BTreeMap::new();
+    for (bytes, recorded) in outcome.pairs.iter().flat_map(|pair| &pair[leg].chunked) {
+        all.entry(*bytes).or_default().merge(&unpack(recorded));
+    }
+    let medians = all.iter().map(|(bytes, samples)| (samples.summary(ns_per_unit).p50, *bytes));
+    medians.min_by(|(one, _), (other, _)| one.total_cmp(other))
+}
+
 fn merged(parts: &[Samples]) -> Samples {
     let mut all = Samples::new();
     parts.iter().for_each(|part| all.merge(part));
@@ -240,6 +319,10 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 /// Three digits behind the point: finer than any clock here.
 fn rounded(value: f64) -> Value {
     json!((value * 1e3).round() / 1e3)
+}
+
+fn or_null(value: Option<f64>) -> Value {
+    value.map_or(Value::Null, rounded)
 }
 
 /// Prints, and says on stderr what the reader should know before believing it.
@@ -293,6 +376,11 @@ fn doubts(header: &Header, rows: &[Row]) -> Vec<String> {
             row.bytes
         ));
     }
+    if let Some(why) = rows.iter().find_map(|row| row.refused.as_ref()) {
+        doubts.push(format!(
+            "the kernel does not copy between these processes (process_vm_readv: {why}): there is nothing to compare with"
+        ));
+    }
     if header.plan.pin.is_empty() {
         doubts.push("the processes were free to change processors: --pin 0,1 gives steadier figures".into());
     }
@@ -311,10 +399,9 @@ fn doubts(header: &Header, rows: &[Row]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Finding, Leg, pack};
+    use super::super::plan::{Copier, Finding, Leg, Place, pack};
     use super::*;
     use doorbell_benches::clock::Clock;
-    use std::collections::BTreeMap;
 
     fn plan(test: Test, pairs: usize, floor: bool) -> Plan {
         Plan {
@@ -325,6 +412,12 @@ mod tests {
             floor,
             touched: true,
             shared: false,
+            put: false,
+            loan: false,
+            window: 8,
+            both_ways: false,
+            buffers: Place::Private,
+            copy: Copier::Auto,
             progress: "adaptive".into(),
             wait: "auto".into(),
             pin: vec![0, 1],
@@ -343,6 +436,9 @@ mod tests {
         let finding = |pair: usize| Finding {
             driver: samples(&[(100 * (pair as u64 + 1), 200)]),
             floor: samples(&[(80, 200)]),
+            chunked: vec![(4096, samples(&[(70, 200)])), (8192, samples(&[(60, 200)])), (16_384, samples(&[(75, 200)]))],
+            pulled: samples(&[(50, 200)]),
+            refused: None,
             hops: if pair == 0 { hops.to_vec() } else { Vec::new() },
         };
         Outcome { pairs: (0..pairs).map(|pair| vec![finding(pair)]).collect(), clock: Clock { ns_per_tick: 2.0 } }
@@ -391,6 +487,35 @@ mod tests {
         // A section of 100 messages takes 100 ticks of 2 ns.
         assert_eq!((&found["p50_ns"], &found["messages_per_s"]), (&json!(2.0), &json!(5e8)));
         assert_eq!((&found["ratio"], &found["hop_ns"], &found["samples"]), (&json!(0.8), &Value::Null, &json!(200)));
+    }
+
+    #[test]
+    fn the_pipelined_floor_is_that_of_the_best_chunks() {
+        let found = parsed(&Row::latency(&plan(Test::Latency, 2, true), 0, &outcome(2, &[])));
+        assert_eq!((&found["floor_pipelined_p50_ns"], &found["floor_pipelined_chunk_bytes"]), (&json!(60.0), &json!(8192)));
+    }
+
+    #[test]
+    fn a_bandwidth_is_compared_with_what_the_kernel_copies() {
+        let one_way = plan(Test::Bandwidth, 1, true);
+        let found = parsed(&Row::bandwidth(&one_way, 0, &outcome(1, &[])));
+        // A section of 100 messages of 64 bytes takes 100 ticks of 2 ns, and 50 where they are pulled.
+        assert_eq!((&found["gb_per_s"], &found["floor_pulled_gb_per_s"]), (&json!(32.0), &json!(64.0)));
+        assert_eq!(
+            (&found["floor_copied_gb_per_s"], &found["ratio"], &found["spread"]),
+            (&json!(40.0), &json!(0.5), &json!(0.0))
+        );
+        let both_ways = Plan { both_ways: true, ..one_way.clone() };
+        let found = parsed(&Row::bandwidth(&both_ways, 0, &outcome(1, &[])));
+        assert_eq!((&found["gb_per_s"], &found["ratio"], &found["samples"]), (&json!(64.0), &json!(0.5), &json!(400)));
+
+        let mut refused = outcome(1, &[]);
+        refused.pairs[0][0] = Finding { pulled: Vec::new(), refused: Some("EPERM".into()), ..refused.pairs[0][0].clone() };
+        let row = Row::bandwidth(&one_way, 0, &refused);
+        let found = parsed(&row);
+        assert_eq!((&found["floor_pulled_gb_per_s"], &found["ratio"]), (&Value::Null, &Value::Null));
+        assert_eq!(found["floor_copied_gb_per_s"], json!(40.0));
+        assert!(doubts(&Header::of(&one_way), &[row]).join("").contains("EPERM"));
     }
 
     #[test]

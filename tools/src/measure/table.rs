@@ -42,10 +42,12 @@ fn names(header: &Header) -> Vec<String> {
     let figures: &[&str] = match header.test {
         Test::Latency => &["size", "samples", "min", "p50", "p90", "p99", "p99.9", "max", "mean"],
         Test::Rate => &["size", "messages", "M/s", "GB/s", "ns each", "fastest", "slowest"],
+        Test::Bandwidth => &["size", "messages", "GB/s", "spread"],
     };
     let floor: &[&str] = match (header.floor, header.test) {
         (false, _) => &[],
-        (true, Test::Latency) => &["floor p50", "ratio"],
+        (true, Test::Latency) => &["floor p50", "ratio", "pipelined"],
+        (true, Test::Bandwidth) => &["pulled", "ratio", "copied"],
         (true, Test::Rate) => &["floor M/s", "ratio"],
     };
     figures.iter().chain(floor).chain(&["hop"]).map(|name| (*name).into()).collect()
@@ -63,13 +65,21 @@ fn cells(header: &Header, row: &Row) -> Vec<String> {
             format!("{:.1}", found.min),
             format!("{:.1}", found.max),
         ]),
+        Test::Bandwidth => cells.extend([format!("{:.2}", row.gb_per_s()), format!("{:.0} %", 100.0 * row.spread())]),
     }
     if let Some(floor) = &row.floor {
+        let gb_per_s = |messages_per_s| format!("{:.2}", row.at_rate(messages_per_s));
         cells.push(match header.test {
             Test::Latency => time(floor.p50_ns),
             Test::Rate => format!("{:.2}", floor.messages_per_s / 1e6),
+            Test::Bandwidth => row.pulled_per_s.map_or_else(String::new, gb_per_s),
         });
-        cells.push(format!("{:.2}", row.ratio().unwrap_or_default()));
+        cells.push(row.ratio().map_or_else(String::new, |ratio| format!("{ratio:.2}")));
+        match header.test {
+            Test::Latency => cells.push(row.pipelined.map_or_else(String::new, |(p50_ns, _)| time(p50_ns))),
+            Test::Rate => {}
+            Test::Bandwidth => cells.push(gb_per_s(floor.messages_per_s)),
+        }
     }
     cells.push(row.hop_ns.map_or("?".into(), time));
     cells

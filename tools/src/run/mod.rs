@@ -13,6 +13,7 @@ use crate::environment::Domain;
 use crate::exit::{Failure, warn};
 use crate::guard::Guard;
 use crate::processes::adopt_orphans;
+use crate::text::time;
 use cpus::CpuList;
 use doorbell::{Progress, Role, Space, Wait};
 use doorbell_shm::domain::{clean, list_domains};
@@ -65,7 +66,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "CPU,…")]
     bind: Option<CpuList>,
     /// How long nodes that are to end may take before they are killed: 3s, 500ms
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = grace)]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time)]
     grace: Duration,
     /// Let the nodes write for themselves, without their numbers in front
     #[arg(long)]
@@ -107,33 +108,5 @@ fn refuse_taken_places(domain: &str, nodes: u16) -> Result<(), Failure> {
             format!("node {} of domain '{domain}' lives already", node.id),
             format!("choose another name, or see what is there with `doorbell ls {domain}`"),
         )),
-    }
-}
-
-fn grace(word: &str) -> Result<Duration, String> {
-    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
-    let (number, unit) = word.split_at(digits);
-    let number = number.parse::<u64>().ok().filter(|number| *number <= 86_400_000);
-    match (number, unit) {
-        (Some(number), "s" | "") if number <= 86_400 => Ok(Duration::from_secs(number)),
-        (Some(number), "ms") => Ok(Duration::from_millis(number)),
-        _ => Err("it is not a time of up to a day; hint: times look like 3s or 500ms".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_that_people_write() {
-        for (word, time) in
-            [("3s", Some(3000)), ("3", Some(3000)), ("500ms", Some(500)), ("0s", Some(0)), ("86400s", Some(86_400_000))]
-        {
-            assert_eq!(grace(word).ok(), time.map(Duration::from_millis), "{word}");
-        }
-        for word in ["", "s", "-1s", "3m", "1.5s", "86401s", "99999999999999999999s"] {
-            assert!(grace(word).is_err(), "{word}");
-        }
     }
 }

@@ -1,4 +1,5 @@
 use super::support::{Ended, doorbell, ended, eventually, nothing_is_left, processes, send};
+use serde_json::Value;
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -15,6 +16,13 @@ fn played(progress: &str) -> String {
         "=>  blue  of node",
         "then: no room for a message to node 1",
         "none was lost",
+        "[0, 0, 7, 11, 13, 0, 0, 0]: the same memory",
+        "cannot read a key with a key of node 1: the key may only read",
+        "cannot put with a key of node 1: its region was withdrawn",
+        "all 32 KiB are there, the counter is at 0, its bit is 1",
+        "request to send",
+        "both counters reached zero once",
+        "node 0 had all of it after",
         "tell them I was here",
         "after the kill: node 2 (3) died",
         "a new node 2 has joined: incarnation 4, where the dead one was incarnation 3",
@@ -54,6 +62,49 @@ fn poller() {
     assert_eq!(carried(&story, "the application's"), [0; 3], "{story}");
     assert!(carried(&story, "doorbell-poller").iter().all(|count| *count > 0), "{story}");
     assert!(story.contains("the poller of each node is its engine"), "{story}");
+}
+
+#[test]
+fn its_timeline_shows_chunks_of_both_ends_at_both_nodes() {
+    let path = std::env::temp_dir().join(format!("doorbell-trace-{}.json", std::process::id()));
+    let ended = ended(&["demo", "--trace", path.to_str().unwrap()]);
+    let text = std::fs::read(&path).unwrap_or_default();
+    let _ = std::fs::remove_file(&path);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{}", ended.stdout);
+    assert!(ended.stdout.contains("open it in https://ui.perfetto.dev"), "{}", ended.stdout);
+    let trace: Value = serde_json::from_slice(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert!(events.iter().all(|event| event["pid"].is_u64() && event["ts"].is_number() && event["ph"].is_string()));
+
+    let rows: Vec<_> = events.iter().filter(|event| event["name"] == "process_name").collect();
+    let row = |node: u16| {
+        let named = |event: &&&Value| event["args"]["name"].as_str().unwrap().starts_with(&format!("node {node}, life "));
+        rows.iter().find(named).expect("a row for each node")["pid"].as_u64().unwrap()
+    };
+    assert_eq!(rows.len(), 4, "node 2 lived twice: {rows:?}");
+    for (node, other) in [(0, 1), (1, 0)] {
+        let slices = || events.iter().filter(|event| event["ph"] == "X" && event["pid"] == row(node));
+        for event in slices() {
+            assert!(event["dur"].as_f64().unwrap() > 0.0 && event["args"]["bytes"].as_u64().unwrap() > 0, "{event}");
+        }
+        let of = |end: &str, origin: u16, target: u16| {
+            let way = format!("{origin}->{target} ");
+            slices().any(|event| event["args"]["end"] == end && event["args"]["transfer"].as_str().unwrap().starts_with(&way))
+        };
+        // What it sends goes from the first end; from the last one go its own puts, or what it pulls.
+        assert!(of("first end", node, other), "node {node}: {:?}", slices().collect::<Vec<_>>());
+        assert!(of("last end", node, other) || of("last end", other, node), "node {node}: {:?}", slices().collect::<Vec<_>>());
+    }
+    // The application of node 1 sleeps while its message goes, so its poller has a track.
+    let is_poller = |event: &&Value| event["name"] == "thread_name" && event["args"]["name"] == "doorbell-poller";
+    assert!(events.iter().filter(is_poller).any(|event| event["pid"] == row(1)));
+}
+
+#[test]
+fn a_timeline_that_cannot_be_written_is_refused_at_once() {
+    let ended = ended(&["demo", "--trace", "/no/such/place/out.json"]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
+    assert!(ended.stderr.contains("--trace: cannot write /no/such/place/out.json"), "{}", ended.stderr);
 }
 
 fn begun() -> (Child, String) {

@@ -1,21 +1,6 @@
-use super::support::{Ended, domain, doorbell, ended, eventually, nothing_is_left, ring, segments, send};
+use super::support::{Ended, domain, doorbell, ended, eventually, kill, node, nothing_is_left, segments};
 use serde_json::Value;
-use std::process::{Child, Stdio};
-
-/// A node that stays until it is killed: it waits for a second one, or passes a token on for ever.
-fn node(name: &str, id: u16, nodes: u16) -> Child {
-    let mut command = std::process::Command::new(ring());
-    command.arg("1000000000").env("DOORBELL_DOMAIN", name).env("DOORBELL_NODES", nodes.to_string());
-    command.env("DOORBELL_NODE", id.to_string()).env("DOORBELL_ROLE", if id == 0 { "host" } else { "accelerator" });
-    let child = command.env("DOORBELL_WAIT", "park").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    eventually("that the node is there", || segments(&format!("{name}.{id}.")).len() == 2);
-    child
-}
-
-fn kill(mut child: Child) {
-    send(libc::SIGKILL, child.id());
-    child.wait().unwrap();
-}
+use std::process::Stdio;
 
 fn listed(name: &str) -> Value {
     let Ended { code, stdout, stderr } = ended(&["ls", "--format", "json", name]);

@@ -1,4 +1,4 @@
-use super::support::{domain, doorbell, ended, nothing_is_left, ring, segments};
+use super::support::{domain, doorbell, ended, example, nothing_is_left, ring, segments};
 use std::io::Write;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -157,4 +157,21 @@ fn a_domain_whose_places_are_taken_is_refused() {
     let expected = format!("[1] doorbell: error: node 0 of domain '{name}' lives already; hint: ");
     assert!(ended.stderr.lines().any(|line| line.starts_with(&expected)), "{}", ended.stderr);
     nothing_is_left(&name);
+}
+
+#[test]
+fn eight_nodes_exchange_their_halos() {
+    let ended = ended(&["run", "-n", "8", "--", &example("halo"), "6"]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{}", ended.stdout);
+    assert!(ended.stdout.contains("all 2×2×2 blocks are as one process alone has them"), "{}", ended.stdout);
+    for rank in 0..8 {
+        assert!(ended.stdout.contains(&format!("[{rank}] node {rank} at (")), "{}", ended.stdout);
+    }
+}
+
+#[test]
+fn halos_want_a_torus() {
+    let ended = ended(&["run", "-n", "2", "--", &example("halo")]);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("2 nodes are no torus with two or more along each axis"), "{}", ended.stderr);
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -102,4 +102,20 @@ pub fn example(name: &str) -> String {
         assert!(cargo.status().expect("cargo starts").success());
     }
     path.to_str().expect("text").to_owned()
+}
+
+/// A node that stays until it is killed: it waits for a second one, or passes a token on for ever.
+pub fn node(name: &str, id: u16, nodes: u16) -> Child {
+    let mut command = Command::new(ring());
+    command.arg("1000000000").env("DOORBELL_DOMAIN", name).env("DOORBELL_NODES", nodes.to_string());
+    command.env("DOORBELL_NODE", id.to_string()).env("DOORBELL_ROLE", if id == 0 { "host" } else { "accelerator" });
+    let child = command.env("DOORBELL_WAIT", "park").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("that the node is there", || segments(&format!("{name}.{id}.")).len() == 2);
+    child
+}
+
+/// Kills a node that a test started.
+pub fn kill(mut child: Child) {
+    send(libc::SIGKILL, child.id());
+    child.wait().unwrap();
 }

@@ -92,6 +92,13 @@ fn in_another_process() {
         writeln!(out, "\n{line}").and_then(|()| out.flush()).unwrap();
     };
     let node = join(&space);
+    let word = 0x0123_4567_89ab_cdef_u64;
+    let region = node.create_region(7, 64 << 10).unwrap();
+    // SAFETY: the region's first word.
+    unsafe { region.ptr().cast::<u64>().write_volatile(word) };
+    if part == "word" {
+        say(format!("word {}", (&raw const word).expose_provenance()));
+    }
     if part == "fork" {
         say(format!("forked {}", fork_and_look(&node)));
         // SAFETY: the child does nothing but sleep.
@@ -111,6 +118,8 @@ fn in_another_process() {
 /// What a forked child finds: 0 if all is as it should be.
 fn fork_and_look(node: &Membership) -> i32 {
     let peer = node.open_peer(node.id()).unwrap();
+    let own = node.create_region(1, 100).unwrap();
+    let seen = node.open_region(node.id(), node.incarnation(), 1, true).unwrap();
     // SAFETY: the child takes no lock that another thread may hold, and leaves by `_exit`.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {
@@ -122,7 +131,13 @@ fn fork_and_look(node: &Membership) -> i32 {
                 !peer.is_alive(),
                 matches!(node.open_peer(node.id()), Err(ShmError::Forked { .. })),
                 matches!(node.leave(), Err(ShmError::Forked { .. })),
+                matches!(node.create_region(2, 1), Err(ShmError::Forked { .. })),
+                matches!(node.open_region(node.id(), node.incarnation(), 1, false), Err(ShmError::Forked { .. })),
+                matches!(own.withdraw(), Err(ShmError::Forked { .. })),
+                !own.is_live() && !seen.is_live(),
+                peer.reach().is_none(),
             ];
+            drop((own, seen));
             // SAFETY: the originals are forgotten with the process.
             drop(unsafe { std::ptr::read(&raw const *node) });
             let wrong = right.iter().position(|right| !right).map_or(0, |at| at as i32 + 1);
@@ -130,7 +145,9 @@ fn fork_and_look(node: &Membership) -> i32 {
             unsafe { libc::_exit(wrong) }
         }
         nix::unistd::ForkResult::Parent { child } => match nix::sys::wait::waitpid(child, None).unwrap() {
-            nix::sys::wait::WaitStatus::Exited(_, code) if peer.is_alive() && !forked() => code,
+            nix::sys::wait::WaitStatus::Exited(_, code) if peer.is_alive() && !forked() && own.is_live() && seen.is_live() => {
+                code
+            }
             other => panic!("{other:?}"),
         },
     }
@@ -156,7 +173,8 @@ fn a_killed_process_is_noticed_and_cleaned_up_after() {
     other.kill();
     wait_until(|| !peer.is_alive());
     assert!(matches!(node.open_peer(NodeId(1)), Err(ShmError::NodeDead { .. })));
-    assert_eq!(clean(&space, None, false).unwrap().removed.len(), 2);
+    let removed = clean(&space, None, false).unwrap().removed;
+    assert!(removed.len() == 3 && removed[2].ends_with(".1.inbox"), "{removed:?}");
     assert_eq!(node.members().len(), 1);
     drop(node);
     assert!(directory.is_empty());
@@ -333,4 +351,70 @@ fn a_process_killed_anywhere_leaves_nothing_that_the_next_cannot_repair() {
             assert!(directory.is_empty(), "{part} {point}:{times}");
         }
     }
+}
+
+#[test]
+fn regions_and_private_memory_of_another_process() {
+    let directory = Directory::new();
+    let space = directory.space();
+    let node = join(&space);
+    let mut other = Process::start(&directory, "word");
+    let at: u64 = other.said("word").parse().unwrap();
+    let peer = node.open_peer(NodeId(1)).unwrap();
+    let region = node.open_region(NodeId(1), peer.incarnation(), 7, false).unwrap();
+    // SAFETY: the region's first word.
+    assert_eq!(unsafe { region.ptr().cast::<u64>().read_volatile() }, 0x0123_4567_89ab_cdef);
+    let Some(reach) = peer.reach() else {
+        println!("this system refuses access to the memory of other processes: only the refusal was tested");
+        return;
+    };
+    let mut found = 0_u64;
+    // SAFETY: a word of ours; the other process keeps its own until it is killed.
+    unsafe { reach.read(at, (&raw mut found).cast(), 8) }.unwrap();
+    assert_eq!(found, 0x0123_4567_89ab_cdef);
+    // SAFETY: as above; the other process does not look at its word again.
+    unsafe { reach.write(at, (&raw const at).cast(), 8) }.unwrap();
+    // SAFETY: as above.
+    unsafe { reach.read(at, (&raw mut found).cast(), 8) }.unwrap();
+    assert_eq!(found, at);
+    for nowhere in [0, 8, u64::MAX - 4] {
+        // SAFETY: as above; the kernel refuses such addresses.
+        let refused = unsafe { reach.read(nowhere, (&raw mut found).cast(), 8) };
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EFAULT));
+    }
+    other.kill();
+    // SAFETY: as above.
+    let refused = unsafe { reach.read(at, (&raw mut found).cast(), 8) };
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    assert!(peer.is_known_dead() && region.is_live());
+    // SAFETY: mapped still, whoever died.
+    assert_eq!(unsafe { region.ptr().cast::<u64>().read_volatile() }, 0x0123_4567_89ab_cdef);
+    drop(node);
+    assert!(directory.is_empty());
+}
+
+#[test]
+fn a_region_that_may_only_be_read_is_mapped_so() {
+    let directory = Directory::new();
+    let node = join(&directory.space());
+    let own = node.create_region(1, 100).unwrap();
+    let open = |writable| node.open_region(node.id(), node.incarnation(), 1, writable).unwrap();
+    let rights = |ptr: *mut u8| {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let start = format!("{:x}-", ptr.addr());
+        maps.lines().find(|line| line.trim_start_matches('0').starts_with(&start)).unwrap().split(' ').nth(1).unwrap().to_owned()
+    };
+    let (read, write) = (open(false), open(true));
+    assert_eq!((rights(read.ptr()).as_str(), rights(write.ptr()).as_str()), ("r--s", "rw-s"));
+    assert!(!read.is_writable() && write.is_writable());
+    drop(own);
+}
+
+#[test]
+fn a_region_that_does_not_fit_leaves_nothing() {
+    let directory = Directory::new();
+    let node = join(&directory.space());
+    let before = names(&directory.space());
+    assert!(matches!(node.create_region(1, 1 << 50), Err(ShmError::NoSpace { .. })));
+    assert_eq!(names(&directory.space()), before);
 }

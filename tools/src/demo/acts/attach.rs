@@ -3,8 +3,9 @@
 use super::super::script::order;
 use super::{FIRST, SECOND, Stage, patience};
 use crate::exit::Failure;
-use crate::segments::{DIRECTORY, files};
-use crate::text::{Table, bytes};
+use crate::text::{DIRECTORY, Table, bytes};
+use doorbell::Space;
+use doorbell_shm::domain::files;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A host and two accelerators attach");
@@ -18,7 +19,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     table.lines().into_iter().for_each(|line| stage.say.line(line));
     stage.say.line("");
     let mut table = Table::new(&[&format!("in {DIRECTORY}"), ">bytes", ""]);
-    for (name, size) in files(&stage.cast.domain).unwrap_or_default() {
+    for (name, size) in files(&Space::posix(), &stage.cast.domain).unwrap_or_default() {
         let purpose = match name.rsplit('.').next() {
             Some("inbox") => "lanes: the others write here, and nowhere else",
             Some("board") => "figures: the others read here",
@@ -37,6 +38,7 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
 
 pub fn leave(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("Everybody leaves");
+    stage.note();
     stage.send(FIRST, order::LEAVE, &[])?;
     stage.cast.part_with(FIRST)?;
     stage.cast.leave()

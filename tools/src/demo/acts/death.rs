@@ -3,18 +3,20 @@
 use super::super::script::{answer, now, number, order};
 use super::{FIRST, SECOND, Stage, patience, told, unlike};
 use crate::exit::Failure;
-use crate::segments::files;
 use crate::text::bytes;
-use doorbell::{Error, Event, Match};
+use doorbell::{Error, Event, Incarnation, Match, Space};
+use doorbell_shm::domain::files;
 use std::thread;
 use std::time::Duration;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
-    die(stage)?;
-    succeed(stage)
+    let dead = die(stage)?;
+    stage.note();
+    succeed(stage, dead)
 }
 
-fn die(stage: &mut Stage<'_>) -> Result<(), Failure> {
+/// The life that ended.
+fn die(stage: &mut Stage<'_>) -> Result<Incarnation, Failure> {
     stage.say.title("A node is killed, and the others are told its name");
     let mut buf = [0; 64];
     let peer = stage.done(stage.cast.node.peer(SECOND))?;
@@ -31,8 +33,8 @@ fn die(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage
         .say
         .line(format_args!("node 0: recv(from(2))  =>  \"{words}\": what was sent before a death comes before the news of it"));
-    let error = match peer.recv_by(Match::any(), &mut buf, patience()) {
-        Err(error @ Error::PeerDied { .. }) => error,
+    let (error, life) = match peer.recv_by(Match::any(), &mut buf, patience()) {
+        Err(error @ Error::PeerDied { incarnation, .. }) => (error, incarnation),
         Err(error) => return Err(stage.cast.explain(error)),
         Ok(_) => return Err(unlike("the dead spoke")),
     };
@@ -40,33 +42,29 @@ fn die(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let (_, message) = stage.recv(Match::from(FIRST).tag(answer::TIME))?;
     let at = number(message);
     stage.say.line(format_args!("node 1: event()        =>  the same, {} after the kill", since(at)));
-    Ok(())
+    Ok(life)
 }
 
-fn succeed(stage: &mut Stage<'_>) -> Result<(), Failure> {
+fn succeed(stage: &mut Stage<'_>, before: Incarnation) -> Result<(), Failure> {
     stage.say.title("Another takes its place");
-    let left: Vec<(String, u64)> = files(&stage.cast.domain).unwrap_or_default();
+    let left: Vec<(String, u64)> = files(&Space::posix(), &stage.cast.domain).unwrap_or_default();
     let dead = format!(".{}.{SECOND}.", stage.cast.domain);
     let left: u64 = left.iter().filter(|(name, _)| name.contains(&dead)).map(|(_, size)| size).sum();
     stage.say.line(format_args!("the dead node left {} of segments; the next to join removes them", bytes(left)));
-    let before =
-        stage.done(stage.cast.node.members())?.into_iter().find(|member| member.id == SECOND).map(|member| member.incarnation);
     stage.cast.start(SECOND)?;
     let life = loop {
         match stage.done(stage.cast.node.event(patience()))? {
-            Event::Joined { node: SECOND, incarnation } if Some(incarnation) != before => break incarnation,
+            Event::Joined { node: SECOND, incarnation } if incarnation != before => break incarnation,
             _ => {}
         }
     };
-    stage.say.line(format_args!(
-        "a new node 2 has joined: incarnation {life}, where the dead one was incarnation {}",
-        before.map_or("?".into(), |life| life.to_string())
-    ));
+    stage.say.line(format_args!("a new node 2 has joined: incarnation {life}, where the dead one was incarnation {before}"));
     stage.send(SECOND, order::PING, b"are you there?")?;
     let (envelope, _) = stage.recv(Match::from(SECOND).tag(answer::PONG))?;
     if envelope.incarnation != life {
         return Err(unlike(format_args!("life {} answered", envelope.incarnation)));
     }
+    stage.note();
     stage.say.line("it answers, and is never taken for the one before it");
     stage.send(SECOND, order::LEAVE, &[])?;
     stage.cast.part_with(SECOND)?;

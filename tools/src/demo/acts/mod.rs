@@ -1,16 +1,20 @@
 //! The acts, in the order in which they are played.
 
 mod attach;
+mod counters;
 mod death;
 mod full;
 mod latency;
 mod messages;
+mod regions;
 mod sleep;
 mod threads;
+mod transfer;
 
 use super::cast::{Cast, PATIENCE};
 use super::say::Say;
 use super::script::LONGEST;
+use super::trace::Trace;
 use crate::exit::Failure;
 use doorbell::{Envelope, Error, Match, NodeId};
 use std::time::{Duration, Instant};
@@ -20,11 +24,25 @@ const FIRST: NodeId = NodeId(1);
 const SECOND: NodeId = NodeId(2);
 
 /// Plays all of them.
-pub fn play(cast: &mut Cast, say: &mut Say) -> Result<(), Failure> {
-    let mut stage = Stage { cast, say, buf: vec![0; LONGEST] };
-    for act in [attach::play, messages::play, sleep::play, full::play, threads::play, death::play, latency::play, attach::leave] {
+pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result<(), Failure> {
+    let mut stage = Stage { cast, say, trace, buf: vec![0; LONGEST] };
+    let acts = [
+        attach::play,
+        messages::play,
+        sleep::play,
+        full::play,
+        threads::play,
+        regions::play,
+        counters::play,
+        transfer::play,
+        death::play,
+        latency::play,
+        attach::leave,
+    ];
+    for act in acts {
         stage.cast.check()?;
         act(&mut stage)?;
+        stage.note();
     }
     stage.cast.check()
 }
@@ -33,10 +51,18 @@ pub fn play(cast: &mut Cast, say: &mut Say) -> Result<(), Failure> {
 struct Stage<'a> {
     cast: &'a mut Cast,
     say: &'a mut Say,
+    trace: Option<&'a mut Trace>,
     buf: Vec<u8>,
 }
 
 impl Stage<'_> {
+    /// Keeps what the flight recorders hold, before newer records take its place or a node is gone.
+    fn note(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.gather(&self.cast.domain);
+        }
+    }
+
     /// The host sends.
     fn send(&self, to: NodeId, tag: u64, bytes: &[u8]) -> Result<(), Failure> {
         self.cast.node.send_by(to, tag, bytes, patience()).map_err(|error| self.cast.explain(error))

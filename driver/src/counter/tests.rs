@@ -1,0 +1,173 @@
+use super::*;
+use crate::{Progress, Space, Wait};
+use proptest::prelude::*;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+fn node(progress: Progress, wait: Wait) -> Node {
+    Node::builder("counters").space(Space::heap()).progress(progress).wait(wait).join().unwrap()
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn readable(fd: BorrowedFd<'_>, milliseconds: i32) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live pollfd.
+    (unsafe { libc::poll(&mut poll, 1, milliseconds) }) == 1
+}
+
+#[test]
+fn waiters_of_every_kind_are_woken() {
+    for progress in [Progress::Inline, Progress::Adaptive, Progress::Poller] {
+        for wait in [Wait::Auto, Wait::Park, Wait::Spin] {
+            let node = node(progress, wait);
+            let counter = node.counter().unwrap();
+            counter.init(3).unwrap();
+            std::thread::scope(|scope| {
+                // One sleeps on the bell, the others beside it.
+                let waiters: Vec<_> = (0..3).map(|_| scope.spawn(|| counter.wait_by(soon()))).collect();
+                std::thread::sleep(Duration::from_millis(5));
+                assert_eq!(counter.lower(2).unwrap(), Lowered::Left(1));
+                assert_eq!(counter.lower(1).unwrap(), Lowered::Zero { excess: 0 });
+                waiters.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
+            });
+            assert!(counter.is_zero());
+        }
+    }
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline_and_with_the_node() {
+    let node = node(Progress::Inline, Wait::Auto);
+    let counter = node.counter().unwrap();
+    counter.wait_by(Instant::now()).unwrap();
+    counter.init(1).unwrap();
+    let error = counter.wait_by(Instant::now() + Duration::from_millis(2)).unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| counter.wait());
+        std::thread::sleep(Duration::from_millis(5));
+        node.clone().leave().unwrap();
+        assert!(matches!(waiter.join().unwrap(), Err(Error::Closed)));
+    });
+    assert!(matches!(counter.lower(1), Err(Error::Closed)));
+    assert!(matches!(counter.wait(), Err(Error::Closed)));
+    assert!(matches!(node.counter(), Err(Error::Closed)));
+}
+
+#[test]
+fn a_wait_goes_on_for_the_next_use() {
+    let node = node(Progress::Inline, Wait::Auto);
+    let counter = node.counter().unwrap();
+    counter.init(1).unwrap();
+    let first = counter.key();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| counter.wait_by(soon()));
+        std::thread::sleep(Duration::from_millis(5));
+        counter.init(2).unwrap();
+        assert_eq!(counter.file().lower_by_key(&first, 1), Lowered::Stale);
+        assert!(!waiter.is_finished());
+        assert!(counter.lower(2).unwrap().reached_zero());
+        waiter.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn the_register_shows_who_is_at_zero() {
+    let node = node(Progress::Inline, Wait::Auto);
+    let counters: Vec<_> = (0..70).map(|_| node.counter().unwrap()).collect();
+    counters.iter().for_each(|counter| counter.init(1).unwrap());
+    assert_eq!(node.counter_status(), [0; 4]);
+    assert!(counters[69].lower(5).unwrap().reached_zero());
+    assert!(counters[3].lower(1).unwrap().reached_zero());
+    assert_eq!(node.counter_status(), [1 << 3, 1 << 5, 0, 0]);
+    counters[3].clear().unwrap();
+    assert_eq!(node.counter_status(), [0, 1 << 5, 0, 0]);
+    assert_eq!(counters[69].lower(1).unwrap(), Lowered::Already);
+    counters[69].init(9).unwrap();
+    let figures = node.figures().unwrap();
+    assert_eq!((figures[crate::Figure::CountersUsed], figures[crate::Figure::CounterZeros]), (70, 2));
+    assert_eq!((node.counter_status(), counters[69].value()), ([0; 4], 9));
+}
+
+#[test]
+fn there_are_256_and_dropped_ones_come_back() {
+    let node = node(Progress::Inline, Wait::Auto);
+    let mut counters: Vec<_> = (0..COUNTERS).map(|_| node.counter().unwrap()).collect();
+    let error = node.counter().unwrap_err();
+    assert!(error.to_string().contains("all 256 DMA counters"), "{error}");
+    let key = counters[9].key();
+    drop(counters.swap_remove(9));
+    let again = node.counter().unwrap();
+    assert_eq!(again.index(), 9);
+    again.init(7).unwrap();
+    assert_eq!(again.file().lower_by_key(&key, 7), Lowered::Stale);
+    let forged = CounterKey { index: u16::MAX, ..again.key() };
+    assert_eq!(again.file().lower_by_key(&forged, 7), Lowered::Stale);
+    let elsewhere = CounterKey { incarnation: crate::Incarnation(99), ..again.key() };
+    assert_eq!(again.file().lower_by_key(&elsewhere, 7), Lowered::Stale);
+    assert!(again.file().lower_by_key(&again.key(), 7).reached_zero());
+}
+
+#[test]
+fn too_many_bytes_are_refused() {
+    let node = node(Progress::Inline, Wait::Auto);
+    let counter = node.counter().unwrap();
+    counter.init(COUNTER_BYTES_MAX).unwrap();
+    let error = counter.init(COUNTER_BYTES_MAX + 1).unwrap_err();
+    assert!(error.to_string().contains("counts up to"), "{error}");
+    assert_eq!(counter.value(), COUNTER_BYTES_MAX);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "polls a descriptor")]
+fn an_interrupt_comes_at_zero_and_goes_with_the_next_use() {
+    let node = node(Progress::Inline, Wait::Auto);
+    let counter = node.counter().unwrap();
+    let fd = counter.interrupt().unwrap();
+    assert!(!readable(fd, 0), "a new counter has completed nothing");
+    counter.init(2).unwrap();
+    assert!(counter.lower(1).is_ok() && !readable(fd, 0));
+    assert!(counter.lower(1).is_ok() && readable(fd, 0));
+    counter.init(1).unwrap();
+    assert!(!readable(fd, 0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| counter.lower(1));
+        assert!(readable(fd, 20_000));
+    });
+    let late = node.counter().unwrap();
+    late.init(0).unwrap();
+    assert!(readable(late.interrupt().unwrap(), 0), "asked for after the fact");
+    assert_eq!(late.interrupt().unwrap().as_raw_fd(), late.interrupt().unwrap().as_raw_fd());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 48 }))]
+
+    /// However a size is split over threads, one lowers to zero, and everybody who waits is told.
+    #[test]
+    fn zero_is_reached_once(shares in proptest::collection::vec(proptest::collection::vec(1_u64..100_000, 1..30), 1..4)) {
+        let node = node(Progress::Inline, Wait::Auto);
+        let counter = node.counter().unwrap();
+        for _ in 0..2 {
+            counter.init(shares.iter().flatten().sum()).unwrap();
+            let zeros = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| counter.wait_by(soon()));
+                for share in &shares {
+                    let (counter, zeros) = (&counter, &zeros);
+                    scope.spawn(move || {
+                        let reached = share.iter().filter(|bytes| counter.lower(**bytes).unwrap().reached_zero()).count();
+                        zeros.fetch_add(reached, Ordering::Relaxed);
+                    });
+                }
+                waiter.join().unwrap().unwrap();
+            });
+            prop_assert_eq!(zeros.into_inner(), 1);
+            prop_assert_eq!((counter.value(), node.counter_status()), (0, [1, 0, 0, 0]));
+        }
+    }
+}

@@ -1,0 +1,654 @@
+//! What arrives, and where it goes: to a posted receive, to whoever waits, or to the pool.
+
+use super::pool::{Pool, Pooled};
+use super::{Match, Message};
+use crate::engine::op::{Op, Outcome};
+use crate::loan::{Lease, Lenders, Lent, Miss};
+use crate::transfer::descriptor::{Control, DirectPut, Ticket};
+use crate::transfer::incoming::{Incoming, Pieces, Sink};
+use crate::transfer::report::Reports;
+use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Verdict};
+use doorbell_shm::domain::{Membership, PeerInbox};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The longest message there is: a terabyte. A peer that speaks of a longer one is lying.
+const MESSAGE_MAX: usize = 1 << 40;
+/// Bytes in the pool up to which messages are taken that stand in the way of a chunk, whatever the pool's limit.
+const IN_THE_WAY_MAX: usize = 256 << 20;
+
+/// Everything on its way in.
+pub struct Inbound {
+    /// Messages nobody has asked for yet.
+    pub pool: Pool,
+    /// Receives nobody has sent for yet, in the order in which they were posted.
+    pub posted: VecDeque<RecvOp>,
+    /// What is under way, by lane.
+    pub assemblies: Vec<Assembly>,
+    /// Messages that both ends move.
+    pub incoming: Vec<Incoming>,
+    /// Words of other engines that came.
+    pub controls: Vec<(NodeId, Control)>,
+    /// Memory of others in which messages lie that are lent.
+    pub lenders: Lenders,
+    /// The latest transfers that ended.
+    pub reports: Reports,
+    membership: Arc<Membership>,
+    /// Counts.
+    pub tally: Tally,
+    /// Threads that wait for a message without having posted a buffer, as they read it in place.
+    pub watchers: Vec<(Match, Arc<Op>)>,
+    /// A watcher's message came into the pool.
+    pub sighted: bool,
+    /// A message was refused since the application last received one.
+    pub turned_away: bool,
+    /// The number of the latest receive.
+    pub receives: u64,
+}
+
+/// Counts, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Messages that arrived whole.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of them, those that the poller thread carried.
+    pub by_poller: u64,
+    /// Of them, those that went to the pool first, as nobody had asked for them.
+    pub unexpected: u64,
+}
+
+/// A receive that was posted: where a message is to go.
+pub struct RecvOp {
+    /// What it accepts.
+    pub accepts: Match,
+    /// Where the buffer lies.
+    pub ptr: *mut u8,
+    /// Its bytes.
+    pub capacity: usize,
+    /// Whether it is certain to wait until it ends: then the sender may write into the buffer.
+    pub patient: bool,
+    /// Its place among the receives of this node.
+    pub number: u64,
+    /// Where its end is told.
+    pub op: Arc<Op>,
+}
+
+// SAFETY: whoever made the RecvOp keeps the buffer writable and untouched until its op ended or was removed (RecvOp::new).
+unsafe impl Send for RecvOp {}
+
+impl RecvOp {
+    /// A receive into a buffer.
+    ///
+    /// # Safety
+    /// The buffer stays valid and nobody else touches it until `op` is done or [`Engine::unpost`](crate::engine::turn::Engine::unpost) returned true for it.
+    pub unsafe fn new(accepts: Match, ptr: *mut u8, capacity: usize, op: Arc<Op>) -> Self {
+        Self { accepts, ptr, capacity, patient: false, number: 0, op }
+    }
+}
+
+/// A message of which packets are still missing, for one lane.
+#[derive(Default)]
+pub struct Assembly {
+    /// The number that the next whole message has.
+    pub expected: u32,
+    /// The message that was begun.
+    pub active: Option<Active>,
+}
+
+/// A message that was begun.
+pub struct Active {
+    /// What it says of itself.
+    pub envelope: Envelope,
+    /// Bytes that are there.
+    pub received: usize,
+    /// Where they go.
+    pub into: Into,
+}
+
+/// Where a message goes of which packets are still missing.
+pub enum Into {
+    /// To a receive.
+    Buffer(RecvOp),
+    /// Longer than the buffer: kept whole, for the error that owns it.
+    TooLong(RecvOp, Vec<u8>),
+    /// To the pool.
+    Pool(Vec<u8>),
+    /// The receive that had begun to take it was cancelled from within recv_with.
+    Nowhere,
+}
+
+/// Where a message goes that no posted receive accepts.
+pub trait Direct {
+    /// Whether it is accepted.
+    fn wants(&self, envelope: &Envelope) -> bool;
+    /// Takes a whole message.
+    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>);
+    /// Takes a message that is lent. It is given back when `lent` is dropped.
+    fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
+        self.take(envelope, lent.payload());
+    }
+    /// Takes a message of which only the first packet has arrived, if it can: by making a posted receive of itself.
+    fn take_long(&mut self) -> Option<RecvOp>;
+    /// Whether it has its message.
+    fn has(&self) -> bool;
+}
+
+/// Nobody waits for anything in particular.
+pub struct Nobody;
+
+impl Direct for Nobody {
+    fn wants(&self, _: &Envelope) -> bool {
+        false
+    }
+
+    fn take(&mut self, _: &Envelope, _: Payload<'_>) {}
+
+    fn take_long(&mut self) -> Option<RecvOp> {
+        None
+    }
+
+    fn has(&self) -> bool {
+        false
+    }
+}
+
+impl RecvOp {
+    /// Ends it with a whole message.
+    pub fn complete(self, envelope: Envelope, payload: Payload<'_>) {
+        if payload.len() > self.capacity {
+            let message = Box::new(Message { envelope, bytes: payload.to_vec() });
+            self.op.finish(Outcome::Truncated(message));
+        } else {
+            self.write(0, payload);
+            self.op.finish(Outcome::Received(envelope));
+        }
+    }
+
+    /// Copies a piece to its place. The caller checked that it ends within the capacity.
+    pub fn write(&self, at: usize, payload: Payload<'_>) {
+        debug_assert!(at + payload.len() <= self.capacity);
+        // SAFETY: inside the buffer (checked by the caller), which is valid and ours (RecvOp::new).
+        payload.copy_to(unsafe { std::slice::from_raw_parts_mut(self.ptr.add(at), payload.len()) });
+    }
+}
+
+impl Inbound {
+    /// Nothing yet, in a domain's node.
+    pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders) -> Self {
+        Self {
+            pool: Pool::new(pool_bytes),
+            posted: VecDeque::new(),
+            assemblies: (0..membership.max_nodes() * PRIORITIES).map(|_| Assembly::default()).collect(),
+            incoming: Vec::new(),
+            controls: Vec::new(),
+            lenders,
+            reports: Reports::default(),
+            membership,
+            tally: Tally::default(),
+            watchers: Vec::new(),
+            sighted: false,
+            turned_away: false,
+            receives: 0,
+        }
+    }
+
+    /// Gives up the message under way in a lane: its sender did. The receive that had taken it is posted again, first.
+    #[cold]
+    pub fn give_up(&mut self, lane: usize) {
+        match self.assemblies[lane].active.take() {
+            Some(Active { into: Into::Buffer(receive), .. }) => self.post_again(receive),
+            Some(Active { into: Into::TooLong(receive, _), envelope, .. }) => {
+                self.pool.release(envelope.len);
+                self.post_again(receive);
+            }
+            Some(Active { into: Into::Pool(_), envelope, .. }) => self.pool.release(envelope.len),
+            Some(Active { into: Into::Nowhere, .. }) | None => {}
+        }
+    }
+
+    /// A transfer is over, and the message is not delivered: its sender gave it up, or is gone.
+    #[cold]
+    pub fn give_up_transfer(&mut self, at: usize) {
+        let incoming = self.incoming.swap_remove(at);
+        let (id, len) = (incoming.id, incoming.envelope.len);
+        match incoming.tell(&mut self.reports) {
+            Sink::Receive(receive) | Sink::Kept(_, Some(receive)) => self.post_again(receive),
+            Sink::TooLong(receive, _) => {
+                self.pool.release(len);
+                self.post_again(receive);
+            }
+            Sink::Pool(_) | Sink::Kept(_, None) => self.pool.remove(id),
+            Sink::Nowhere => {}
+        }
+    }
+
+    /// A transfer is complete.
+    pub fn complete_transfer(&mut self, at: usize, by_poller: bool) {
+        let incoming = self.incoming.swap_remove(at);
+        let (id, envelope) = (incoming.id, incoming.envelope);
+        self.tally.messages += 1;
+        self.tally.bytes += envelope.len as u64;
+        self.tally.by_poller += u64::from(by_poller);
+        match incoming.tell(&mut self.reports) {
+            Sink::Receive(receive) => {
+                self.turned_away = false;
+                receive.op.finish(Outcome::Received(envelope));
+            }
+            Sink::TooLong(receive, pieces) => {
+                self.pool.release(envelope.len);
+                let message = Box::new(Message { envelope, bytes: pieces.assemble(envelope.len) });
+                receive.op.finish(Outcome::Truncated(message));
+            }
+            Sink::Kept(bytes, Some(receive)) => receive.complete(envelope, Payload::private(&bytes)),
+            Sink::Pool(pieces) => {
+                self.tally.unexpected += 1;
+                self.pool.complete(id, pieces.assemble(envelope.len));
+                self.sight(&envelope);
+            }
+            Sink::Kept(bytes, None) => {
+                self.pool.complete(id, bytes);
+                self.sight(&envelope);
+            }
+            Sink::Nowhere => {}
+        }
+    }
+
+    /// Gives a message that is still coming to a receive.
+    pub fn attach(&mut self, id: u64, receive: RecvOp) {
+        match self.incoming.iter_mut().find(|incoming| incoming.id == id) {
+            Some(incoming) => {
+                if !matches!(incoming.sink, Sink::Kept(..)) && incoming.envelope.len > receive.capacity {
+                    self.pool.reserve_anyway(incoming.envelope.len);
+                }
+                incoming.attach(receive);
+            }
+            None => self.posted.push_back(receive),
+        }
+    }
+
+    /// Takes the receive of a transfer away. True if it had that one.
+    pub fn detach(&mut self, op: &Arc<Op>, peer: impl Fn(NodeId, Incarnation) -> Option<Arc<PeerInbox>>) -> bool {
+        let has = |incoming: &Incoming| incoming.receive().is_some_and(|receive| Arc::ptr_eq(&receive.op, op));
+        let Some(at) = self.incoming.iter().position(has) else { return false };
+        let incoming = &mut self.incoming[at];
+        let (id, envelope) = (incoming.id, incoming.envelope);
+        let was_too_long = matches!(incoming.sink, Sink::TooLong(..));
+        if incoming.detach(peer(envelope.source, envelope.incarnation).as_ref()).is_none() {
+            return false;
+        }
+        if matches!(incoming.sink, Sink::Nowhere) {
+            // Closed for both ends.
+            self.incoming.swap_remove(at).tell(&mut self.reports);
+            return true;
+        }
+        // Nothing is lost, past the limit of the pool if it must be.
+        if !was_too_long {
+            self.pool.reserve_anyway(envelope.len);
+        }
+        self.pool.insert_coming(envelope, id);
+        true
+    }
+
+    /// Posts a receive again, at its old place: its message was given up. Another may have come meanwhile.
+    pub fn post_again(&mut self, receive: RecvOp) {
+        if receive.op.is_done() {
+            return;
+        }
+        match self.pool.take(&receive.accepts) {
+            Some(Pooled::Whole(message)) => receive.complete(message.envelope, Payload::private(&message.bytes)),
+            Some(Pooled::Lent(envelope, lent)) => receive.complete(envelope, lent.payload()),
+            Some(Pooled::Coming(id)) => self.attach(id, receive),
+            None => {
+                let at = self.posted.partition_point(|other| other.number < receive.number);
+                self.posted.insert(at, receive);
+            }
+        }
+    }
+
+    /// Whether a message has to be taken though the pool is full: somebody waits for just this one; or for a message of which chunks
+    /// lie behind it in the lane, and would never come.
+    #[cold]
+    fn must_take(&self, lane: usize, envelope: &Envelope) -> bool {
+        let is_in_the_way = || self.incoming.iter().any(|incoming| incoming.lane == lane && incoming.receive().is_some());
+        self.is_watched(envelope) || (self.pool.bytes().0 < IN_THE_WAY_MAX && is_in_the_way())
+    }
+
+    fn is_watched(&self, envelope: &Envelope) -> bool {
+        self.watchers.iter().any(|(accepts, _)| accepts.matches(envelope))
+    }
+
+    /// A message came into the pool: tells those who watch for it.
+    #[inline]
+    fn sight(&mut self, envelope: &Envelope) {
+        for (accepts, op) in &self.watchers {
+            if accepts.matches(envelope) {
+                self.sighted = true;
+                op.nudge();
+            }
+        }
+    }
+
+    /// The first posted receive that accepts a message.
+    pub fn posted_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
+        // Those that are over were cancelled from within recv_with: their buffers are gone.
+        self.posted.retain(|receive| !receive.op.is_done());
+        let at = self.posted.iter().position(|receive| receive.accepts.matches(envelope))?;
+        self.posted.remove(at)
+    }
+}
+
+/// Gives packets to whom they belong.
+pub struct Dispatch<'a, D> {
+    /// What is on its way in.
+    pub inbound: &'a mut Inbound,
+    /// Who waits.
+    pub direct: &'a mut D,
+    /// Whether the poller thread turns the engine.
+    pub poller: bool,
+    /// `direct` has its message.
+    pub satisfied: bool,
+    /// Who broke the rules, and how.
+    pub broken: Option<(NodeId, &'static str)>,
+}
+
+impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
+    #[inline(always)]
+    fn packet(
+        &mut self,
+        source: NodeId,
+        incarnation: Incarnation,
+        priority: Priority,
+        head: &PacketHead,
+        payload: Payload<'_>,
+    ) -> Verdict {
+        let lane = source.index() * PRIORITIES + priority.index();
+        match head.kind {
+            PacketKind::Next => return self.next(lane, payload),
+            PacketKind::GivenUp => {
+                self.inbound.give_up(lane);
+                return Verdict::Taken;
+            }
+            PacketKind::Chunk => return self.chunk(lane, head, payload),
+            PacketKind::Control => {
+                let Some(word) = Control::decode(payload) else { return Verdict::Broken("a control packet of unknown kind") };
+                self.inbound.controls.push((source, word));
+                return Verdict::Taken;
+            }
+            PacketKind::Whole | PacketKind::First | PacketKind::Rts | PacketKind::Loan => {}
+        }
+        let assembly = &mut self.inbound.assemblies[lane];
+        if head.sequence != assembly.expected {
+            return Verdict::Broken("a message out of sequence");
+        }
+        if assembly.active.is_some() {
+            self.inbound.give_up(lane);
+        }
+        if head.kind == PacketKind::Loan {
+            let envelope = Envelope { source, incarnation, tag: head.tag, len: 0, sequence: head.sequence, priority };
+            return self.loan(lane, envelope, payload);
+        }
+        let Some(len) = usize::try_from(head.total).ok().filter(|len| *len <= MESSAGE_MAX) else {
+            return Verdict::Broken("a message longer than any");
+        };
+        let envelope = Envelope { source, incarnation, tag: head.tag, len, sequence: head.sequence, priority };
+        if head.kind == PacketKind::Rts {
+            return self.rts(lane, envelope, payload);
+        }
+        if head.kind == PacketKind::First {
+            return self.first(lane, envelope, payload);
+        }
+        if !self.inbound.posted.is_empty()
+            && let Some(receive) = self.inbound.posted_for(&envelope)
+        {
+            receive.complete(envelope, payload);
+            self.count(lane, len);
+            self.inbound.turned_away = false;
+            return Verdict::Taken;
+        }
+        if !self.satisfied && self.direct.wants(&envelope) {
+            self.direct.take(&envelope, payload);
+            self.count(lane, len);
+            self.inbound.turned_away = false;
+            self.satisfied = true;
+            return Verdict::TakenAndStop;
+        }
+        if !self.inbound.pool.push(envelope, payload) {
+            if !self.inbound.must_take(lane, &envelope) {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+            // Somebody waits for just this one.
+            self.inbound.pool.reserve_anyway(len);
+            self.inbound.pool.push_reserved(Message { envelope, bytes: payload.to_vec() });
+        }
+        self.count(lane, len);
+        self.inbound.tally.unexpected += 1;
+        self.inbound.sight(&envelope);
+        Verdict::Taken
+    }
+
+    fn damaged(&mut self, source: NodeId, _priority: Priority, reason: &'static str) {
+        self.broken = Some((source, reason));
+    }
+}
+
+impl<D: Direct> Dispatch<'_, D> {
+    #[inline(always)]
+    fn count(&mut self, lane: usize, len: usize) {
+        let expected = &mut self.inbound.assemblies[lane].expected;
+        *expected = expected.wrapping_add(1);
+        self.inbound.tally.messages += 1;
+        self.inbound.tally.bytes += len as u64;
+        self.inbound.tally.by_poller += self.poller as u64;
+    }
+
+    /// A message that lies in its sender's memory. It is given back by whoever gets it; one that is refused comes again.
+    fn loan(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
+        let Some(lease) = Lease::decode(payload).filter(|lease| lease.len <= MESSAGE_MAX as u64) else {
+            return Verdict::Broken("a loan without a lease");
+        };
+        let envelope = Envelope { len: lease.len as usize, ..envelope };
+        let lending = match self.inbound.lenders.find(envelope.source, envelope.incarnation, &lease) {
+            Ok(lending) => lending.clone(),
+            Err(Miss::Lost) => {
+                tracing::debug!(node = envelope.source.0, "a loan is lost, as its owner is gone");
+                let expected = &mut self.inbound.assemblies[lane].expected;
+                *expected = expected.wrapping_add(1);
+                return Verdict::Taken;
+            }
+            Err(Miss::NotNow) => {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+            Err(Miss::Broken(reason)) => return Verdict::Broken(reason),
+        };
+        if let Some(receive) = self.inbound.posted_for(&envelope) {
+            receive.complete(envelope, lending.lend(&lease).payload());
+            self.count(lane, envelope.len);
+            self.inbound.turned_away = false;
+            return Verdict::Taken;
+        }
+        if !self.satisfied && self.direct.wants(&envelope) {
+            self.direct.take_loan(&envelope, lending.lend(&lease));
+            self.count(lane, envelope.len);
+            self.inbound.turned_away = false;
+            self.satisfied = true;
+            return Verdict::TakenAndStop;
+        }
+        if !self.inbound.pool.reserve(0) {
+            if !self.inbound.must_take(lane, &envelope) {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+            // Somebody waits for just this one.
+            self.inbound.pool.reserve_anyway(0);
+        }
+        self.inbound.pool.push_lent(envelope, lending.lend(&lease));
+        self.count(lane, envelope.len);
+        self.inbound.tally.unexpected += 1;
+        self.inbound.sight(&envelope);
+        Verdict::Taken
+    }
+
+    /// An RTS takes the place of its message among the others: what it is matched to is decided here.
+    #[cold]
+    fn rts(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
+        let Some(put) = DirectPut::decode(payload, envelope.len as u64) else {
+            return Verdict::Broken("an RTS without a direct-put descriptor");
+        };
+        if let Some(at) = self.inbound.incoming.iter().position(|incoming| incoming.is_overtaken_by(lane, put.ticket)) {
+            self.inbound.give_up_transfer(at);
+        }
+        let sink = match self.receive_for(&envelope) {
+            Some(receive) if envelope.len <= receive.capacity => Sink::Receive(receive),
+            Some(receive) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                Sink::TooLong(receive, Pieces::default())
+            }
+            None if (self.satisfied || !self.direct.wants(&envelope)) && self.inbound.pool.reserve(envelope.len) => {
+                Sink::Pool(Pieces::default())
+            }
+            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                // What follows must not overtake it.
+                self.satisfied = true;
+                Sink::Pool(Pieces::default())
+            }
+            None => {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+        };
+        let expected = &mut self.inbound.assemblies[lane].expected;
+        *expected = expected.wrapping_add(1);
+        let id = self.inbound.pool.next_number();
+        if matches!(sink, Sink::Pool(_)) {
+            self.inbound.pool.insert_coming(envelope, id);
+        }
+        let incoming = Incoming::new(id, lane, envelope, put, sink, &self.inbound.membership);
+        self.inbound.incoming.push(incoming);
+        Verdict::Taken
+    }
+
+    fn chunk(&mut self, lane: usize, head: &PacketHead, payload: Payload<'_>) -> Verdict {
+        let Some(ticket) = Ticket::from_word(head.tag) else { return Verdict::Broken("a chunk of no transfer") };
+        // Of a transfer that is over: its sender did not know yet.
+        let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.is(lane, ticket)) else {
+            return Verdict::Taken;
+        };
+        match incoming.store(head.total, payload) {
+            Ok(()) => Verdict::Taken,
+            Err(reason) => Verdict::Broken(reason),
+        }
+    }
+
+    /// Who gets a message that comes in parts: a posted receive, or whoever waits with a buffer.
+    fn receive_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
+        if let Some(receive) = self.inbound.posted_for(envelope) {
+            return Some(receive);
+        }
+        if self.satisfied || !self.direct.wants(envelope) {
+            return None;
+        }
+        let receive = self.direct.take_long()?;
+        self.satisfied = true;
+        self.inbound.receives += 1;
+        Some(RecvOp { number: self.inbound.receives, ..receive })
+    }
+
+    fn first(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
+        let receive = self.receive_for(&envelope);
+        let into = match receive {
+            Some(receive) if envelope.len <= receive.capacity => Into::Buffer(receive),
+            Some(receive) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                Into::TooLong(receive, Vec::new())
+            }
+            None if self.inbound.pool.reserve(envelope.len) => {
+                self.inbound.tally.unexpected += 1;
+                Into::Pool(Vec::new())
+            }
+            // Somebody waits for just this one, and can't take it in parts: however long it is, it has to be put together.
+            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                Into::Pool(Vec::new())
+            }
+            None => {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+        };
+        self.inbound.assemblies[lane].active = Some(Active { envelope, received: 0, into });
+        self.next(lane, payload)
+    }
+
+    fn next(&mut self, lane: usize, payload: Payload<'_>) -> Verdict {
+        if payload.is_empty() {
+            return Verdict::Broken("an empty part of a message");
+        }
+        let Some(active) = &mut self.inbound.assemblies[lane].active else {
+            return Verdict::Broken("a packet of a message that was not begun");
+        };
+        if payload.len() > active.envelope.len - active.received {
+            return Verdict::Broken("more bytes than the message has");
+        }
+        if let Into::Buffer(receive) | Into::TooLong(receive, _) = &active.into
+            && receive.op.is_done()
+        {
+            // Cancelled from within recv_with: the buffer is gone, and with it what had arrived.
+            if matches!(active.into, Into::TooLong(..)) {
+                self.inbound.pool.release(active.envelope.len);
+            }
+            self.inbound.assemblies[lane].active =
+                Some(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere });
+            return self.next(lane, payload);
+        }
+        match &mut active.into {
+            Into::Nowhere => {}
+            Into::Buffer(receive) => receive.write(active.received, payload),
+            Into::TooLong(_, bytes) | Into::Pool(bytes) => payload.append_to(bytes),
+        }
+        active.received += payload.len();
+        if active.received == active.envelope.len
+            && let Some(active) = self.inbound.assemblies[lane].active.take()
+        {
+            let envelope = active.envelope;
+            self.count(lane, envelope.len);
+            match active.into {
+                Into::Nowhere => {}
+                Into::Buffer(receive) => {
+                    self.inbound.turned_away = false;
+                    receive.op.finish(Outcome::Received(envelope));
+                }
+                Into::TooLong(receive, bytes) => {
+                    self.inbound.pool.release(envelope.len);
+                    receive.op.finish(Outcome::Truncated(Box::new(Message { envelope, bytes })));
+                }
+                Into::Pool(bytes) => {
+                    let message = Message { envelope, bytes };
+                    // A receive may have been posted since the message began.
+                    match self.inbound.posted_for(&envelope) {
+                        Some(receive) => {
+                            self.inbound.pool.release(envelope.len);
+                            receive.complete(envelope, Payload::private(&message.bytes));
+                        }
+                        None if !self.satisfied && self.direct.wants(&envelope) => {
+                            // Not by way of the pool: what follows in this lane would overtake it.
+                            self.inbound.pool.release(envelope.len);
+                            self.direct.take(&envelope, Payload::private(&message.bytes));
+                            self.satisfied = true;
+                            return Verdict::TakenAndStop;
+                        }
+                        None => {
+                            self.inbound.pool.push_reserved(message);
+                            self.inbound.sight(&envelope);
+                        }
+                    }
+                }
+            }
+        }
+        Verdict::Taken
+    }
+}

@@ -1,0 +1,325 @@
+//! Putting and getting.
+
+use super::copy;
+use super::key::{Access, Key, Place, ReadWrite, read_secret};
+use super::table::{Credit, Miss};
+use super::{Plain, RegionTable};
+use crate::engine::baton::Token;
+use crate::error::{Error, KeyFault};
+use crate::node::Shared;
+use crate::{Node, Peer, Result};
+use doorbell_fabric::sync::{Ordering, fence};
+use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::error::ShmError;
+use doorbell_shm::region::PeerRegion;
+use std::sync::Arc;
+
+/// What a copy does: its name, and whether it writes.
+#[derive(Clone, Copy)]
+struct Act {
+    name: &'static str,
+    writes: bool,
+}
+
+const PUT: Act = Act { name: "put", writes: true };
+const GET: Act = Act { name: "get", writes: false };
+
+/// Places in the cache of a peer.
+const CACHED: usize = 8;
+
+/// The regions that a thread's peer used lately: found without a lock.
+#[derive(Default)]
+pub(crate) struct RegionCache {
+    regions: [Option<Arc<PeerRegion>>; CACHED],
+    inbox: Option<Arc<PeerInbox>>,
+    credit: Credit,
+}
+
+impl RegionCache {
+    /// Where the bytes that `place` means are, if the region is in here and nothing speaks against it.
+    #[inline(always)]
+    fn find(&mut self, place: &Place, bytes: usize, act: Act) -> Option<*mut u8> {
+        let region = self.regions[place.number as usize % CACHED].as_ref()?;
+        if region.number() != place.number
+            || region.incarnation() != place.incarnation
+            || (act.writes && !region.is_writable())
+            || self.credit.spend(bytes)
+        {
+            return None;
+        }
+        locate(region, place, bytes, act).ok()
+    }
+}
+
+/// Where the bytes that `place` means are in a region of the right number, if that is the region that the key was made for.
+#[inline(always)]
+fn locate(region: &PeerRegion, place: &Place, bytes: usize, act: Act) -> Result<*mut u8, KeyFault> {
+    if !region.is_live() {
+        return Err(KeyFault::Stale);
+    }
+    let secret = if act.writes { region.secret() } else { read_secret(region.secret()) };
+    if place.secret != secret {
+        return Err(KeyFault::Forged);
+    }
+    let fits = place.offset.checked_add(bytes as u64).is_some_and(|end| end <= region.len() as u64);
+    if !fits {
+        return Err(KeyFault::OutOfRange);
+    }
+    // SAFETY: within the region (checked).
+    Ok(unsafe { region.ptr().add(place.offset as usize) })
+}
+
+fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
+    Error::Key { operation: act.name, node: Some(place.node), why }
+}
+
+impl Shared {
+    /// The region that `place` is in, by the table.
+    fn look_up(&self, place: &Place, bytes: usize, act: Act) -> Result<Arc<PeerRegion>> {
+        let membership = self.membership();
+        if place.node.index() >= membership.max_nodes() {
+            return Err(fault(act, place, KeyFault::Unknown));
+        }
+        let table: &RegionTable = self.regions();
+        table
+            .open(membership, place.node, place.incarnation, place.number, act.writes, bytes)
+            .map_err(|miss| self.missing(place, act, miss))
+    }
+
+    #[cold]
+    fn missing(&self, place: &Place, act: Act, miss: Miss) -> Error {
+        let (node, incarnation) = (place.node, place.incarnation);
+        // The engine knows best how a node ended, unless this thread is within one of its callbacks.
+        if !matches!(miss, Miss::Withdrawn)
+            && let Some(error) = self.ended(Token::current(), node, incarnation)
+        {
+            return error;
+        }
+        match miss {
+            Miss::Gone { left: true } => Error::PeerLeft { node, incarnation },
+            Miss::Gone { left: false } => Error::PeerDied { node, incarnation },
+            Miss::Withdrawn | Miss::OtherLife => fault(act, place, KeyFault::Stale),
+            Miss::Shm(ShmError::NoSuchNode { .. }) => fault(act, place, KeyFault::Unknown),
+            Miss::Shm(ShmError::NodeDead { .. }) => fault(act, place, KeyFault::Stale),
+            Miss::Shm(error) => error.into(),
+        }
+    }
+
+    #[inline]
+    fn find(&self, place: &Place, bytes: usize, act: Act) -> Result<(Arc<PeerRegion>, *mut u8)> {
+        self.usable()?;
+        if bytes as u64 > place.bytes {
+            return Err(fault(act, place, KeyFault::OutOfRange));
+        }
+        let region = self.look_up(place, bytes, act)?;
+        let ptr = locate(&region, place, bytes, act).map_err(|why| fault(act, place, why))?;
+        Ok((region, ptr))
+    }
+}
+
+impl Node {
+    /// Writes elements where the key says: one copy by this thread, and nothing is asked of the target's processor. When it
+    /// returns, `from` is free for anything else. Never waits for the target; takes a short lock, which
+    /// [`Peer::put`](crate::Peer::put) does not.
+    ///
+    /// What is put is visible to whoever receives a message that this thread sends afterwards. What is put into a region that
+    /// is withdrawn, or whose node dies, at this moment may be lost in silence.
+    ///
+    /// # Errors
+    /// [`Error::Key`] says what is wrong with the key; [`Error::PeerDied`] and [`Error::PeerLeft`] if its node is known to be
+    /// gone, which is asked now and then; [`Error::Shm`] if the region can't be mapped; [`Error::Closed`], [`Error::Forked`].
+    pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
+        let bytes = size_of_val(from);
+        let (_region, ptr) = self.shared().find(&to.place, bytes, PUT)?;
+        // SAFETY: `ptr` is the start of `bytes` writable bytes of `_region`; all bytes of a `T` are initialised.
+        unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
+        Ok(())
+    }
+
+    /// Reads elements from where the key says: one copy by this thread. As [`put`](Self::put), the other way.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put). After an error `into` is as it was.
+    pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
+        let bytes = size_of_val(into);
+        let (_region, ptr) = self.shared().find(&readable(from), bytes, GET)?;
+        // SAFETY: `ptr` is the start of `bytes` readable bytes of `_region`; any bytes are a `T`.
+        unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
+        Ok(())
+    }
+
+    /// As [`Peer::flush`], for puts of this thread to any node.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], [`Error::Forked`].
+    pub fn flush(&self) -> Result<()> {
+        self.shared().usable()?;
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// Every key may read: what it means to whoever reads.
+#[inline(always)]
+fn readable<T: Plain, A: Access>(key: Key<T, A>) -> Place {
+    if A::WRITABLE { Place { secret: read_secret(key.place.secret), ..key.place } } else { key.place }
+}
+
+impl Peer {
+    /// Writes elements where the key says, as [`Node::put`], with no lock and no system call once the region was used: a put
+    /// of eight bytes is a few checks and one store.
+    ///
+    /// ```
+    /// # use doorbell::{Node, Space};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let space = Space::heap();
+    /// # let owner = Node::builder("puts").space(space.clone()).join()?;
+    /// # let other = Node::builder("puts").space(space).join()?;
+    /// let region = owner.region::<u64>(8)?;
+    /// let peer = other.peer(owner.id())?;
+    /// peer.put(&[7, 8], region.key().at(2))?;
+    /// let mut all = [0; 8];
+    /// peer.get(region.read_key(), &mut all)?;
+    /// assert_eq!(all, [0, 0, 7, 8, 0, 0, 0, 0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Node::put`]; and [`KeyFault::OtherNode`] for a key of another node than this peer's.
+    #[inline]
+    pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
+        let bytes = size_of_val(from);
+        let mut cache = self.region_cache().borrow_mut();
+        let ptr = self.find(&mut cache, &to.place, bytes, PUT)?;
+        // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
+        // `T` are initialised.
+        unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
+        Ok(())
+    }
+
+    /// Reads elements from where the key says, as [`Node::get`], with no lock and no system call once the region was used.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put). After an error `into` is as it was.
+    #[inline]
+    pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
+        let bytes = size_of_val(into);
+        let mut cache = self.region_cache().borrow_mut();
+        let ptr = self.find(&mut cache, &readable(from), bytes, GET)?;
+        // SAFETY: `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are
+        // a `T`.
+        unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
+        Ok(())
+    }
+
+    /// Orders puts: whoever sees something that this thread puts afterwards, by [`Region::read`](crate::Region::read) or
+    /// `get`, sees all that it put before. So a flag can be put behind the data that it speaks of. Messages need no flush: to
+    /// receive one is to see what its sender had put before.
+    ///
+    /// A fence: some nanoseconds. It waits for nobody, and no put is ever under way when a call has returned.
+    ///
+    /// # Errors
+    /// [`Error::PeerDied`] or [`Error::PeerLeft`] if the peer is known to be gone; [`Error::Closed`], [`Error::Forked`].
+    pub fn flush(&self) -> Result<()> {
+        let shared = self.node().shared();
+        shared.usable()?;
+        fence(Ordering::SeqCst);
+        if self.region_cache().borrow().inbox.as_ref().is_some_and(|inbox| inbox.is_known_dead()) {
+            let (node, incarnation) = (self.id(), self.incarnation());
+            let ended = shared.ended(Token::current(), node, incarnation);
+            return Err(ended.unwrap_or(Error::PeerDied { node, incarnation }));
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn find(&self, cache: &mut RegionCache, place: &Place, bytes: usize, act: Act) -> Result<*mut u8> {
+        self.node().shared().usable()?;
+        // Whose life the region is of, the cache compares; that the node is this one, nobody else does.
+        if bytes as u64 <= place.bytes
+            && place.node == self.id()
+            && let Some(ptr) = cache.find(place, bytes, act)
+        {
+            return Ok(ptr);
+        }
+        self.find_slow(cache, place, bytes, act)
+    }
+
+    /// Not in the cache, or something is wrong, or it is time to ask whether the peer lives: the table finds out.
+    #[cold]
+    fn find_slow(&self, cache: &mut RegionCache, place: &Place, bytes: usize, act: Act) -> Result<*mut u8> {
+        if place.node != self.id() {
+            return Err(fault(act, place, KeyFault::OtherNode));
+        }
+        let shared = self.node().shared();
+        if cache.inbox.as_ref().is_none_or(|inbox| inbox.incarnation() != place.incarnation) {
+            cache.inbox = shared.regions().inbox(shared.membership(), place.node, place.incarnation).ok();
+        }
+        if let Some(inbox) = &cache.inbox {
+            // Not by the table's credit: others spend it too.
+            inbox.is_alive();
+        }
+        let (region, ptr) = shared.find(place, bytes, act).inspect_err(|_| {
+            // What is stale is not kept mapped.
+            for slot in &mut cache.regions {
+                slot.take_if(|region| !region.is_live() || cache.inbox.as_ref().is_none_or(|inbox| inbox.is_known_dead()));
+            }
+        })?;
+        cache.regions[place.number as usize % CACHED] = Some(region);
+        Ok(ptr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Incarnation, NodeId, ReadOnly, Region, Space};
+
+    fn why<T>(result: Result<T>) -> Option<KeyFault> {
+        match result {
+            Err(Error::Key { why, .. }) => Some(why),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn keys_that_no_owner_made_are_refused_by_name() {
+        let space = Space::heap();
+        let [a, b] = [(); 2].map(|()| Node::builder("forged").space(space.clone()).join().unwrap());
+        let region: Region<u32> = b.region(10).unwrap();
+        let peer = a.peer(b.id()).unwrap();
+        let good = region.key().place;
+        let cases = [
+            (Place { secret: good.secret ^ 1, ..good }, KeyFault::Forged),
+            (Place { secret: read_secret(good.secret), ..good }, KeyFault::Forged),
+            (Place { offset: 4, ..good }, KeyFault::OutOfRange),
+            (Place { offset: 40, bytes: 4, ..good }, KeyFault::OutOfRange),
+            (Place { offset: u64::MAX - 3, ..good }, KeyFault::OutOfRange),
+            (Place { bytes: 36, ..good }, KeyFault::OutOfRange),
+            (Place { number: good.number + 1, ..good }, KeyFault::Stale),
+            (Place { incarnation: Incarnation(77), ..good }, KeyFault::Stale),
+            (Place { node: NodeId(9), ..good }, KeyFault::Unknown),
+            (Place { node: NodeId(u16::MAX), ..good }, KeyFault::Unknown),
+        ];
+        // The second round is with the region in the cache.
+        for _ in 0..3 {
+            for (place, expected) in cases {
+                let (ones, key) = ([1; 10], Key::<u32, ReadWrite>::new(place));
+                assert_eq!(why(a.put(&ones, key)), Some(expected), "{key:?}");
+                let expected_of_peer = if place.node == b.id() { expected } else { KeyFault::OtherNode };
+                let n = if place.offset == 40 { 1 } else { 10 };
+                assert_eq!(why(peer.put(&ones[..n], key)), Some(expected_of_peer), "{key:?}");
+                let mut into = [5; 10];
+                let got = why(peer.get(Key::<u32, ReadOnly>::new(place), &mut into[..n]));
+                // To a reader, the secret of readers is right.
+                let right = place.secret == read_secret(good.secret);
+                assert_eq!((got.is_none(), into[0]), (right, if right { 0 } else { 5 }), "{key:?}");
+            }
+            let mut all = [9; 10];
+            region.read(0, &mut all).unwrap();
+            assert_eq!(all, [0; 10]);
+            peer.put(&[0; 10], region.key()).unwrap();
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The target's end: an RTS is matched to a receive, or waits in the pool; chunks come by memory FIFO and direct put, and the target
+//! pulls its own.
+
+use super::descriptor::{DirectPut, RemoteGet, Ticket};
+use super::memory::{Local, Remote};
+use super::report::{Descriptor, Reports, Side, TransferReport};
+use super::{Copy, Place};
+use crate::engine::monitor::Monitor;
+use crate::message::inbound::RecvOp;
+use doorbell_fabric::{Envelope, PRIORITIES, Payload};
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::domain::{Membership, PeerInbox};
+use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Progress};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A transfer on its way in.
+pub struct Incoming {
+    /// Names it among those of this node: entries of the pool refer to it.
+    pub id: u64,
+    /// The lane that brought it.
+    pub lane: usize,
+    /// What the message says of itself.
+    pub envelope: Envelope,
+    /// Where it goes.
+    pub sink: Sink,
+    put: DirectPut,
+    meetings: Meetings,
+    /// How the origin's bytes are reached; resolved when the RTS is acknowledged.
+    source: Option<Remote>,
+    /// The RTS was answered.
+    acknowledged: bool,
+    /// The origin was told where to put, so the buffer can't be given back before it lets go.
+    granted: bool,
+    report: TransferReport,
+}
+
+/// Where a transfer goes.
+pub enum Sink {
+    /// To a receive, whose buffer is long enough.
+    Receive(RecvOp),
+    /// To a receive whose buffer is too short: kept for the error that owns it.
+    TooLong(RecvOp, Pieces),
+    /// To temporary storage: nobody has asked for it yet.
+    Pool(Pieces),
+    /// To temporary storage, as it was taken back from a receive: what had arrived is in it, where it belongs. With the receive that
+    /// has asked for it since, if one has.
+    Kept(Vec<u8>, Option<RecvOp>),
+    /// The receive that had begun to take it was cancelled from within recv_with: its buffer is gone.
+    Nowhere,
+}
+
+/// Bytes that a piece holds: so much memory is asked for at once.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Parts of a message with their offsets, in the order in which they came. Memory is taken as bytes arrive: a length that a peer
+/// only spoke of costs nothing.
+#[derive(Default)]
+pub struct Pieces(Vec<(u64, Vec<u8>)>);
+
+impl Pieces {
+    fn push(&mut self, at: u64, payload: Payload<'_>) {
+        match self.0.last_mut() {
+            // What follows goes on where the last one ended, as long as that one does not have to move.
+            Some((start, bytes)) if *start + bytes.len() as u64 == at && bytes.capacity() - bytes.len() >= payload.len() => {
+                payload.append_to(bytes);
+            }
+            _ => {
+                let mut bytes = Vec::with_capacity(payload.len().next_multiple_of(PIECE_BYTES));
+                payload.append_to(&mut bytes);
+                self.0.push((at, bytes));
+            }
+        }
+    }
+
+    /// Copies everything to its place.
+    fn copy_to(&self, mut write: impl FnMut(u64, &[u8])) {
+        for (at, bytes) in &self.0 {
+            write(*at, bytes);
+        }
+    }
+
+    /// The whole message, which all pieces together are.
+    pub fn assemble(mut self, len: usize) -> Vec<u8> {
+        if let [(0, bytes)] = &mut self.0[..]
+            && bytes.len() == len
+        {
+            return std::mem::take(bytes);
+        }
+        self.0.sort_by_key(|(at, _)| *at);
+        let mut whole = Vec::with_capacity(len);
+        self.0.into_iter().for_each(|(_, bytes)| whole.extend_from_slice(&bytes));
+        // A peer that sent one place twice and left out another harms its own message only.
+        whole.resize(len, 0);
+        whole
+    }
+}
+
+/// What a look at a transfer brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It goes on.
+    Underway,
+    /// All of it is there, and the origin knows.
+    Complete,
+    /// The origin gave it up: it is not delivered.
+    GivenUp,
+    /// The origin said what can't be.
+    Broken(&'static str),
+}
+
+impl Incoming {
+    /// A transfer that an RTS announced.
+    pub fn new(id: u64, lane: usize, envelope: Envelope, put: DirectPut, sink: Sink, membership: &Arc<Membership>) -> Self {
+        let meetings = Meetings::with_origin(membership, envelope.source);
+        let report = TransferReport::new(Side::Target, envelope.source, envelope.tag, put.ends);
+        Self { id, lane, envelope, sink, put, meetings, source: None, acknowledged: false, granted: false, report }
+    }
+
+    /// The receive it goes to, if there is one.
+    pub fn receive(&self) -> Option<&RecvOp> {
+        match &self.sink {
+            Sink::Receive(receive) | Sink::TooLong(receive, _) | Sink::Kept(_, Some(receive)) => Some(receive),
+            _ => None,
+        }
+    }
+
+    /// Whether a memory-FIFO packet of this lane belongs to it.
+    pub fn is(&self, lane: usize, ticket: Ticket) -> bool {
+        self.lane == lane && self.put.ticket == ticket
+    }
+
+    /// Whether a new transfer of this lane's node uses the slot again: then this one is over. Not if it is the new one that is over: its
+    /// RTS waited in a lane of lower priority while it was taken back and its slot given to this one.
+    pub fn is_overtaken_by(&self, lane: usize, ticket: Ticket) -> bool {
+        self.lane / PRIORITIES == lane / PRIORITIES
+            && self.put.ticket.slot == ticket.slot
+            && (self.put.ticket == ticket || self.meeting().is_none_or(|meeting| meeting.progress(self.generation()).is_none()))
+    }
+
+    fn meeting(&self) -> Option<&Meeting> {
+        self.meetings.get(usize::from(self.put.ticket.slot))
+    }
+
+    fn generation(&self) -> u64 {
+        u64::from(self.put.ticket.generation)
+    }
+
+    /// What is to be said to the origin, once there is a receive to say it of.
+    pub fn answer(&mut self, peer: &Arc<PeerInbox>, local: &Local, copy: Copy) -> Option<RemoteGet> {
+        let Sink::Receive(receive) = &self.sink else { return None };
+        if self.acknowledged {
+            return None;
+        }
+        let len = self.envelope.len;
+        self.source = match copy {
+            Copy::Origin => None,
+            _ => Remote::of(self.put.source, len as u64, peer, local, false),
+        };
+        let target = match copy {
+            Copy::Target => Place::Nowhere,
+            _ if receive.patient => local.place(receive.ptr, len),
+            _ => Place::Nowhere,
+        };
+        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some() })
+    }
+
+    fn note(&self, monitor: &Monitor, kind: RecordKind, at: u64, len: u64) {
+        let record = Record::new(kind).peer(self.envelope.source).priority(self.envelope.priority);
+        monitor.record(&record.transfer(self.put.ticket.word()).at(at).bytes(len));
+    }
+
+    /// The answer is on its way.
+    pub fn answered(&mut self, get: RemoteGet, monitor: &Monitor) {
+        self.note(monitor, RecordKind::RemoteGet, 0, self.put.ends.len);
+        monitor.tallies.add(Figure::RemoteGets, 1);
+        self.acknowledged = true;
+        self.granted = get.target != Place::Nowhere;
+        self.report.execute(Descriptor::RemoteGet, 0);
+    }
+
+    /// A memory-FIFO packet.
+    pub fn store(&mut self, at: u64, payload: Payload<'_>) -> Result<(), &'static str> {
+        let len = payload.len() as u64;
+        if len == 0 || at.checked_add(len).is_none_or(|end| end > self.put.ends.len) {
+            return Err("a chunk outside of its message");
+        }
+        if self.report.fifo.bytes + len > self.put.ends.len {
+            return Err("more bytes than the message has");
+        }
+        self.give_up_cancelled();
+        match &mut self.sink {
+            Sink::Receive(receive) => receive.write(at as usize, payload),
+            Sink::TooLong(_, pieces) | Sink::Pool(pieces) => pieces.push(at, payload),
+            Sink::Kept(bytes, _) => {
+                payload.copy_to(&mut bytes[at as usize..][..payload.len()]);
+            }
+            Sink::Nowhere => {}
+        }
+        self.report.fifo.bytes += len;
+        // A chunk is several packets: the one that ends it counts.
+        let end = at + len;
+        self.report.fifo.chunks += u64::from(end.is_multiple_of(self.put.ends.chunk) || end == self.put.ends.len);
+        Ok(())
+    }
+
+    /// A receive that was cancelled from within recv_with: its buffer is gone.
+    fn give_up_cancelled(&mut self) {
+        if let Sink::Receive(receive) | Sink::TooLong(receive, _) | Sink::Kept(_, Some(receive)) = &self.sink
+            && receive.op.is_done()
+        {
+            self.sink = Sink::Nowhere;
+            self.close();
+        }
+    }
+
+    fn close(&self) -> bool {
+        self.meeting().is_some_and(|meeting| meeting.close(self.generation()))
+    }
+
+    /// Looks how far it is, after copying a chunk if there is one to copy here. True if one was.
+    pub fn step(&mut self, peer: Option<&Arc<PeerInbox>>, monitor: &Monitor) -> (bool, Look) {
+        self.give_up_cancelled();
+        let pulled = match self.pull(monitor) {
+            Ok(pulled) => pulled,
+            Err(reason) => return (true, Look::Broken(reason)),
+        };
+        if pulled && let Some(peer) = peer {
+            peer.ring();
+        }
+        let look = self.look();
+        if look == Look::Complete
+            && let Some(peer) = peer
+        {
+            peer.ring();
+        }
+        (pulled, look)
+    }
+
+    fn pull(&mut self, monitor: &Monitor) -> Result<bool, &'static str> {
+        let Some(source) = &self.source else { return Ok(false) };
+        let base = match &mut self.sink {
+            Sink::Receive(receive) => receive.ptr,
+            Sink::Kept(bytes, _) => bytes.as_mut_ptr(),
+            _ => return Ok(false),
+        };
+        let Some(meeting) = self.meetings.get(usize::from(self.put.ticket.slot)) else { return Ok(false) };
+        let chunk = match meeting.claim(u64::from(self.put.ticket.generation), self.put.ends.chunks(), End::Last) {
+            Claim::Chunk(chunk) => chunk,
+            Claim::Met | Claim::Over => return Ok(false),
+            Claim::Damaged => return Err("more chunks claimed than the message has"),
+        };
+        let (at, len) = self.put.ends.place(chunk);
+        // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
+        if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
+            let over = |progress: Progress| progress.closed || progress.finished;
+            if error.raw_os_error() == Some(libc::ESRCH) {
+                // Its death will be told.
+                self.source = None;
+                return Ok(false);
+            }
+            if meeting.progress(u64::from(self.put.ticket.generation)).is_none_or(over) {
+                // It took the message back since the chunk was claimed, and its memory is its own again.
+                return Ok(false);
+            }
+            return Err("memory that it offered can't be read");
+        }
+        self.report.pulled += len;
+        self.report.execute(Descriptor::Pull, len);
+        meeting.set_pulled(self.report.pulled.bytes);
+        self.note(monitor, RecordKind::Pull, at, len);
+        monitor.tallies.add(Figure::BytesPulled, len);
+        Ok(true)
+    }
+
+    /// The receive counter: what is still to come. At zero the message is complete.
+    fn look(&mut self) -> Look {
+        let Some(meeting) = self.meetings.get(usize::from(self.put.ticket.slot)) else { return Look::GivenUp };
+        let Some(progress) = meeting.progress(self.generation()) else { return Look::GivenUp };
+        if progress.closed {
+            return Look::GivenUp;
+        }
+        if self.granted {
+            let put = meeting.put();
+            if put.bytes > self.put.ends.len {
+                return Look::Broken("more bytes put than the message has");
+            }
+            self.report.put = put;
+        }
+        let moved = self.report.fifo.bytes + self.report.pulled.bytes + self.report.put.bytes;
+        match moved.cmp(&self.put.ends.len) {
+            std::cmp::Ordering::Less => Look::Underway,
+            std::cmp::Ordering::Greater => Look::Broken("more bytes than the message has"),
+            std::cmp::Ordering::Equal if meeting.finish(self.generation()) => {
+                self.report.zeroes += 1;
+                Look::Complete
+            }
+            std::cmp::Ordering::Equal => Look::GivenUp,
+        }
+    }
+
+    /// Gives what is in temporary storage to a receive, and the rest when it comes.
+    pub fn attach(&mut self, receive: RecvOp) {
+        let fits = self.envelope.len <= receive.capacity;
+        self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere) {
+            Sink::Pool(pieces) if fits => {
+                pieces.copy_to(|at, bytes| receive.write(at as usize, Payload::private(bytes)));
+                Sink::Receive(receive)
+            }
+            Sink::Pool(pieces) => Sink::TooLong(receive, pieces),
+            Sink::Kept(bytes, _) => Sink::Kept(bytes, Some(receive)),
+            other => other,
+        };
+    }
+
+    /// Takes its receive away: what has arrived is kept, and nobody touches the buffer after this. Waits for an origin that may be
+    /// putting into it just now.
+    pub fn detach(&mut self, peer: Option<&Arc<PeerInbox>>) -> Option<RecvOp> {
+        match std::mem::replace(&mut self.sink, Sink::Nowhere) {
+            Sink::Receive(receive) => {
+                if self.granted {
+                    self.close();
+                    self.wait_until_let_go(peer);
+                    return Some(receive);
+                }
+                let mut bytes = vec![0; self.envelope.len];
+                // SAFETY: the buffer is valid until this returns (RecvOp::new), and holds the message (Sink).
+                unsafe { std::ptr::copy_nonoverlapping(receive.ptr, bytes.as_mut_ptr(), self.envelope.len) };
+                self.sink = Sink::Kept(bytes, None);
+                Some(receive)
+            }
+            Sink::Kept(bytes, Some(receive)) => {
+                self.sink = Sink::Kept(bytes, None);
+                Some(receive)
+            }
+            Sink::TooLong(receive, pieces) => {
+                self.sink = Sink::Pool(pieces);
+                Some(receive)
+            }
+            other => {
+                self.sink = other;
+                None
+            }
+        }
+    }
+
+    /// After closing: an origin that claimed a chunk before may still be copying it. One that was stopped keeps us waiting until it
+    /// goes on or dies, for the buffer is its to write until then.
+    fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>) {
+        let Some(meeting) = self.meeting() else { return };
+        loop {
+            let Some(progress) = meeting.progress(self.generation()) else { return };
+            let others = progress.last.saturating_sub(self.report.pulled.chunks);
+            if meeting.put().chunks >= others || !peer.is_some_and(|peer| peer.is_alive()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Bytes that have come so far.
+    pub fn moved(&self) -> u64 {
+        self.report.fifo.bytes + self.report.put.bytes + self.report.pulled.bytes
+    }
+
+    /// Whether the origin may be writing into the receive's buffer.
+    pub fn is_granted(&self) -> bool {
+        self.granted
+    }
+
+    /// It is over: what there is to tell of it.
+    pub fn tell(self, reports: &mut Reports) -> Sink {
+        reports.keep(self.report);
+        self.sink
+    }
+}

@@ -1,0 +1,484 @@
+//! The origin's end: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has come, direct puts
+//! from the last end, until the ends meet.
+
+use super::Copy;
+use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, RemoteGet, Ticket};
+use super::memory::{Local, Remote};
+use super::report::{Descriptor, Reports, Side, TransferReport};
+use crate::engine::baton::Token;
+use crate::engine::monitor::Monitor;
+use crate::engine::op::{Op, Outcome};
+use crate::error::Error;
+use crate::message::outbound::{OutState, Outbound};
+use doorbell_fabric::{Incarnation, Link, NodeId, PRIORITIES, Push};
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of one memory-FIFO packet.
+const PIECE_BYTES: u64 = 16 << 10;
+/// A lower priority gets at least one chunk in so many.
+const LEAST_SHARE: u32 = 16;
+/// A message shorter than this gives the target a moment to answer...
+const FIFO_AT_ONCE: u64 = 4 << 20;
+/// ...of so long, before its first chunk goes by memory FIFO.
+const ANSWER_WITHIN: Duration = Duration::from_micros(50);
+/// From this length on the memory FIFO keeps a share of the message after the remote get has come...
+const FIFO_GOES_ON: u64 = 16 << 20;
+/// ...of one chunk in so many of the origin's.
+const FIFO_SHARE: u32 = 4;
+
+/// What this node is sending by transfers.
+pub struct Outgoing {
+    transfers: Vec<Transfer>,
+    /// Slots in use, and their latest generations, by target.
+    slots: Vec<Option<Box<Slots>>>,
+    copy: Copy,
+    from_high: bool,
+    turns: u32,
+    /// Transfers for which somebody waits.
+    active: usize,
+    reports: Reports,
+    monitor: Arc<Monitor>,
+}
+
+#[derive(Clone, Default)]
+struct Slots {
+    used: u32,
+    generations: [u16; MEETINGS],
+}
+
+const _: () = assert!(MEETINGS <= 32);
+
+struct Transfer {
+    out: Arc<Outbound>,
+    peer: Arc<PeerInbox>,
+    meetings: Meetings,
+    ticket: Ticket,
+    ends: Ends,
+    bytes: *const u8,
+    op: Arc<Op>,
+    /// The chunk that memory-FIFO packets are being made of: where it goes on, and how much is left.
+    piece: Option<(u64, u64)>,
+    /// What the target said, once it did.
+    get: Option<RemoteGet>,
+    /// Where to put, if that is possible.
+    target: Option<Remote>,
+    /// Descriptors alternate.
+    turns: u32,
+    began: Instant,
+    /// The op has ended, and the bytes are not ours any more; the target is not done yet.
+    drained: bool,
+    report: TransferReport,
+    monitor: Arc<Monitor>,
+}
+
+// SAFETY: the bytes are kept readable by whoever made the SendOp until its op ended or was removed, and are not touched after that.
+unsafe impl Send for Transfer {}
+
+/// What became of an attempt to begin.
+pub enum Begun {
+    /// It is under way, and will end its op.
+    Yes,
+    /// There is no room in the lane for the RTS.
+    Full,
+    /// Too many transfers to this node are under way: the message goes through the lane.
+    NoSlot,
+    /// The lane can't be used.
+    Down,
+}
+
+/// A message to be moved from both ends.
+pub struct Order<'a> {
+    /// Its tag.
+    pub tag: u64,
+    /// Its bytes, as [`SendOp::new`](crate::message::outbound::SendOp::new) asks for them.
+    pub bytes: *const u8,
+    /// How many.
+    pub len: usize,
+    /// Where its end is told.
+    pub op: &'a Arc<Op>,
+}
+
+impl Outgoing {
+    /// Nothing, to any of `nodes` nodes.
+    pub fn new(nodes: usize, copy: Copy, from_high: bool, monitor: Arc<Monitor>) -> Self {
+        Self {
+            transfers: Vec::new(),
+            slots: vec![None; nodes],
+            copy,
+            from_high,
+            turns: 0,
+            active: 0,
+            reports: Reports::default(),
+            monitor,
+        }
+    }
+
+    /// Whether nothing is under way.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.transfers.is_empty()
+    }
+
+    /// Whether somebody waits for what is under way.
+    #[inline(always)]
+    pub fn is_active(&self) -> bool {
+        self.active > 0
+    }
+
+    /// How many are under way, by priority.
+    pub fn depths(&self) -> [usize; PRIORITIES] {
+        let mut depths = [0; PRIORITIES];
+        for transfer in &self.transfers {
+            depths[transfer.out.priority.index()] += usize::from(!transfer.drained);
+        }
+        depths
+    }
+
+    /// The latest that ended.
+    pub fn reports(&mut self) -> &mut Reports {
+        &mut self.reports
+    }
+
+    /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message.
+    pub fn begin(
+        &mut self,
+        peer: &Arc<PeerInbox>,
+        out: &Arc<Outbound>,
+        state: &mut OutState,
+        local: &Local,
+        order: &Order<'_>,
+    ) -> Begun {
+        let Some(slots) = self.slots.get_mut(out.target.index()) else { return Begun::NoSlot };
+        let slots = slots.get_or_insert_default();
+        let slot = (!slots.used).trailing_zeros() as usize;
+        if slot >= MEETINGS {
+            return Begun::NoSlot;
+        }
+        let generation = Meeting::next_generation(u64::from(slots.generations[slot]));
+        let ticket = Ticket { slot: slot as u16, generation: generation as u16 };
+        let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
+        let meetings = Meetings::with_target(peer);
+        let Some(meeting) = meetings.get(slot) else { return Begun::NoSlot };
+        // The packet publishes it.
+        meeting.open(generation);
+        slots.generations[slot] = generation as u16;
+        let source = if self.copy == Copy::Origin { super::Place::Nowhere } else { local.place(order.bytes, order.len) };
+        let rts = DirectPut { ticket, ends, source }.encode();
+        match state.push_rts(order.tag, order.len, &rts) {
+            Push::Done => {}
+            Push::Full => return Begun::Full,
+            Push::Down(_) => return Begun::Down,
+        }
+        slots.used |= 1 << slot;
+        let mut report = TransferReport::new(Side::Origin, out.target, order.tag, ends);
+        report.execute(Descriptor::Rts, 0);
+        let (at_target, target) = (meetings.clone(), peer.clone());
+        order.op.set_closer(Box::new(move || {
+            at_target.get(slot).is_some_and(|meeting| close_and_keep(meeting, generation, ends, &target))
+        }));
+        self.transfers.push(Transfer {
+            out: out.clone(),
+            peer: peer.clone(),
+            meetings,
+            ticket,
+            ends,
+            bytes: order.bytes,
+            op: order.op.clone(),
+            piece: None,
+            get: None,
+            target: None,
+            turns: 0,
+            began: Instant::now(),
+            drained: false,
+            report,
+            monitor: self.monitor.clone(),
+        });
+        self.active += 1;
+        let record = Record::new(RecordKind::Rts).peer(out.target).priority(out.priority);
+        self.monitor.record(&record.transfer(ticket.word()).bytes(order.len as u64));
+        self.monitor.tallies.add(Figure::Rts, 1);
+        Begun::Yes
+    }
+
+    /// A remote get came: the direct-put descriptor is back. False if it is of no transfer of ours, which is as good as late.
+    pub fn acknowledge(&mut self, source: NodeId, get: RemoteGet, local: &Local) -> bool {
+        let found = self.transfers.iter_mut().find(|transfer| transfer.out.target == source && transfer.ticket == get.ticket);
+        let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return false };
+        transfer.get = Some(get);
+        transfer.target = Remote::of(get.target, transfer.ends.len, &transfer.peer, local, true);
+        true
+    }
+
+    /// Moves a chunk of one transfer, the one of the highest priority that has something to move; now and then of the lowest.
+    /// Ends those that are through. Returns the amount of work done.
+    pub fn step(&mut self, me: Token) -> usize {
+        let before = self.transfers.len();
+        let mut at = 0;
+        while let Some(transfer) = self.transfers.get_mut(at) {
+            if transfer.look() {
+                let transfer = self.transfers.swap_remove(at);
+                self.free(transfer);
+            } else {
+                at += 1;
+            }
+        }
+        let ended = before - self.transfers.len();
+        self.turns = self.turns.wrapping_add(1);
+        let lowest_first = self.turns.is_multiple_of(LEAST_SHARE);
+        for rank in 0..PRIORITIES {
+            let priority = if lowest_first { PRIORITIES - 1 - rank } else { rank };
+            let count = self.transfers.len();
+            for offset in 0..count {
+                // Those of one priority take turns.
+                let transfer = &mut self.transfers[(self.turns as usize + offset) % count];
+                if transfer.out.priority.index() == priority && !transfer.drained && transfer.advance(me, self.copy) {
+                    // The last chunk completes it.
+                    transfer.look_at_counter();
+                    self.count();
+                    return ended + 1;
+                }
+            }
+        }
+        self.count();
+        ended
+    }
+
+    fn count(&mut self) {
+        self.active = self.transfers.iter().filter(|transfer| !transfer.drained).count();
+    }
+
+    fn free(&mut self, transfer: Transfer) {
+        if let Some(Some(slots)) = self.slots.get_mut(transfer.out.target.index()) {
+            slots.used &= !(1 << transfer.ticket.slot);
+        }
+        self.count();
+        self.reports.keep(transfer.report);
+    }
+
+    /// Takes a send back. `None` if it is no transfer; true if it was under way: then the target gets nothing of it.
+    pub fn withdraw(&mut self, op: &Arc<Op>) -> Option<bool> {
+        let at = self.transfers.iter().position(|transfer| Arc::ptr_eq(&transfer.op, op))?;
+        if self.transfers[at].drained {
+            return Some(false);
+        }
+        let transfer = self.transfers.swap_remove(at);
+        let closed = transfer.close();
+        if !closed {
+            transfer.op.finish(Outcome::Sent);
+        }
+        transfer.peer.ring();
+        self.free(transfer);
+        Some(closed)
+    }
+
+    /// A target is gone, or this node leaves: everything to that node, or to all, fails.
+    pub fn fail(&mut self, target: Option<(NodeId, Incarnation)>, error: impl Fn() -> Error) {
+        let mut at = 0;
+        while let Some(transfer) = self.transfers.get(at) {
+            let concerned =
+                |(node, life): (NodeId, Incarnation)| transfer.out.target == node && transfer.peer.incarnation() == life;
+            if !target.is_none_or(concerned) {
+                at += 1;
+                continue;
+            }
+            let transfer = self.transfers.swap_remove(at);
+            // One that was sent whole is the target's to finish.
+            if !transfer.drained {
+                transfer.close();
+            }
+            transfer.op.finish(Outcome::Failed(error()));
+            transfer.peer.ring();
+            self.free(transfer);
+        }
+        if let Some((node, _)) = target
+            && let Some(slots) = self.slots.get_mut(node.index())
+        {
+            // The next life has an inbox of its own.
+            *slots = None;
+        }
+    }
+
+    /// Whether this node could move a message to another from both ends.
+    pub fn can_reach(&self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize) -> bool {
+        local.is_in_region(bytes, len) || Remote::can_reach(peer)
+    }
+}
+
+impl Transfer {
+    fn meeting(&self) -> Option<&Meeting> {
+        self.meetings.get(usize::from(self.ticket.slot))
+    }
+
+    /// Gives up. False if that is too late.
+    fn close(&self) -> bool {
+        let generation = u64::from(self.ticket.generation);
+        self.meeting().is_some_and(|meeting| close_and_keep(meeting, generation, self.ends, &self.peer))
+    }
+
+    /// Looks how far it is. True if it is over for both ends.
+    fn look(&mut self) -> bool {
+        if self.op.is_done() && !self.drained {
+            // Cancelled where the engine was out of reach: the bytes are gone, and the meeting is closed already.
+            return true;
+        }
+        let generation = u64::from(self.ticket.generation);
+        let Some(progress) = self.meeting().and_then(|meeting| meeting.progress(generation)) else {
+            self.op.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
+            return true;
+        };
+        if progress.finished || progress.closed {
+            // Closed from over there: its receiver took it and wants no more of it.
+            self.look_at_counter();
+            self.zero();
+            return true;
+        }
+        self.look_at_counter();
+        false
+    }
+
+    /// The send counter: what is still to move. At zero the send is complete.
+    fn look_at_counter(&mut self) {
+        if self.drained || self.piece.is_some() {
+            return;
+        }
+        let generation = u64::from(self.ticket.generation);
+        let Some(meeting) = self.meeting() else { return };
+        let pulled = meeting.pulled();
+        let Some(progress) = meeting.progress(generation) else { return };
+        self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
+        let moved = self.report.fifo.bytes + self.report.put.bytes;
+        if pulled <= self.ends.len && moved + pulled >= self.ends.len {
+            self.zero();
+        }
+    }
+
+    fn zero(&mut self) {
+        if !self.drained {
+            self.drained = true;
+            self.report.zeroes += 1;
+            let record = Record::new(RecordKind::Completed).peer(self.out.target).priority(self.out.priority);
+            self.monitor.record(&record.transfer(self.ticket.word()).bytes(self.ends.len));
+            self.monitor.tallies.add(Figure::Transfers, 1);
+            self.op.finish(Outcome::Sent);
+        }
+    }
+
+    /// Moves a chunk, or a part of one, in one way or the other. False if there is nothing that could be moved now.
+    fn advance(&mut self, me: Token, copy: Copy) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        let Some(get) = self.get else {
+            // A target that waits answers sooner than a chunk is through the lane.
+            if self.ends.len < FIFO_AT_ONCE && self.began.elapsed() < ANSWER_WITHIN {
+                return false;
+            }
+            return self.push_piece(me);
+        };
+        let puts = self.target.is_some() && copy != Copy::Target;
+        if !puts {
+            // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between.
+            return if get.pulls && self.piece.is_none() { false } else { self.push_piece(me) };
+        }
+        let fifo_first = self.ends.len >= FIFO_GOES_ON && self.turns.is_multiple_of(FIFO_SHARE);
+        if (fifo_first || self.piece.is_some()) && self.push_piece(me) {
+            return true;
+        }
+        self.put_chunk() || (self.target.is_none() && self.push_piece(me))
+    }
+
+    /// One memory-FIFO packet.
+    fn push_piece(&mut self, me: Token) -> bool {
+        let out = self.out.clone();
+        // Not entered: this thread is inside already.
+        let Some(mut state) = out.state.enter(me) else { return false };
+        if state.incarnation != self.peer.incarnation() {
+            return false;
+        }
+        let Some(most) = state.link.as_ref().map(|link| PIECE_BYTES.min(link.packet_bytes() as u64)) else { return false };
+        if state.is_started() {
+            return false;
+        }
+        let (at, left) = match self.piece {
+            Some(piece) => piece,
+            None => match self.claim(End::First) {
+                Some((at, len)) => *self.piece.insert((at, len)),
+                None => return false,
+            },
+        };
+        let len = left.min(most);
+        // SAFETY: `at + len` lies within the message (Ends::place), whose bytes are kept readable until the op ends.
+        if !unsafe { state.push_chunk(self.ticket.word(), at, self.bytes.add(at as usize), len) } {
+            return false;
+        }
+        drop(state);
+        self.note(RecordKind::MemoryFifo, Figure::BytesFifo, at, len);
+        self.piece = (left > len).then_some((at + len, left - len));
+        self.report.execute(Descriptor::MemoryFifo, len);
+        self.report.fifo.bytes += len;
+        self.report.fifo.chunks += u64::from(self.piece.is_none());
+        true
+    }
+
+    /// One direct put.
+    fn put_chunk(&mut self) -> bool {
+        let Some((at, len)) = self.claim(End::Last) else { return false };
+        let Some(target) = &self.target else { return false };
+        // SAFETY: within the message (Ends::place), whose bytes are kept readable until the op ends.
+        if let Err(error) = unsafe { target.write(at, self.bytes.add(at as usize), len) } {
+            tracing::debug!(node = self.out.target.0, %error, "a direct put failed; the rest goes through the lane");
+            self.target = None;
+            self.piece = Some((at, len));
+            return true;
+        }
+        self.report.put += len;
+        self.report.execute(Descriptor::DirectPut, len);
+        self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
+        let put = self.report.put;
+        if let Some(meeting) = self.meeting() {
+            meeting.set_put(put);
+        }
+        self.peer.ring();
+        true
+    }
+
+    fn note(&self, kind: RecordKind, figure: Figure, at: u64, len: u64) {
+        let record = Record::new(kind).peer(self.out.target).priority(self.out.priority);
+        self.monitor.record(&record.transfer(self.ticket.word()).at(at).bytes(len));
+        self.monitor.tallies.add(figure, len);
+        if kind == RecordKind::DirectPut {
+            self.monitor.tallies.add(Figure::DirectPuts, 1);
+        }
+    }
+
+    fn claim(&self, end: End) -> Option<(u64, u64)> {
+        match self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end) {
+            Claim::Chunk(chunk) => Some(self.ends.place(chunk)),
+            Claim::Met | Claim::Over | Claim::Damaged => None,
+        }
+    }
+}
+
+/// Closes a meeting. After this the target does not read the message: one in another process may, to no effect, but one in this
+/// process follows addresses, and so is waited for while it copies the chunk that it claimed before.
+fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerInbox) -> bool {
+    let closed = meeting.close(generation);
+    if closed && target.reach().is_some_and(|reach| reach.is_here()) {
+        while let Some(progress) = meeting.progress(generation) {
+            let chunks = ends.chunks();
+            let claimed: u64 = (chunks.saturating_sub(progress.last)..chunks).map(|chunk| ends.place(chunk).1).sum();
+            if meeting.pulled() + meeting.put().bytes >= claimed || !target.is_alive() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+    closed
+}
+
+/// How long the chunks of a message are: short enough that both ends get some, long enough that claiming them costs little.
+fn chunk_for(len: u64) -> u64 {
+    (len / 16).next_power_of_two().clamp(CHUNK_LEAST, CHUNK_MOST)
+}

@@ -1,0 +1,97 @@
+//! A board as somebody else sees it: a private copy of one moment.
+
+use super::{Board, COUNTERS, Figures, Latencies, Recorded, Status};
+use crate::layout::{
+    BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, HeaderFacts, HeaderFault, SegmentHeader,
+    SegmentKind,
+};
+use crate::segment::Segment;
+use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::{Incarnation, NodeId};
+use std::sync::Arc;
+
+/// A copy of a node's board. The node is not asked and not disturbed; it may be busy, stopped or dead.
+#[derive(Clone, Debug)]
+pub struct BoardCopy {
+    segment: Arc<Segment>,
+    facts: HeaderFacts,
+}
+
+/// A DMA counter as its owner shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterShown {
+    /// Which one.
+    pub index: usize,
+    /// Bytes still to move.
+    pub value: u64,
+    /// The bytes with which it began.
+    pub size: u64,
+    /// Whether its bit in the status register is set.
+    pub zero: bool,
+}
+
+impl BoardCopy {
+    /// Checks what was copied of a board's file.
+    pub(crate) fn check(segment: Segment) -> Result<Self, HeaderFault> {
+        let len = segment.len();
+        // SAFETY: a segment is page-aligned and readable for its length.
+        let facts = unsafe { SegmentHeader::check(segment.ptr(), len, len, SegmentKind::Board) }?;
+        if len < BOARD_BYTES {
+            return Err(HeaderFault::TooShort { found: len, expected: BOARD_BYTES });
+        }
+        Ok(Self { segment: Arc::new(segment), facts })
+    }
+
+    fn board(&self) -> Board<'_> {
+        // SAFETY: page-aligned, BOARD_BYTES long (checked), and kept by `self`; nothing is written.
+        unsafe { Board::at(self.segment.ptr()) }
+    }
+
+    /// Whose board it is.
+    pub fn node(&self) -> NodeId {
+        self.facts.node
+    }
+
+    /// Which life of that node.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation(self.facts.incarnation)
+    }
+
+    /// The figures.
+    pub fn figures(&self) -> Figures {
+        self.board().figures()
+    }
+
+    /// How long sampled messages took to arrive.
+    pub fn latencies(&self) -> Latencies {
+        self.board().latencies()
+    }
+
+    /// What the engine did last, oldest first.
+    pub fn records(&self) -> Vec<Recorded> {
+        self.board().records()
+    }
+
+    /// The counter status register.
+    pub fn counter_status(&self) -> Status {
+        std::array::from_fn(|word| self.load(COUNTER_STATUS_OFFSET + word * 8))
+    }
+
+    /// The DMA counters in use.
+    pub fn counters(&self) -> Vec<CounterShown> {
+        let status = self.counter_status();
+        let used: Status = std::array::from_fn(|word| self.load(COUNTERS_USED_OFFSET + word * 8));
+        let is_set = |words: &Status, index: usize| words[index / 64] >> (index % 64) & 1 != 0;
+        let shown = |index| CounterShown {
+            index,
+            value: self.load(COUNTERS_OFFSET + index * 16),
+            size: self.load(COUNTERS_OFFSET + index * 16 + 8),
+            zero: is_set(&status, index),
+        };
+        (0..COUNTERS).filter(|index| is_set(&used, *index)).map(shown).collect()
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        self.board().word(offset).load(Ordering::Relaxed)
+    }
+}

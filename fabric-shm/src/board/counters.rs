@@ -1,0 +1,396 @@
+//! DMA counters: bytes still to move, and a bit that says that there are none.
+//!
+//! The authoritative count is private memory of the owner; what lies on the board is a display. A counter is **set** to a
+//! number of bytes, which begins a *use* of it with a generation of its own, and **lowered** by whoever moved some. Whichever
+//! call brings it to zero is told so, once; the counter's bit in the status register is set, and stays so until the
+//! owner clears it or sets the counter anew. What comes late for an earlier use changes nothing.
+
+use super::Home;
+use crate::layout::{COUNTER_STATUS_OFFSET, COUNTERS as LAYOUT_COUNTERS, COUNTERS_OFFSET, COUNTERS_USED_OFFSET};
+use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How many DMA counters a node has.
+pub const COUNTERS: usize = LAYOUT_COUNTERS;
+
+/// Bits of the word of a counter that hold its value; the others hold the low bits of its generation.
+const VALUE_BITS: u32 = 44;
+const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
+
+/// The most bytes that a counter counts: 16 TiB less one.
+pub const COUNTER_BYTES_MAX: u64 = VALUE_MASK;
+
+/// The counter status register: bit `index % 64` of word `index / 64` is set if that counter has reached zero.
+pub type Status = [u64; COUNTERS / 64];
+
+/// What lowering a counter did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Lowered {
+    /// So many bytes are left.
+    Left(u64),
+    /// This call brought it to zero: told once for each use. It was lowered by `excess` bytes more than were left.
+    Zero {
+        /// Bytes too many.
+        excess: u64,
+    },
+    /// It was at zero already; nothing changed.
+    Already,
+    /// This use of the counter is over, or there is no such counter; nothing changed.
+    Stale,
+}
+
+impl Lowered {
+    /// Whether this call brought the counter to zero.
+    pub fn reached_zero(self) -> bool {
+        matches!(self, Lowered::Zero { .. })
+    }
+}
+
+/// How a counter stands, seen while nothing can begin or end its use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Which use of the counter it is.
+    pub generation: u32,
+    /// The bytes with which it began.
+    pub size: u64,
+    /// Whether it has reached zero, and that was told.
+    pub zero: bool,
+}
+
+/// The DMA counters of a node. Thread-safe. `T` is what the owner keeps beside each counter: who is to be told.
+///
+/// Lowering is one compare-and-swap and a store to the board. What begins or ends a use takes a short lock of that counter.
+pub struct Counters<T> {
+    home: Home,
+    slots: Box<[Slot<T>]>,
+    status: [AtomicU64; COUNTERS / 64],
+    used: Mutex<Status>,
+}
+
+#[derive(Debug, Default)]
+struct Slot<T> {
+    /// Generation and value.
+    word: AtomicU64,
+    /// The whole generation.
+    generation: AtomicU32,
+    life: Mutex<Life<T>>,
+}
+
+#[derive(Debug, Default)]
+struct Life<T> {
+    size: u64,
+    /// It has not been brought to zero yet.
+    counting: bool,
+    kept: T,
+}
+
+fn pack(generation: u32, value: u64) -> u64 {
+    u64::from(generation) << VALUE_BITS | value
+}
+
+impl<T: Default> Counters<T> {
+    /// The counters of a node, all free and at zero.
+    pub fn new(home: Home) -> Self {
+        let slots = (0..COUNTERS).map(|_| Slot::default()).collect();
+        Self { home, slots, status: [const { AtomicU64::new(0) }; COUNTERS / 64], used: Mutex::default() }
+    }
+
+    /// Takes a free counter, the lowest; `None` if all are in use. It is at zero, without its bit in the register.
+    pub fn take(&self) -> Option<usize> {
+        let mut used = lock(&self.used);
+        let word = used.iter().position(|word| *word != u64::MAX)?;
+        let bit = used[word].trailing_ones() as usize;
+        used[word] |= 1 << bit;
+        self.home.board().word(COUNTERS_USED_OFFSET + word * 8).store(used[word], Ordering::Relaxed);
+        Some(word * 64 + bit)
+    }
+
+    /// Gives a counter back: its use is over, its bit cleared, and what was kept beside it returned.
+    pub fn give_back(&self, index: usize) -> T {
+        let Some(slot) = self.slots.get(index) else { return T::default() };
+        let kept = {
+            let mut life = lock(&slot.life);
+            self.begin(index, slot, &mut life, 0);
+            life.counting = false;
+            self.mark(index, false);
+            std::mem::take(&mut life.kept)
+        };
+        let mut used = lock(&self.used);
+        used[index / 64] &= !(1 << (index % 64));
+        self.home.board().word(COUNTERS_USED_OFFSET + index / 64 * 8).store(used[index / 64], Ordering::Relaxed);
+        kept
+    }
+
+    /// How many are in use.
+    pub fn used(&self) -> usize {
+        lock(&self.used).iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Begins a use with so many bytes to move, and returns its generation; `None` if the counter cannot count them, or there
+    /// is no such counter. Its bit is cleared; with no bytes it is at zero at once. `begun` runs before anybody can lower it.
+    pub fn set(&self, index: usize, bytes: u64, begun: impl FnOnce(&mut T, Standing)) -> Option<u32> {
+        let slot = self.slots.get(index).filter(|_| bytes <= COUNTER_BYTES_MAX)?;
+        let mut life = lock(&slot.life);
+        self.mark(index, bytes == 0);
+        let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
+        let standing = Standing { generation, size: bytes, zero: bytes == 0 };
+        begun(&mut life.kept, standing);
+        self.begin(index, slot, &mut life, bytes);
+        Some(generation)
+    }
+
+    fn begin(&self, index: usize, slot: &Slot<T>, life: &mut Life<T>, bytes: u64) {
+        let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
+        (life.size, life.counting) = (bytes, bytes > 0);
+        slot.generation.store(generation, Ordering::Relaxed);
+        // Release: who lowers this use sees what was written before it began. The word as a whole changes at once, so that
+        // what lowers the former use finds another generation.
+        slot.word.swap(pack(generation, bytes), Ordering::AcqRel);
+        self.home.board().word(size_word(index)).store(bytes, Ordering::Relaxed);
+        self.show_value(index, slot);
+    }
+
+    /// Lowers a use of a counter by bytes that were moved. Never below zero. `index` and `generation` may come from outside.
+    ///
+    /// If this call brings it to zero, its bit is set and `zero` runs with what is kept beside it, unless another use has begun
+    /// by then. Acquire and release: who sees zero sees all that those did who lowered it, before they did so.
+    pub fn lower(&self, index: usize, generation: u32, bytes: u64, zero: impl FnOnce(&mut T, Standing)) -> Lowered {
+        let Some(slot) = self.slots.get(index) else { return Lowered::Stale };
+        let mut word = slot.word.load(Ordering::Acquire);
+        let left = loop {
+            let value = word & VALUE_MASK;
+            if word != pack(generation, value) || slot.generation.load(Ordering::Relaxed) != generation {
+                return Lowered::Stale;
+            }
+            if value == 0 {
+                return Lowered::Already;
+            }
+            let left = value.saturating_sub(bytes);
+            match slot.word.compare_exchange_weak(word, pack(generation, left), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) if left == 0 => break bytes - value,
+                Ok(_) => {
+                    self.show_value(index, slot);
+                    return Lowered::Left(left);
+                }
+                Err(now) => word = now,
+            }
+        };
+        let mut life = lock(&slot.life);
+        // Else the owner saw zero and has begun another use already.
+        if slot.generation.load(Ordering::Relaxed) == generation {
+            self.show_value(index, slot);
+            life.counting = false;
+            self.mark(index, true);
+            let standing = Standing { generation, size: life.size, zero: true };
+            zero(&mut life.kept, standing);
+        }
+        Lowered::Zero { excess: left }
+    }
+
+    /// Looks at a counter and at what is kept beside it, while nothing can begin or end its use. `None` if there is no such
+    /// counter.
+    pub fn with<R>(&self, index: usize, look: impl FnOnce(&mut T, Standing) -> R) -> Option<R> {
+        let slot = self.slots.get(index)?;
+        let mut life = lock(&slot.life);
+        let generation = slot.generation.load(Ordering::Relaxed);
+        let standing = Standing { generation, size: life.size, zero: !life.counting };
+        Some(look(&mut life.kept, standing))
+    }
+
+    /// Bytes still to move. Acquire: who reads zero sees all that those did who lowered it.
+    pub fn value(&self, index: usize) -> u64 {
+        self.slots.get(index).map_or(0, |slot| slot.word.load(Ordering::Acquire) & VALUE_MASK)
+    }
+
+    /// The counter status register.
+    pub fn status(&self) -> Status {
+        std::array::from_fn(|word| self.status[word].load(Ordering::Acquire))
+    }
+
+    /// Clears bits of the status register: those that are set in `mask`.
+    pub fn clear(&self, mask: &Status) {
+        for (word, mask) in mask.iter().enumerate() {
+            self.status[word].fetch_and(!mask, Ordering::AcqRel);
+            self.show_status(word);
+        }
+    }
+
+    /// Shows all counters as they are now.
+    pub fn show(&self) {
+        let used = *lock(&self.used);
+        for (index, slot) in self.slots.iter().enumerate().filter(|(index, _)| used[index / 64] >> (index % 64) & 1 != 0) {
+            self.show_value(index, slot);
+        }
+        (0..self.status.len()).for_each(|word| self.show_status(word));
+    }
+
+    fn mark(&self, index: usize, set: bool) {
+        let (word, bit) = (index / 64, 1 << (index % 64));
+        if set {
+            self.status[word].fetch_or(bit, Ordering::AcqRel);
+        } else {
+            self.status[word].fetch_and(!bit, Ordering::AcqRel);
+        }
+        self.show_status(word);
+    }
+
+    fn show_status(&self, word: usize) {
+        show_latest(self.home.board().word(COUNTER_STATUS_OFFSET + word * 8), || self.status[word].load(Ordering::Relaxed));
+    }
+
+    fn show_value(&self, index: usize, slot: &Slot<T>) {
+        let value = || slot.word.load(Ordering::Relaxed) & VALUE_MASK;
+        show_latest(self.home.board().word(COUNTERS_OFFSET + index * 16), value);
+    }
+}
+
+fn size_word(index: usize) -> usize {
+    COUNTERS_OFFSET + index * 16 + 8
+}
+
+/// Of several threads that show one value, the last to store looks once more: what is shown becomes what is.
+fn show_latest(shown: &AtomicU64, value: impl Fn() -> u64) {
+    loop {
+        let now = value();
+        shown.store(now, Ordering::Relaxed);
+        if value() == now {
+            return;
+        }
+    }
+}
+
+/// What is kept may have been left by a closure that panicked: it is the owner's, and whole in Rust's sense.
+fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> fmt::Debug for Counters<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counters").field("status", &self.status).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::board::testing::HeapBoard;
+    use proptest::prelude::*;
+    use std::sync::atomic::AtomicUsize;
+
+    fn set(counters: &Counters<()>, index: usize, bytes: u64) -> u32 {
+        counters.set(index, bytes, |_, _| {}).unwrap()
+    }
+
+    fn lower(counters: &Counters<()>, index: usize, generation: u32, bytes: u64) -> Lowered {
+        counters.lower(index, generation, bytes, |_, _| {})
+    }
+
+    #[test]
+    fn a_counter_goes_down_to_zero_once() {
+        let room = HeapBoard::new();
+        let counters = Counters::<()>::new(room.home.clone());
+        let index = counters.take().unwrap();
+        let generation = set(&counters, index, 100);
+        assert_eq!(lower(&counters, index, generation, 60), Lowered::Left(40));
+        assert_eq!((counters.value(index), counters.status()), (40, [0; 4]));
+        assert_eq!(lower(&counters, index, generation, 50), Lowered::Zero { excess: 10 });
+        assert_eq!((counters.value(index), counters.status()), (0, [1, 0, 0, 0]));
+        assert_eq!(lower(&counters, index, generation, 1), Lowered::Already);
+        counters.clear(&[1, 0, 0, 0]);
+        assert_eq!(counters.status(), [0; 4]);
+        assert_eq!(lower(&counters, COUNTERS, generation, 1), Lowered::Stale);
+        assert_eq!(counters.set(index, COUNTER_BYTES_MAX + 1, |_, _| {}), None);
+        assert_eq!(counters.set(COUNTERS, 1, |_, _| {}), None);
+        let most = set(&counters, index, COUNTER_BYTES_MAX);
+        assert_eq!(lower(&counters, index, most, u64::MAX), Lowered::Zero { excess: u64::MAX - COUNTER_BYTES_MAX });
+    }
+
+    #[test]
+    fn what_comes_late_changes_nothing() {
+        let room = HeapBoard::new();
+        let counters = Counters::<()>::new(room.home.clone());
+        let index = counters.take().unwrap();
+        let first = set(&counters, index, 10);
+        let second = set(&counters, index, 10);
+        assert_eq!(lower(&counters, index, first, 10), Lowered::Stale);
+        // The same low bits, another use.
+        assert_eq!(lower(&counters, index, second.wrapping_add(1 << 20), 10), Lowered::Stale);
+        assert_eq!(lower(&counters, index, second, 4), Lowered::Left(6));
+        counters.give_back(index);
+        assert_eq!(lower(&counters, index, second, 6), Lowered::Stale);
+        assert_eq!((counters.value(index), counters.status(), counters.used()), (0, [0; 4], 0));
+    }
+
+    #[test]
+    fn nothing_to_move_is_zero_at_once() {
+        let room = HeapBoard::new();
+        let counters = Counters::<()>::new(room.home.clone());
+        let index = counters.take().unwrap();
+        let mut zero = false;
+        counters.set(index, 0, |(), standing| zero = standing.zero).unwrap();
+        assert!(zero);
+        assert_eq!(counters.status(), [1, 0, 0, 0]);
+        set(&counters, index, 1);
+        assert_eq!(counters.status(), [0; 4]);
+    }
+
+    #[test]
+    fn there_are_so_many_and_no_more() {
+        let room = HeapBoard::new();
+        let counters = Counters::<()>::new(room.home.clone());
+        let taken: Vec<usize> = std::iter::from_fn(|| counters.take()).collect();
+        assert_eq!(taken, (0..COUNTERS).collect::<Vec<_>>());
+        counters.give_back(77);
+        assert_eq!((counters.take(), counters.take()), (Some(77), None));
+        assert_eq!(counters.used(), COUNTERS);
+    }
+
+    #[test]
+    fn a_forged_display_completes_nothing() {
+        let room = HeapBoard::new();
+        let counters = Counters::<()>::new(room.home.clone());
+        let index = counters.take().unwrap();
+        let generation = set(&counters, index, 100);
+        room.home.board().word(COUNTERS_OFFSET).store(0, Ordering::Relaxed);
+        room.home.board().word(COUNTER_STATUS_OFFSET).store(u64::MAX, Ordering::Relaxed);
+        assert_eq!((counters.value(index), counters.status()), (100, [0; 4]));
+        assert_eq!(lower(&counters, index, generation, 99), Lowered::Left(1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+
+        #[test]
+        fn zero_is_told_once_however_many_lower(
+            shares in proptest::collection::vec(proptest::collection::vec(1_u64..5000, 1..40), 2..5),
+            excess in 0_u64..3,
+        ) {
+            let room = HeapBoard::new();
+            let counters = Counters::<u32>::new(room.home.clone());
+            let size: u64 = shares.iter().flatten().sum::<u64>() - excess.min(shares.iter().flatten().sum::<u64>() - 1);
+            let index = counters.take().unwrap();
+            let generation = counters.set(index, size, |_, _| {}).unwrap();
+            let zeros = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                for share in &shares {
+                    let (counters, zeros) = (&counters, &zeros);
+                    scope.spawn(move || {
+                        for bytes in share {
+                            if counters.lower(index, generation, *bytes, |told, _| *told += 1).reached_zero() {
+                                zeros.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    });
+                }
+            });
+            prop_assert_eq!(zeros.into_inner(), 1);
+            prop_assert_eq!(counters.with(index, |told, standing| (*told, standing.zero)), Some((1, true)));
+            prop_assert_eq!(counters.value(index), 0);
+            // What is shown became what is.
+            prop_assert_eq!(room.home.board().word(COUNTERS_OFFSET).load(Ordering::Relaxed), 0);
+            prop_assert_eq!(room.home.board().word(COUNTER_STATUS_OFFSET).load(Ordering::Relaxed), 1);
+        }
+    }
+}

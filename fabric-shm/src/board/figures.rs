@@ -1,0 +1,286 @@
+//! The figures of a node: one array of words, each with a name.
+
+#[cfg(not(loom))]
+use doorbell_fabric::sync::{AtomicU64, Ordering};
+use std::ops::{Index, IndexMut};
+
+/// How a figure moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FigureKind {
+    /// Only grows: the difference between two looks is a rate.
+    Total,
+    /// Goes up and down.
+    Level,
+    /// The highest that a level has been.
+    Most,
+}
+
+macro_rules! figures {
+    ($($(#[doc = $doc:literal])+ $name:ident $word:literal $kind:ident $unit:ident;)+) => {
+        /// One figure of a node. The list is the same for all that show or read figures.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        #[repr(usize)]
+        pub enum Figure { $($(#[doc = $doc])+ $name,)+ }
+
+        /// What is known of each figure, in their order.
+        const TABLE: &[(Figure, &str, FigureKind, Unit)] = &[$((Figure::$name, $word, FigureKind::$kind, Unit::$unit),)+];
+        /// How many there are.
+        const COUNT: usize = TABLE.len();
+
+        impl Figure {
+            /// All figures, in the order of their words.
+            pub const ALL: &[Figure] = &[$(Figure::$name,)+];
+        }
+    };
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    Count,
+    Bytes,
+}
+
+figures! {
+    /// Messages that arrived whole.
+    MessagesIn "messages_in" Total Count;
+    /// Their bytes.
+    BytesIn "bytes_in" Total Bytes;
+    /// Messages sent.
+    MessagesOut "messages_out" Total Count;
+    /// Their bytes.
+    BytesOut "bytes_out" Total Bytes;
+    /// Messages that wait because nobody has asked for them yet.
+    Pooled "pooled" Level Count;
+    /// Bytes that they take.
+    PooledBytes "pooled_bytes" Level Bytes;
+    /// Times a thread slept on the doorbell.
+    Parks "parks" Total Count;
+    /// The most bytes that waiting messages ever took.
+    PooledBytesMost "pooled_bytes_most" Most Bytes;
+    /// Messages that arrived before anybody asked for them.
+    Unexpected "unexpected" Total Count;
+    /// Messages that the poller thread took in.
+    ByPoller "by_poller" Total Count;
+    /// Turns of the engine.
+    Turns "turns" Total Count;
+    /// Descriptors in the injection FIFO of high priority.
+    FifoHigh "fifo_high" Level Count;
+    /// Descriptors in the injection FIFO of normal priority.
+    FifoNormal "fifo_normal" Level Count;
+    /// Descriptors in the injection FIFO of low priority.
+    FifoLow "fifo_low" Level Count;
+    /// The most descriptors that the injection FIFO of high priority ever held.
+    FifoHighMost "fifo_high_most" Most Count;
+    /// The most descriptors that the injection FIFO of normal priority ever held.
+    FifoNormalMost "fifo_normal_most" Most Count;
+    /// The most descriptors that the injection FIFO of low priority ever held.
+    FifoLowMost "fifo_low_most" Most Count;
+    /// Memory-FIFO descriptors executed.
+    MemoryFifos "memory_fifos" Total Count;
+    /// Direct-put descriptors executed.
+    DirectPuts "direct_puts" Total Count;
+    /// Remote-get descriptors executed.
+    RemoteGets "remote_gets" Total Count;
+    /// Request-to-send descriptors executed.
+    Rts "rts" Total Count;
+    /// Bytes of transfers that went as memory-FIFO packets.
+    BytesFifo "bytes_fifo" Total Bytes;
+    /// Bytes of transfers that this node put as their origin.
+    BytesPut "bytes_put" Total Bytes;
+    /// Bytes of transfers that this node pulled as their target.
+    BytesPulled "bytes_pulled" Total Bytes;
+    /// Bytes put by key.
+    BytesPutByKey "bytes_put_by_key" Total Bytes;
+    /// Bytes got by key.
+    BytesGotByKey "bytes_got_by_key" Total Bytes;
+    /// Bytes of loans sent.
+    BytesLoaned "bytes_loaned" Total Bytes;
+    /// Transfers that this node completed, as origin or as target.
+    Transfers "transfers" Total Count;
+    /// DMA counters in use.
+    CountersUsed "counters_used" Level Count;
+    /// Times a DMA counter reached zero.
+    CounterZeros "counter_zeros" Total Count;
+    /// Peers that died.
+    PeersDied "peers_died" Total Count;
+}
+
+const _: () = assert!(COUNT <= crate::layout::FIGURE_WORDS);
+
+/// A number that differs when names or their order differ: part of the layout, as both sides must give a word the same name.
+pub const FIGURES_HASH: u64 = {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut at = 0;
+    while at < COUNT {
+        let word = TABLE[at].1.as_bytes();
+        let mut byte = 0;
+        while byte < word.len() {
+            hash = (hash ^ word[byte] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+            byte += 1;
+        }
+        hash = (hash ^ 0xff).wrapping_mul(0x0000_0100_0000_01b3);
+        at += 1;
+    }
+    hash
+};
+
+impl Figure {
+    /// Its name in output: `messages_in`.
+    pub const fn word(self) -> &'static str {
+        TABLE[self as usize].1
+    }
+
+    /// How it moves.
+    pub const fn kind(self) -> FigureKind {
+        TABLE[self as usize].2
+    }
+
+    /// Whether it counts bytes.
+    pub const fn is_bytes(self) -> bool {
+        matches!(TABLE[self as usize].3, Unit::Bytes)
+    }
+
+    /// The figure with this name.
+    ///
+    /// ```
+    /// use doorbell_shm::board::Figure;
+    /// assert_eq!(Figure::from_word("parks"), Some(Figure::Parks));
+    /// ```
+    pub fn from_word(word: &str) -> Option<Figure> {
+        TABLE.iter().find(|(_, name, ..)| *name == word).map(|(figure, ..)| *figure)
+    }
+}
+
+/// The figures of one node at one moment.
+///
+/// ```
+/// use doorbell_shm::board::{Figure, Figures};
+/// let mut figures = Figures::default();
+/// figures[Figure::Parks] = 3;
+/// assert_eq!(figures.iter().find(|(figure, _)| figure.word() == "parks"), Some((Figure::Parks, 3)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figures([u64; COUNT]);
+
+impl Default for Figures {
+    fn default() -> Self {
+        Self([0; COUNT])
+    }
+}
+
+impl Figures {
+    /// Figures by what a function says of each.
+    pub fn collect(mut value: impl FnMut(Figure) -> u64) -> Self {
+        let mut figures = Self::default();
+        Figure::ALL.iter().for_each(|figure| figures[*figure] = value(*figure));
+        figures
+    }
+
+    /// All figures with their values, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = (Figure, u64)> + '_ {
+        Figure::ALL.iter().map(|figure| (*figure, self[*figure]))
+    }
+}
+
+impl Index<Figure> for Figures {
+    type Output = u64;
+
+    fn index(&self, figure: Figure) -> &u64 {
+        &self.0[figure as usize]
+    }
+}
+
+impl IndexMut<Figure> for Figures {
+    fn index_mut(&mut self, figure: Figure) -> &mut u64 {
+        &mut self.0[figure as usize]
+    }
+}
+
+/// Where a node counts its figures, in private memory, from any of its threads. Each call is one atomic operation of some
+/// nanoseconds: for what happens once a transfer or chunk, not for the path of a small message.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub struct Tallies([AtomicU64; COUNT]);
+
+#[cfg(not(loom))]
+impl Default for Tallies {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; COUNT])
+    }
+}
+
+#[cfg(not(loom))]
+impl Tallies {
+    /// Adds to a total or a level.
+    #[inline]
+    pub fn add(&self, figure: Figure, amount: u64) {
+        self.0[figure as usize].fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Takes from a level.
+    #[inline]
+    pub fn sub(&self, figure: Figure, amount: u64) {
+        self.0[figure as usize].fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    /// Sets a level.
+    #[inline]
+    pub fn set(&self, figure: Figure, value: u64) {
+        self.0[figure as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// Raises a most to a value, if that is higher.
+    #[inline]
+    pub fn raise(&self, figure: Figure, value: u64) {
+        self.0[figure as usize].fetch_max(value, Ordering::Relaxed);
+    }
+
+    /// Says how many descriptors the injection FIFO of a priority holds: the level and the most.
+    pub fn fifo_depth(&self, priority: doorbell_fabric::Priority, depth: usize) {
+        let at = priority.index();
+        self.set([Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow][at], depth as u64);
+        self.raise([Figure::FifoHighMost, Figure::FifoNormalMost, Figure::FifoLowMost][at], depth as u64);
+    }
+
+    /// All of them, as they are now.
+    pub fn read(&self) -> Figures {
+        Figures::collect(|figure| self.0[figure as usize].load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::board::testing::HeapBoard;
+    use doorbell_fabric::Priority;
+
+    #[test]
+    fn figures_are_what_their_table_says() {
+        for (at, (figure, word, ..)) in TABLE.iter().enumerate() {
+            assert_eq!((*figure as usize, Figure::ALL[at], Figure::from_word(word)), (at, *figure, Some(*figure)));
+            assert!(word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{word}");
+            assert_eq!(figure.is_bytes(), word.contains("bytes"), "{word}");
+        }
+        assert_eq!(Figure::from_word("nothing"), None);
+    }
+
+    #[test]
+    fn what_is_shown_is_read() {
+        let room = HeapBoard::new();
+        let figures = Figures::collect(|figure| figure as u64 + 7);
+        room.home.board().show(&figures);
+        assert_eq!(room.home.board().figures(), figures);
+        assert_eq!(figures.iter().count(), COUNT);
+    }
+
+    #[test]
+    fn tallies_are_counted() {
+        let tallies = Tallies::default();
+        tallies.add(Figure::Rts, 3);
+        tallies.fifo_depth(Priority::Low, 9);
+        tallies.fifo_depth(Priority::Low, 2);
+        let figures = tallies.read();
+        assert_eq!((figures[Figure::Rts], figures[Figure::FifoLow], figures[Figure::FifoLowMost]), (3, 2, 9));
+    }
+}

@@ -1,0 +1,204 @@
+//! Access to the private memory of another process, with one copy and without its help (`process_vm_readv`).
+//!
+//! Whether the system allows it depends on users, namespaces, Yama and seccomp, so it is tried and not guessed: each node
+//! publishes in its inbox the address of a private word and what the word holds, and whoever opens the inbox reads the word.
+//! Anything but the right number means that it is refused. This crate never asks the system to lower a process's protection
+//! (`PR_SET_PTRACER`): a program that wants access under Yama has to do so itself.
+//!
+//! Environment: `DOORBELL_CMA=off` makes every probe say that it is refused, for measuring and for tests.
+
+use crate::domain::Owner;
+use crate::doorbell::Bell;
+use crate::layout::{DOORBELL_OFFSET, HEADER_BYTES, REACH_OFFSET};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
+
+/// The variable of the environment that turns it off.
+pub const VARIABLE: &str = "DOORBELL_CMA";
+
+/// In the header page of an inbox: where to probe, and what is there.
+#[repr(C, align(128))]
+struct ReachWords {
+    address: AtomicU64,
+    nonce: AtomicU64,
+}
+
+const _: () = assert!(REACH_OFFSET >= DOORBELL_OFFSET + size_of::<Bell>() && REACH_OFFSET.is_multiple_of(128));
+const _: () = assert!(REACH_OFFSET + size_of::<ReachWords>() <= HEADER_BYTES);
+
+/// The private word of a node that others probe, for as long as the node exists.
+#[derive(Debug)]
+pub(crate) struct Beacon {
+    word: Box<AtomicU64>,
+}
+
+impl Beacon {
+    pub fn new() -> Self {
+        // Not zero: an inbox that publishes nothing must not match anything.
+        Self { word: Box::new(AtomicU64::new(RandomState::new().build_hasher().finish() | 1)) }
+    }
+
+    /// Publishes where it is and what it holds.
+    ///
+    /// # Safety
+    /// `header` is the page-aligned start of an inbox's header page, writable.
+    pub unsafe fn publish(&self, header: *mut u8) {
+        // SAFETY: inside the page and aligned (constants); atomics allow other writers.
+        let words = unsafe { &*header.add(REACH_OFFSET).cast::<ReachWords>() };
+        words.address.store((&raw const *self.word).expose_provenance() as u64, Ordering::Relaxed);
+        words.nonce.store(self.word.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The peer is in this process: addresses are ours.
+    Here,
+    /// The peer's process, by a number that means it as long as its owner lives.
+    Process(libc::pid_t),
+}
+
+/// A way into the private memory of one life of a peer. `Send` and `Sync`.
+///
+/// Reading is what it is for: a read that goes wrong harms only the reader. Between the question whether the peer lives and
+/// the copy there is a moment in which it can die; a read is discarded then, but a write may, in theory, hit a later process
+/// of the same number.
+#[derive(Debug)]
+pub struct Reach {
+    way: Way,
+    owner: Arc<Owner>,
+    /// The millisecond in which the owner was last asked for.
+    asked: AtomicU64,
+}
+
+impl Reach {
+    /// Tries whether the memory of an inbox's owner can be read. `pid` is its process, if that number means something here;
+    /// `None` with `here` false means that nothing can be tried.
+    ///
+    /// # Safety
+    /// `header` is the page-aligned start of the inbox's header page, readable.
+    pub(crate) unsafe fn probe(header: *const u8, owner: &Arc<Owner>, pid: Option<u32>, here: bool) -> Option<Self> {
+        if std::env::var_os(VARIABLE).is_some_and(|word| word == "off") {
+            return None;
+        }
+        if here {
+            return Some(Self { way: Way::Here, owner: owner.clone(), asked: AtomicU64::new(0) });
+        }
+        let pid = libc::pid_t::try_from(pid?).ok().filter(|pid| *pid > 0)?;
+        // SAFETY: inside the page and aligned (constants); atomics allow other writers.
+        let words = unsafe { &*header.add(REACH_OFFSET).cast::<ReachWords>() };
+        let (address, nonce) = (words.address.load(Ordering::Relaxed), words.nonce.load(Ordering::Relaxed));
+        let reach = Self { way: Way::Process(pid), owner: owner.clone(), asked: AtomicU64::new(0) };
+        let mut found = 0_u64;
+        // SAFETY: eight writable bytes of ours; whatever the address is, the kernel reads there or refuses.
+        let read = unsafe { reach.read(address, (&raw mut found).cast(), size_of::<u64>()) };
+        match read {
+            Ok(()) if found == nonce && nonce != 0 => Some(reach),
+            Ok(()) => None,
+            Err(error) => {
+                tracing::debug!(pid, %error, "the private memory of this peer is out of reach; its data goes through the lanes");
+                None
+            }
+        }
+    }
+
+    /// Whether the peer is in this process, so that its addresses are followed without the kernel's protection.
+    pub fn is_here(&self) -> bool {
+        self.way == Way::Here
+    }
+
+    /// Copies `len` bytes from `remote_addr` of the peer. One system call for two GiB, two more before and after to ask
+    /// whether it is still the peer. Does not wait for the peer; thread-safe.
+    ///
+    /// # Errors
+    /// What the system says: `EFAULT` if the peer has no such memory, `EPERM` if access is no longer allowed, `ESRCH` if the
+    /// peer died, during the copy at the latest. After an error `dst` may hold anything.
+    ///
+    /// # Safety
+    /// `dst` is the start of `len` bytes of this process that may be written and that nobody else uses meanwhile. If the peer
+    /// is in this process (in a heap space), `remote_addr` is an exposed address of `len` readable bytes.
+    pub unsafe fn read(&self, remote_addr: u64, dst: *mut u8, len: usize) -> io::Result<()> {
+        self.owner_lives()?;
+        match self.way {
+            // SAFETY: caller. The two may be one buffer.
+            Way::Here => unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(address(remote_addr)?), dst, len) },
+            Way::Process(pid) => self.noted(transfer(remote_addr, dst, len, |local, remote| {
+                // SAFETY: `local` lies within the caller's bytes; the kernel checks `remote`.
+                unsafe { libc::process_vm_readv(pid, local, 1, remote, 1, 0) }
+            }))?,
+        }
+        self.owner_lives()
+    }
+
+    /// Copies `len` bytes to `remote_addr` of the peer. As [`read`](Self::read), the other way.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read). After an error any part may have been written.
+    ///
+    /// # Safety
+    /// `src` is the start of `len` readable bytes. The peer has asked for bytes to be written at `remote_addr`, and keeps
+    /// them for this until it has been told that it is done. If it is in this process, the address is exposed.
+    pub unsafe fn write(&self, remote_addr: u64, src: *const u8, len: usize) -> io::Result<()> {
+        self.owner_lives()?;
+        match self.way {
+            // SAFETY: caller. The two may be one buffer.
+            Way::Here => unsafe { std::ptr::copy(src, std::ptr::with_exposed_provenance_mut(address(remote_addr)?), len) },
+            Way::Process(pid) => self.noted(transfer(remote_addr, src.cast_mut(), len, |local, remote| {
+                // SAFETY: the kernel reads from `local`, within the caller's bytes, and checks `remote`.
+                unsafe { libc::process_vm_writev(pid, local, 1, remote, 1, 0) }
+            }))?,
+        }
+        self.owner_lives()
+    }
+
+    /// A copy that failed may have failed because the owner died: then that is known from now on.
+    fn noted(&self, result: io::Result<()>) -> io::Result<()> {
+        result.inspect_err(|_| {
+            self.owner.is_alive();
+        })
+    }
+
+    /// Asks once a millisecond: within that nobody can end, be waited for, and have its number given to another, as numbers are given
+    /// in turn.
+    fn owner_lives(&self) -> io::Result<()> {
+        static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let now = 1 + BEGAN.elapsed().as_millis() as u64;
+        if self.asked.load(Ordering::Relaxed) == now && !self.owner.dead.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.asked.store(now, Ordering::Relaxed);
+        if self.owner.is_alive() { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+    }
+}
+
+fn address(remote: u64) -> io::Result<usize> {
+    usize::try_from(remote).map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))
+}
+
+/// Repeats a call until it has moved everything: the kernel moves two GiB at most, and stops at pages that are not there.
+fn transfer(
+    remote: u64,
+    local: *mut u8,
+    len: usize,
+    call: impl Fn(*const libc::iovec, *const libc::iovec) -> isize,
+) -> io::Result<()> {
+    let remote = address(remote)?;
+    let mut done = 0;
+    while done < len {
+        let Some(at) = remote.checked_add(done) else { return Err(io::Error::from_raw_os_error(libc::EFAULT)) };
+        let local = libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
+        let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: len - done };
+        match call(&raw const local, &raw const remote) {
+            moved @ 1.. => done += moved as usize,
+            0 => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
+            _ => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,390 @@
+//! Where the two ends of a transfer meet: which chunks of one message are whose to move.
+//!
+//! A message is cut into chunks. Chunks are claimed from its two ends, by compare-and-swap on one word that both processes
+//! share, until the ends meet: each chunk is claimed once, by one process. The origin's memory FIFO claims from the *first* end, and
+//! direct puts, the origin's and the target's own, claim from the *last*. Which end of the buffer is the first is the
+//! transfer's affair: see [`Ends`].
+//!
+//! The word also says how the transfer ended: *finished* by the target, which has it all, or *closed* by whoever gave up. One
+//! excludes the other. A slot is used again and again; the word's generation tells one use from the next.
+//!
+//! ```text
+//! claims | generation 14 | finished 1 | closed 1 | from the last end 24 | from the first end 24 |
+//! ```
+//!
+//! The other process may write anything here. What is claimed is checked against the number of chunks, and what each side
+//! moved is counted privately as well.
+
+#[cfg(not(loom))]
+use crate::domain::{Membership, PeerInbox};
+#[cfg(not(loom))]
+use crate::layout::{MEETINGS_OFFSET, block_offset};
+#[cfg(not(loom))]
+use doorbell_fabric::NodeId;
+use doorbell_fabric::sync::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::Arc;
+
+/// The most chunks a message can be cut into.
+pub const CHUNKS_MAX: u64 = (1 << 24) - 1;
+/// Generations, after which they begin anew. Never zero, so that a blank slot is nobody's.
+const GENERATIONS: u64 = 1 << 14;
+const COUNT_MASK: u64 = (1 << 24) - 1;
+const LAST_SHIFT: u32 = 24;
+const CLOSED: u64 = 1 << 48;
+const FINISHED: u64 = 1 << 49;
+const GENERATION_SHIFT: u32 = 50;
+
+/// A slot for one transfer, in shared memory. All zero is free.
+#[repr(C, align(128))]
+#[derive(Debug, Default)]
+pub struct Meeting {
+    claims: AtomicU64,
+    /// What the origin has put: bytes 40 | chunks 24. Written by the origin.
+    put: AtomicU64,
+    _apart: [u64; 6],
+    /// Bytes that the target has copied itself. Written by the target.
+    pulled: AtomicU64,
+}
+
+/// Meetings of one block.
+pub const MEETINGS: usize = crate::layout::MEETINGS_BYTES / 128;
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Meeting>() == 128);
+
+/// From which end a chunk is claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The end from which the memory FIFO begins.
+    First,
+    /// The other end, from which direct puts begin.
+    Last,
+}
+
+/// What an attempt to claim a chunk brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The chunk is the caller's to move. Counted from the first end.
+    Chunk(u64),
+    /// The ends have met: all chunks are claimed.
+    Met,
+    /// The transfer is over: closed, finished, or the slot is another transfer's.
+    Over,
+    /// The word holds what no process of ours writes.
+    Damaged,
+}
+
+/// How far a transfer is, as both sides see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Chunks claimed from the first end.
+    pub first: u64,
+    /// Chunks claimed from the last end.
+    pub last: u64,
+    /// The target has it all.
+    pub finished: bool,
+    /// Somebody gave up.
+    pub closed: bool,
+}
+
+impl Meeting {
+    /// The next generation of a slot. For the origin, whose slots these are.
+    pub fn next_generation(generation: u64) -> u64 {
+        if generation + 1 >= GENERATIONS { 1 } else { generation + 1 }
+    }
+
+    /// Begins a transfer. For the origin; the transfer's first packet publishes it.
+    pub fn open(&self, generation: u64) {
+        self.put.store(0, Ordering::Relaxed);
+        self.pulled.store(0, Ordering::Relaxed);
+        self.claims.store(generation << GENERATION_SHIFT, Ordering::Release);
+    }
+
+    /// How far it is; `None` if the slot is another transfer's by now.
+    pub fn progress(&self, generation: u64) -> Option<Progress> {
+        let word = self.claims.load(Ordering::Acquire);
+        (word >> GENERATION_SHIFT == generation).then_some(Progress {
+            first: word & COUNT_MASK,
+            last: word >> LAST_SHIFT & COUNT_MASK,
+            finished: word & FINISHED != 0,
+            closed: word & CLOSED != 0,
+        })
+    }
+
+    /// Claims the next chunk from one end, of `chunks` in all.
+    pub fn claim(&self, generation: u64, chunks: u64, end: End) -> Claim {
+        let mut word = self.claims.load(Ordering::Relaxed);
+        loop {
+            let (first, last) = (word & COUNT_MASK, word >> LAST_SHIFT & COUNT_MASK);
+            if word >> GENERATION_SHIFT != generation || word & (CLOSED | FINISHED) != 0 {
+                return Claim::Over;
+            }
+            if first + last > chunks {
+                return Claim::Damaged;
+            }
+            if first + last == chunks {
+                return Claim::Met;
+            }
+            let (chunk, next) = match end {
+                End::First => (first, word + 1),
+                End::Last => (chunks - 1 - last, word + (1 << LAST_SHIFT)),
+            };
+            // CLAIM: one of two that saw the same word wins; a load and a store would let both have the chunk.
+            #[cfg(not(all(loom, planted_bug = "claim")))]
+            match self.claims.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Claim::Chunk(chunk),
+                Err(now) => word = now,
+            }
+            #[cfg(all(loom, planted_bug = "claim"))]
+            {
+                self.claims.store(next, Ordering::Release);
+                return Claim::Chunk(chunk);
+            }
+        }
+    }
+
+    /// Says that the target has it all. False if it was closed before: then the target must not keep it.
+    pub fn finish(&self, generation: u64) -> bool {
+        self.end(generation, FINISHED)
+    }
+
+    /// Gives up. False if the target has it all, or the slot is another transfer's: too late.
+    pub fn close(&self, generation: u64) -> bool {
+        self.end(generation, CLOSED)
+    }
+
+    fn end(&self, generation: u64, how: u64) -> bool {
+        let ended = self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
+        });
+        match ended {
+            Ok(_) => true,
+            Err(word) => word >> GENERATION_SHIFT == generation && word & how != 0,
+        }
+    }
+
+    /// Origin: has put so much in all. Release: the bytes are in their place before.
+    pub fn set_put(&self, put: Moved) {
+        self.put.store(put.bytes << 24 | put.chunks & COUNT_MASK, Ordering::Release);
+    }
+
+    /// What the origin says it has put.
+    pub fn put(&self) -> Moved {
+        let word = self.put.load(Ordering::Acquire);
+        Moved { bytes: word >> 24, chunks: word & COUNT_MASK }
+    }
+
+    /// Target: has copied so many bytes itself.
+    pub fn set_pulled(&self, bytes: u64) {
+        self.pulled.store(bytes, Ordering::Release);
+    }
+
+    /// Bytes that the target says it has copied.
+    pub fn pulled(&self) -> u64 {
+        self.pulled.load(Ordering::Acquire)
+    }
+}
+
+/// How much was moved in one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes, below 2⁴⁰.
+    pub bytes: u64,
+    /// Chunks.
+    pub chunks: u64,
+}
+
+impl std::ops::AddAssign<u64> for Moved {
+    /// One more chunk, of so many bytes.
+    fn add_assign(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.chunks += 1;
+    }
+}
+
+/// The meetings of one pair of nodes, in one direction, mapped for as long as this lives.
+#[cfg(not(loom))]
+#[derive(Clone, Debug)]
+pub struct Meetings {
+    first: *const Meeting,
+    _mapped: Mapped,
+}
+
+/// What keeps meetings mapped.
+#[cfg(not(loom))]
+#[derive(Clone, Debug)]
+enum Mapped {
+    Peer { _inbox: Arc<PeerInbox> },
+    Own { _membership: Arc<Membership> },
+}
+
+// SAFETY: an address of atomics, which `_mapped` keeps mapped.
+#[cfg(not(loom))]
+unsafe impl Send for Meetings {}
+// SAFETY: as above.
+#[cfg(not(loom))]
+unsafe impl Sync for Meetings {}
+
+#[cfg(not(loom))]
+impl Meetings {
+    /// Those in the inbox of a peer: for what this node sends to it.
+    pub fn with_target(inbox: &Arc<PeerInbox>) -> Self {
+        // SAFETY: every block has its meetings at this offset, and `inbox` maps a whole block.
+        let first = unsafe { inbox.block().0.add(MEETINGS_OFFSET) }.cast_const().cast();
+        Self { first, _mapped: Mapped::Peer { _inbox: inbox.clone() } }
+    }
+
+    /// Those in this node's own inbox: for what `source`, a node of the domain, sends to it.
+    pub fn with_origin(membership: &Arc<Membership>, source: NodeId) -> Self {
+        assert!(source.index() < membership.max_nodes(), "a node beyond the domain");
+        let block = block_offset(source, &membership.lanes());
+        // SAFETY: the inbox has a block for each node of the domain.
+        let first = unsafe { membership.inbox().ptr().add(block + MEETINGS_OFFSET) }.cast_const().cast();
+        Self { first, _mapped: Mapped::Own { _membership: membership.clone() } }
+    }
+
+    /// One of them; `None` if there are not so many.
+    pub fn get(&self, slot: usize) -> Option<&Meeting> {
+        // SAFETY: in range, aligned (blocks are pages), mapped as long as `self`; atomics allow other writers.
+        (slot < MEETINGS).then(|| unsafe { &*self.first.add(slot) })
+    }
+}
+
+/// How a message is cut, and where its chunks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Bytes of the message.
+    pub len: u64,
+    /// Bytes of a chunk; the one at the buffer's high end may be shorter.
+    pub chunk: u64,
+    /// Whether the first end is the buffer's high one.
+    pub from_high: bool,
+}
+
+impl Ends {
+    /// How many chunks there are.
+    pub fn chunks(&self) -> u64 {
+        self.len.div_ceil(self.chunk)
+    }
+
+    /// Where a chunk lies, counted from the first end: its offset and its length.
+    pub fn place(&self, chunk: u64) -> (u64, u64) {
+        let index = if self.from_high { self.chunks() - 1 - chunk } else { chunk };
+        let offset = index * self.chunk;
+        (offset, self.chunk.min(self.len - offset))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        // Files and many cases: not for Miri.
+        #[cfg_attr(miri, ignore)]
+        fn chunks_cover_a_message_once(len in 1_u64..5_000_000, chunk in 1_u64..200_000, from_high: bool, turns: Vec<bool>) {
+            prop_assume!(len.div_ceil(chunk) < 5000);
+            let ends = Ends { len, chunk, from_high };
+            let meeting = Meeting::default();
+            meeting.open(3);
+            let mut covered = vec![false; ends.chunks() as usize];
+            let mut turns = turns.into_iter().cycle();
+            let mut bytes = 0;
+            loop {
+                let end = if turns.next().unwrap_or(true) { End::First } else { End::Last };
+                match meeting.claim(3, ends.chunks(), end) {
+                    Claim::Chunk(chunk) => {
+                        let (offset, length) = ends.place(chunk);
+                        prop_assert_eq!(offset % ends.chunk, 0);
+                        prop_assert!(length > 0 && offset + length <= len);
+                        prop_assert!(!std::mem::replace(&mut covered[(offset / ends.chunk) as usize], true));
+                        bytes += length;
+                    }
+                    Claim::Met => break,
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+            prop_assert_eq!(bytes, len);
+        }
+    }
+
+    #[test]
+    fn what_is_over_is_claimed_no_more() {
+        let meeting = Meeting::default();
+        assert_eq!(meeting.claim(1, 4, End::First), Claim::Over);
+        meeting.open(1);
+        assert_eq!(meeting.claim(1, 4, End::First), Claim::Chunk(0));
+        assert_eq!(meeting.claim(1, 4, End::Last), Claim::Chunk(3));
+        assert_eq!(meeting.claim(1, 1, End::Last), Claim::Damaged);
+        assert!(meeting.close(1) && meeting.close(1) && !meeting.finish(1));
+        assert_eq!(meeting.claim(1, 4, End::Last), Claim::Over);
+        meeting.open(2);
+        assert!(!meeting.close(1) && !meeting.finish(1));
+        assert_eq!(meeting.claim(1, 4, End::Last), Claim::Over);
+        assert!(meeting.finish(2) && !meeting.close(2));
+        assert_eq!(meeting.progress(1), None);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use doorbell_fabric::sync::AtomicU64;
+    use std::sync::Arc;
+
+    const CHUNKS: u64 = 3;
+
+    /// Origin and target claim at once, from both ends; a third thread may close. Nobody gets what another has.
+    fn meet(closing: bool) {
+        loom::model(move || {
+            let meeting = Arc::new(Meeting::default());
+            meeting.open(1);
+            let counts: Arc<Vec<AtomicU64>> = Arc::new((0..CHUNKS).map(|_| AtomicU64::new(0)).collect());
+            let work = |end: End| {
+                let (meeting, counts) = (meeting.clone(), counts.clone());
+                move || {
+                    while let Claim::Chunk(chunk) = meeting.claim(1, CHUNKS, end) {
+                        assert_eq!(counts[chunk as usize].fetch_add(1, Ordering::Relaxed), 0, "a chunk was claimed twice");
+                    }
+                }
+            };
+            let closer = closing.then(|| {
+                let meeting = meeting.clone();
+                loom::thread::spawn(move || meeting.close(1))
+            });
+            let origin = loom::thread::spawn(work(End::First));
+            work(End::Last)();
+            origin.join().unwrap();
+            match closer {
+                Some(closer) => assert!(closer.join().unwrap()),
+                None => assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1)),
+            }
+        });
+    }
+
+    #[test]
+    fn the_ends_meet_once() {
+        meet(false);
+    }
+
+    #[test]
+    fn whoever_closes_ends_it_for_both() {
+        meet(true);
+    }
+
+    /// Closing and finishing exclude each other.
+    #[test]
+    fn a_transfer_ends_in_one_way() {
+        loom::model(|| {
+            let meeting = Arc::new(Meeting::default());
+            meeting.open(1);
+            let other = meeting.clone();
+            let closer = loom::thread::spawn(move || other.close(1));
+            let finished = meeting.finish(1);
+            assert!(finished != closer.join().unwrap());
+        });
+    }
+}

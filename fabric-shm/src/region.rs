@@ -1,0 +1,371 @@
+//! Regions: memory of one node that its peers write and read, while its owner's processor does nothing.
+//!
+//! Each region is a segment of its own. Its first page says what it is and whether it is still offered; the data begins at
+//! the second. A peer maps the first page read-only, and the data as its key allows, so that it cannot bring a withdrawn
+//! region back to life.
+//!
+//! Withdrawing takes nothing away from a peer that is copying at this moment: its mapping keeps the pages, which nobody else
+//! ever gets. So nobody has to be waited for, and a late write hurts nobody.
+
+use crate::domain::Membership;
+use crate::error::ShmError;
+use crate::layout::{HeaderFault, PAGE, SegmentHeader, SegmentKind};
+use crate::segment::Segment;
+use crate::space::{DomainLock, Identity, Names, Space, forked};
+use doorbell_fabric::{Incarnation, NodeId};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Where in a region's first page its own words lie: state, number, length, secret.
+pub const HEAD_OFFSET: usize = 1024;
+/// Where its data begins.
+pub const DATA_OFFSET: usize = PAGE;
+/// How long withdrawing waits for the domain's lock.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+const LIVE: u64 = 1;
+const WITHDRAWN: u64 = 2;
+
+/// What a region says of itself beyond the header of every segment. Written before it has a name; then only `state` changes.
+#[repr(C, align(128))]
+struct Head {
+    state: AtomicU64,
+    number: AtomicU64,
+    bytes: AtomicU64,
+    secret: AtomicU64,
+}
+
+const _: () = assert!(HEAD_OFFSET >= size_of::<SegmentHeader>() && HEAD_OFFSET + size_of::<Head>() <= DATA_OFFSET);
+
+impl Head {
+    /// # Safety
+    /// `page` is the page-aligned start of a region's first page, readable for `'a`.
+    #[inline(always)]
+    unsafe fn at<'a>(page: *mut u8) -> &'a Head {
+        // SAFETY: inside the page and aligned; all fields are atomics, so other writers are allowed.
+        unsafe { &*page.add(HEAD_OFFSET).cast() }
+    }
+}
+
+/// Why a region of a peer can't be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionFault {
+    /// There is no such region; there may have been one.
+    #[error("it has no such region now; ask its owner for a new key")]
+    Absent,
+    /// The owner withdrew it.
+    #[error("its owner withdrew it; ask for a new key")]
+    Withdrawn,
+    /// It belongs to another life of the node.
+    #[error("it belongs to life {found} of the node; ask for a new key")]
+    OtherLife {
+        /// The life that it belongs to.
+        found: Incarnation,
+    },
+    /// Its header is not that of a region, or too short.
+    #[error("{0}; its owner should be ended")]
+    Header(HeaderFault),
+}
+
+/// A random number that no other region has: a key that carries it was made by the region's owner. Guards against mistakes,
+/// not against a process that may read the region.
+fn secret() -> u64 {
+    // Seeded by the system, and another one each time.
+    RandomState::new().build_hasher().finish()
+}
+
+/// The regions that a node has made and not withdrawn. Locked after the domain's lock, never before it.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    entries: Mutex<BTreeMap<u32, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    identity: Identity,
+    segment: Arc<Segment>,
+}
+
+impl Entry {
+    fn withdraw(&self) {
+        // SAFETY: the first page of a region that this node made, mapped as long as the entry.
+        // Release: who sees the region withdrawn sees what its owner did before.
+        unsafe { Head::at(self.segment.ptr()) }.state.store(WITHDRAWN, Ordering::Release);
+    }
+}
+
+impl Registry {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<u32, Entry>> {
+        // No step in here leaves the map half-changed.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Withdraws and removes all regions, of a node that leaves.
+    pub fn remove_all(&self, lock: &DomainLock) -> Result<(), ShmError> {
+        let mut result = Ok(());
+        for entry in std::mem::take(&mut *self.entries()).values() {
+            entry.withdraw();
+            result = result.and(lock.remove(&entry.name, Some(entry.identity)).map(drop));
+            fault_point!("leave-region");
+        }
+        result
+    }
+
+    /// Forgets all regions and leaves them as they are, as if the process had been killed.
+    pub fn abandon(&self) {
+        self.entries().clear();
+    }
+}
+
+/// A region of this node. `Send` and `Sync`. Dropping it withdraws it, which may block for up to a second if another process
+/// holds the domain's lock. The memory is mapped until the value is dropped, even if the node has left.
+///
+/// In a forked child the memory is not there, and dropping the value does nothing.
+#[derive(Debug)]
+pub struct OwnRegion {
+    segment: Arc<Segment>,
+    bytes: usize,
+    number: u32,
+    secret: u64,
+    registry: Arc<Registry>,
+    space: Space,
+    names: Names,
+}
+
+impl OwnRegion {
+    /// The first byte, page-aligned. Peers may write what it points to at any time.
+    #[inline]
+    pub fn ptr(&self) -> *mut u8 {
+        // SAFETY: a region is longer than its first page.
+        unsafe { self.segment.ptr().add(DATA_OFFSET) }
+    }
+
+    /// Bytes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its number among the regions of this node.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The random number that its keys carry.
+    pub fn secret(&self) -> u64 {
+        self.secret
+    }
+
+    /// Whether peers may still use it: neither withdrawn, nor has the node left. One load; false in a forked child.
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        // SAFETY: the first page of the region, mapped as long as `self`, other than in a forked child.
+        !forked() && unsafe { Head::at(self.segment.ptr()) }.state.load(Ordering::Acquire) == LIVE
+    }
+
+    /// Offers it no longer, and removes its name. Does not wait for peers that are copying; what they write from now on is
+    /// in nobody's way. A second call does nothing.
+    ///
+    /// Blocks on the domain's lock for up to a second. If that is in vain, the region is withdrawn all the same, and its name
+    /// goes when the node leaves.
+    pub fn withdraw(&self) -> Result<(), ShmError> {
+        const OPERATION: &str = "withdraw a region in";
+        if forked() {
+            return Err(ShmError::Forked { operation: "withdraw a region" });
+        }
+        match self.registry.entries().get(&self.number) {
+            Some(entry) => entry.withdraw(),
+            None => return Ok(()),
+        }
+        fault_point!("region-withdrawn");
+        let lock = self.space.lock(OPERATION, &self.names, Instant::now() + PATIENCE)?;
+        match self.registry.entries().remove(&self.number) {
+            Some(entry) => lock.remove(&entry.name, Some(entry.identity)).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for OwnRegion {
+    fn drop(&mut self) {
+        if !forked()
+            && let Err(error) = self.withdraw()
+        {
+            tracing::warn!(%error, region = self.number, "a region stays in shared memory until its node leaves");
+        }
+    }
+}
+
+/// A region of a peer, as far as it was asked for. `Send` and `Sync`. It stays mapped until the value is dropped, whether or
+/// not the peer lives or offers it still.
+#[derive(Debug)]
+pub struct PeerRegion {
+    node: NodeId,
+    incarnation: Incarnation,
+    number: u32,
+    secret: u64,
+    writable: bool,
+    bytes: usize,
+    head: Segment,
+    data: Segment,
+}
+
+impl PeerRegion {
+    /// The first byte, page-aligned; writable if it was opened so. Others may write what it points to at any time. Not there
+    /// in a forked child.
+    #[inline(always)]
+    pub fn ptr(&self) -> *mut u8 {
+        self.data.ptr()
+    }
+
+    /// Bytes.
+    #[inline(always)]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether its owner still offers it. One load. A region whose owner was killed is live until it is removed: see
+    /// [`PeerInbox::is_alive`](crate::domain::PeerInbox::is_alive). False in a forked child.
+    #[inline(always)]
+    pub fn is_live(&self) -> bool {
+        // SAFETY: the first page of a region, mapped as long as `self`, other than in a forked child.
+        !forked() && unsafe { Head::at(self.head.ptr()) }.state.load(Ordering::Acquire) == LIVE
+    }
+
+    /// Whether it may be written through [`ptr`](Self::ptr).
+    #[inline(always)]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Whose it is.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Of which life of that node.
+    #[inline(always)]
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Its number among the regions of that node.
+    #[inline(always)]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The random number that its keys carry, as its owner wrote it when it was opened.
+    #[inline(always)]
+    pub fn secret(&self) -> u64 {
+        self.secret
+    }
+}
+
+impl Membership {
+    /// Makes a region of `bytes` zeroed bytes. No two regions of one life may have the same number.
+    ///
+    /// Control path: makes a file. Blocks on the domain's lock for up to a second. Fails if there is no room for it, if it
+    /// has no bytes, or if the node has left; then nothing is left behind.
+    pub fn create_region(&self, number: u32, bytes: usize) -> Result<OwnRegion, ShmError> {
+        const OPERATION: &str = "make a region in";
+        if forked() {
+            return Err(ShmError::Forked { operation: "make a region" });
+        }
+        let (space, names) = (self.space().clone(), self.names().clone());
+        let whole = bytes.checked_next_multiple_of(PAGE).and_then(|data| data.checked_add(DATA_OFFSET));
+        let Some(whole) = whole.filter(|whole| bytes > 0 && *whole <= isize::MAX as usize) else {
+            let rule = "a region has at least one byte, and as many as fit the memory";
+            return Err(ShmError::InvalidRegion { domain: self.domain().to_owned(), bytes, rule });
+        };
+        let lock = space.lock(OPERATION, &names, Instant::now() + PATIENCE)?;
+        // Asked under the lock: who leaves later finds the region in the registry.
+        if self.has_left() {
+            return Err(ShmError::Left { operation: "make a region", domain: self.domain().to_owned() });
+        }
+        let (id, incarnation, secret) = (self.id(), self.incarnation(), secret());
+        let name = names.region(id, number);
+        let init = |segment: &Segment| {
+            // SAFETY: page-aligned, longer than a page, writable, and alive as long as the references are used here.
+            let (header, head) = unsafe {
+                let header = SegmentHeader::init(segment.ptr(), SegmentKind::Region, id, incarnation.0, whole, 0);
+                (header, Head::at(segment.ptr()))
+            };
+            head.number.store(number.into(), Ordering::Relaxed);
+            head.bytes.store(bytes as u64, Ordering::Relaxed);
+            head.secret.store(secret, Ordering::Relaxed);
+            head.state.store(LIVE, Ordering::Relaxed);
+            header.publish();
+        };
+        let created = lock.create(&name, whole, false, &init)?;
+        fault_point!("region-named");
+        let (segment, registry) = (Arc::new(created.segment), self.registry().clone());
+        registry.entries().insert(number, Entry { name, identity: created.identity, segment: segment.clone() });
+        drop(lock);
+        Ok(OwnRegion { segment, bytes, number, secret, registry, space, names })
+    }
+
+    /// Opens a region of this life of a node, to read it or, if `writable`, to write it too. Control path: makes system calls;
+    /// takes no lock; does not wait for the peer and does not ask whether it lives.
+    ///
+    /// # Errors
+    /// [`ShmError::Region`] says whether it is absent, withdrawn, of another life, or not a region at all.
+    pub fn open_region(
+        &self,
+        node: NodeId,
+        incarnation: Incarnation,
+        number: u32,
+        writable: bool,
+    ) -> Result<PeerRegion, ShmError> {
+        const OPERATION: &str = "open a region";
+        if forked() {
+            return Err(ShmError::Forked { operation: OPERATION });
+        }
+        if self.has_left() {
+            return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
+        }
+        let refuse = |fault| Err(ShmError::Region { domain: self.domain().to_owned(), node, number, fault });
+        let name = self.names().region(node, number);
+        let Some(file) = self.space().open(&name)? else { return refuse(RegionFault::Absent) };
+        let found = usize::try_from(file.len()).unwrap_or(usize::MAX);
+        if found <= DATA_OFFSET {
+            return refuse(RegionFault::Header(HeaderFault::TooShort { found, expected: DATA_OFFSET + 1 }));
+        }
+        let fault = |error| ShmError::os("map segment", name.clone(), error);
+        let first = file.map_read(0, PAGE).map_err(fault)?;
+        // SAFETY: page-aligned, and mapped for its length.
+        let facts = match unsafe { SegmentHeader::check(first.ptr(), first.len(), found, SegmentKind::Region) } {
+            Ok(facts) => facts,
+            Err(fault) => return refuse(RegionFault::Header(fault)),
+        };
+        if facts.node != node || facts.incarnation != incarnation.0 {
+            return refuse(RegionFault::OtherLife { found: Incarnation(facts.incarnation) });
+        }
+        // SAFETY: page-aligned, and mapped for a page.
+        let head = unsafe { Head::at(first.ptr()) };
+        let (state, bytes) = (head.state.load(Ordering::Acquire), head.bytes.load(Ordering::Relaxed));
+        let secret = head.secret.load(Ordering::Relaxed);
+        if head.number.load(Ordering::Relaxed) != u64::from(number) {
+            return refuse(RegionFault::Header(HeaderFault::Damaged { what: "region number" }));
+        }
+        match state {
+            LIVE => {}
+            WITHDRAWN => return refuse(RegionFault::Withdrawn),
+            _ => return refuse(RegionFault::Header(HeaderFault::Damaged { what: "region state" })),
+        }
+        // What is there, and not what it says: that may be more.
+        let room = facts.bytes.min(found).saturating_sub(DATA_OFFSET);
+        let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| (1..=room).contains(bytes)) else {
+            return refuse(RegionFault::Header(HeaderFault::Damaged { what: "region length" }));
+        };
+        let data = if writable { file.map(DATA_OFFSET, bytes) } else { file.map_read(DATA_OFFSET, bytes) }.map_err(fault)?;
+        Ok(PeerRegion { node, incarnation, number, secret, writable, bytes, head: first, data })
+    }
+}

@@ -1,0 +1,318 @@
+//! Memory that others write and read: puts, gets, and keys that are good for nothing.
+
+use doorbell::{Error, Incarnation, KEY_BYTES, Key, KeyFault, Match, Node, NodeId, ReadOnly, ReadWrite};
+use doorbell_tests::patience::{running, soon};
+use doorbell_tests::pattern;
+use doorbell_tests::world::{Ground, World};
+
+/// What is wrong with a key, and nothing else.
+#[track_caller]
+fn why<T: std::fmt::Debug>(result: doorbell::Result<T>) -> KeyFault {
+    match result.unwrap_err() {
+        Error::Key { why, .. } => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The names of a node's regions that are to be seen.
+fn regions_of(world: &World, node: NodeId) -> Vec<String> {
+    let mut names = world.domain().files();
+    names.retain(|name| name.rsplit_once(".r").is_some_and(|(head, _)| head.ends_with(&format!(".{node}"))));
+    names
+}
+
+pub fn puts_and_gets_of_every_length_arrive(world: &World) {
+    let [a, b] = world.nodes();
+    let region = b.region::<u8>(300_000).unwrap();
+    let (peer, key) = (a.peer(b.id()).unwrap(), region.key());
+    let mut got = vec![0; 300_000];
+    for (round, len) in (0..70).chain([127, 128, 1000, 4095, 4096, 4097, 65_536, 262_144, 299_988]).enumerate() {
+        for at in [0, 1, 11] {
+            let seed = (round * 16 + at) as u64;
+            let bytes = pattern::bytes(len, seed);
+            region.fill_bytes(0x55, at, len);
+            if round % 2 == 0 { peer.put(&bytes, key.at(at)) } else { a.put(&bytes, key.at(at)) }.unwrap();
+            region.read(at, &mut got[..len]).unwrap();
+            pattern::check(&got[..len], seed);
+            got[..len].fill(0);
+            if round % 2 == 0 { peer.get(key.at(at), &mut got[..len]) } else { a.get(key.read_only().at(at), &mut got[..len]) }
+                .unwrap();
+            pattern::check(&got[..len], seed);
+            // Not a byte more.
+            let mut after = [0];
+            region.read(at + len, &mut after).unwrap();
+            assert_eq!(after, [0x55], "{len} at {at}");
+        }
+    }
+    // Within a node, too.
+    let own = b.peer(b.id()).unwrap();
+    own.put(&[1, 2, 3], key.at(299_997)).unwrap();
+    own.get(key.at(299_998), &mut got[..2]).unwrap();
+    assert_eq!(got[..2], [2, 3]);
+}
+
+trait FillBytes {
+    fn fill_bytes(&self, byte: u8, at: usize, len: usize);
+}
+
+impl FillBytes for doorbell::Region<u8> {
+    /// These, and one more.
+    fn fill_bytes(&self, byte: u8, at: usize, len: usize) {
+        self.write(at, &vec![byte; len + 1]).unwrap();
+    }
+}
+
+pub fn what_was_put_before_a_message_is_there(world: &World) {
+    let [a, b] = world.nodes();
+    let region = b.region::<u64>(1000).unwrap();
+    b.send_by(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
+    let (owner, to_b) = (b.id(), a.clone());
+    let putting = running("puts and messages", move || {
+        let mut buf = [0; KEY_BYTES];
+        assert_eq!(to_b.recv_by(Match::from(owner).tag(1), &mut buf, soon()).unwrap().len, KEY_BYTES);
+        let key = Key::<u64, ReadWrite>::from_bytes(&buf).unwrap();
+        let peer = to_b.peer(owner).unwrap();
+        for round in 1..=200 {
+            peer.put(&[round; 1000], key).unwrap();
+            peer.send_by(2, b"", soon()).unwrap();
+            peer.recv_by(Match::any().tag(3), &mut [], soon()).unwrap();
+        }
+    });
+    let mut got = [0; 1000];
+    for round in 1..=200 {
+        b.recv_by(Match::from(a.id()).tag(2), &mut [], soon()).unwrap();
+        region.read(0, &mut got).unwrap();
+        assert_eq!(got, [round; 1000]);
+        b.send_by(a.id(), 3, b"", soon()).unwrap();
+    }
+    putting.join();
+}
+
+pub fn a_flag_that_was_put_after_a_flush_follows_its_data(world: &World) {
+    let [a, b] = world.nodes();
+    let region = b.region::<u64>(65).unwrap();
+    let (peer, key) = (a.peer(b.id()).unwrap(), region.key());
+    let looking = region.clone();
+    let watching = running("a look at flags", move || {
+        let (mut flag, mut data) = ([0], [0; 64]);
+        while flag != [500] {
+            looking.read(64, &mut flag).unwrap();
+            looking.read(0, &mut data).unwrap();
+            // What is there may be newer than the flag, never older.
+            assert!(data.iter().all(|word| *word >= flag[0]), "{flag:?} {data:?}");
+            std::thread::yield_now();
+        }
+    });
+    let watching = watching.started();
+    for round in 1..=500 {
+        peer.put(&[round; 64], key).unwrap();
+        peer.flush().unwrap();
+        peer.put(&[round], key.at(64)).unwrap();
+    }
+    watching.join();
+}
+
+pub fn keys_reach_no_further_than_they_say(world: &World) {
+    let [a, b] = world.nodes();
+    let region = b.region::<u32>(100).unwrap();
+    let (peer, key) = (a.peer(b.id()).unwrap(), region.key());
+    for _ in 0..2 {
+        for (key, fits) in [(key, 100), (key.at(90), 10), (key.range(10..20), 10), (key.at(100), 0), (key.at(101), 0)] {
+            assert_eq!(key.len(), fits);
+            let ones = vec![1; fits + 1];
+            peer.put(&ones[..fits], key).unwrap();
+            assert_eq!(why(peer.put(&ones, key)), KeyFault::OutOfRange);
+            assert_eq!(why(a.put(&ones, key)), KeyFault::OutOfRange);
+            let mut into = vec![7; fits + 1];
+            assert_eq!(why(peer.get(key, &mut into)), KeyFault::OutOfRange);
+            assert!(into.iter().all(|word| *word == 7));
+        }
+    }
+    let error = peer.put(&[0; 101], key).unwrap_err();
+    assert_eq!(error.node(), Some(b.id()));
+    assert!(error.to_string().contains("node 1") && !error.is_retryable(), "{error}");
+    for (at, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1)] {
+        assert!(matches!(region.read(at, &mut vec![0; len]), Err(Error::Invalid { .. })));
+        assert!(matches!(region.write(at, &vec![0; len]), Err(Error::Invalid { .. })));
+    }
+    assert!(matches!(b.region::<u32>(0), Err(Error::Invalid { .. })));
+    assert!(matches!(b.region::<u32>(usize::MAX), Err(Error::Invalid { .. })));
+    region.fill(5).unwrap();
+    // SAFETY: nobody writes the region now.
+    assert!(unsafe { region.as_slice() }.iter().all(|word| *word == 5));
+    // SAFETY: nobody else uses the region now.
+    let elements = unsafe { region.as_mut_slice() };
+    elements[3] = 8;
+    let mut got = [0; 2];
+    peer.get(key.at(2), &mut got).unwrap();
+    assert_eq!(got, [5, 8]);
+}
+
+pub fn keys_that_do_not_suffice_are_refused_by_name(world: &World) {
+    let [a, b, c] = world.nodes();
+    let region = b.region::<u32>(16).unwrap();
+    let (bytes, read) = (region.key().to_bytes(), region.read_key().to_bytes());
+    assert_eq!(why(Key::<u32, ReadWrite>::from_bytes(&read)), KeyFault::ReadOnly);
+    assert_eq!(why(Key::<u64, ReadWrite>::from_bytes(&bytes)), KeyFault::WrongType);
+    assert_eq!(why(Key::<u32, ReadWrite>::from_bytes(&bytes[1..])), KeyFault::Forged);
+    for at in 0..KEY_BYTES {
+        let mut bytes = bytes;
+        bytes[at] = bytes[at].wrapping_add(1);
+        assert_eq!(why(Key::<u32, ReadWrite>::from_bytes(&bytes)), KeyFault::Forged, "byte {at}");
+    }
+    // A key of this node is none of that one.
+    let to_c = a.peer(c.id()).unwrap();
+    assert_eq!(why(to_c.put(&[1], region.key())), KeyFault::OtherNode);
+    a.put(&[1], region.key()).unwrap();
+    // What may only be read is read, by a mapping that can do no more.
+    let key = Key::<u32, ReadOnly>::from_bytes(&read).unwrap();
+    let mut got = [0];
+    to_c.node().get(key, &mut got).unwrap();
+    c.get(key, &mut got).unwrap();
+    assert_eq!(got, [1]);
+    c.put(&[2], region.key()).unwrap();
+    c.get(key, &mut got).unwrap();
+    assert_eq!(got, [2]);
+}
+
+pub fn a_withdrawn_region_has_stale_keys(world: &World) {
+    let [a, b] = world.nodes();
+    let peer = a.peer(b.id()).unwrap();
+    for withdraw in [false, true] {
+        let region = b.region::<u64>(8).unwrap();
+        let (key, clone) = (region.key(), region.clone());
+        (0..3).for_each(|_| peer.put(&[1], key).unwrap());
+        a.put(&[1], key).unwrap();
+        drop(region);
+        peer.put(&[2], key).unwrap();
+        assert!(clone.is_live() && regions_of(world, b.id()).len() == 1);
+        if withdraw {
+            clone.withdraw().unwrap();
+            clone.withdraw().unwrap();
+            assert!(!clone.is_live());
+        } else {
+            drop(clone.clone());
+            drop(clone);
+        }
+        assert_eq!(regions_of(world, b.id()), [""; 0]);
+        for _ in 0..2 {
+            assert_eq!(why(peer.put(&[3], key)), KeyFault::Stale);
+            assert_eq!(why(peer.get(key, &mut [0])), KeyFault::Stale);
+            assert_eq!(why(a.put(&[3], key)), KeyFault::Stale);
+            assert_eq!(why(b.put(&[3], key)), KeyFault::Stale);
+        }
+        // The next one is not mistaken for it.
+        let next = b.region::<u64>(8).unwrap();
+        assert_eq!(why(peer.put(&[4], key)), KeyFault::Stale);
+        let mut all = [9; 8];
+        peer.get(next.key(), &mut all).unwrap();
+        assert_eq!(all, [0; 8]);
+    }
+}
+
+/// Whether an error says that this life of this node is gone.
+fn is_gone(error: &Error, node: NodeId, life: Incarnation, died: bool) -> bool {
+    match *error {
+        Error::PeerDied { node: n, incarnation } => died && (n, incarnation) == (node, life),
+        Error::PeerLeft { node: n, incarnation } => !died && (n, incarnation) == (node, life),
+        _ => false,
+    }
+}
+
+pub fn a_node_that_is_gone_has_stale_keys(world: &World) {
+    let a = world.node(0);
+    for (go, died) in [(Node::abandon as fn(Node), true), (|node: Node| node.leave().unwrap(), false)] {
+        let b = world.node(1);
+        let region = b.region::<u64>(8).unwrap();
+        let (id, life, key) = (b.id(), b.incarnation(), region.key());
+        let unused = b.region::<u64>(8).unwrap();
+        let peer = a.peer(id).unwrap();
+        (0..3).for_each(|_| peer.put(&[1], key).unwrap());
+        go(b);
+        // A dead owner's region is there until somebody asks for the owner, which is not at every put.
+        let error = (0..2000).find_map(|_| peer.put(&[2], key).err()).expect("puts to the dead");
+        assert!(is_gone(&error, id, life, died), "{error:?}");
+        assert!(is_gone(&peer.flush().unwrap_err(), id, life, died));
+        for error in [a.put(&[3], key).unwrap_err(), a.get(key, &mut [0]).unwrap_err(), a.put(&[3], unused.key()).unwrap_err()] {
+            assert!(is_gone(&error, id, life, died), "{error:?}");
+        }
+        assert_eq!(region.is_live(), died);
+        // The next life has other keys, and the former one's lead nowhere.
+        let b = world.node(1);
+        assert_eq!(b.id(), id);
+        let next = b.region::<u64>(8).unwrap();
+        a.put(&[5], next.key()).unwrap();
+        assert!(is_gone(&peer.put(&[6], key).unwrap_err(), id, life, died));
+        assert!(is_gone(&a.put(&[6], key).unwrap_err(), id, life, died));
+        // Nobody who came later knows how it ended.
+        let c = world.node(2);
+        assert_eq!(why(c.put(&[6], key)), KeyFault::Stale);
+        drop((region, unused));
+        let mut first = [0];
+        next.read(0, &mut first).unwrap();
+        assert_eq!((first, next.is_live()), ([5], true));
+        c.leave().unwrap();
+        b.leave().unwrap();
+        assert!(!next.is_live() && regions_of(world, id).is_empty());
+    }
+}
+
+pub fn a_node_that_left_makes_and_uses_no_regions(world: &World) {
+    let [a, b] = world.nodes();
+    let (region, keeper) = (b.region::<u64>(1).unwrap(), b.clone());
+    let (mine, peer) = (a.region::<u64>(1).unwrap(), a.peer(b.id()).unwrap());
+    peer.put(&[1], region.key()).unwrap();
+    let other = a.clone();
+    a.leave().unwrap();
+    assert!(matches!(peer.put(&[2], region.key()), Err(Error::Closed)));
+    assert!(matches!(peer.flush(), Err(Error::Closed)));
+    assert!(matches!(other.get(region.key(), &mut [0]), Err(Error::Closed)));
+    assert!(matches!(other.region::<u64>(1), Err(Error::Closed)));
+    // Its own memory is still its own.
+    mine.write(0, &[4]).unwrap();
+    let mut got = [0];
+    mine.read(0, &mut got).unwrap();
+    assert_eq!((got, mine.is_live()), ([4], false));
+    b.leave().unwrap();
+    drop(keeper);
+    assert_eq!(world.domain().files(), [""; 0]);
+}
+
+pub fn a_node_has_many_regions(world: &World) {
+    let [a, b] = world.nodes();
+    let count = if world.ground == Ground::Posix { 100 } else { 500 };
+    let mut regions: Vec<_> = (0..count).map(|index| b.region::<u64>(1 + index).unwrap()).collect();
+    let peer = a.peer(b.id()).unwrap();
+    for round in 0..3_u64 {
+        for (index, region) in regions.iter().enumerate() {
+            peer.put(&[round * 1000 + index as u64], region.key().at(index)).unwrap();
+        }
+        for (index, region) in regions.iter().enumerate() {
+            let mut got = [0];
+            region.read(index, &mut got).unwrap();
+            assert_eq!(got, [round * 1000 + index as u64]);
+        }
+        regions.truncate(regions.len() / 2);
+    }
+    assert_eq!(regions_of(world, b.id()).len(), regions.len());
+    let keys: Vec<_> = regions.iter().map(|region| region.key()).collect();
+    regions.clear();
+    assert!(keys.iter().all(|key| why(peer.put(&[1], *key)) == KeyFault::Stale));
+    assert_eq!(regions_of(world, b.id()), [""; 0]);
+}
+
+pub fn regions_are_used_from_within_a_reader(world: &World) {
+    let [a, b] = world.nodes();
+    let region = b.region::<u64>(1).unwrap();
+    b.send_by(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
+    let reply = a.recv_with_by(Match::any().tag(1), soon(), |_, payload| {
+        let mut bytes = [0; KEY_BYTES];
+        payload.copy_to(&mut bytes);
+        let key = Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap();
+        a.put(&[7], key).unwrap();
+        let mut got = [0];
+        a.get(key, &mut got).unwrap();
+        got[0]
+    });
+    assert_eq!(reply.unwrap(), 7);
+}

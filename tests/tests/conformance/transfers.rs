@@ -1,0 +1,801 @@
+//! Large messages, moved from both ends: whatever the memory, the orientation, and the moment at which somebody asks for them.
+
+use doorbell::transfer::Side;
+use doorbell::{Copy, Done, Envelope, Error, Event, Figure, Match, Node, Priority, Region, Request, TransferReport};
+use doorbell_tests::patience::{briefly, finishes, running, soon, until};
+use doorbell_tests::pattern;
+use doorbell_tests::random::Random;
+use doorbell_tests::world::{Ground, World};
+use std::sync::mpsc;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// Around the shortest message that is moved so, around the edges of its chunks, around what gives the target time to answer.
+const LENGTHS: [usize; 9] = [32 * KIB + 1, 48 * KIB - 1, 48 * KIB, 64 * KIB + 1, MIB - 1, MIB, MIB + 1, 2 * MIB - 7, 5 * MIB];
+const LONGEST: usize = 5 * MIB;
+/// Regions' messages begin here: no page's edge, no word's.
+const SKEW: usize = 13;
+
+/// A message's memory.
+enum Buffer {
+    Private(Vec<u8>),
+    Region(Region<u8>, usize),
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Buffer::Private(bytes) => bytes,
+            // SAFETY: nobody else has this region's key, and no other buffer is made of it while this one lives.
+            Buffer::Region(region, len) => unsafe { &region.as_slice()[SKEW..][..*len] },
+        }
+    }
+}
+
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Buffer::Private(bytes) => bytes,
+            // SAFETY: as above.
+            Buffer::Region(region, len) => unsafe { &mut region.as_mut_slice()[SKEW..][..*len] },
+        }
+    }
+}
+
+/// Where the buffers of a node come from.
+struct Memory {
+    node: Node,
+    region: Region<u8>,
+}
+
+impl Memory {
+    fn new(node: &Node) -> Self {
+        Self { node: node.clone(), region: node.region(LONGEST + 64).unwrap() }
+    }
+
+    fn buffer(&self, registered: bool, len: usize) -> Buffer {
+        if registered { Buffer::Region(self.region.clone(), len) } else { Buffer::Private(vec![0; len]) }
+    }
+
+    fn filled(&self, registered: bool, len: usize, seed: u64) -> Buffer {
+        let mut buffer = self.buffer(registered, len);
+        pattern::fill(buffer.as_mut(), seed);
+        buffer
+    }
+}
+
+/// How a message is received.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Recv,
+    RecvBy,
+    StartRecv,
+    RecvWith,
+    TryRecv,
+}
+
+const FORMS: [Form; 5] = [Form::Recv, Form::RecvBy, Form::StartRecv, Form::RecvWith, Form::TryRecv];
+
+/// When somebody asks for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    /// Before it is sent.
+    Before,
+    /// After its RTS.
+    AfterRts,
+    /// After some of it went by memory FIFO.
+    InTheMiddle,
+}
+
+const MOMENTS: [Moment; 3] = [Moment::Before, Moment::AfterRts, Moment::InTheMiddle];
+
+fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (doorbell::Result<Envelope>, Buffer) {
+    let got = match form {
+        Form::Recv => node.recv(accepts, buffer.as_mut()),
+        Form::RecvBy => node.recv_by(accepts, buffer.as_mut(), soon()),
+        Form::StartRecv => {
+            let completion = waited(node.start_recv(accepts, buffer).unwrap());
+            return (received(completion.result), completion.buffer);
+        }
+        Form::RecvWith => node.recv_with_by(accepts, soon(), |envelope, payload| {
+            payload.copy_to(&mut buffer.as_mut()[..payload.len()]);
+            *envelope
+        }),
+        Form::TryRecv => until("a whole message is there", || node.try_recv(accepts, buffer.as_mut()).transpose()),
+    };
+    (got, buffer)
+}
+
+#[track_caller]
+fn waited<B>(request: Request<B>) -> doorbell::Completion<B> {
+    request.wait_by(soon()).unwrap_or_else(|_| panic!("a request does not end"))
+}
+
+#[track_caller]
+fn all_sent<B>(requests: Vec<Request<B>>) {
+    for request in requests {
+        assert!(matches!(waited(request).result, Ok(Done::Sent)));
+    }
+}
+
+fn received(result: doorbell::Result<Done>) -> doorbell::Result<Envelope> {
+    result.map(|done| match done {
+        Done::Received(envelope) => envelope,
+        other => panic!("{other:?}"),
+    })
+}
+
+/// The report of one transfer, at one of its ends, once it is over there.
+#[track_caller]
+fn report(node: &Node, side: Side, tag: u64) -> TransferReport {
+    until("a transfer is over", || {
+        let mut reports = node.transfers().unwrap();
+        reports.retain(|report| report.side == side && report.tag == tag);
+        assert!(reports.len() <= 1, "reported twice: {reports:?}");
+        reports.pop()
+    })
+}
+
+/// Both ends of a transfer say the same of it, and every byte was counted once.
+#[track_caller]
+fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) -> [TransferReport; 2] {
+    let ends = [report(origin, Side::Origin, tag), report(target, Side::Target, tag)];
+    let [there, here] = &ends;
+    assert_eq!((there.peer, here.peer), (target.id(), origin.id()));
+    assert_eq!((there.len, there.chunk, there.from_high), (here.len, here.chunk, here.from_high));
+    assert_eq!((there.fifo, there.put, there.pulled), (here.fifo, here.put, here.pulled), "{there:?}\n{here:?}");
+    assert_eq!(there.len, len as u64);
+    assert_eq!(there.fifo.bytes + there.put.bytes + there.pulled.bytes, there.len, "{there:?}");
+    assert_eq!(there.fifo.chunks + there.put.chunks + there.pulled.chunks, there.len.div_ceil(there.chunk), "{there:?}");
+    assert_eq!((there.zeroes, here.zeroes), (1, 1), "{there:?}\n{here:?}");
+    ends
+}
+
+/// Waits until a node has sent so many bytes by memory FIFO since `before`. Turns its engine, as `Inline` asks for.
+#[track_caller]
+fn pushed(node: &Node, before: u64, bytes: u64) {
+    until("some of it goes by memory FIFO", || {
+        node.progress().unwrap();
+        (node.figures().unwrap()[Figure::BytesFifo] >= before + bytes).then_some(())
+    });
+}
+
+/// The same, unless the target was so fast that nothing had to go that way.
+#[track_caller]
+fn pushed_or_ended<B>(node: &Node, before: u64, send: &Request<B>) {
+    until("some of it goes by memory FIFO", || {
+        (send.test() || node.figures().unwrap()[Figure::BytesFifo] > before).then_some(())
+    });
+}
+
+fn oriented(world: &World, from_high: bool) -> [Node; 2] {
+    [0, 1].map(|id| world.builder(id).fifo_from_high(from_high).join().unwrap())
+}
+
+/// Every length between every kind of memory, asked for at every moment.
+fn arrive(world: &World, from_high: bool) {
+    let [a, b] = oriented(world, from_high);
+    let (at_a, at_b) = (Memory::new(&a), Memory::new(&b));
+    let mut tag = 0;
+    for (index, len) in LENGTHS.into_iter().enumerate() {
+        for memory in 0..4 {
+            tag += 1;
+            let (from, to) = (memory & 1 != 0, memory & 2 != 0);
+            let moment = MOMENTS[(tag as usize + index) % MOMENTS.len()];
+            let form = FORMS[tag as usize % FORMS.len()];
+            let accepts = Match::any().tag(tag);
+            let (bytes, room) = (at_a.filled(from, len, tag), at_b.buffer(to, len));
+            let (before, rts) = (a.figures().unwrap()[Figure::BytesFifo], a.figures().unwrap()[Figure::Rts]);
+            let (to_b, sender) = (b.id(), a.clone());
+            let (begun, has_begun) = mpsc::channel();
+            let send = move || {
+                let request = sender.start_send(to_b, tag, bytes).unwrap();
+                until("its RTS is on its way", || {
+                    sender.progress().unwrap();
+                    (sender.figures().unwrap()[Figure::Rts] > rts).then_some(())
+                });
+                if moment == Moment::InTheMiddle {
+                    pushed(&sender, before, 16 << 10);
+                }
+                begun.send(()).unwrap();
+                waited(request).result.unwrap();
+            };
+            let (got, room) = if moment == Moment::Before {
+                let receiver = b.clone();
+                let receiving = running("a receive", move || receive(form, &receiver, accepts, room)).started();
+                finishes("a send", send);
+                receiving.join()
+            } else {
+                let sending = running("a send", send);
+                has_begun.recv().unwrap();
+                let receiver = b.clone();
+                let got = finishes("a receive", move || receive(form, &receiver, accepts, room));
+                sending.join();
+                got
+            };
+            let envelope = got.unwrap_or_else(|error| panic!("{len} bytes, {form:?} {moment:?}: {error}"));
+            assert_eq!((envelope.tag, envelope.len, envelope.source), (tag, len, a.id()));
+            pattern::check(room.as_ref(), tag);
+            let [origin, _] = reports_agree(&a, &b, tag, len);
+            assert_eq!(origin.from_high, from_high);
+        }
+    }
+    drop((at_a.node, at_b.node));
+}
+
+pub fn large_messages_arrive_intact(world: &World) {
+    arrive(world, false);
+}
+
+pub fn large_messages_arrive_intact_from_the_high_end(world: &World) {
+    arrive(world, true);
+}
+
+pub fn whoever_copies_large_messages_arrive(world: &World) {
+    let policies = [Copy::Auto, Copy::Origin, Copy::Target, Copy::Both];
+    for (index, (here, there)) in policies.into_iter().flat_map(|here| policies.map(|there| (here, there))).enumerate() {
+        let a = world.builder(0).copy(here).join().unwrap();
+        let b = world.builder(1).copy(there).join().unwrap();
+        let (to, sender, seed) = (b.id(), a.clone(), index as u64);
+        let sending = running("a send", move || sender.send(to, 1, &pattern::bytes(MIB + 5, seed)).unwrap());
+        let (receiver, mut buf) = (b.clone(), vec![0; MIB + 5]);
+        let buf = finishes("a receive", move || {
+            receiver.recv(Match::any(), &mut buf).unwrap();
+            buf
+        });
+        sending.join();
+        pattern::check(&buf, seed);
+        let [origin, target] = reports_agree(&a, &b, 1, MIB + 5);
+        assert!(here != Copy::Target || origin.put.bytes == 0, "{here} to {there}: {origin:?}");
+        assert!(here != Copy::Origin && there != Copy::Origin || target.pulled.bytes == 0, "{here} to {there}: {target:?}");
+        assert!(there != Copy::Target || target.put.bytes == 0, "{here} to {there}: {target:?}");
+        b.leave().unwrap();
+        a.leave().unwrap();
+    }
+}
+
+pub fn a_large_message_in_a_short_buffer_is_in_the_error(world: &World) {
+    let [a, b] = world.nodes();
+    for (round, form) in [Form::Recv, Form::RecvBy, Form::StartRecv, Form::TryRecv].into_iter().enumerate() {
+        for (len, room) in [(40_000, 39_999), (MIB + 1, MIB), (2 * MIB, 0)] {
+            let tag = (round * 10) as u64 + 1;
+            let (to, sender) = (b.id(), a.clone());
+            let sending = running("sends", move || {
+                sender.send_by(to, tag, &pattern::bytes(len, 4), soon()).unwrap();
+                sender.send_by(to, 2, b"next", soon()).unwrap();
+            });
+            let receiver = b.clone();
+            let accepts = Match::any().tag(tag);
+            let short = Buffer::Private(vec![7; room]);
+            let (got, buffer) = finishes("a receive", move || receive(form, &receiver, accepts, short));
+            let Err(Error::Truncated { message, capacity }) = got else { panic!("{form:?}: {got:?}") };
+            assert_eq!((capacity, message.envelope.len, message.bytes.len()), (room, len, len));
+            pattern::check(&message.bytes, 4);
+            assert!(buffer.as_ref().iter().all(|byte| *byte == 7), "the short buffer was written");
+            // Exactly that message, and once.
+            assert_eq!(b.recv_by(Match::any(), &mut [0; 8], soon()).unwrap().tag, 2);
+            assert_eq!(b.try_recv(Match::any(), &mut [0; 8]).unwrap(), None);
+            sending.join();
+        }
+    }
+    assert_eq!(b.stats().unwrap().pooled, 0);
+}
+
+pub fn order_is_kept_among_long_and_short_messages(world: &World) {
+    let [a, b] = world.nodes();
+    let mut random = Random::new(7);
+    let lens: Vec<usize> = (0..60).map(|_| *random.pick(&[0, 8, 3000, 32 * KIB, 32 * KIB + 1, 50_000, 200_000, MIB])).collect();
+    let (to, sender, sent) = (b.id(), a.clone(), lens.clone());
+    let sending = running("sends", move || {
+        let mut requests = Vec::new();
+        for (number, len) in sent.into_iter().enumerate() {
+            requests.push(sender.start_send(to, 5, pattern::bytes(len, number as u64)).unwrap());
+            if number % 7 == 0 {
+                all_sent(std::mem::take(&mut requests));
+            }
+        }
+        all_sent(requests);
+    });
+    let mut posted = Vec::new();
+    for (number, len) in lens.into_iter().enumerate() {
+        // Some are asked for before they come, some after.
+        posted.push((number, len, b.start_recv(Match::any().tag(5), vec![0; MIB]).unwrap()));
+        if number % 5 == 0 {
+            for (number, len, request) in posted.drain(..) {
+                let completion = waited(request);
+                let envelope = received(completion.result).unwrap();
+                assert_eq!((envelope.len, envelope.sequence), (len, number as u32));
+                pattern::check(&completion.buffer[..len], number as u64);
+            }
+        }
+    }
+    for (number, len, request) in posted {
+        let completion = waited(request);
+        assert_eq!(received(completion.result).unwrap().len, len);
+        pattern::check(&completion.buffer[..len], number as u64);
+    }
+    sending.join();
+}
+
+pub fn several_threads_move_large_messages_at_once(world: &World) {
+    const THREADS: u64 = 3;
+    const ROUNDS: u64 = 6;
+    let [a, b] = world.nodes();
+    let mut all = Vec::new();
+    for thread in 0..THREADS {
+        for (here, there) in [(a.clone(), b.clone()), (b.clone(), a.clone())] {
+            let (to, from) = (there.id(), here.id());
+            all.push(running("sends", move || {
+                for round in 0..ROUNDS {
+                    let len = 100_000 + (thread * 300_000 + round * 50_000) as usize;
+                    waited(here.start_send(to, thread, pattern::bytes(len, thread * 100 + round)).unwrap()).result.unwrap();
+                }
+            }));
+            all.push(running("receives", move || {
+                let mut buf = vec![0; 2 * MIB];
+                for round in 0..ROUNDS {
+                    let accepts = Match::from(from).tag(thread);
+                    let len =
+                        if round % 2 == 0 { there.recv(accepts, &mut buf) } else { there.recv_by(accepts, &mut buf, soon()) };
+                    pattern::check(&buf[..len.unwrap().len], thread * 100 + round);
+                }
+            }));
+        }
+    }
+    all.into_iter().for_each(|running| running.join());
+}
+
+pub fn a_node_moves_a_large_message_to_itself(world: &World) {
+    let [a] = world.nodes();
+    let (from, to) = (Memory::new(&a), Memory::new(&a));
+    let mut tag = 0;
+    for memory in 0..4 {
+        for before in [false, true] {
+            tag += 1;
+            let len = MIB + 3;
+            let (bytes, room) = (from.filled(memory & 1 != 0, len, tag), to.buffer(memory & 2 != 0, len));
+            let accepts = Match::any().tag(tag);
+            let (send, receive) = if before {
+                let receive = a.start_recv(accepts, room).unwrap();
+                (a.start_send(a.id(), tag, bytes).unwrap(), receive)
+            } else {
+                let send = a.start_send(a.id(), tag, bytes).unwrap();
+                pushed(&a, 0, 1);
+                (send, a.start_recv(accepts, room).unwrap())
+            };
+            let completion = waited(receive);
+            assert_eq!(received(completion.result).unwrap().len, len);
+            pattern::check(completion.buffer.as_ref(), tag);
+            waited(send).result.unwrap();
+            reports_agree(&a, &a, tag, len);
+        }
+    }
+    // Blocking: the one thread that waits is both ends.
+    let sending = a.start_send(a.id(), 77, pattern::bytes(MIB, 77)).unwrap();
+    let (node, mut buf) = (a.clone(), vec![0; MIB]);
+    let buf = finishes("a receive from oneself", move || {
+        node.recv(Match::any().tag(77), &mut buf).unwrap();
+        buf
+    });
+    pattern::check(&buf, 77);
+    waited(sending).result.unwrap();
+}
+
+/// What arrives next is this, and nothing was before it.
+#[track_caller]
+fn next_is(from: &Node, to: &Node, tag: u64) {
+    let (sender, target) = (from.clone(), to.id());
+    let sending = running("a send", move || sender.send_by(target, tag, &pattern::bytes(70_000, tag), soon()).unwrap());
+    let mut buf = vec![0; 70_000];
+    let envelope = to.recv_by(Match::from(from.id()), &mut buf, soon()).unwrap();
+    assert_eq!((envelope.tag, envelope.len), (tag, 70_000), "something else arrived");
+    pattern::check(&buf, tag);
+    sending.join();
+    assert_eq!(to.try_recv(Match::any(), &mut buf).unwrap(), None);
+    while let Some(event) = to.try_event().unwrap() {
+        assert!(!matches!(event, Event::Damaged { .. }), "{event}");
+    }
+}
+
+pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
+    // The target takes no long message that it did not ask for, so the send can't end.
+    let [a, b] = world.nodes_with_pool(64 << 10);
+    for (round, drops) in [false, true, false].into_iter().enumerate() {
+        let before = a.figures().unwrap()[Figure::BytesFifo];
+        let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 3)).unwrap();
+        pushed(&a, before, 1);
+        if drops {
+            drop(send);
+        } else {
+            let buffer = send.cancel().unwrap_or_else(|completion| panic!("it had ended: {:?}", completion.result));
+            pattern::check(&buffer, 3);
+        }
+        next_is(&a, &b, 10 + round as u64);
+    }
+    let given_up = a.transfers().unwrap().into_iter().filter(|report| report.tag == 1).collect::<Vec<_>>();
+    assert_eq!(given_up.len(), 3);
+    assert!(given_up.iter().all(|report| report.zeroes == 0 && report.fifo.bytes > 0), "{given_up:?}");
+    // A receive that was waiting for it takes the next one.
+    let receive = b.start_recv(Match::from(a.id()), vec![0; LONGEST]).unwrap();
+    let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 3)).unwrap();
+    let delivered = match send.cancel() {
+        Ok(buffer) => {
+            pattern::check(&buffer, 3);
+            false
+        }
+        Err(_) => true,
+    };
+    let sending = (!delivered).then(|| {
+        let (sender, to) = (a.clone(), b.id());
+        running("a send", move || sender.send_by(to, 2, &pattern::bytes(100_000, 2), soon()).unwrap())
+    });
+    let completion = waited(receive);
+    sending.into_iter().for_each(|sending| sending.join());
+    let envelope = received(completion.result).unwrap();
+    assert_eq!(envelope.tag, if delivered { 1 } else { 2 });
+    pattern::check(&completion.buffer[..envelope.len], if delivered { 3 } else { 2 });
+}
+
+/// Bytes that are no memory any more as soon as they are dropped: whoever looks at them later is caught.
+struct Pages(*mut u8, usize);
+
+// SAFETY: a mapping of its own.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    fn new(len: usize, seed: u64) -> Self {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping.
+        let ptr = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        assert_ne!(ptr, libc::MAP_FAILED);
+        let mut pages = Self(ptr.cast(), len);
+        pattern::fill(pages.as_mut(), seed);
+        pages
+    }
+}
+
+impl AsRef<[u8]> for Pages {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: mapped as long as this lives.
+        unsafe { std::slice::from_raw_parts(self.0, self.1) }
+    }
+}
+
+impl AsMut<[u8]> for Pages {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: mapped as long as this lives.
+        unsafe { std::slice::from_raw_parts_mut(self.0, self.1) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`.
+        unsafe { libc::munmap(self.0.cast(), self.1) };
+    }
+}
+
+pub fn memory_of_a_send_that_was_taken_back_is_not_read(world: &World) {
+    let [a, b] = world.nodes();
+    let (receiver, from) = (b.clone(), a.id());
+    // Copies whatever comes, until the last one.
+    let receiving = running("receives", move || {
+        let mut buf = vec![0; LONGEST];
+        loop {
+            let envelope = receiver.recv_by(Match::from(from), &mut buf, soon()).unwrap();
+            pattern::check(&buf[..envelope.len], 9);
+            if envelope.tag == 2 {
+                return;
+            }
+        }
+    });
+    let mut random = Random::new(3);
+    let mut taken_back = 0;
+    for _ in 0..60 {
+        let send = a.start_send(b.id(), 1, Pages::new(MIB / 2, 9)).unwrap();
+        for _ in 0..random.below(12) {
+            std::thread::yield_now();
+            a.progress().unwrap();
+        }
+        taken_back += usize::from(send.cancel().map(drop).is_ok());
+    }
+    a.send_by(b.id(), 2, &pattern::bytes(100_000, 9), soon()).unwrap();
+    receiving.join();
+    println!("{taken_back} of 60 were taken back");
+    while let Some(event) = b.try_event().unwrap() {
+        assert!(!matches!(event, Event::Damaged { .. }), "{event}");
+    }
+}
+
+pub fn a_slot_that_is_used_again_does_not_harm_its_new_message(world: &World) {
+    let [a, b] = world.nodes();
+    let urgent = a.peer_with_priority(b.id(), Priority::High).unwrap();
+    for round in 0..5 {
+        // Its RTS may still be in its lane when that of the next one, which overtakes it, is seen.
+        let late = a.start_send(b.id(), 1, pattern::bytes(MIB, 1)).unwrap();
+        let taken_back = late.cancel().is_ok();
+        let send = urgent.start_send(2, pattern::bytes(MIB, round)).unwrap();
+        let mut receive = Some(b.start_recv(Match::any().tag(2), vec![0; MIB]).unwrap());
+        until("the urgent message arrives", || {
+            send.test();
+            receive.as_ref().unwrap().test().then_some(())
+        });
+        pattern::check(&waited(receive.take().unwrap()).buffer, round);
+        waited(send).result.unwrap();
+        let mut buf = vec![0; MIB];
+        if !taken_back {
+            assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+        }
+        assert_eq!(b.try_recv(Match::any(), &mut buf).unwrap(), None);
+    }
+}
+
+pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
+    let a = world.builder(0).copy(Copy::Origin).join().unwrap();
+    let b = world.node(1);
+    for round in 0..4 {
+        let seed = 20 + round;
+        let before = a.figures().unwrap()[Figure::BytesFifo];
+        let send = a.start_send(b.id(), round, pattern::bytes(LONGEST, seed)).unwrap();
+        let mut buf = vec![0; LONGEST];
+        let mut got = None;
+        if round == 0 {
+            // A deadline that passes in mid-transfer: the origin of an inline world does not move meanwhile.
+            pushed(&a, before, 1);
+            match b.recv_by(Match::any(), &mut buf, briefly()) {
+                Ok(envelope) => got = Some(envelope),
+                Err(error) => assert!(matches!(error, Error::Timeout { .. }), "{error:?}"),
+            }
+        } else {
+            let receive = b.start_recv(Match::any(), vec![0; LONGEST]).unwrap();
+            pushed(&a, before, 1);
+            b.progress().unwrap();
+            if round == 1 {
+                match receive.cancel() {
+                    Ok(mut buffer) => buffer.fill(0xee),
+                    Err(completion) => {
+                        got = Some(received(completion.result).unwrap());
+                        buf = completion.buffer;
+                    }
+                }
+            } else if round == 2 {
+                if receive.test() {
+                    let completion = waited(receive);
+                    got = Some(received(completion.result).unwrap());
+                    buf = completion.buffer;
+                } else {
+                    drop(receive);
+                    // A poller may have delivered it before that: then it is gone with the buffer.
+                    got = until("the message, or its end", || match b.try_recv(Match::any(), &mut buf).unwrap() {
+                        None if (0..100).any(|_| send.test()) => Some(b.try_recv(Match::any(), &mut buf).unwrap()),
+                        None => None,
+                        some => Some(some),
+                    });
+                    if got.is_none() {
+                        continue;
+                    }
+                }
+            } else {
+                // A forgotten receive keeps its memory, and the message.
+                std::mem::forget(receive);
+                until("the send ends", || {
+                    b.progress().unwrap();
+                    send.test().then_some(())
+                });
+                next_is(&a, &b, 30);
+                continue;
+            }
+        }
+        // The next receive gets it whole.
+        let sending = running("a send", move || waited(send).result.map(drop).unwrap());
+        let envelope = match got {
+            Some(envelope) => envelope,
+            None => b.recv_by(Match::any(), &mut buf, soon()).unwrap(),
+        };
+        sending.join();
+        assert_eq!((envelope.tag, envelope.len), (round, LONGEST));
+        pattern::check(&buf, seed);
+        reports_agree(&a, &b, round, LONGEST);
+    }
+    // Forgotten requests keep their nodes.
+    a.leave().unwrap();
+    b.leave().unwrap();
+}
+
+pub fn large_requests_end_within_a_reader(world: &World) {
+    let a = world.builder(0).copy(Copy::Origin).join().unwrap();
+    let b = world.node(1);
+    // A receive, in the middle of its message: what had arrived is gone with its buffer, and nothing is written there.
+    let receive = b.start_recv(Match::any().tag(1), Pages::new(LONGEST, 0)).unwrap();
+    let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 5)).unwrap();
+    pushed(&a, 0, 1);
+    let urgent = a.peer_with_priority(b.id(), Priority::High).unwrap();
+    urgent.send_by(2, b"now", soon()).unwrap();
+    b.recv_with_by(Match::any().tag(2), soon(), |_, _| drop(receive)).unwrap();
+    until("the send ends", || {
+        b.progress().unwrap();
+        send.test().then_some(())
+    });
+    drop(waited(send));
+    let mut buf = vec![0; LONGEST];
+    while let Some(envelope) = b.try_recv(Match::any(), &mut buf).unwrap() {
+        assert_eq!(envelope.tag, 1);
+        pattern::check(&buf, 5);
+    }
+    next_is(&a, &b, 3);
+    // A send, in the middle of its message: not delivered, or it had ended.
+    let send = a.start_send(b.id(), 4, Pages::new(LONGEST, 6)).unwrap();
+    b.send_by(a.id(), 5, b"now", soon()).unwrap();
+    let completion = a.recv_with_by(Match::any().tag(5), soon(), |_, _| send.cancel()).unwrap();
+    let sent = completion.err().is_some_and(|completion| match completion.result {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(matches!(error, Error::Cancelled), "{error:?}");
+            false
+        }
+    });
+    if sent {
+        let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        assert_eq!(envelope.tag, 4);
+        pattern::check(&buf, 6);
+    }
+    next_is(&a, &b, 6);
+}
+
+pub fn a_forgotten_large_send_is_sound(world: &World) {
+    let [a, b] = world.nodes();
+    std::mem::forget(a.start_send(b.id(), 1, pattern::bytes(LONGEST, 8)).unwrap());
+    let (receiver, driver) = (b.clone(), a.clone());
+    let receiving = running("a receive", move || {
+        let mut buf = vec![0; LONGEST];
+        receiver.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        buf
+    });
+    report(&driver, Side::Origin, 1);
+    pattern::check(&receiving.join(), 8);
+    reports_agree(&a, &b, 1, LONGEST);
+    drop(driver);
+    a.leave().unwrap();
+    b.leave().unwrap();
+}
+
+/// Waits until a node knows another's present life.
+#[track_caller]
+fn meets(node: &Node, other: &Node) {
+    until("the news", || {
+        node.progress().unwrap();
+        node.peer(other.id()).ok().filter(|peer| peer.incarnation() == other.incarnation()).map(drop)
+    });
+}
+
+/// A node that goes in mid-transfer, of this side; and then another life of it.
+fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
+    let [a, b] = world.nodes();
+    for round in 0..3 {
+        let goes = world.node(2);
+        [&a, &b].into_iter().for_each(|node| meets(node, &goes));
+        let (stays, sink) = if round == 1 { (&b, Match::any()) } else { (&a, Match::from(goes.id())) };
+        let (life, id) = (goes.incarnation(), goes.id());
+        let gone = |error: &Error| match error {
+            Error::PeerDied { node, incarnation } => died && (*node, *incarnation) == (id, life),
+            Error::PeerLeft { node, incarnation } => !died && (*node, *incarnation) == (id, life),
+            _ => false,
+        };
+        if side == Side::Origin {
+            let receive = stays.start_recv(sink.tag(1), vec![0; LONGEST]).unwrap();
+            let send = goes.start_send(stays.id(), 1, pattern::bytes(LONGEST, 1)).unwrap();
+            pushed_or_ended(&goes, 0, &send);
+            stays.progress().unwrap();
+            how(goes);
+            if round == 1 {
+                // It is bound to nobody: a message of somebody else ends it, unless a poller was faster than the end.
+                let (sender, to) = (a.clone(), stays.id());
+                let sending = running("a send", move || sender.send_by(to, 1, &pattern::bytes(LONGEST, 2), soon()).unwrap());
+                let completion = waited(receive);
+                let envelope = received(completion.result).unwrap();
+                pattern::check(&completion.buffer, if envelope.source == a.id() { 2 } else { 1 });
+                if envelope.source != a.id() {
+                    stays.recv_by(Match::from(a.id()), &mut vec![0; LONGEST], soon()).unwrap();
+                }
+                sending.join();
+            } else {
+                let completion = waited(receive);
+                match completion.result {
+                    Ok(_) => pattern::check(&completion.buffer, 1),
+                    Err(error) => assert!(gone(&error), "{error:?}"),
+                }
+            }
+            drop(send);
+        } else {
+            let receive = goes.start_recv(Match::any(), vec![0; LONGEST]).unwrap();
+            let send = stays.start_send(goes.id(), 1, pattern::bytes(LONGEST, 1)).unwrap();
+            goes.progress().unwrap();
+            how(goes);
+            let completion = waited(send);
+            if let Err(error) = completion.result {
+                assert!(gone(&error), "{error:?}");
+            }
+            pattern::check(&completion.buffer, 1);
+            drop(receive);
+        }
+        // A new life under the same id, in both directions.
+        let heir = world.node(2);
+        assert_ne!(heir.incarnation(), life);
+        [&a, &b].into_iter().for_each(|node| meets(node, &heir));
+        for (from, to) in [(&heir, stays), (stays, &heir)] {
+            let (sender, target) = (from.clone(), to.id());
+            let sending = running("a send", move || sender.send_by(target, 9, &pattern::bytes(LONGEST, 4), soon()).unwrap());
+            let mut buf = vec![0; LONGEST];
+            let envelope = to.recv_by(Match::from(from.id()).tag(9), &mut buf, soon()).unwrap();
+            assert_eq!((envelope.len, envelope.incarnation), (LONGEST, from.incarnation()));
+            pattern::check(&buf, 4);
+            sending.join();
+        }
+        while let Some(event) = stays.try_event().unwrap() {
+            assert!(!matches!(event, Event::Damaged { .. }), "{event}");
+        }
+        heir.leave().unwrap();
+    }
+}
+
+pub fn the_origin_of_a_large_message_leaves(world: &World) {
+    one_end_goes(world, Side::Origin, |node| node.leave().unwrap(), false);
+}
+
+pub fn the_target_of_a_large_message_leaves(world: &World) {
+    one_end_goes(world, Side::Target, |node| node.leave().unwrap(), false);
+}
+
+pub fn the_origin_of_a_large_message_dies(world: &World) {
+    if world.ground != Ground::Posix {
+        one_end_goes(world, Side::Origin, Node::abandon, true);
+    }
+}
+
+pub fn the_target_of_a_large_message_dies(world: &World) {
+    if world.ground != Ground::Posix {
+        one_end_goes(world, Side::Target, Node::abandon, true);
+    }
+}
+
+pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
+    let mut random = Random::new(11);
+    for round in 0..6 {
+        let (high, copies) = (random.chance(50), [Copy::Auto, Copy::Origin, Copy::Target]);
+        let a = world.builder(0).fifo_from_high(high).copy(*random.pick(&copies)).join().unwrap();
+        let b = world.builder(1).copy(*random.pick(&copies)).join().unwrap();
+        let len = |random: &mut Random| {
+            let bits = 14 + random.below(7);
+            32 * KIB + 1 + random.below(1 << bits)
+        };
+        let lens: Vec<usize> = (0..8).map(|_| len(&mut random)).collect();
+        let delays: Vec<usize> = (0..16).map(|_| random.below(200)).collect();
+        let (sender, to, sent, pauses) = (a.clone(), b.id(), lens.clone(), delays.clone());
+        let sending = running("sends", move || {
+            for (index, len) in sent.into_iter().enumerate() {
+                let send = sender.start_send(to, index as u64, pattern::bytes(len, index as u64)).unwrap();
+                (0..pauses[index]).for_each(|_| std::thread::yield_now());
+                waited(send).result.unwrap();
+            }
+        });
+        let (receiver, wanted) = (b.clone(), lens.clone());
+        finishes("receives", move || {
+            let mut buf = vec![0; 2 * MIB];
+            for (index, len) in wanted.into_iter().enumerate() {
+                (0..delays[8 + index]).for_each(|_| std::thread::yield_now());
+                let accepts = Match::any().tag(index as u64);
+                let envelope =
+                    if index % 2 == 0 { receiver.recv(accepts, &mut buf) } else { receiver.recv_by(accepts, &mut buf, soon()) };
+                assert_eq!(envelope.unwrap().len, len);
+                pattern::check(&buf[..len], index as u64);
+            }
+        });
+        sending.join();
+        for (index, len) in lens.into_iter().enumerate() {
+            reports_agree(&a, &b, index as u64, len);
+        }
+        assert!(a.figures().unwrap()[Figure::Transfers] >= 8, "round {round}");
+        a.leave().unwrap();
+        b.leave().unwrap();
+    }
+}

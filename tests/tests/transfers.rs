@@ -1,0 +1,287 @@
+//! The method by which large messages are moved, between real processes: who executes which step, what share goes which way, and
+//! that nothing lands in memory that was given back.
+
+use doorbell::transfer::report::thread_number;
+use doorbell::transfer::{Descriptor, Side};
+use doorbell::{Done, Error, Figure, Match, Node, NodeId, Priority, TransferReport};
+use doorbell_tests::Turn;
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::{PATIENCE, briefly, soon, until};
+use doorbell_tests::pattern;
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::words::Words;
+use rustix::process::Signal;
+use std::sync::atomic::Ordering::SeqCst;
+
+doorbell_tests::roles! {
+    "waits for its receive" => waits_for_its_receive,
+    "sends and sleeps" => sends_and_sleeps,
+    "sends in bulk and in haste" => sends_in_bulk_and_in_haste,
+}
+
+const MIB: usize = 1 << 20;
+const LONG: usize = 64 * MIB;
+
+/// What is told in shared words.
+mod at {
+    /// Bytes sent by memory FIFO so far.
+    pub const FIFO: usize = 0;
+    /// The other may go on.
+    pub const GO: usize = 1;
+    /// Threads of an application, from here on.
+    pub const THREADS: usize = 2;
+    /// The origin's report: fifo, put, pulled, zeroes, then the threads that executed RTS, memory FIFO and direct put.
+    pub const REPORT: usize = 4;
+    pub const COUNT: usize = 16;
+}
+
+fn thread_of(report: &TransferReport, descriptor: Descriptor) -> u64 {
+    report.of(descriptor).map_or(0, |executed| executed.thread as u64)
+}
+
+/// The one report of a side, when its transfer is over.
+#[track_caller]
+fn report(node: &Node, side: Side, tag: u64) -> TransferReport {
+    until("a transfer is over", || node.transfers().unwrap().into_iter().find(|report| report.side == side && report.tag == tag))
+}
+
+fn tell(words: &Words, report: &TransferReport) {
+    let threads = [Descriptor::Rts, Descriptor::MemoryFifo, Descriptor::DirectPut].map(|what| thread_of(report, what));
+    let moved = [report.fifo.bytes, report.put.bytes, report.pulled.bytes, u64::from(report.zeroes)];
+    for (index, value) in moved.into_iter().chain(threads).enumerate() {
+        words[at::REPORT + index].store(value, SeqCst);
+    }
+    words[at::GO].store(2, SeqCst);
+}
+
+/// What the origin told of its side, once it did.
+#[track_caller]
+fn told_by_origin(words: &Words) -> [u64; 7] {
+    until("the origin's report", || (words[at::GO].load(SeqCst) == 2).then_some(()));
+    std::array::from_fn(|index| words[at::REPORT + index].load(SeqCst))
+}
+
+fn start(role: &str, domain: &Domain, progress: &str, words: &Words) -> Process {
+    let start = Process::start(role).tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1").words(words);
+    start.tell("DOORBELL_PROGRESS", progress).tell("HIGH", if progress == "poller" { "1" } else { "" }).go()
+}
+
+fn join() -> Node {
+    doorbell::NodeBuilder::from_env().unwrap().fifo_from_high(!told("HIGH").is_empty()).join().unwrap()
+}
+
+/// Sends one long message, blocking.
+fn waits_for_its_receive() {
+    let (node, words) = (join(), Words::inherited());
+    let bytes = pattern::bytes(LONG, 1);
+    node.send(NodeId(0), 1, &bytes).unwrap();
+    tell(&words, &report(&node, Side::Origin, 1));
+    node.leave().unwrap();
+}
+
+#[test]
+fn both_ways_carry_their_share_and_both_ends_agree() {
+    let _turn = Turn::take();
+    for progress in ["inline", "adaptive"] {
+        let (mut best, tenth) = (0, LONG as u64 / 10);
+        // The memory FIFO gets nowhere while one of the two processes is kept from running, so it has several tries.
+        for late in [0, 0, 0, 0, 0, 0, 0, 0, LONG / 2] {
+            if late == 0 && best >= tenth {
+                continue;
+            }
+            let domain = Domain::new("shares");
+            let words = Words::new(at::COUNT);
+            let node = Node::builder(domain.name()).id(0).pool_bytes(2 * LONG).join().unwrap();
+            let mut buf = vec![0; LONG];
+            let process = start("waits for its receive", &domain, progress, &words);
+            if late > 0 {
+                // What comes before anybody asks for it goes to temporary storage.
+                let mut packets = 0;
+                until("half of it came", || {
+                    packets += node.progress().unwrap();
+                    (packets >= late / (16 << 10)).then_some(())
+                });
+            }
+            let envelope = node.recv(Match::any(), &mut buf).unwrap();
+            assert_eq!(envelope.len, LONG);
+            pattern::check(&buf, 1);
+            let [fifo, put, pulled, zeroes, ..] = told_by_origin(&words);
+            let here = report(&node, Side::Target, 1);
+            assert_eq!((here.fifo.bytes, here.put.bytes, here.pulled.bytes), (fifo, put, pulled));
+            assert_eq!((fifo + put + pulled, zeroes, here.zeroes), (LONG as u64, 1, 1));
+            println!("{progress}, {late}: fifo {fifo}, put {put}, pulled {pulled}");
+            if late == 0 {
+                assert!(fifo > 0 && put + pulled >= tenth, "{progress}: fifo {fifo}, put {put}, pulled {pulled}");
+            }
+            if late > 0 {
+                assert!(best >= tenth, "{progress}: the memory FIFO carried {best} bytes at best");
+                assert!(fifo > best, "{progress}: a late receive left the memory FIFO no more: {fifo}, {best} before");
+            }
+            best = best.max(fifo);
+            process.end_well(PATIENCE);
+            node.leave().unwrap();
+        }
+    }
+}
+
+/// Begins to send, and then sleeps until the other end has everything.
+fn sends_and_sleeps() {
+    let (node, words) = (join(), Words::inherited());
+    let len = told("LEN").parse().unwrap();
+    words[at::THREADS].store(thread_number() as u64, SeqCst);
+    let send = node.start_send(NodeId(0), 1, pattern::bytes(len, 1)).unwrap();
+    // No call of this node from here on.
+    until("the other end has it", || {
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
+        (words[at::GO].load(SeqCst) == 1).then_some(())
+    });
+    assert!(matches!(send.wait_by(soon()).map(|completion| completion.result), Ok(Ok(Done::Sent))));
+    tell(&words, &report(&node, Side::Origin, 1));
+    node.leave().unwrap();
+}
+
+#[test]
+fn the_engine_moves_what_its_application_sleeps_over() {
+    let _turn = Turn::take();
+    for progress in ["poller", "adaptive"] {
+        let domain = Domain::new("asleep");
+        let words = Words::new(at::COUNT);
+        let node = Node::builder(domain.name()).id(0).copy(doorbell::Copy::Origin).join().unwrap();
+        let mut buf = vec![0; LONG];
+        let sleeper = Process::start("sends and sleeps").tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1");
+        let sleeper = sleeper.tell("DOORBELL_PROGRESS", progress).tell("HIGH", "1").tell("LEN", LONG.to_string());
+        let process = sleeper.words(&words).go();
+        node.recv(Match::any(), &mut buf).unwrap();
+        words[at::GO].store(1, SeqCst);
+        pattern::check(&buf, 1);
+        let [fifo, put, pulled, zeroes, _, by_fifo, by_put] = told_by_origin(&words);
+        let here = report(&node, Side::Target, 1);
+        let steps: Vec<_> = here.executed.iter().map(|executed| executed.descriptor).collect();
+        assert_eq!(steps, [Descriptor::RemoteGet], "the target asks, and copies nothing");
+        assert_eq!((here.fifo.bytes, here.put.bytes, here.pulled.bytes, zeroes), (fifo, put, pulled, 1));
+        assert!(here.from_high && fifo > 0 && put > 0 && pulled == 0);
+        let application = words[at::THREADS].load(SeqCst);
+        assert!(by_put != 0 && by_put != application, "{progress}: put by thread {by_put} of {application}");
+        assert!(by_fifo != 0 && by_fifo != application, "{progress}: memory FIFO by thread {by_fifo} of {application}");
+        process.end_well(PATIENCE);
+        node.leave().unwrap();
+    }
+}
+
+const BULK: usize = 256 * MIB;
+const HASTE: u64 = 2;
+
+fn sends_in_bulk_and_in_haste() {
+    let (node, words) = (join(), Words::inherited());
+    let urgent = node.peer_with_priority(NodeId(0), Priority::High).unwrap();
+    let bulk = node.start_send(NodeId(0), 1, vec![7; BULK]).unwrap();
+    let before = node.figures().unwrap()[Figure::BytesFifo];
+    let mut sent = 0_u64;
+    while !bulk.test() {
+        if node.figures().unwrap()[Figure::BytesFifo] > before {
+            sent += 1;
+            urgent.send_by(HASTE, &sent.to_le_bytes(), soon()).unwrap();
+        }
+    }
+    words[at::FIFO].store(sent, SeqCst);
+    urgent.send_by(HASTE + 1, b"", soon()).unwrap();
+    node.leave().unwrap();
+}
+
+#[test]
+fn urgent_messages_overtake_a_bulk_transfer_which_ends_all_the_same() {
+    let _turn = Turn::take();
+    let domain = Domain::new("haste");
+    let words = Words::new(at::COUNT);
+    let node = Node::builder(domain.name()).id(0).join().unwrap();
+    let bulk = node.start_recv(Match::any().tag(1), vec![0; BULK]).unwrap();
+    let process = start("sends in bulk and in haste", &domain, "inline", &words);
+    let mut overtook = 0_u64;
+    loop {
+        let envelope = node.recv_by(Match::any(), &mut [0; 8], soon()).unwrap();
+        if envelope.tag != HASTE {
+            break;
+        }
+        overtook += u64::from(!bulk.test());
+    }
+    assert!(overtook > 0, "none of {} urgent messages came before the end", words[at::FIFO].load(SeqCst));
+    let completion = bulk.wait_by(soon()).unwrap_or_else(|_| panic!("the bulk transfer starves"));
+    assert!(completion.result.is_ok() && completion.buffer.iter().all(|byte| *byte == 7));
+    process.end_well(PATIENCE);
+    node.leave().unwrap();
+}
+
+/// The receive ends while its origin stands still; what came back is not written when the origin goes on.
+#[test]
+fn nothing_lands_in_a_buffer_that_came_back_from_a_stopped_origin() {
+    let _turn = Turn::take();
+    for registered in [false, true] {
+        for how in ["cancel", "deadline", "drop"] {
+            let domain = Domain::new("stopped");
+            let words = Words::new(at::COUNT);
+            let node = Node::builder(domain.name()).id(0).copy(doorbell::Copy::Origin).pool_bytes(2 * LONG).join().unwrap();
+            let region = node.region::<u8>(LONG).unwrap();
+            let start = Process::start("sends and sleeps").tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1");
+            let start = start.tell("DOORBELL_PROGRESS", "poller").tell("HIGH", "").tell("LEN", LONG.to_string());
+            let process = start.words(&words).go();
+            let mut private = vec![0; LONG];
+            // SAFETY: nobody has a key of this region, and `private` or this is used, one at a time.
+            let buf = if registered { unsafe { region.as_mut_slice() } } else { &mut private[..] };
+            let (ptr, len) = (buf.as_mut_ptr() as usize, buf.len());
+            // SAFETY: `buf` outlives the request, whose end is awaited below in any case.
+            let lent = unsafe { std::slice::from_raw_parts_mut(ptr as *mut u8, len) };
+            let came = |node: &Node| node.figures().unwrap()[Figure::RemoteGets] > 0;
+            if how == "deadline" {
+                until("it is being sent", || {
+                    node.progress().unwrap();
+                    (node.figures().unwrap()[Figure::PooledBytes] > 0).then_some(())
+                });
+                process.signal(Signal::STOP);
+                let error = node.recv_by(Match::any(), lent, briefly()).unwrap_err();
+                assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+            } else {
+                let receive = node.start_recv(Match::any(), lent).unwrap();
+                until("it was asked for", || {
+                    node.progress().unwrap();
+                    came(&node).then_some(())
+                });
+                process.signal(Signal::STOP);
+                assert!(!receive.test(), "64 MiB went through a lane at once");
+                if how == "drop" {
+                    drop(receive)
+                } else {
+                    let _ = receive.cancel().map_err(|_| "it had ended").unwrap();
+                }
+            }
+            buf.fill(0xa5);
+            process.signal(Signal::CONT);
+            // The message is not lost: the next receive has it whole.
+            let mut next = vec![0; LONG];
+            assert_eq!(node.recv_by(Match::any(), &mut next, soon()).unwrap().len, LONG);
+            pattern::check(&next, 1);
+            words[at::GO].store(1, SeqCst);
+            process.end_well(PATIENCE);
+            assert!(buf.iter().all(|byte| *byte == 0xa5), "{how}, registered {registered}: written after it came back");
+            node.leave().unwrap();
+        }
+    }
+}
+
+#[test]
+fn without_a_reach_into_private_memory_everything_arrives() {
+    let _turn = Turn::take();
+    let domain = Domain::new("lanes");
+    let words = Words::new(at::COUNT);
+    let node = Node::builder(domain.name()).id(0).join().unwrap();
+    let start = Process::start("sends and sleeps").tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1");
+    let start = start.tell("DOORBELL_CMA", "off").tell("DOORBELL_PROGRESS", "adaptive").tell("HIGH", "");
+    let process = start.tell("LEN", (5 * MIB + 1).to_string()).words(&words).go();
+    let mut buf = vec![0; 5 * MIB + 1];
+    node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    pattern::check(&buf, 1);
+    assert!(node.transfers().unwrap().is_empty(), "an origin that reaches nothing moved it from both ends");
+    process.kill();
+    assert!(process.ended_by(soon()));
+    drop(process);
+    node.leave().unwrap();
+}

@@ -1,0 +1,140 @@
+//! `doorbell autopsy`: what a node's engine did last.
+
+use crate::environment::{DOMAIN, Domain};
+use crate::exit::Failure;
+use crate::ls::{Format, domains};
+use crate::nodes::{RECORD_COLUMNS, counters, figures, identity, latencies, nanoseconds, record, record_cells, state};
+use crate::text::{Style, Table, bytes, counted, print};
+use doorbell::NodeId;
+use doorbell_shm::board::{BoardCopy, Figure, RECORDS, Recorded};
+use doorbell_shm::domain::{DomainStatus, NodeStatus};
+use serde_json::json;
+
+/// Show what a node did last, though it was killed
+///
+/// Reads the flight recorder on the node's board: of a node that lives, that was stopped, or that was killed. The node is not
+/// asked. What a dead node left stays until the next one joins its domain, or until `doorbell clean`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell autopsy 1                           node 1, if one domain has such a node
+  doorbell autopsy 1 --domain grid --last 100
+  doorbell autopsy 1 --format json | jq '.records[] | select(.kind == \"peer-died\")'
+
+The recorder holds the last 512 things. TRANSFER, OFFSET and BYTES say which transfer, where in it, and how much; of a
+DMA counter that reached zero (counter-zero): its number, which use of it, and the bytes with which it began.
+Small messages are not recorded: a record would take as long as the message.")]
+pub struct AutopsyArgs {
+    /// Which node
+    node: NodeId,
+    /// Its domain [default: the one that has such a node]
+    #[arg(long, value_name = "NAME", env = DOMAIN)]
+    domain: Option<Domain>,
+    /// Form of the output
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
+    format: Format,
+    /// How many records at most
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=RECORDS as i64))]
+    last: u16,
+}
+
+/// Looks and prints.
+pub fn run(args: &AutopsyArgs) -> Result<(), Failure> {
+    let domains = domains()?;
+    let (domain, node) = find(&domains, args)?;
+    let Some(board) = &node.board else {
+        let what = format!("node {} of domain '{}' has no board that can be read", node.id, domain.name);
+        return Err(Failure::failed(what, "another build of Doorbell may have made it: see `doorbell ls`"));
+    };
+    let mut records = board.records();
+    records.drain(..records.len().saturating_sub(args.last.into()));
+    match args.format {
+        Format::Table => print(&table(domain, node, board, &records, Style::of(&std::io::stdout()))),
+        Format::Json => {
+            let mut object = identity(node);
+            object.insert("domain".into(), json!(domain.name));
+            object.insert("figures".into(), figures(&board.figures()));
+            object.insert("latency".into(), latencies(&board.latencies()));
+            object.insert("counters".into(), counters(board));
+            object.insert("records".into(), records.iter().map(record).collect());
+            print(&format!("{}\n", serde_json::Value::from(object)));
+        }
+    }
+    Ok(())
+}
+
+fn find<'a>(domains: &'a [DomainStatus], args: &AutopsyArgs) -> Result<(&'a DomainStatus, &'a NodeStatus), Failure> {
+    let meant = |domain: &&DomainStatus| args.domain.as_ref().is_none_or(|Domain(name)| domain.name == *name);
+    let found: Vec<_> = (domains.iter().filter(meant))
+        .flat_map(|domain| domain.nodes.iter().filter(|node| node.id == args.node).map(move |node| (domain, node)))
+        .collect();
+    match (found.as_slice(), &args.domain) {
+        ([found], _) => Ok(*found),
+        ([], Some(Domain(name))) => Err(Failure::failed(
+            format!("there is nothing of a node {} of a domain '{name}'", args.node),
+            "who leaves in good order leaves nothing; `doorbell ls` shows what there is",
+        )),
+        ([], None) => Err(Failure::failed(
+            format!("no domain of this user has anything of a node {}", args.node),
+            "who leaves in good order leaves nothing; `doorbell ls` shows what there is",
+        )),
+        (several, _) => {
+            let names: Vec<_> = several.iter().map(|(domain, _)| domain.name.as_str()).collect();
+            let what = format!("{} have a node {}: {}", counted(several.len(), "domain"), args.node, names.join(", "));
+            Err(Failure::usage(what, format!("say which one: --domain {}", names[0])))
+        }
+    }
+}
+
+fn table(domain: &DomainStatus, node: &NodeStatus, board: &BoardCopy, records: &[Recorded], style: Style) -> String {
+    let who = node.member.as_ref().map_or("role and process not known".to_owned(), |member| {
+        format!("{}, process {}{}", member.role, member.pid, labelled(&member.label))
+    });
+    let title = format!("node {} of domain '{}', life {}", node.id, domain.name, board.incarnation());
+    let shown = board.figures();
+    let mut lines = vec![format!("{}: {}, {who}", style.bold(title), state(node))];
+    lines.push(format!(
+        "messages  {} in ({}), {} out ({}), {} wait ({})",
+        shown[Figure::MessagesIn],
+        bytes(shown[Figure::BytesIn]),
+        shown[Figure::MessagesOut],
+        bytes(shown[Figure::BytesOut]),
+        shown[Figure::Pooled],
+        bytes(shown[Figure::PooledBytes]),
+    ));
+    lines.push(format!(
+        "FIFOs     {} high, {} normal, {} low; at most {}, {}, {}",
+        shown[Figure::FifoHigh],
+        shown[Figure::FifoNormal],
+        shown[Figure::FifoLow],
+        shown[Figure::FifoHighMost],
+        shown[Figure::FifoNormalMost],
+        shown[Figure::FifoLowMost],
+    ));
+    let latencies = board.latencies();
+    lines.push(format!(
+        "latency   p50 {}, p99 {} of {}",
+        nanoseconds(latencies.quantile(0.5)),
+        nanoseconds(latencies.quantile(0.99)),
+        counted(latencies.count() as usize, "sample")
+    ));
+    for counter in board.counters() {
+        let zero = if counter.zero { ", at zero" } else { "" };
+        lines.push(format!("counter   {}: {} of {} left{zero}", counter.index, bytes(counter.value), bytes(counter.size)));
+    }
+    lines.push(String::new());
+    if records.is_empty() {
+        lines.push("nothing was recorded".into());
+    } else {
+        let mut table = Table::new(&RECORD_COLUMNS);
+        records.iter().for_each(|recorded| table.row(record_cells(recorded)));
+        let mut rows = table.lines();
+        rows[0] = style.bold(&rows[0]);
+        lines.extend(rows);
+    }
+    lines.join("\n") + "\n"
+}
+
+fn labelled(label: &str) -> String {
+    if label.is_empty() { String::new() } else { format!(", '{label}'") }
+}

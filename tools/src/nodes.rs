@@ -1,0 +1,148 @@
+//! Nodes as anybody can see them from outside, in words for people and in fields for programs.
+
+use doorbell::{Figures, Priority};
+use doorbell_shm::board::{BoardCopy, Latencies, Record, Recorded};
+use doorbell_shm::clock::now_ns;
+use doorbell_shm::domain::NodeStatus;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// Whether a node lives, and whether its process was stopped.
+pub fn state(node: &NodeStatus) -> &'static str {
+    if !node.alive {
+        return "dead";
+    }
+    let Some(member) = &node.member else { return "alive" };
+    // Its number means something to us only if we count processes alike.
+    let alike = fs::metadata("/proc/self/ns/pid").is_ok_and(|found| found.ino() == member.pid_namespace);
+    if alike && is_stopped(member.pid) { "stopped" } else { "alive" }
+}
+
+fn is_stopped(pid: u32) -> bool {
+    // The state follows the name, which is in parentheses and may hold anything.
+    let found = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    found.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}
+
+/// All figures by name.
+pub fn figures(figures: &Figures) -> Value {
+    figures.iter().map(|(figure, value)| (figure.word().to_owned(), json!(value))).collect::<Map<_, _>>().into()
+}
+
+/// Sampled latencies, as far as people ask.
+pub fn latencies(latencies: &Latencies) -> Value {
+    let quantile = |share| latencies.quantile(share);
+    json!({ "samples": latencies.count(), "p50_ns": quantile(0.5), "p90_ns": quantile(0.9), "p99_ns": quantile(0.99) })
+}
+
+/// The DMA counters in use.
+pub fn counters(board: &BoardCopy) -> Value {
+    let counter = |counter: doorbell_shm::board::CounterShown| json!({ "counter": counter.index, "value": counter.value, "size": counter.size, "zero": counter.zero });
+    board.counters().into_iter().map(counter).collect()
+}
+
+/// What a node is.
+pub fn identity(node: &NodeStatus) -> Map<String, Value> {
+    let member = node.member.as_ref();
+    let incarnation = member.map(|member| member.incarnation).or(node.board.as_ref().map(BoardCopy::incarnation));
+    let mut fields = Map::new();
+    fields.insert("node".into(), json!(node.id.0));
+    fields.insert("state".into(), json!(state(node)));
+    fields.insert("role".into(), json!(member.map(|member| member.role.word())));
+    fields.insert("pid".into(), json!(member.map(|member| member.pid)));
+    fields.insert("incarnation".into(), json!(incarnation.map(|incarnation| incarnation.0)));
+    fields.insert("label".into(), json!(member.map(|member| member.label.clone())));
+    fields
+}
+
+/// A record for programs.
+pub fn record(recorded: &Recorded) -> Value {
+    let Recorded { number, time_ns, thread, record } = *recorded;
+    json!({
+        "number": number,
+        "time_ns": time_ns,
+        "age_ns": now_ns().saturating_sub(time_ns),
+        "thread": thread,
+        "kind": record.kind.word(),
+        "peer": record.peer.map(|peer| peer.0),
+        "incarnation": Some(record.incarnation.0).filter(|life| *life != 0),
+        "priority": record.priority.map(priority),
+        "transfer": record.transfer,
+        "offset": record.offset,
+        "bytes": record.bytes,
+    })
+}
+
+/// The columns of records for people.
+pub const RECORD_COLUMNS: [&str; 9] =
+    [">NUMBER", ">SECONDS AGO", ">THREAD", "WHAT", ">PEER", "PRIORITY", ">TRANSFER", ">OFFSET", ">BYTES"];
+
+/// A record for people.
+pub fn record_cells(recorded: &Recorded) -> [String; 9] {
+    let Recorded { number, time_ns, thread, record } = *recorded;
+    let Record { kind, peer, transfer, offset, bytes, .. } = record;
+    let known = |value: u64| if value == 0 { "-".to_owned() } else { value.to_string() };
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+    [
+        number.to_string(),
+        now_ns().checked_sub(time_ns).map_or("-".into(), |ago| format!("{:.6}", ago as f64 / 1e9)),
+        thread.to_string(),
+        kind.word().to_owned(),
+        or_none(peer.map(|peer| peer.to_string())),
+        or_none(record.priority.map(|found| priority(found).to_owned())),
+        known(transfer),
+        known(offset),
+        known(bytes),
+    ]
+}
+
+/// The word for a priority.
+pub fn priority(priority: Priority) -> &'static str {
+    match priority {
+        Priority::High => "high",
+        Priority::Normal => "normal",
+        Priority::Low => "low",
+    }
+}
+
+/// Nanoseconds in the unit that people would choose.
+pub fn nanoseconds(ns: Option<u64>) -> String {
+    match ns {
+        None => "-".into(),
+        Some(ns) if ns < 1000 => format!("{ns} ns"),
+        Some(ns) if ns < 1_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
+        Some(ns) if ns < 1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        Some(ns) => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+/// A number in three or four places.
+pub fn short(value: f64) -> String {
+    let units = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
+    match units.into_iter().find(|(unit, _)| value >= *unit) {
+        Some((unit, name)) => format!("{:.*}{name}", usize::from(value / unit < 99.95), value / unit),
+        None if value == 0.0 => "0".into(),
+        None => format!("{value:.*}", usize::from(value < 9.95)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_fit_their_columns() {
+        for (value, text) in [(0.0, "0"), (0.25, "0.2"), (12.0, "12"), (999.0, "999"), (1234.0, "1.2k"), (5.31e7, "53.1M")] {
+            assert_eq!(short(value), text);
+        }
+        for (ns, text) in [(None, "-"), (Some(151), "151 ns"), (Some(17_000), "17.0 µs"), (Some(2_500_000_000), "2.5 s")] {
+            assert_eq!(nanoseconds(ns), text);
+        }
+    }
+
+    #[test]
+    fn this_process_is_not_stopped() {
+        assert!(!is_stopped(std::process::id()) && !is_stopped(0));
+    }
+}

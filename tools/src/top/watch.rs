@@ -1,0 +1,226 @@
+//! Looks at domains, and what changed between two of them.
+
+use crate::exit::Failure;
+use crate::ls::domains;
+use crate::nodes::{counters, figures, identity, latencies, nanoseconds, short, state};
+use crate::text::{DIRECTORY, Style, Table, bytes};
+use doorbell::{Figure, Figures};
+use doorbell_shm::board::{FigureKind, Latencies};
+use doorbell_shm::domain::NodeStatus;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+/// Looks again and again.
+pub struct Watch {
+    only: Option<String>,
+    /// What each life of each node showed at the last look, and when that was.
+    before: HashMap<(String, u16, u32), (Figures, Latencies)>,
+    looked: Option<Instant>,
+}
+
+/// What was seen.
+#[derive(Default)]
+pub struct Look {
+    /// Time since the look before; zero at the first.
+    pub interval: Duration,
+    /// Nodes, by domain and id.
+    pub rows: Vec<Row>,
+}
+
+/// A node.
+pub struct Row {
+    pub domain: String,
+    pub node: NodeStatus,
+    pub state: &'static str,
+    /// What it shows; zeros without a board.
+    pub figures: Figures,
+    /// Of those figures that only grow: by how much a second.
+    rates: Vec<f64>,
+    /// Since the last look.
+    recent: Latencies,
+    all: Latencies,
+}
+
+impl Watch {
+    /// Of one domain, or of all.
+    pub fn new(only: Option<String>) -> Self {
+        Self { only, before: HashMap::new(), looked: None }
+    }
+
+    /// Looks.
+    pub fn look(&mut self) -> Result<Look, Failure> {
+        let now = Instant::now();
+        let interval = self.looked.map_or(Duration::ZERO, |looked| now - looked);
+        let mut rows = Vec::new();
+        let mut seen = HashMap::new();
+        for domain in domains()?.into_iter().filter(|domain| self.only.as_ref().is_none_or(|only| domain.name == *only)) {
+            for node in domain.nodes {
+                let shown = node.board.as_ref().map(|board| (board.figures(), board.latencies()));
+                let (figures, all) = shown.unwrap_or_default();
+                let life = node.board.as_ref().map_or(0, |board| board.incarnation().0);
+                let key = (domain.name.clone(), node.id.0, life);
+                let (earlier, earlier_latencies) = self.before.get(&key).copied().unwrap_or((figures, all));
+                seen.insert(key, (figures, all));
+                rows.push(Row {
+                    rates: rates(&figures, &earlier, interval),
+                    recent: all.since(&earlier_latencies),
+                    domain: domain.name.clone(),
+                    state: state(&node),
+                    node,
+                    figures,
+                    all,
+                });
+            }
+        }
+        self.before = seen;
+        self.looked = Some(now);
+        Ok(Look { interval, rows })
+    }
+}
+
+fn rates(now: &Figures, before: &Figures, interval: Duration) -> Vec<f64> {
+    let seconds = interval.as_secs_f64();
+    let rate = |figure: Figure| match figure.kind() {
+        FigureKind::Total if seconds > 0.0 => now[figure].saturating_sub(before[figure]) as f64 / seconds,
+        _ => 0.0,
+    };
+    Figure::ALL.iter().map(|figure| rate(*figure)).collect()
+}
+
+/// A column: its name (`>`: figures stand to the right), its cell, and what it is sorted by, the largest first.
+pub struct Column {
+    pub name: &'static str,
+    pub cell: fn(&Row) -> String,
+    pub weight: fn(&Row) -> f64,
+}
+
+/// Of the table and of the screen.
+pub const COLUMNS: &[Column] = &[
+    Column { name: "DOMAIN", cell: |row| row.domain.clone(), weight: |_| 0.0 },
+    Column { name: ">NODE", cell: |row| row.node.id.to_string(), weight: |row| -f64::from(row.node.id.0) },
+    Column { name: "ROLE", cell: Row::role, weight: |_| 0.0 },
+    Column { name: "STATE", cell: |row| row.state.into(), weight: |row| if row.state == "alive" { 0.0 } else { 1.0 } },
+    Column { name: ">IN/S", cell: |row| short(row.rate(Figure::MessagesIn)), weight: |row| row.rate(Figure::MessagesIn) },
+    Column { name: ">OUT/S", cell: |row| short(row.rate(Figure::MessagesOut)), weight: |row| row.rate(Figure::MessagesOut) },
+    Column {
+        name: ">POOLED",
+        cell: |row| short(row.figures[Figure::Pooled] as f64),
+        weight: |row| row.figures[Figure::Pooled] as f64,
+    },
+    Column { name: ">FIFO", cell: Row::depths, weight: |row| row.depth() as f64 },
+    Column {
+        name: ">CTR",
+        cell: |row| row.figures[Figure::CountersUsed].to_string(),
+        weight: |row| row.figures[Figure::CountersUsed] as f64,
+    },
+    Column { name: ">FIFO/S", cell: |row| row.way(&[Figure::BytesFifo]), weight: |row| row.rate(Figure::BytesFifo) },
+    Column { name: ">PUT/S", cell: |row| row.way(&[Figure::BytesPut]), weight: |row| row.rate(Figure::BytesPut) },
+    Column { name: ">PULL/S", cell: |row| row.way(&[Figure::BytesPulled]), weight: |row| row.rate(Figure::BytesPulled) },
+    Column {
+        name: ">KEY/S",
+        cell: |row| row.way(&[Figure::BytesPutByKey, Figure::BytesGotByKey]),
+        weight: |row| row.rate(Figure::BytesPutByKey) + row.rate(Figure::BytesGotByKey),
+    },
+    Column { name: ">LOAN/S", cell: |row| row.way(&[Figure::BytesLoaned]), weight: |row| row.rate(Figure::BytesLoaned) },
+    Column { name: ">P50", cell: |row| nanoseconds(row.latency(0.5)), weight: |row| row.latency(0.5).unwrap_or(0) as f64 },
+    Column { name: ">P99", cell: |row| nanoseconds(row.latency(0.99)), weight: |row| row.latency(0.99).unwrap_or(0) as f64 },
+    Column { name: ">PARKS/S", cell: |row| short(row.rate(Figure::Parks)), weight: |row| row.rate(Figure::Parks) },
+];
+
+impl Row {
+    /// By how much a figure grew, a second.
+    pub fn rate(&self, figure: Figure) -> f64 {
+        self.rates.get(figure as usize).copied().unwrap_or(0.0)
+    }
+
+    /// A latency in nanoseconds: since the last look, or of all if no message was sampled since.
+    fn latency(&self, share: f64) -> Option<u64> {
+        self.recent.quantile(share).or_else(|| self.all.quantile(share))
+    }
+
+    fn role(&self) -> String {
+        self.node.member.as_ref().map_or("-".into(), |member| member.role.to_string())
+    }
+
+    fn depths(&self) -> String {
+        format!("{}/{}/{}", self.figures[Figure::FifoHigh], self.figures[Figure::FifoNormal], self.figures[Figure::FifoLow])
+    }
+
+    fn depth(&self) -> u64 {
+        [Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow]
+            .iter()
+            .fold(0, |sum, figure| sum.saturating_add(self.figures[*figure]))
+    }
+
+    fn way(&self, figures: &[Figure]) -> String {
+        let rate: f64 = figures.iter().map(|figure| self.rate(*figure)).sum();
+        if rate == 0.0 { "-".into() } else { bytes(rate as u64) }
+    }
+
+    fn object(&self) -> Value {
+        let mut object = identity(&self.node);
+        let totals = Figure::ALL.iter().filter(|figure| figure.kind() == FigureKind::Total);
+        let rates: Map<_, _> = totals.map(|figure| (figure.word().to_owned(), json!(self.rate(*figure)))).collect();
+        object.insert("figures".into(), figures(&self.figures));
+        object.insert("rates".into(), rates.into());
+        object.insert("latency".into(), latencies(&self.recent));
+        object.insert("latency_of_all".into(), latencies(&self.all));
+        object.insert("counters".into(), self.node.board.as_ref().map_or(json!([]), counters));
+        object.insert("records".into(), json!(self.node.board.as_ref().map_or(0, |board| board.records().len())));
+        object.into()
+    }
+}
+
+impl Look {
+    /// For people, once.
+    pub fn table(&self, style: Style) -> String {
+        if self.rows.is_empty() {
+            return format!("no domains of this user in {DIRECTORY}\n");
+        }
+        let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
+        let mut table = Table::new(&names);
+        self.rows.iter().for_each(|row| table.row(COLUMNS.iter().map(|column| (column.cell)(row))));
+        let mut lines = table.lines();
+        lines[0] = style.bold(&lines[0]);
+        lines.join("\n") + "\n"
+    }
+
+    /// For programs.
+    pub fn object(&self) -> Value {
+        let mut domains: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+        for row in &self.rows {
+            domains.entry(&row.domain).or_default().push(row.object());
+        }
+        let domains: Vec<Value> = domains.into_iter().map(|(name, nodes)| json!({ "domain": name, "nodes": nodes })).collect();
+        json!({ "interval_s": self.interval.as_secs_f64(), "domains": domains })
+    }
+
+    /// Sorted by a column, the largest first, or the other way round; nodes that are alike stay in their order.
+    pub fn sort(&mut self, column: usize, round: bool) {
+        let Some(Column { weight, .. }) = COLUMNS.get(column) else { return };
+        self.rows.sort_by(|a, b| (a.domain.as_str(), a.node.id).cmp(&(b.domain.as_str(), b.node.id)));
+        self.rows.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
+        if round {
+            self.rows.reverse();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_what_only_grows() {
+        let mut now = Figures::default();
+        (now[Figure::MessagesIn], now[Figure::Pooled]) = (300, 300);
+        let mut before = now;
+        before[Figure::MessagesIn] = 100;
+        let found = rates(&now, &before, Duration::from_millis(500));
+        assert_eq!((found[Figure::MessagesIn as usize], found[Figure::Pooled as usize]), (400.0, 0.0));
+        // Another build may write anything there; and the first look has no rates.
+        assert_eq!(rates(&before, &now, Duration::from_secs(1))[Figure::MessagesIn as usize], 0.0);
+        assert_eq!(rates(&now, &before, Duration::ZERO)[Figure::MessagesIn as usize], 0.0);
+    }
+}
