@@ -322,6 +322,7 @@ impl Engine {
 
     /// Gives a message that is still coming to a receive.
     pub fn attach(&mut self, id: u64, receive: RecvOp) {
+        let receive = self.inbound.number(receive);
         self.inbound.attach(id, receive);
     }
 
@@ -619,21 +620,22 @@ impl Engine {
 
     /// Posts a receive behind those that were posted before, after looking into the pool.
     pub fn post(&mut self, receive: RecvOp) {
+        // One that takes a message that is still coming has its place, too: that message may be given up.
+        let receive = self.inbound.number(receive);
         match self.take_pooled(&receive.accepts) {
             Some(Pooled::Whole(message)) => {
                 receive.complete(message.envelope, Payload::private(&message.bytes));
                 return;
             }
             Some(Pooled::Lent(envelope, lent)) => return receive.complete(envelope, lent.payload()),
-            Some(Pooled::Coming(id)) => return self.attach(id, receive),
+            Some(Pooled::Coming(id)) => return self.inbound.attach(id, receive),
             None => {}
         }
         if let Some(error) = self.never(&receive.accepts) {
             receive.op.finish(Outcome::Failed(error));
             return;
         }
-        self.inbound.receives += 1;
-        self.inbound.posted.push_back(RecvOp { number: self.inbound.receives, ..receive });
+        self.inbound.posted.push_back(receive);
     }
 
     /// Withdraws a posted receive. True if it was still under way: then its buffer is not touched any more.

@@ -255,7 +255,13 @@ impl Inbound {
         }
     }
 
-    /// Gives a message that is still coming to a receive.
+    /// Gives a receive its place among those of this node.
+    pub fn number(&mut self, receive: RecvOp) -> RecvOp {
+        self.receives += 1;
+        RecvOp { number: self.receives, ..receive }
+    }
+
+    /// Gives a message that is still coming to a receive that has its number.
     pub fn attach(&mut self, id: u64, receive: RecvOp) {
         match self.incoming.iter_mut().find(|incoming| incoming.id == id) {
             Some(incoming) => {
@@ -264,7 +270,7 @@ impl Inbound {
                 }
                 incoming.attach(receive);
             }
-            None => self.posted.push_back(receive),
+            None => self.post_again(receive),
         }
     }
 
@@ -554,8 +560,7 @@ impl<D: Direct> Dispatch<'_, D> {
         }
         let receive = self.direct.take_long()?;
         self.satisfied = true;
-        self.inbound.receives += 1;
-        Some(RecvOp { number: self.inbound.receives, ..receive })
+        Some(self.inbound.number(receive))
     }
 
     fn first(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {

@@ -285,10 +285,10 @@ impl Outgoing {
                 at += 1;
                 continue;
             }
-            let transfer = self.transfers.swap_remove(at);
-            // One that was sent whole is the target's to finish.
-            if !transfer.drained {
-                transfer.close();
+            let mut transfer = self.transfers.swap_remove(at);
+            // What the target took before it went was sent; and one that was sent whole is the target's to finish.
+            if !transfer.look() && !transfer.drained && !transfer.close() {
+                transfer.look();
             }
             transfer.op.finish(Outcome::Failed(error()));
             transfer.peer.ring();
