@@ -145,7 +145,7 @@ fn an_interrupt_comes_at_zero_and_goes_with_the_next_use() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 48 }))]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 48 }, failure_persistence: None, ..Default::default() })]
 
     /// However a size is split over threads, one lowers to zero, and everybody who waits is told.
     #[test]

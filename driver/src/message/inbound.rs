@@ -213,6 +213,8 @@ impl Inbound {
     pub fn give_up_transfer(&mut self, at: usize) {
         let incoming = self.incoming.swap_remove(at);
         let (id, len) = (incoming.id, incoming.envelope.len);
+        // Not closed yet if its origin said what can't be: it must claim no more of a buffer that is another message's from here on.
+        incoming.close();
         match incoming.tell(&mut self.reports) {
             Sink::Receive(receive) | Sink::Kept(_, Some(receive)) => self.post_again(receive),
             Sink::TooLong(receive, _) => {

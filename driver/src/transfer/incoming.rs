@@ -214,7 +214,8 @@ impl Incoming {
         }
     }
 
-    fn close(&self) -> bool {
+    /// Gives up, for both ends.
+    pub fn close(&self) -> bool {
         self.meeting().is_some_and(|meeting| meeting.close(self.generation()))
     }
 

@@ -66,6 +66,8 @@ struct Transfer {
     get: Option<RemoteGet>,
     /// Where to put, if that is possible.
     target: Option<Remote>,
+    /// What the target is told of puts: their bytes, and the chunks that are not touched any more, be they put or not.
+    put: Moved,
     /// Descriptors alternate.
     turns: u32,
     began: Instant,
@@ -191,6 +193,7 @@ impl Outgoing {
             piece: None,
             get: None,
             target: None,
+            put: Moved::default(),
             turns: 0,
             began: Instant::now(),
             drained: false,
@@ -330,14 +333,15 @@ impl Transfer {
             self.op.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
             return true;
         };
-        if progress.finished || progress.closed {
-            // Closed from over there: its receiver took it and wants no more of it.
-            self.look_at_counter();
-            self.zero();
-            return true;
-        }
         self.look_at_counter();
-        false
+        if progress.finished {
+            self.zero();
+        }
+        if progress.closed {
+            // From over there: its receiver took it and wants no more of it.
+            self.op.finish(Outcome::Sent);
+        }
+        progress.finished || progress.closed
     }
 
     /// The send counter: what is still to move. At zero the send is complete.
@@ -426,19 +430,24 @@ impl Transfer {
     fn put_chunk(&mut self) -> bool {
         let Some((at, len)) = self.claim(End::Last) else { return false };
         let Some(target) = &self.target else { return false };
+        self.put.chunks += 1;
         // SAFETY: within the message (Ends::place), whose bytes are kept readable until the op ends.
-        if let Err(error) = unsafe { target.write(at, self.bytes.add(at as usize), len) } {
-            tracing::debug!(node = self.out.target.0, %error, "a direct put failed; the rest goes through the lane");
-            self.target = None;
-            self.piece = Some((at, len));
-            return true;
+        match unsafe { target.write(at, self.bytes.add(at as usize), len) } {
+            Ok(()) => {
+                self.put.bytes += len;
+                self.report.put += len;
+                self.report.execute(Descriptor::DirectPut, len);
+                self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
+            }
+            Err(error) => {
+                tracing::debug!(node = self.out.target.0, %error, "a direct put failed; the rest goes through the lane");
+                self.target = None;
+                self.piece = Some((at, len));
+            }
         }
-        self.report.put += len;
-        self.report.execute(Descriptor::DirectPut, len);
-        self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
-        let put = self.report.put;
+        // Of a chunk that could not be put, too: a target that takes its buffer back waits for all that were claimed.
         if let Some(meeting) = self.meeting() {
-            meeting.set_put(put);
+            meeting.set_put(self.put);
         }
         self.peer.ring();
         true
