@@ -1,6 +1,7 @@
 //! Messages: matching, the pool of those nobody has asked for yet, and the queues of those on their way out.
 
 #[cfg(not(loom))]
+pub mod dispatch;
 pub mod inbound;
 pub mod matching;
 #[cfg(not(loom))]

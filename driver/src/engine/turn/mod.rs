@@ -1,0 +1,326 @@
+//! What one turn of the engine does.
+
+mod hot;
+mod peers;
+mod receives;
+mod sends;
+
+pub use hot::HotTake;
+use peers::End;
+
+use crate::engine::baton::Token;
+use crate::engine::monitor::Monitor;
+use crate::engine::op::{Op, Outcome};
+use crate::engine::wait::CHECK_EVERY;
+use crate::error::Error;
+use crate::loan::{Lender, Lenders};
+use crate::message::dispatch::Dispatch;
+use crate::message::inbound::{Direct, Inbound, Nobody};
+use crate::message::outbound::Outbound;
+use crate::message::pool::Pool;
+use crate::node::events::Event;
+use crate::region::table::RegionTable;
+use crate::transfer::Copy;
+use crate::transfer::memory::Local;
+use crate::transfer::outgoing::Outgoing;
+use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::{Fabric, Incarnation};
+use doorbell_shm::board::{Figure, Figures};
+use doorbell_shm::fabric::ShmFabric;
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Looks at the lanes between two looks at transfers.
+const SPIN_TRANSFER: u32 = 4;
+/// Packets handled in one turn.
+const TURN_PACKETS: usize = 64;
+/// Polls after which whoever drives looks at the clock.
+const POLLS_PER_CLOCK: u32 = 64;
+/// How often a node that never sleeps shows its figures.
+const SHOW_EVERY: Duration = Duration::from_millis(50);
+
+/// What a node's engine is told when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineSettings {
+    /// Bytes of messages that nobody has asked for.
+    pub pool_bytes: usize,
+    /// Whether it may make system calls unasked.
+    pub calls: bool,
+    /// Whether threads of the application and the poller take turns.
+    pub adaptive: bool,
+    /// Who copies large messages.
+    pub copy: Copy,
+    /// Whether memory FIFOs begin at the high end of a buffer.
+    pub fifo_from_high: bool,
+    /// The most bytes of memory for loans.
+    pub loan_bytes: usize,
+}
+
+/// The state that whoever drives may touch: behind the node's baton.
+pub struct Engine {
+    fabric: ShmFabric,
+    inbound: Inbound,
+    outgoing: Outgoing,
+    local: Local,
+    copy: Copy,
+    /// Whether the poller thread turns it just now.
+    by_poller: bool,
+    sending: Vec<Arc<Outbound>>,
+    events: VecDeque<Event>,
+    events_dropped: u64,
+    ends: Vec<Option<End>>,
+    /// The life of each node that broke the rules.
+    damaged: Vec<Option<Incarnation>>,
+    ways: Arc<Ways>,
+    /// Changes with every poll: tells the poller that somebody else drives.
+    turns: Arc<AtomicU64>,
+    /// What is shown of this node.
+    monitor: Arc<Monitor>,
+    /// What this node lends.
+    lender: Arc<Lender>,
+    /// What the thread waits for that sleeps on the bell.
+    parked: Option<Arc<Op>>,
+    polls: u32,
+    /// When somebody last asked whether the peers live.
+    checked: Instant,
+    /// When the figures were last shown.
+    shown: Instant,
+    /// Whether it may make system calls unasked.
+    calls: bool,
+    /// Whether threads of the application and the poller take turns.
+    adaptive: bool,
+}
+
+/// The ways out, by node and priority.
+pub type Ways = [OnceLock<Arc<Outbound>>];
+
+impl Engine {
+    /// An engine over the lanes of one node.
+    pub(crate) fn new(
+        fabric: ShmFabric,
+        ways: Arc<Ways>,
+        turns: Arc<AtomicU64>,
+        monitor: Arc<Monitor>,
+        regions: Arc<RegionTable>,
+        lender: Arc<Lender>,
+        settings: EngineSettings,
+    ) -> Self {
+        let nodes = fabric.membership().max_nodes();
+        let lenders = Lenders::new(fabric.membership().clone(), regions.clone());
+        Self {
+            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders),
+            outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
+            local: Local::new(fabric.membership().clone(), regions),
+            copy: settings.copy,
+            by_poller: false,
+            fabric,
+            sending: Vec::new(),
+            events: VecDeque::new(),
+            events_dropped: 0,
+            ends: (0..nodes).map(|_| None).collect(),
+            damaged: vec![None; nodes],
+            ways,
+            turns,
+            monitor,
+            lender,
+            parked: None,
+            polls: 0,
+            checked: Instant::now(),
+            shown: Instant::now(),
+            calls: settings.calls,
+            adaptive: settings.adaptive,
+        }
+    }
+
+    /// The fabric it turns.
+    #[inline(always)]
+    pub fn fabric(&mut self) -> &mut ShmFabric {
+        &mut self.fabric
+    }
+
+    /// Looks up to `rounds` times at the lanes that were busy lately; fewer times while a transfer is under way, whose other end changes
+    /// words that are not in a lane. True as soon as one has something.
+    pub fn spin(&self, rounds: u32) -> bool {
+        let is_idle = !self.outgoing.is_active() && self.inbound.incoming.is_empty();
+        self.fabric.spin(if is_idle { rounds } else { rounds.min(SPIN_TRANSFER) })
+    }
+
+    /// Messages nobody has asked for yet.
+    #[inline(always)]
+    pub fn pool(&mut self) -> &mut Pool {
+        &mut self.inbound.pool
+    }
+
+    /// Figures, flight recorder and DMA counters.
+    #[inline]
+    pub(crate) fn monitor(&self) -> &Monitor {
+        &self.monitor
+    }
+
+    /// Shows the figures on the board, and returns them. Cheap beside the sleep or the call that it comes with.
+    pub fn show(&mut self) -> Figures {
+        let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
+        let (pooled_bytes, pooled_bytes_most) = pool.bytes();
+        let mut figures = self.monitor.tallies.read();
+        for way in self.ways.iter().filter_map(OnceLock::get) {
+            let (messages, bytes) = way.carried.read();
+            figures[Figure::MessagesOut] += messages;
+            figures[Figure::BytesOut] += bytes;
+        }
+        for (figure, value) in [
+            (Figure::MessagesIn, tally.messages),
+            (Figure::BytesIn, tally.bytes),
+            (Figure::ByPoller, tally.by_poller),
+            (Figure::Unexpected, tally.unexpected),
+            (Figure::Pooled, pool.len() as u64),
+            (Figure::PooledBytes, pooled_bytes as u64),
+            (Figure::PooledBytesMost, pooled_bytes_most as u64),
+            (Figure::BytesLoaned, self.lender.lent()),
+            (Figure::Turns, self.turns.load(Ordering::Relaxed)),
+            (Figure::CountersUsed, self.monitor.counters.register().used() as u64),
+        ] {
+            figures[figure] = value;
+        }
+        self.monitor.show(&figures, self.fabric.latencies());
+        self.shown = Instant::now();
+        figures
+    }
+
+    /// Wakes the thread that sleeps on the bell if what it waits for is done.
+    pub fn wake_if_done(&mut self) {
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
+    }
+
+    /// Whether nonblocking operations wait for somebody to drive.
+    pub fn has_pending(&self) -> bool {
+        !self.inbound.posted.is_empty()
+            || !self.sending.is_empty()
+            || self.outgoing.is_active()
+            || !self.inbound.incoming.is_empty()
+            || self.inbound.assemblies.iter().any(|a| a.active.is_some())
+    }
+
+    /// Takes what arrived, for `direct` first of all that no posted receive accepts. Returns how many packets it took.
+    #[inline(always)]
+    pub fn poll<D: Direct>(&mut self, direct: &mut D, poller: bool) -> usize {
+        let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false, broken: None };
+        let taken = self.fabric.poll(&mut dispatch, TURN_PACKETS);
+        self.by_poller = poller;
+        if self.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
+            // The poller sleeps on the bell, and this thread looks by itself now: no sender need ring.
+            self.fabric.bell().disarm();
+        }
+        if let Some((node, reason)) = dispatch.broken {
+            self.on_broken(node, reason);
+        }
+        if !self.inbound.controls.is_empty() {
+            self.obey();
+        }
+        while let Some(change) = self.fabric.next_change() {
+            self.on_change(change);
+        }
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
+        // Only one thread is in here, and nobody needs the exact number: a plain load and store.
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            self.now_and_then();
+        }
+        taken
+    }
+
+    /// Whoever always finds something to do never waits, and those who wait ask whether the peers live and show their figures. So do
+    /// it here too.
+    #[cold]
+    fn now_and_then(&mut self) {
+        let now = Instant::now();
+        if self.calls && now - self.checked >= CHECK_EVERY {
+            self.check_peers();
+        }
+        if now - self.shown >= SHOW_EVERY {
+            self.show();
+        }
+    }
+
+    /// Wakes the thread that sleeps on the bell if this thread just did for it what it waits for.
+    #[cold]
+    fn wake_parked(&mut self) {
+        if self.inbound.sighted || self.parked.as_ref().is_some_and(|op| op.is_done()) {
+            self.fabric.bell().wake();
+        }
+    }
+
+    /// Says that a thread is about to sleep on the bell until `op` is done, `timeout` at most. `None` if it should look again
+    /// instead. Call [`awake`](Self::awake) after the sleep.
+    pub fn park(&mut self, me: Token, op: &Arc<Op>, timeout: Duration) -> Option<Duration> {
+        if op.is_done() {
+            return None;
+        }
+        let timeout = self.arm(me, timeout)?;
+        self.inbound.sighted = false;
+        self.parked = Some(op.clone());
+        Some(timeout)
+    }
+
+    /// Arms the bell and looks once more at everything that might ring it: the lanes, and room for what is queued. If that
+    /// found nothing: how long to sleep.
+    pub fn arm(&mut self, me: Token, timeout: Duration) -> Option<Duration> {
+        let timeout = self.fabric.arm(timeout)?;
+        // What was refused may have room, or a taker, by now.
+        let refused = if self.fabric.refusing() { self.poll(&mut Nobody, false) } else { 0 };
+        if refused + self.push(me) > 0 {
+            self.fabric.bell().disarm();
+            return None;
+        }
+        Some(timeout)
+    }
+
+    /// After the sleep.
+    pub fn awake(&mut self) {
+        self.parked = None;
+        self.fabric.bell().disarm();
+    }
+
+    /// One turn: polls, and moves what is queued. Returns the amount of work done; 0 means that there was none.
+    pub fn turn(&mut self, me: Token, poller: bool) -> usize {
+        self.poll(&mut Nobody, poller) + self.push(me)
+    }
+
+    /// Ends everything: the node leaves.
+    pub fn close(&mut self, me: Token) {
+        self.inbound.lenders.end();
+        self.fail_posted(|_| Some(Error::Closed));
+        for lane in 0..self.inbound.assemblies.len() {
+            self.inbound.give_up(lane);
+        }
+        for op in self
+            .inbound
+            .incoming
+            .iter()
+            .filter_map(|incoming| incoming.receive())
+            .map(|receive| receive.op.clone())
+            .collect::<Vec<_>>()
+        {
+            // Nobody writes into its buffer after this.
+            self.unpost(&op);
+            op.finish(Outcome::Failed(Error::Closed));
+        }
+        self.outgoing.fail(None, || Error::Closed);
+        self.fail_posted(|_| Some(Error::Closed));
+        self.sending.clear();
+        // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
+        for way in self.ways.iter().filter_map(OnceLock::get) {
+            if let Some(mut state) = way.state.enter(me) {
+                state.fail(|| Error::Closed);
+            }
+        }
+        for (_, op) in &self.inbound.watchers {
+            op.nudge();
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Who came, who went, who broke the rules; and the ways to those who live.
+
+use super::Engine;
+use crate::engine::baton::Token;
+use crate::error::Error;
+use crate::message::Match;
+use crate::message::outbound::{OutState, Outbound};
+use crate::node::events::Event;
+use crate::transfer::incoming::Look;
+use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES};
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::fabric::Change;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// Events kept for somebody to ask for; the oldest are dropped and counted.
+const EVENTS_MAX: usize = 1024;
+
+/// How the latest life of a node ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    incarnation: Incarnation,
+    died: bool,
+}
+
+impl Engine {
+    /// Asks whether the peers live, and tells whoever waits for one that does not.
+    pub fn check_peers(&mut self) {
+        self.checked = Instant::now();
+        self.fabric.check_peers();
+        self.on_changes();
+    }
+
+    /// Looks who came and went, if the directory changed.
+    pub fn glance(&mut self) {
+        self.fabric.glance();
+        self.on_changes();
+    }
+
+    fn on_changes(&mut self) {
+        while let Some(change) = self.fabric.next_change() {
+            self.on_change(change);
+        }
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
+    }
+
+    /// Makes sure that a way out leads to the wanted life of its target. An error if that life has ended. Without one the
+    /// way may still have no lane: its former owner's messages have not been read yet.
+    pub fn connect(&mut self, outbound: &Outbound, state: &mut OutState, wanted: Incarnation) -> Result<(), Error> {
+        if state.link.is_some() && state.incarnation == wanted {
+            return Ok(());
+        }
+        self.glance();
+        let life = state.incarnation;
+        if self.fabric.live(outbound.target) != Some(life) {
+            // The caller holds this way out, so what is queued here was passed over when the end of its life was noticed.
+            state.fail(|| self.unreachable(outbound.target, Some(life)));
+        }
+        if self.fabric.live(outbound.target) != Some(wanted) {
+            return Err(self.unreachable(outbound.target, Some(wanted)));
+        }
+        if state.damaged && life == wanted {
+            return Err(Error::Damaged { node: outbound.target });
+        }
+        match self.fabric.connect(outbound.target, wanted, outbound.priority) {
+            Ok(link) => state.connect(Some(link), wanted),
+            Err(error) if error.is_retryable() => state.connect(None, wanted),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Why a receive bound to one node will never complete, if so: that node is gone and all it sent was delivered.
+    pub fn never(&mut self, accepts: &Match) -> Option<Error> {
+        self.never_as_seen(accepts)?;
+        // Unless it came just now.
+        self.glance();
+        self.never_as_seen(accepts)
+    }
+
+    fn never_as_seen(&self, accepts: &Match) -> Option<Error> {
+        let node = accepts.bound_to()?;
+        let incarnation = accepts.bound_to_life();
+        if node.index() >= self.ends.len() {
+            return Some(Error::NoSuchNode { node });
+        }
+        if let Some(live) = self.fabric.live(node)
+            && incarnation.is_none_or(|wanted| wanted == live)
+        {
+            if self.damaged[node.index()] == Some(live) {
+                return Some(Error::Damaged { node });
+            }
+            return None;
+        }
+        match self.ends[node.index()] {
+            Some(end) if incarnation.is_none_or(|wanted| wanted == end.incarnation) => {
+                self.fabric.drained(node, end.incarnation).then(|| end.error(node))
+            }
+            // An earlier life than the latest that ended.
+            Some(end) if incarnation.is_some_and(|wanted| wanted < end.incarnation) => {
+                Some(Error::PeerDied { node, incarnation: incarnation.unwrap_or_default() })
+            }
+            _ if self.fabric.live(node).is_some() => Some(Error::PeerDied { node, incarnation: incarnation.unwrap_or_default() }),
+            _ => Some(Error::NoSuchNode { node }),
+        }
+    }
+
+    /// Whether this life of a node is known to have ended.
+    pub fn has_ended(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.ends.get(node.index()).copied().flatten().is_some_and(|end| end.incarnation == incarnation)
+    }
+
+    /// The error for a node that can't be reached.
+    pub fn unreachable(&self, node: NodeId, incarnation: Option<Incarnation>) -> Error {
+        match self.ends.get(node.index()).copied().flatten() {
+            Some(end) if incarnation.is_none_or(|wanted| wanted == end.incarnation) => end.error(node),
+            _ => match incarnation {
+                Some(incarnation) => Error::PeerDied { node, incarnation },
+                None => Error::NoSuchNode { node },
+            },
+        }
+    }
+
+    /// What happened to other nodes, oldest first.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn tell(&mut self, event: Event) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+            self.events_dropped += 1;
+        }
+        self.events.push_back(event);
+    }
+
+    #[cold]
+    pub(super) fn on_broken(&mut self, node: NodeId, reason: &'static str) {
+        tracing::warn!(node = node.0, reason, "a peer broke the rules of the shared memory");
+        self.monitor.record_peer(RecordKind::Damaged, node, self.fabric.live(node).unwrap_or_default());
+        self.damaged[node.index()] = self.fabric.live(node);
+        self.tell(Event::Damaged { node, reason });
+        self.drop_inbound_of(node);
+        self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
+    }
+
+    #[cold]
+    pub(super) fn on_change(&mut self, change: Change) {
+        match change {
+            Change::Joined(node, incarnation) => {
+                self.monitor.record_peer(RecordKind::Joined, node, incarnation);
+                self.tell(Event::Joined { node, incarnation });
+            }
+            Change::Left(node, incarnation) | Change::Died(node, incarnation) => {
+                let died = matches!(change, Change::Died(..));
+                let end = End { incarnation, died };
+                self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
+                self.monitor.tallies.add(Figure::PeersDied, died.into());
+                self.ends[node.index()] = Some(end);
+                self.outgoing.fail(Some((node, incarnation)), || end.error(node));
+                for way in self.ways[node.index() * PRIORITIES..][..PRIORITIES].iter().filter_map(OnceLock::get) {
+                    if let Some(mut state) = way.state.enter(Token::current())
+                        && state.incarnation == incarnation
+                    {
+                        state.fail(|| end.error(node));
+                    }
+                }
+                // After its ways out were cut: nothing can be lent to it from here on.
+                let (loans, bytes) = self.lender.drop_holds(node, incarnation);
+                if loans > 0 {
+                    let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(incarnation);
+                    self.monitor.record(&record.bytes(bytes));
+                }
+                self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
+            }
+            Change::Drained(node, incarnation) => {
+                self.drop_inbound_of(node);
+                self.inbound.lenders.forget(node, incarnation);
+                for assembly in &mut self.inbound.assemblies[node.index() * PRIORITIES..][..PRIORITIES] {
+                    assembly.expected = 0;
+                }
+                let end = self.ends[node.index()];
+                // The next life may have joined already: whoever waits for any life waits for that one.
+                self.fabric.glance();
+                let is_succeeded = self.fabric.live(node).is_some();
+                self.fail_posted(|receive| {
+                    let ended = receive.accepts.bound_to_life().map_or(!is_succeeded, |wanted| wanted == incarnation);
+                    let bound = receive.accepts.bound_to() == Some(node) && ended;
+                    bound.then(|| end.map_or(Error::NoSuchNode { node }, |end| end.error(node)))
+                });
+            }
+        }
+    }
+
+    /// Drops what a node that is gone had begun to send; a receive that had taken it waits for another message.
+    fn drop_inbound_of(&mut self, node: NodeId) {
+        for priority in 0..PRIORITIES {
+            self.inbound.give_up(node.index() * PRIORITIES + priority);
+        }
+        let mut at = 0;
+        while let Some(incoming) = self.inbound.incoming.get_mut(at) {
+            if incoming.envelope.source != node {
+                at += 1;
+            } else if incoming.step(None, &self.monitor).1 == Look::Complete {
+                self.inbound.complete_transfer(at, self.by_poller);
+            } else {
+                self.inbound.give_up_transfer(at);
+            }
+        }
+    }
+}
+
+impl End {
+    fn error(self, node: NodeId) -> Error {
+        let incarnation = self.incarnation;
+        if self.died { Error::PeerDied { node, incarnation } } else { Error::PeerLeft { node, incarnation } }
+    }
+}

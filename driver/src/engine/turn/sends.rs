@@ -1,0 +1,177 @@
+//! What is on its way out: queues, and transfers of both directions.
+
+use super::Engine;
+use crate::engine::baton::Token;
+use crate::message::outbound::{OutState, Outbound};
+use crate::node::way_index;
+use crate::transfer::descriptor::Control;
+use crate::transfer::incoming::Look;
+use crate::transfer::memory::Local;
+use crate::transfer::outgoing::{Begun, Order, Outgoing};
+use crate::transfer::{RENDEZVOUS_BYTES, TransferReport};
+use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority, Push};
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::domain::PeerInbox;
+use std::sync::Arc;
+
+impl Engine {
+    /// Moves what is queued into the lanes. Returns the amount of work done.
+    #[inline(always)]
+    pub fn push(&mut self, me: Token) -> usize {
+        if self.sending.is_empty() && self.outgoing.is_empty() && self.inbound.incoming.is_empty() {
+            return 0;
+        }
+        let work = self.push_queues(me) + self.step_transfers(me);
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
+        work
+    }
+
+    #[cold]
+    fn push_queues(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        let mut at = 0;
+        let mut depths = self.outgoing.depths();
+        while let Some(outbound) = self.sending.get(at).cloned() {
+            at += 1;
+            // Not entered: this thread is inside already, so it will see to the queue itself.
+            let Some(mut state) = outbound.state.enter(me) else { continue };
+            if state.link.is_none() && state.is_queued() {
+                let wanted = state.incarnation;
+                if let Err(error) = self.connect(&outbound, &mut state, wanted) {
+                    let again = || self.unreachable(outbound.target, Some(wanted));
+                    tracing::debug!(node = outbound.target.0, %error, "queued messages can't be sent");
+                    state.fail(again);
+                }
+            }
+            let (messages, bytes) = outbound.carried.read();
+            let peer = self.fabric.peer(outbound.target);
+            work += state.push_queue(outbound.target, 16, |state, order| {
+                begin(&mut self.outgoing, peer, &self.local, &outbound, state, order)
+            });
+            let (messages_now, bytes_now) = outbound.carried.read();
+            if bytes_now != bytes || messages_now != messages {
+                let record = Record::new(RecordKind::MemoryFifo).peer(outbound.target).priority(outbound.priority);
+                self.monitor.record(&record.at(bytes).bytes(bytes_now - bytes));
+                self.monitor.tallies.add(Figure::MemoryFifos, messages_now - messages);
+                self.monitor.tallies.add(Figure::BytesFifo, bytes_now - bytes);
+            }
+            depths[outbound.priority.index()] += state.queued();
+            if !state.is_queued() {
+                outbound.listed.store(false, Ordering::Relaxed);
+                at -= 1;
+                self.sending.swap_remove(at);
+            }
+        }
+        for priority in Priority::ALL {
+            self.monitor.tallies.fifo_depth(priority, depths[priority.index()]);
+        }
+        work
+    }
+
+    /// Begins to move a message from both ends, if that can be done. The caller holds the way out, in which nothing waits.
+    pub fn begin_transfer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Option<Begun> {
+        begin(&mut self.outgoing, self.fabric.peer(outbound.target), &self.local, outbound, state, order)
+    }
+
+    /// What this node moves from both ends.
+    pub fn outgoing(&mut self) -> &mut Outgoing {
+        &mut self.outgoing
+    }
+
+    /// The latest transfers that ended, of both sides.
+    pub fn reports(&mut self) -> Vec<TransferReport> {
+        let mut reports = self.inbound.reports.list();
+        reports.extend(self.outgoing.reports().list());
+        reports
+    }
+
+    /// Words of other engines came: direct-put descriptors are injected, counters lowered.
+    #[cold]
+    pub(super) fn obey(&mut self) {
+        for (source, word) in std::mem::take(&mut self.inbound.controls) {
+            match word {
+                Control::RemoteGet(get) => {
+                    if !self.outgoing.acknowledge(source, get, &self.local) {
+                        tracing::trace!(node = source.0, "a remote get for a transfer that is over");
+                    }
+                }
+                Control::Lower(lower) => {
+                    // A stale key lowers nothing.
+                    let _ = self.monitor.counters.lower_by_key(&lower.key, lower.bytes);
+                }
+            }
+        }
+    }
+
+    /// Moves what both ends move: a chunk for each message on its way in, and one of those on their way out.
+    #[cold]
+    fn step_transfers(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        let mut at = 0;
+        while at < self.inbound.incoming.len() {
+            let incoming = &mut self.inbound.incoming[at];
+            let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
+            let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation).cloned();
+            if let Some(peer) = &peer
+                && let Some(get) = incoming.answer(peer, &self.local, self.copy)
+                && self.send_control(me, source, incarnation, &get.encode())
+            {
+                // On the way there it may have been seen that the origin is gone, and with it what it was sending.
+                let Some(incoming) = self.inbound.incoming.get_mut(at).filter(|incoming| incoming.id == id) else { continue };
+                incoming.answered(get, &self.monitor);
+                work += 1;
+            }
+            if at >= self.inbound.incoming.len() {
+                break;
+            }
+            let (pulled, look) = self.inbound.incoming[at].step(peer.as_ref(), &self.monitor);
+            work += usize::from(pulled || look != Look::Underway);
+            match look {
+                Look::Underway => at += 1,
+                Look::Complete => self.inbound.complete_transfer(at, self.by_poller),
+                Look::GivenUp => self.inbound.give_up_transfer(at),
+                Look::Broken(reason) => {
+                    self.inbound.give_up_transfer(at);
+                    self.on_broken(source, reason);
+                    at = 0;
+                }
+            }
+        }
+        work + self.outgoing.step(me)
+    }
+
+    /// A word to another node's engine, at high priority. False if there is no room now.
+    pub fn send_control(&mut self, me: Token, node: NodeId, life: Incarnation, word: &[u8]) -> bool {
+        let Some(slot) = self.ways.get(way_index(node, Priority::High)) else { return true };
+        let outbound = slot.get_or_init(|| Arc::new(Outbound::new(node, Priority::High))).clone();
+        let Some(mut state) = outbound.state.enter(me) else { return false };
+        if self.connect(&outbound, &mut state, life).is_err() {
+            // It is gone, which ends what this is about.
+            return true;
+        }
+        !state.is_started() && state.push_control(word) == Push::Done
+    }
+
+    /// Lists a way out that has something queued.
+    pub fn list(&mut self, outbound: &Arc<Outbound>) {
+        if !outbound.listed.swap(true, Ordering::Relaxed) {
+            self.sending.push(outbound.clone());
+        }
+    }
+}
+
+fn begin(
+    outgoing: &mut Outgoing,
+    peer: Option<&Arc<PeerInbox>>,
+    local: &Local,
+    outbound: &Arc<Outbound>,
+    state: &mut OutState,
+    order: &Order<'_>,
+) -> Option<Begun> {
+    let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
+    let worth = order.len >= RENDEZVOUS_BYTES && outgoing.can_reach(peer, local, order.bytes, order.len);
+    worth.then(|| outgoing.begin(peer, outbound, state, local, order))
+}
