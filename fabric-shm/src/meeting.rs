@@ -65,14 +65,23 @@ pub enum End {
 /// What an attempt to claim a chunk brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// The chunk is the caller's to move. Counted from the first end.
-    Chunk(u64),
+    /// These chunks are the caller's to move.
+    Chunks(Run),
     /// The ends have met: all chunks are claimed.
     Met,
     /// The transfer is over: closed, finished, or the slot is another transfer's.
     Over,
     /// The word holds what no process of ours writes.
     Damaged,
+}
+
+/// Neighbouring chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first of them, counted from the first end.
+    pub first: u64,
+    /// How many, at least one.
+    pub count: u64,
 }
 
 /// How far a transfer is, as both sides see it.
@@ -112,8 +121,8 @@ impl Meeting {
         })
     }
 
-    /// Claims the next chunk from one end, of `chunks` in all.
-    pub fn claim(&self, generation: u64, chunks: u64, end: End) -> Claim {
+    /// Claims the next chunks from one end, of `chunks` in all: at least one if any is left, `most` at most.
+    pub fn claim(&self, generation: u64, chunks: u64, end: End, most: u64) -> Claim {
         let mut word = self.claims.load(Ordering::Relaxed);
         loop {
             let (first, last) = (word & COUNT_MASK, word >> LAST_SHIFT & COUNT_MASK);
@@ -126,20 +135,21 @@ impl Meeting {
             if first + last == chunks {
                 return Claim::Met;
             }
-            let (chunk, next) = match end {
-                End::First => (first, word + 1),
-                End::Last => (chunks - 1 - last, word + (1 << LAST_SHIFT)),
+            let count = (chunks - first - last).min(most.max(1));
+            let (run, next) = match end {
+                End::First => (Run { first, count }, word + count),
+                End::Last => (Run { first: chunks - last - count, count }, word + (count << LAST_SHIFT)),
             };
-            // CLAIM: one of two that saw the same word wins; a load and a store would let both have the chunk.
+            // CLAIM: one of two that saw the same word wins; a load and a store would let both have the chunks.
             #[cfg(not(all(loom, planted_bug = "claim")))]
             match self.claims.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return Claim::Chunk(chunk),
+                Ok(_) => return Claim::Chunks(run),
                 Err(now) => word = now,
             }
             #[cfg(all(loom, planted_bug = "claim"))]
             {
                 self.claims.store(next, Ordering::Release);
-                return Claim::Chunk(chunk);
+                return Claim::Chunks(run);
             }
         }
     }
@@ -195,11 +205,11 @@ pub struct Moved {
     pub chunks: u64,
 }
 
-impl std::ops::AddAssign<u64> for Moved {
-    /// One more chunk, of so many bytes.
-    fn add_assign(&mut self, bytes: u64) {
+impl Moved {
+    /// So many bytes more, in so many chunks.
+    pub fn add(&mut self, bytes: u64, chunks: u64) {
         self.bytes += bytes;
-        self.chunks += 1;
+        self.chunks += chunks;
     }
 }
 
@@ -268,11 +278,11 @@ impl Ends {
         self.len.div_ceil(self.chunk)
     }
 
-    /// Where a chunk lies, counted from the first end: its offset and its length.
-    pub fn place(&self, chunk: u64) -> (u64, u64) {
-        let index = if self.from_high { self.chunks() - 1 - chunk } else { chunk };
+    /// Where chunks lie: their offset and their length in all.
+    pub fn place(&self, run: Run) -> (u64, u64) {
+        let index = if self.from_high { self.chunks() - run.first - run.count } else { run.first };
         let offset = index * self.chunk;
-        (offset, self.chunk.min(self.len - offset))
+        (offset, (self.chunk * run.count).min(self.len - offset))
     }
 }
 
@@ -285,7 +295,7 @@ mod tests {
         #[test]
         // Files and many cases: not for Miri.
         #[cfg_attr(miri, ignore)]
-        fn chunks_cover_a_message_once(len in 1_u64..5_000_000, chunk in 1_u64..200_000, from_high: bool, turns: Vec<bool>) {
+        fn chunks_cover_a_message_once(len in 1_u64..5_000_000, chunk in 1_u64..200_000, from_high: bool, turns: Vec<(bool, u8)>) {
             prop_assume!(len.div_ceil(chunk) < 5000);
             let ends = Ends { len, chunk, from_high };
             let meeting = Meeting::default();
@@ -294,13 +304,15 @@ mod tests {
             let mut turns = turns.into_iter().cycle();
             let mut bytes = 0;
             loop {
-                let end = if turns.next().unwrap_or(true) { End::First } else { End::Last };
-                match meeting.claim(3, ends.chunks(), end) {
-                    Claim::Chunk(chunk) => {
-                        let (offset, length) = ends.place(chunk);
+                let (first, most) = turns.next().unwrap_or((true, 1));
+                match meeting.claim(3, ends.chunks(), if first { End::First } else { End::Last }, u64::from(most)) {
+                    Claim::Chunks(run) => {
+                        let (offset, length) = ends.place(run);
                         prop_assert_eq!(offset % ends.chunk, 0);
-                        prop_assert!(length > 0 && offset + length <= len);
-                        prop_assert!(!std::mem::replace(&mut covered[(offset / ends.chunk) as usize], true));
+                        prop_assert!(length > 0 && offset + length <= len && (1..=u64::from(most.max(1))).contains(&run.count));
+                        for covered in &mut covered[(offset / ends.chunk) as usize..][..run.count as usize] {
+                            prop_assert!(!std::mem::replace(covered, true));
+                        }
                         bytes += length;
                     }
                     Claim::Met => break,
@@ -314,16 +326,19 @@ mod tests {
     #[test]
     fn what_is_over_is_claimed_no_more() {
         let meeting = Meeting::default();
-        assert_eq!(meeting.claim(1, 4, End::First), Claim::Over);
+        assert_eq!(meeting.claim(1, 4, End::First, 1), Claim::Over);
         meeting.open(1);
-        assert_eq!(meeting.claim(1, 4, End::First), Claim::Chunk(0));
-        assert_eq!(meeting.claim(1, 4, End::Last), Claim::Chunk(3));
-        assert_eq!(meeting.claim(1, 1, End::Last), Claim::Damaged);
+        assert_eq!(meeting.claim(1, 4, End::First, 1), Claim::Chunks(Run { first: 0, count: 1 }));
+        assert_eq!(meeting.claim(1, 4, End::Last, 1), Claim::Chunks(Run { first: 3, count: 1 }));
+        assert_eq!(meeting.claim(1, 1, End::Last, 1), Claim::Damaged);
+        assert_eq!(meeting.claim(1, 9, End::Last, 3), Claim::Chunks(Run { first: 5, count: 3 }));
+        assert_eq!(meeting.claim(1, 9, End::First, u64::MAX), Claim::Chunks(Run { first: 1, count: 4 }));
+        assert_eq!(meeting.claim(1, 9, End::First, 1), Claim::Met);
         assert!(meeting.close(1) && meeting.close(1) && !meeting.finish(1));
-        assert_eq!(meeting.claim(1, 4, End::Last), Claim::Over);
+        assert_eq!(meeting.claim(1, 4, End::Last, 1), Claim::Over);
         meeting.open(2);
         assert!(!meeting.close(1) && !meeting.finish(1));
-        assert_eq!(meeting.claim(1, 4, End::Last), Claim::Over);
+        assert_eq!(meeting.claim(1, 4, End::Last, 1), Claim::Over);
         assert!(meeting.finish(2) && !meeting.close(2));
         assert_eq!(meeting.progress(1), None);
     }
@@ -338,7 +353,7 @@ mod loom_tests {
     const CHUNKS: u64 = 3;
 
     /// Origin and target claim at once, from both ends; a third thread may close. Nobody gets what another has.
-    fn meet(closing: bool) {
+    fn meet(closing: bool, most: u64) {
         loom::model(move || {
             let meeting = Arc::new(Meeting::default());
             meeting.open(1);
@@ -346,8 +361,10 @@ mod loom_tests {
             let work = |end: End| {
                 let (meeting, counts) = (meeting.clone(), counts.clone());
                 move || {
-                    while let Claim::Chunk(chunk) = meeting.claim(1, CHUNKS, end) {
-                        assert_eq!(counts[chunk as usize].fetch_add(1, Ordering::Relaxed), 0, "a chunk was claimed twice");
+                    while let Claim::Chunks(run) = meeting.claim(1, CHUNKS, end, most) {
+                        for count in &counts[run.first as usize..][..run.count as usize] {
+                            assert_eq!(count.fetch_add(1, Ordering::Relaxed), 0, "a chunk was claimed twice");
+                        }
                     }
                 }
             };
@@ -367,12 +384,13 @@ mod loom_tests {
 
     #[test]
     fn the_ends_meet_once() {
-        meet(false);
+        meet(false, 1);
+        meet(false, 2);
     }
 
     #[test]
     fn whoever_closes_ends_it_for_both() {
-        meet(true);
+        meet(true, 1);
     }
 
     /// Closing and finishing exclude each other.

@@ -1,7 +1,7 @@
 //! The target's end: an RTS is matched to a receive, or waits in the pool; chunks come by memory FIFO and direct put, and the target
 //! pulls its own.
 
-use super::descriptor::{DirectPut, RemoteGet, Ticket};
+use super::descriptor::{CHUNK_MOST, DirectPut, RemoteGet, Ticket};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::{Copy, Place};
@@ -246,12 +246,14 @@ impl Incoming {
             _ => return Ok(false),
         };
         let Some(meeting) = self.meetings.get(usize::from(self.put.ticket.slot)) else { return Ok(false) };
-        let chunk = match meeting.claim(u64::from(self.put.ticket.generation), self.put.ends.chunks(), End::Last) {
-            Claim::Chunk(chunk) => chunk,
+        // Where the origin puts as well, both claim chunk by chunk, so as to end at once.
+        let most = if self.granted { 1 } else { CHUNK_MOST / self.put.ends.chunk };
+        let run = match meeting.claim(u64::from(self.put.ticket.generation), self.put.ends.chunks(), End::Last, most) {
+            Claim::Chunks(run) => run,
             Claim::Met | Claim::Over => return Ok(false),
             Claim::Damaged => return Err("more chunks claimed than the message has"),
         };
-        let (at, len) = self.put.ends.place(chunk);
+        let (at, len) = self.put.ends.place(run);
         // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
             let over = |progress: Progress| progress.closed || progress.finished;
@@ -266,7 +268,7 @@ impl Incoming {
             }
             return Err("memory that it offered can't be read");
         }
-        self.report.pulled += len;
+        self.report.pulled.add(len, run.count);
         self.report.execute(Descriptor::Pull, len);
         meeting.set_pulled(self.report.pulled.bytes);
         self.note(monitor, RecordKind::Pull, at, len);

@@ -13,7 +13,7 @@ use crate::message::outbound::{OutState, Outbound};
 use doorbell_fabric::{Incarnation, Link, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::PeerInbox;
-use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved};
+use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Run};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -407,8 +407,8 @@ impl Transfer {
         }
         let (at, left) = match self.piece {
             Some(piece) => piece,
-            None => match self.claim(End::First) {
-                Some((at, len)) => *self.piece.insert((at, len)),
+            None => match self.claim(End::First, 1) {
+                Some(run) => *self.piece.insert(self.ends.place(run)),
                 None => return false,
             },
         };
@@ -428,14 +428,17 @@ impl Transfer {
 
     /// One direct put.
     fn put_chunk(&mut self) -> bool {
-        let Some((at, len)) = self.claim(End::Last) else { return false };
+        // Where the target pulls as well, both claim chunk by chunk, so as to end at once.
+        let most = if self.get.is_some_and(|get| get.pulls) { 1 } else { CHUNK_MOST / self.ends.chunk };
+        let Some(run) = self.claim(End::Last, most) else { return false };
         let Some(target) = &self.target else { return false };
-        self.put.chunks += 1;
+        let (at, len) = self.ends.place(run);
+        self.put.chunks += run.count;
         // SAFETY: within the message (Ends::place), whose bytes are kept readable until the op ends.
         match unsafe { target.write(at, self.bytes.add(at as usize), len) } {
             Ok(()) => {
                 self.put.bytes += len;
-                self.report.put += len;
+                self.report.put.add(len, run.count);
                 self.report.execute(Descriptor::DirectPut, len);
                 self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
             }
@@ -462,9 +465,9 @@ impl Transfer {
         }
     }
 
-    fn claim(&self, end: End) -> Option<(u64, u64)> {
-        match self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end) {
-            Claim::Chunk(chunk) => Some(self.ends.place(chunk)),
+    fn claim(&self, end: End, most: u64) -> Option<Run> {
+        match self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end, most) {
+            Claim::Chunks(run) => Some(run),
             Claim::Met | Claim::Over | Claim::Damaged => None,
         }
     }
@@ -476,8 +479,8 @@ fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerI
     let closed = meeting.close(generation);
     if closed && target.reach().is_some_and(|reach| reach.is_here()) {
         while let Some(progress) = meeting.progress(generation) {
-            let chunks = ends.chunks();
-            let claimed: u64 = (chunks.saturating_sub(progress.last)..chunks).map(|chunk| ends.place(chunk).1).sum();
+            let last = progress.last.min(ends.chunks());
+            let claimed = if last == 0 { 0 } else { ends.place(Run { first: ends.chunks() - last, count: last }).1 };
             if meeting.pulled() + meeting.put().bytes >= claimed || !target.is_alive() {
                 break;
             }

@@ -104,7 +104,7 @@ impl TransferReport {
             (executed.thread, executed.threads) = (thread, executed.threads.saturating_add(1));
         }
         if bytes > 0 {
-            executed.moved += bytes;
+            executed.moved.add(bytes, 1);
         }
     }
 
