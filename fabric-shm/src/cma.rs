@@ -174,6 +174,33 @@ impl Reach {
     }
 }
 
+/// What the kernel's copy costs beyond the copying itself, in picoseconds a byte: its checks, and each page looked up. Between 20
+/// and 150 were seen, by what hooks a system has. Measured once a process, on its own memory, which takes some 100 µs.
+pub fn toll() -> u64 {
+    static TOLL: LazyLock<u64> = LazyLock::new(|| {
+        const LEN: usize = 64 << 10;
+        let (source, mut target) = (vec![1_u8; LEN], vec![2_u8; LEN]);
+        let own = libc::pid_t::try_from(std::process::id()).unwrap_or_default();
+        let mut best = [u128::MAX; 2];
+        for _ in 0..4 {
+            let began = Instant::now();
+            let moved = transfer(source.as_ptr().expose_provenance() as u64, target.as_mut_ptr(), LEN, |local, remote| {
+                // SAFETY: both lie within buffers of LEN bytes that live until the call is over.
+                unsafe { libc::process_vm_readv(own, local, 1, remote, 1, 0) }
+            });
+            if moved.is_err() {
+                return 0;
+            }
+            best[0] = best[0].min(began.elapsed().as_nanos());
+            let began = Instant::now();
+            std::hint::black_box(&mut target).copy_from_slice(std::hint::black_box(&source));
+            best[1] = best[1].min(began.elapsed().as_nanos());
+        }
+        u64::try_from(best[0].saturating_sub(best[1]) * 1000 / LEN as u128).unwrap_or_default()
+    });
+    *TOLL
+}
+
 fn address(remote: u64) -> io::Result<usize> {
     usize::try_from(remote).map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))
 }

@@ -21,11 +21,11 @@ const FAR_NS: u128 = 170;
 
 impl Distance {
     /// What a load of a line tells that the other side wrote. Loads that hit this processor's cache tell nothing.
-    pub fn after(self, nanoseconds: u128) -> Distance {
+    pub fn measured(nanoseconds: u128) -> Option<Distance> {
         match nanoseconds {
-            0..OWN_NS => self,
-            OWN_NS..FAR_NS => Distance::Near,
-            _ => Distance::Far,
+            0..OWN_NS => None,
+            OWN_NS..FAR_NS => Some(Distance::Near),
+            _ => Some(Distance::Far),
         }
     }
 }
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn a_hit_says_nothing_of_the_distance() {
-        assert_eq!(Distance::Far.after(20), Distance::Far);
-        assert_eq!(Distance::Far.after(90), Distance::Near);
-        assert_eq!(Distance::Near.after(270), Distance::Far);
+        assert_eq!(Distance::measured(20), None);
+        assert_eq!(Distance::measured(90), Some(Distance::Near));
+        assert_eq!(Distance::measured(270), Some(Distance::Far));
     }
 }

@@ -4,6 +4,7 @@
 //! others a few at a time, in turn.
 
 use crate::board::LatencyHistogram;
+use crate::copies::Distance;
 use crate::domain::{Membership, PeerInbox};
 use crate::doorbell::Bell;
 use crate::error::ShmError;
@@ -695,6 +696,11 @@ pub struct ShmLink {
 unsafe impl Send for ShmLink {}
 
 impl ShmLink {
+    /// How far away the target is, if that was measured since it was last asked.
+    pub fn take_distance(&mut self) -> Option<Distance> {
+        self.producer.take_distance()
+    }
+
     /// The longest message that finds room in an idle lane whatever came before it.
     #[inline]
     pub fn most_at_once(&self) -> usize {

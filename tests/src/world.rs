@@ -1,7 +1,7 @@
 //! Nodes of one process, over any fabric and under any policy.
 
 use crate::domain::Domain;
-use doorbell::{Faults, LaneGeometry, Node, NodeBuilder, Progress, Space, Wait};
+use doorbell::{Copy, Faults, LaneGeometry, Node, NodeBuilder, Progress, Space, Wait};
 
 /// What the nodes of a world stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,8 @@ impl World {
     /// A node that is about to join.
     pub fn builder(&self, id: u16) -> NodeBuilder {
         let builder = Node::builder(self.domain.name()).space(self.domain.space().clone()).id(id);
-        let builder = builder.progress(self.progress).wait(self.wait).max_nodes(8);
+        // Not Auto: then what happens to a long message would depend on what the kernel's copy costs here.
+        let builder = builder.progress(self.progress).wait(self.wait).max_nodes(8).copy(Copy::Both);
         match self.ground {
             Ground::Faulty => builder.faults(Faults::new(self.seed * 1000 + id as u64, FAULT_PERCENT, FAULT_PERCENT)),
             _ => builder,

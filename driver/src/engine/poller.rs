@@ -51,6 +51,8 @@ impl FromStr for Progress {
 const LEAVE_ALONE: Duration = Duration::from_millis(1);
 /// How long the adaptive poller sleeps on a bell that perhaps nobody rings.
 const UNRUNG: Duration = Duration::from_millis(10);
+/// Turns with work after which the adaptive poller lets others have the processor.
+const YIELD_TURNS: u32 = 8;
 /// How long it sleeps when nothing is pending; whoever makes something pending wakes it.
 const NOTHING_PENDING: Duration = Duration::from_secs(1);
 
@@ -111,6 +113,7 @@ pub fn run(shared: Arc<Shared>) {
     // In adaptive mode nobody waits for the poller's speed, so it goes to sleep at once.
     let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
     let mut gear = Gear::new(wait, None);
+    let mut driven = 0_u32;
     while !word.stopped() {
         if shared.progress() == Progress::Adaptive {
             if word.pending.load(Ordering::SeqCst) == 0 {
@@ -128,6 +131,11 @@ pub fn run(shared: Arc<Shared>) {
         seen = shared.turns();
         if work > 0 {
             gear.awake();
+            driven = driven.wrapping_add(1);
+            if shared.progress() == Progress::Adaptive && driven.is_multiple_of(YIELD_TURNS) {
+                // A thread of the application may be waiting for this very processor, to drive by itself.
+                std::thread::yield_now();
+            }
             continue;
         }
         match gear.step() {
@@ -136,8 +144,8 @@ pub fn run(shared: Arc<Shared>) {
             Step::Park(timeout) => {
                 // A thread of the application that looks by itself lets no sender ring, and does not say when it ceases to look.
                 let most = if shared.progress() == Progress::Adaptive { UNRUNG } else { timeout };
-                shared.park_poller(me, timeout.min(most));
-                seen = shared.turns();
+                // If others turned the engine meanwhile, they are left alone.
+                seen = shared.park_poller(me, timeout.min(most));
                 gear.slept();
             }
         }

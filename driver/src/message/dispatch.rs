@@ -77,7 +77,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
             receive.complete(envelope, payload);
             self.count(lane, len);
             self.inbound.turned_away = false;
-            return Verdict::Taken;
+            return self.received();
         }
         if !self.satisfied && self.direct.wants(&envelope) {
             self.direct.take(&envelope, payload);
@@ -116,6 +116,14 @@ impl<D: Direct> Dispatch<'_, D> {
         self.inbound.tally.by_poller += self.poller as u64;
     }
 
+    /// After a posted receive got its message. If it was the last, the application gets a chance to post another before more is taken:
+    /// what is taken without one goes by way of the pool, and is copied twice.
+    #[inline(always)]
+    fn received(&self) -> Verdict {
+        let anybody_waits = !self.inbound.posted.is_empty() || !(self.satisfied || self.direct.has());
+        if anybody_waits { Verdict::Taken } else { Verdict::TakenAndStop }
+    }
+
     /// A message that lies in its sender's memory. It is given back by whoever gets it; one that is refused comes again.
     fn loan(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
         let Some(lease) = Lease::decode(payload).filter(|lease| lease.len <= MESSAGE_MAX as u64) else {
@@ -140,7 +148,7 @@ impl<D: Direct> Dispatch<'_, D> {
             receive.complete(envelope, lending.lend(&lease).payload());
             self.count(lane, envelope.len);
             self.inbound.turned_away = false;
-            return Verdict::Taken;
+            return self.received();
         }
         if !self.satisfied && self.direct.wants(&envelope) {
             self.direct.take_loan(&envelope, lending.lend(&lease));
@@ -292,6 +300,7 @@ impl<D: Direct> Dispatch<'_, D> {
                 Into::Buffer(receive) => {
                     self.inbound.turned_away = false;
                     receive.op.finish(Outcome::Received(envelope));
+                    return self.received();
                 }
                 Into::TooLong(receive, bytes) => {
                     self.inbound.pool.release(envelope.len);

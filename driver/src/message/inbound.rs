@@ -2,8 +2,10 @@
 
 use super::pool::{Pool, Pooled};
 use super::{Match, Message};
+use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::loan::{Lenders, Lent};
+use crate::transfer::LEAST_SHARE;
 use crate::transfer::descriptor::Control;
 use crate::transfer::incoming::{Incoming, Sink};
 use crate::transfer::report::Reports;
@@ -42,6 +44,8 @@ pub struct Inbound {
     pub turned_away: bool,
     /// The number of the latest receive.
     pub receives: u64,
+    /// Counts turns of those that pull.
+    pulls: u32,
 }
 
 /// Counts, for people.
@@ -129,7 +133,7 @@ pub trait Direct {
     }
     /// Takes a message of which only the first packet has arrived, if it can: by making a posted receive of itself.
     fn take_long(&mut self) -> Option<RecvOp>;
-    /// Whether it has its message.
+    /// Whether it has its message, or waits for none.
     fn has(&self) -> bool;
 }
 
@@ -148,7 +152,7 @@ impl Direct for Nobody {
     }
 
     fn has(&self) -> bool {
-        false
+        true
     }
 }
 
@@ -189,6 +193,7 @@ impl Inbound {
             sighted: false,
             turned_away: false,
             receives: 0,
+            pulls: 0,
         }
     }
 
@@ -203,6 +208,28 @@ impl Inbound {
             }
             Some(Active { into: Into::Pool(_), envelope, .. }) => self.pool.release(envelope.len),
             Some(Active { into: Into::Nowhere, .. }) | None => {}
+        }
+    }
+
+    /// Copies some chunks of one transfer, by priority, though now and then of the lowest. Of one priority it is in turns the oldest, so
+    /// that messages end in the order in which they began, and the one of which least is left, so that no long one holds up a short one.
+    /// Which transfer that was, and what came of it; `None` if nothing was there to copy.
+    pub fn pull(&mut self, monitor: &Monitor) -> Option<(u64, Result<(), &'static str>)> {
+        self.pulls = self.pulls.wrapping_add(1);
+        let (by_rest, lowest_first) = (self.pulls.is_multiple_of(2), self.pulls.is_multiple_of(LEAST_SHARE));
+        loop {
+            let key = |incoming: &Incoming| {
+                let rank = incoming.lane % PRIORITIES;
+                let rest = incoming.envelope.len as u64 - incoming.moved().min(incoming.envelope.len as u64);
+                (if lowest_first { PRIORITIES - 1 - rank } else { rank }, if by_rest { rest } else { 0 }, incoming.id)
+            };
+            let next = self.incoming.iter_mut().filter(|incoming| incoming.pulls()).min_by_key(|incoming| key(incoming))?;
+            match next.pull(monitor) {
+                Ok(true) => return Some((next.id, Ok(()))),
+                Err(reason) => return Some((next.id, Err(reason))),
+                // Then it has nothing left to copy.
+                Ok(false) => {}
+            }
         }
     }
 

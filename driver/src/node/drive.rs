@@ -304,11 +304,13 @@ impl Shared {
         Ok(())
     }
 
-    /// The poller's sleep on the bell, unless a thread of the application sleeps there.
-    pub(crate) fn park_poller(&self, me: Token, timeout: Duration) {
+    /// The poller's sleep on the bell, unless a thread of the application sleeps there. Returns the turns there had been when it went
+    /// to sleep.
+    pub(crate) fn park_poller(&self, me: Token, timeout: Duration) -> u64 {
         if !self.helm.take_as_poller() {
+            let turns = self.turns();
             std::thread::park_timeout(Duration::from_millis(1));
-            return;
+            return turns;
         }
         let sleep = self.baton.enter(me).and_then(|mut engine| {
             if !self.helm.is_pollers() {
@@ -319,6 +321,7 @@ impl Shared {
             engine.show();
             engine.arm(me, timeout)
         });
+        let turns = self.turns();
         if let Some(timeout) = sleep
             && !self.poller.stopped()
         {
@@ -329,6 +332,7 @@ impl Shared {
         if self.helm.leave_as_poller() {
             self.bell().disarm();
         }
+        turns
     }
 
     /// Tells the poller that there is something to do, where it alone drives.

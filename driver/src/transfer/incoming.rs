@@ -9,10 +9,11 @@ use crate::engine::monitor::Monitor;
 use crate::message::inbound::RecvOp;
 use doorbell_fabric::{Envelope, PRIORITIES, Payload};
 use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::copies::Distance;
 use doorbell_shm::domain::{Membership, PeerInbox};
 use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Progress};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A transfer on its way in.
 pub struct Incoming {
@@ -32,6 +33,8 @@ pub struct Incoming {
     acknowledged: bool,
     /// The origin was told where to put, so the buffer can't be given back before it lets go.
     granted: bool,
+    /// All chunks are claimed, or the transfer is over: there is nothing left to copy here.
+    met: bool,
     report: TransferReport,
 }
 
@@ -114,7 +117,7 @@ impl Incoming {
     pub fn new(id: u64, lane: usize, envelope: Envelope, put: DirectPut, sink: Sink, membership: &Arc<Membership>) -> Self {
         let meetings = Meetings::with_origin(membership, envelope.source);
         let report = TransferReport::new(Side::Target, envelope.source, envelope.tag, put.ends);
-        Self { id, lane, envelope, sink, put, meetings, source: None, acknowledged: false, granted: false, report }
+        Self { id, lane, envelope, sink, put, meetings, source: None, acknowledged: false, granted: false, met: false, report }
     }
 
     /// The receive it goes to, if there is one.
@@ -153,6 +156,10 @@ impl Incoming {
             return None;
         }
         let len = self.envelope.len;
+        // The origin wrote this line when it began, so the load takes one journey of a line.
+        let began = Instant::now();
+        std::hint::black_box(self.meeting()?.put());
+        let distance = Distance::measured(began.elapsed().as_nanos());
         self.source = match copy {
             Copy::Origin => None,
             _ => Remote::of(self.put.source, len as u64, peer, local, false),
@@ -162,7 +169,7 @@ impl Incoming {
             _ if receive.patient => local.place(receive.ptr, len),
             _ => Place::Nowhere,
         };
-        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some() })
+        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some(), distance })
     }
 
     fn note(&self, monitor: &Monitor, kind: RecordKind, at: u64, len: u64) {
@@ -219,26 +226,20 @@ impl Incoming {
         self.meeting().is_some_and(|meeting| meeting.close(self.generation()))
     }
 
-    /// Looks how far it is, after copying a chunk if there is one to copy here. True if one was.
-    pub fn step(&mut self, peer: Option<&Arc<PeerInbox>>, monitor: &Monitor) -> (bool, Look) {
-        self.give_up_cancelled();
-        let pulled = match self.pull(monitor) {
-            Ok(pulled) => pulled,
-            Err(reason) => return (true, Look::Broken(reason)),
-        };
-        if pulled && let Some(peer) = peer {
-            peer.ring();
-        }
-        let look = self.look();
-        if look == Look::Complete
-            && let Some(peer) = peer
-        {
-            peer.ring();
-        }
-        (pulled, look)
+    /// Whether there may be something to copy here.
+    pub fn pulls(&self) -> bool {
+        self.source.is_some() && !self.met
     }
 
-    fn pull(&mut self, monitor: &Monitor) -> Result<bool, &'static str> {
+    /// Copies some chunks. False if there are none, and none will be.
+    pub fn pull(&mut self, monitor: &Monitor) -> Result<bool, &'static str> {
+        self.give_up_cancelled();
+        let pulled = self.pull_run(monitor)?;
+        self.met = !pulled;
+        Ok(pulled)
+    }
+
+    fn pull_run(&mut self, monitor: &Monitor) -> Result<bool, &'static str> {
         let Some(source) = &self.source else { return Ok(false) };
         let base = match &mut self.sink {
             Sink::Receive(receive) => receive.ptr,
@@ -277,7 +278,8 @@ impl Incoming {
     }
 
     /// The receive counter: what is still to come. At zero the message is complete.
-    fn look(&mut self) -> Look {
+    pub fn look(&mut self) -> Look {
+        self.give_up_cancelled();
         let Some(meeting) = self.meetings.get(usize::from(self.put.ticket.slot)) else { return Look::GivenUp };
         let Some(progress) = meeting.progress(self.generation()) else { return Look::GivenUp };
         if progress.closed {

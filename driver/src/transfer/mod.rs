@@ -22,6 +22,7 @@ pub mod incoming;
 pub mod memory;
 pub mod outgoing;
 pub mod report;
+pub mod way;
 
 pub use descriptor::Place;
 pub use report::{Descriptor, Executed, Side, TransferReport};
@@ -32,17 +33,21 @@ use std::str::FromStr;
 /// The shortest message that is moved from both ends, in bytes: shorter ones are through a lane before an RTS is answered.
 pub const RENDEZVOUS_BYTES: usize = (32 << 10) + 1;
 
+/// A lower priority gets at least one chunk in so many.
+pub(crate) const LEAST_SHARE: u32 = 16;
+
 /// Who copies the bytes of a large message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Copy {
-    /// Whoever drives: both processors if both processes wait.
+    /// Whoever drives: both processors if both processes wait. Messages in private memory shorter than 4 MiB go through the lane
+    /// where that is faster than the kernel's copy, which depends on the system and on the processors.
     #[default]
     Auto,
     /// The origin alone: memory-FIFO packets and direct puts.
     Origin,
     /// The target alone, once it has matched the message.
     Target,
-    /// Both, whoever waits. Today the same as `Auto`.
+    /// Both, whoever waits.
     Both,
 }
 

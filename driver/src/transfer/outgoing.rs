@@ -1,10 +1,11 @@
 //! The origin's end: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has come, direct puts
 //! from the last end, until the ends meet.
 
-use super::Copy;
 use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, RemoteGet, Ticket};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
+use super::way::Way;
+use super::{Copy, LEAST_SHARE, Place};
 use crate::engine::baton::Token;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
@@ -12,19 +13,21 @@ use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
 use doorbell_fabric::{Incarnation, Link, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::fabric::ShmLink;
 use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Run};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of one memory-FIFO packet.
 const PIECE_BYTES: u64 = 16 << 10;
-/// A lower priority gets at least one chunk in so many.
-const LEAST_SHARE: u32 = 16;
 /// A message shorter than this gives the target a moment to answer...
 const FIFO_AT_ONCE: u64 = 4 << 20;
 /// ...of so long, before its first chunk goes by memory FIFO.
 const ANSWER_WITHIN: Duration = Duration::from_micros(50);
+/// Messages of this length are moved from both ends whatever the kernel's copy costs: caches do not hold them, nor should a lane.
+const LANE_MOST: usize = 4 << 20;
 /// From this length on the memory FIFO keeps a share of the message after the remote get has come...
 const FIFO_GOES_ON: u64 = 16 << 20;
 /// ...of one chunk in so many of the origin's.
@@ -48,6 +51,7 @@ pub struct Outgoing {
 struct Slots {
     used: u32,
     generations: [u16; MEETINGS],
+    way: Way,
 }
 
 const _: () = assert!(MEETINGS <= 32);
@@ -168,7 +172,7 @@ impl Outgoing {
         // The packet publishes it.
         meeting.open(generation);
         slots.generations[slot] = generation as u16;
-        let source = if self.copy == Copy::Origin { super::Place::Nowhere } else { local.place(order.bytes, order.len) };
+        let source = if self.copy == Copy::Origin { Place::Nowhere } else { local.place(order.bytes, order.len) };
         let rts = DirectPut { ticket, ends, source }.encode();
         match state.push_rts(order.tag, order.len, &rts) {
             Push::Done => {}
@@ -212,6 +216,10 @@ impl Outgoing {
         let found = self.transfers.iter_mut().find(|transfer| transfer.out.target == source && transfer.ticket == get.ticket);
         let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return false };
         transfer.get = Some(get);
+        if let Some(Some(slots)) = self.slots.get_mut(source.index()) {
+            slots.way.refused = get.target == Place::Nowhere;
+            slots.way.distance = get.distance.unwrap_or(slots.way.distance);
+        }
         transfer.target = Remote::of(get.target, transfer.ends.len, &transfer.peer, local, true);
         true
     }
@@ -237,8 +245,12 @@ impl Outgoing {
             let count = self.transfers.len();
             for offset in 0..count {
                 // Those of one priority take turns.
-                let transfer = &mut self.transfers[(self.turns as usize + offset) % count];
-                if transfer.out.priority.index() == priority && !transfer.drained && transfer.advance(me, self.copy) {
+                let at = (self.turns as usize + offset) % count;
+                if self.transfers[at].out.priority.index() != priority || self.transfers[at].drained || self.is_in_line(at) {
+                    continue;
+                }
+                let transfer = &mut self.transfers[at];
+                if transfer.advance(me, self.copy) {
                     // The last chunk completes it.
                     transfer.look_at_counter();
                     self.count();
@@ -248,6 +260,14 @@ impl Outgoing {
         }
         self.count();
         ended
+    }
+
+    /// Whether a transfer that was not answered stands behind one that was, to the same node: its target is at work, and will come to
+    /// it. Chunks by memory FIFO would only be copied twice.
+    fn is_in_line(&self, at: usize) -> bool {
+        let transfer = &self.transfers[at];
+        let is_before = |other: &Transfer| other.out.target == transfer.out.target && other.get.is_some() && !other.drained;
+        transfer.get.is_none() && self.transfers.iter().any(is_before)
     }
 
     fn count(&mut self) {
@@ -305,9 +325,19 @@ impl Outgoing {
         }
     }
 
-    /// Whether this node could move a message to another from both ends.
-    pub fn can_reach(&self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize) -> bool {
-        local.is_in_region(bytes, len) || Remote::can_reach(peer)
+    /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane.
+    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, link: &mut ShmLink, bytes: *const u8, len: usize) -> bool {
+        if local.is_in_region(bytes, len) {
+            return true;
+        }
+        let Some(reach) = peer.reach() else { return false };
+        if self.copy != Copy::Auto || reach.is_here() || len >= LANE_MOST {
+            return true;
+        }
+        let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
+        let way = &mut slots.get_or_insert_default().way;
+        way.distance = link.take_distance().unwrap_or(way.distance);
+        way.is_kernel(cma::toll())
     }
 }
 

@@ -31,6 +31,8 @@ pub struct Producer<M> {
     data_head_seen: u64,
     /// How far the consumer's processor was when last looked.
     distance: Distance,
+    /// Measured since somebody asked.
+    measured: bool,
     waiting: bool,
     /// When a packet that might be offered was last pushed, in ticks.
     pushed_at: u64,
@@ -51,6 +53,7 @@ impl<M: LaneMemory> Producer<M> {
             head_seen: 0,
             data_head_seen: 0,
             distance: Distance::default(),
+            measured: false,
             waiting: false,
             pushed_at: 0,
         })
@@ -208,6 +211,11 @@ impl<M: LaneMemory> Producer<M> {
         Ok(place)
     }
 
+    /// How far away the consumer is, if that was measured since it was last asked.
+    pub fn take_distance(&mut self) -> Option<Distance> {
+        std::mem::take(&mut self.measured).then_some(self.distance)
+    }
+
     /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
     #[cold]
     fn look_at_head(&mut self) -> Result<(), LinkDown> {
@@ -219,7 +227,9 @@ impl<M: LaneMemory> Producer<M> {
         let head = self.memory.control(Control::Head).load(HEAD);
         if let Some(began) = clock {
             // The consumer wrote this line since we last looked, so the load took one journey of a line.
-            self.distance = self.distance.after(began.elapsed().as_nanos());
+            if let Some(distance) = Distance::measured(began.elapsed().as_nanos()) {
+                (self.distance, self.measured) = (distance, true);
+            }
         }
         let data_head = self.memory.control(Control::DataHead).load(HEAD);
         // As distances: a forged word can at worst look like a full or an empty lane, or it is found out.

@@ -48,7 +48,7 @@ pub struct MeasureArgs {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct TransferArgs {
     /// Where the bytes of messages lie, at both ends
-    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Place::Private)]
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Place::Registered)]
     pub buffers: Place,
     /// Who copies long messages
     #[arg(long, value_enum, value_name = "WHO", env = COPIER_VARIABLE, default_value_t = Copier::Auto)]

@@ -203,7 +203,7 @@ impl Engine {
         while let Some(incoming) = self.inbound.incoming.get_mut(at) {
             if incoming.envelope.source != node {
                 at += 1;
-            } else if incoming.step(None, &self.monitor).1 == Look::Complete {
+            } else if incoming.look() == Look::Complete {
                 self.inbound.complete_transfer(at, self.by_poller);
             } else {
                 self.inbound.give_up_transfer(at);

@@ -106,29 +106,25 @@ impl Engine {
         }
     }
 
-    /// Moves what both ends move: a chunk for each message on its way in, and one of those on their way out.
+    /// Moves what both ends move: some chunks of one message on its way in, and of one on its way out.
     #[cold]
     fn step_transfers(&mut self, me: Token) -> usize {
-        let mut work = 0;
+        let mut work = self.answer_transfers(me);
+        let pulled = self.inbound.pull(&self.monitor);
+        work += usize::from(pulled.is_some());
         let mut at = 0;
-        while at < self.inbound.incoming.len() {
-            let incoming = &mut self.inbound.incoming[at];
+        while let Some(incoming) = self.inbound.incoming.get_mut(at) {
             let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
-            let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation).cloned();
-            if let Some(peer) = &peer
-                && let Some(get) = incoming.answer(peer, &self.local, self.copy)
-                && self.send_control(me, source, incarnation, &get.encode())
+            let look = match pulled {
+                Some((of, Err(reason))) if of == id => Look::Broken(reason),
+                _ => incoming.look(),
+            };
+            if (look == Look::Complete || pulled.is_some_and(|(of, _)| of == id))
+                && let Some(peer) = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation)
             {
-                // On the way there it may have been seen that the origin is gone, and with it what it was sending.
-                let Some(incoming) = self.inbound.incoming.get_mut(at).filter(|incoming| incoming.id == id) else { continue };
-                incoming.answered(get, &self.monitor);
-                work += 1;
+                peer.ring();
             }
-            if at >= self.inbound.incoming.len() {
-                break;
-            }
-            let (pulled, look) = self.inbound.incoming[at].step(peer.as_ref(), &self.monitor);
-            work += usize::from(pulled || look != Look::Underway);
+            work += usize::from(look != Look::Underway);
             match look {
                 Look::Underway => at += 1,
                 Look::Complete => self.inbound.complete_transfer(at, self.by_poller),
@@ -141,6 +137,26 @@ impl Engine {
             }
         }
         work + self.outgoing.step(me)
+    }
+
+    /// Tells the origins of what was matched where it is to be stored.
+    fn answer_transfers(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        let mut at = 0;
+        while let Some(incoming) = self.inbound.incoming.get_mut(at) {
+            at += 1;
+            let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
+            if let Some(peer) = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation)
+                && let Some(get) = incoming.answer(peer, &self.local, self.copy)
+                && self.send_control(me, source, incarnation, &get.encode())
+                // On the way there it may have been seen that the origin is gone, and with it what it was sending.
+                && let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.id == id)
+            {
+                incoming.answered(get, &self.monitor);
+                work += 1;
+            }
+        }
+        work
     }
 
     /// A word to another node's engine, at high priority. False if there is no room now.
@@ -172,6 +188,7 @@ fn begin(
     order: &Order<'_>,
 ) -> Option<Begun> {
     let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
-    let worth = order.len >= RENDEZVOUS_BYTES && outgoing.can_reach(peer, local, order.bytes, order.len);
+    let link = state.link.as_mut()?;
+    let worth = order.len >= RENDEZVOUS_BYTES && outgoing.is_worth(peer, local, link, order.bytes, order.len);
     worth.then(|| outgoing.begin(peer, outbound, state, local, order))
 }
