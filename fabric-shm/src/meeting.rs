@@ -103,6 +103,11 @@ impl Meeting {
         if generation + 1 >= GENERATIONS { 1 } else { generation + 1 }
     }
 
+    /// The generation of the latest use; zero if there was none. For an origin that does not know it.
+    pub fn generation(&self) -> u64 {
+        self.claims.load(Ordering::Relaxed) >> GENERATION_SHIFT
+    }
+
     /// Begins a transfer. For the origin; the transfer's first packet publishes it.
     pub fn open(&self, generation: u64) {
         self.put.store(0, Ordering::Relaxed);

@@ -164,11 +164,16 @@ impl Outgoing {
         if slot >= MEETINGS {
             return Begun::NoSlot;
         }
-        let generation = Meeting::next_generation(u64::from(slots.generations[slot]));
-        let ticket = Ticket { slot: slot as u16, generation: generation as u16 };
-        let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
         let meetings = Meetings::with_target(peer);
         let Some(meeting) = meetings.get(slot) else { return Begun::NoSlot };
+        let latest = match slots.generations[slot] {
+            // An earlier life of this node may have used it, and its target may not be done with that.
+            0 => meeting.generation(),
+            latest => u64::from(latest),
+        };
+        let generation = Meeting::next_generation(latest);
+        let ticket = Ticket { slot: slot as u16, generation: generation as u16 };
+        let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
         // The packet publishes it.
         meeting.open(generation);
         slots.generations[slot] = generation as u16;
