@@ -10,6 +10,7 @@ use doorbell_tests::patience::{PATIENCE, briefly, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::process::{Process, told};
 use doorbell_tests::words::Words;
+use nix::sys::resource::{UsageWho, getrusage};
 use rustix::process::Signal;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -79,16 +80,22 @@ fn waits_for_its_receive() {
     node.leave().unwrap();
 }
 
+/// How often this process had to make room for another on its processor.
+fn switches() -> i64 {
+    getrusage(UsageWho::RUSAGE_SELF).unwrap().involuntary_context_switches()
+}
+
 #[test]
 fn both_ways_carry_their_share_and_both_ends_agree() {
     let _turn = Turn::take();
     for progress in ["inline", "adaptive"] {
-        let (mut best, tenth) = (0, LONG as u64 / 10);
+        let (mut best, mut undisturbed, tenth) = (0, 0, LONG as u64 / 10);
         // The memory FIFO gets nowhere while one of the two processes is kept from running, so it has several tries.
-        for late in [0, 0, 0, 0, 0, 0, 0, 0, LONG / 2] {
+        for late in [[0; 8].as_slice(), &[LONG / 2]].concat() {
             if late == 0 && best >= tenth {
                 continue;
             }
+            let switches = switches();
             let domain = Domain::new("shares");
             let words = Words::new(at::COUNT);
             let node = Node::builder(domain.name()).id(0).pool_bytes(2 * LONG).join().unwrap();
@@ -111,10 +118,11 @@ fn both_ways_carry_their_share_and_both_ends_agree() {
             assert_eq!((fifo + put + pulled, zeroes, here.zeroes), (LONG as u64, 1, 1));
             println!("{progress}, {late}: fifo {fifo}, put {put}, pulled {pulled}");
             if late == 0 {
+                undisturbed += usize::from(self::switches() == switches);
                 assert!(fifo > 0 && put + pulled >= tenth, "{progress}: fifo {fifo}, put {put}, pulled {pulled}");
             }
             if late > 0 {
-                assert!(best >= tenth, "{progress}: the memory FIFO carried {best} bytes at best");
+                assert!(best >= tenth || undisturbed == 0, "{progress}: the memory FIFO carried {best} bytes at best");
                 assert!(fifo > best, "{progress}: a late receive left the memory FIFO no more: {fifo}, {best} before");
             }
             best = best.max(fifo);

@@ -304,7 +304,8 @@ mod tests {
             Lease { len: 1 << 40, ..good },
             Lease { len: u64::MAX, ..good },
         ];
-        for (round, forged) in forgeries.iter().enumerate() {
+        // Each costs Miri half a minute.
+        for (round, forged) in forgeries.iter().enumerate().take(if cfg!(miri) { 2 } else { forgeries.len() }) {
             let a = join(0);
             while a.peer(b.id()).is_err() || b.peer(a.id()).map(|peer| peer.incarnation()).ok() != Some(a.incarnation()) {
                 b.progress().unwrap();
@@ -336,12 +337,13 @@ mod tests {
         drop(loan);
         let inbox = b.shared().regions().inbox(b.shared().membership(), a.id(), a.incarnation()).unwrap();
         let returns = doorbell_shm::returns::Returns::to_owner(&inbox);
+        let slots = if cfg!(miri) { 16 } else { u16::MAX };
         for generation in [0, 2, u32::MAX] {
-            (0..u16::MAX).for_each(|slot| returns.give_back(slot, generation));
+            (0..slots).for_each(|slot| returns.give_back(slot, generation));
             assert_eq!(a.loan_stats().unwrap().out, 3);
         }
         // Both of its own, and those of slots that it does not have.
-        (0..u16::MAX).for_each(|slot| returns.give_back(slot, 1));
+        (0..slots).for_each(|slot| returns.give_back(slot, 1));
         let stats = a.loan_stats().unwrap();
         assert_eq!((stats.out, stats.blocks), (1, 1));
         drop(c.take_by::<u64>(Match::any(), soon()).unwrap());
