@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn buckets_follow_each_other() {
-        for ns in (0..200_000_u32).chain([u32::MAX - 1, u32::MAX]) {
+        for ns in (0..200_000_u32).step_by(if cfg!(miri) { 997 } else { 1 }).chain([u32::MAX - 1, u32::MAX]) {
             let bucket = bucket(ns);
             assert!(bucket < LATENCY_BUCKETS);
             assert!(least(bucket) <= u64::from(ns) && u64::from(ns) < least(bucket + 1), "{ns} in {bucket}");
