@@ -108,6 +108,12 @@ impl Meeting {
         self.claims.load(Ordering::Relaxed) >> GENERATION_SHIFT
     }
 
+    /// Whether its latest use is over for both ends, or it was never used.
+    pub fn is_over(&self) -> bool {
+        let word = self.claims.load(Ordering::Acquire);
+        word == 0 || word & (CLOSED | FINISHED) != 0
+    }
+
     /// Begins a transfer. For the origin; the transfer's first packet publishes it.
     pub fn open(&self, generation: u64) {
         self.put.store(0, Ordering::Relaxed);

@@ -16,7 +16,7 @@ impl Node {
     /// counter that is gone, lowers nothing and is no error.
     ///
     /// # Errors
-    /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn notify(&self, key: CounterKey, bytes: u64) -> Result<()> {
         let shared = self.shared();
         let me = shared.check()?;
@@ -36,7 +36,7 @@ impl Node {
                 if engine.fabric().live(key.node) != Some(key.incarnation) {
                     return Err(engine.unreachable(key.node, Some(key.incarnation)));
                 }
-                if engine.send_control(me, key.node, key.incarnation, &word) {
+                if engine.send_control(me, key.node, key.incarnation, &word)? {
                     return Ok(());
                 }
                 engine.turn(me, false);

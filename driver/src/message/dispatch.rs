@@ -8,7 +8,7 @@ use crate::transfer::descriptor::{Control, DirectPut, Ticket};
 use crate::transfer::incoming::{Incoming, Pieces, Sink};
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Verdict};
 
-/// The longest message there is: a terabyte. A peer that speaks of a longer one is lying.
+/// No message is so long: a terabyte. A peer that speaks of such a one is lying.
 const MESSAGE_MAX: usize = 1 << 40;
 
 /// Gives packets to whom they belong.
@@ -61,7 +61,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
             let envelope = Envelope { source, incarnation, tag: head.tag, len: 0, sequence: head.sequence, priority };
             return self.loan(lane, envelope, payload);
         }
-        let Some(len) = usize::try_from(head.total).ok().filter(|len| *len <= MESSAGE_MAX) else {
+        let Some(len) = usize::try_from(head.total).ok().filter(|len| *len < MESSAGE_MAX) else {
             return Verdict::Broken("a message longer than any");
         };
         let envelope = Envelope { source, incarnation, tag: head.tag, len, sequence: head.sequence, priority };
@@ -87,7 +87,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
             return Verdict::TakenAndStop;
         }
         if !self.inbound.pool.push(envelope, payload) {
-            if !self.inbound.must_take(lane, &envelope) {
+            if !self.inbound.must_take(lane, &envelope, len) {
                 self.inbound.turned_away = true;
                 return Verdict::Refused;
             }
@@ -126,7 +126,7 @@ impl<D: Direct> Dispatch<'_, D> {
 
     /// A message that lies in its sender's memory. It is given back by whoever gets it; one that is refused comes again.
     fn loan(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
-        let Some(lease) = Lease::decode(payload).filter(|lease| lease.len <= MESSAGE_MAX as u64) else {
+        let Some(lease) = Lease::decode(payload).filter(|lease| lease.len < MESSAGE_MAX as u64) else {
             return Verdict::Broken("a loan without a lease");
         };
         let envelope = Envelope { len: lease.len as usize, ..envelope };
@@ -158,7 +158,7 @@ impl<D: Direct> Dispatch<'_, D> {
             return Verdict::TakenAndStop;
         }
         if !self.inbound.pool.reserve(0) {
-            if !self.inbound.must_take(lane, &envelope) {
+            if !self.inbound.must_take(lane, &envelope, 0) {
                 self.inbound.turned_away = true;
                 return Verdict::Refused;
             }
@@ -179,7 +179,7 @@ impl<D: Direct> Dispatch<'_, D> {
             return Verdict::Broken("an RTS without a direct-put descriptor");
         };
         if let Some(at) = self.inbound.incoming.iter().position(|incoming| incoming.is_overtaken_by(lane, put.ticket)) {
-            self.inbound.give_up_transfer(at);
+            self.inbound.give_up_transfer(at, None);
         }
         let sink = match self.receive_for(&envelope) {
             Some(receive) if envelope.len <= receive.capacity => Sink::Receive(receive),
@@ -190,7 +190,7 @@ impl<D: Direct> Dispatch<'_, D> {
             None if (self.satisfied || !self.direct.wants(&envelope)) && self.inbound.pool.reserve(envelope.len) => {
                 Sink::Pool(Pieces::default())
             }
-            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope) => {
+            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope, 0) => {
                 self.inbound.pool.reserve_anyway(envelope.len);
                 // What follows must not overtake it.
                 self.satisfied = true;
@@ -250,7 +250,9 @@ impl<D: Direct> Dispatch<'_, D> {
                 Into::Pool(Vec::new())
             }
             // Somebody waits for just this one, and can't take it in parts: however long it is, it has to be put together.
-            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope) => {
+            None if (!self.satisfied && self.direct.wants(&envelope))
+                || self.inbound.must_take(lane, &envelope, envelope.len) =>
+            {
                 self.inbound.pool.reserve_anyway(envelope.len);
                 Into::Pool(Vec::new())
             }

@@ -14,7 +14,7 @@ use doorbell_shm::domain::{Membership, PeerInbox};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes in the pool up to which messages are taken that stand in the way of a chunk, whatever the pool's limit.
+/// Bytes of messages that are taken, whatever the pool's limit, as they stand in the way of chunks that somebody waits for.
 const IN_THE_WAY_MAX: usize = 256 << 20;
 
 /// Everything on its way in.
@@ -44,6 +44,8 @@ pub struct Inbound {
     pub turned_away: bool,
     /// The number of the latest receive.
     pub receives: u64,
+    /// Bytes taken past the limit of the pool, as they stood in the way.
+    in_the_way: usize,
     /// Counts turns of those that pull.
     pulls: u32,
 }
@@ -193,6 +195,7 @@ impl Inbound {
             sighted: false,
             turned_away: false,
             receives: 0,
+            in_the_way: 0,
             pulls: 0,
         }
     }
@@ -233,13 +236,17 @@ impl Inbound {
         }
     }
 
-    /// A transfer is over, and the message is not delivered: its sender gave it up, or is gone.
+    /// A transfer is over, and the message is not delivered: its sender gave it up, or is gone; or it broke the rules and lives: then
+    /// `origin` is given a moment to let go of the buffer.
     #[cold]
-    pub fn give_up_transfer(&mut self, at: usize) {
+    pub fn give_up_transfer(&mut self, at: usize, origin: Option<&Arc<PeerInbox>>) {
         let incoming = self.incoming.swap_remove(at);
         let (id, len) = (incoming.id, incoming.envelope.len);
         // Not closed yet if its origin said what can't be: it must claim no more of a buffer that is another message's from here on.
         incoming.close();
+        if let Some(origin) = origin {
+            incoming.settle(origin);
+        }
         match incoming.tell(&mut self.reports) {
             Sink::Receive(receive) | Sink::Kept(_, Some(receive)) => self.post_again(receive),
             Sink::TooLong(receive, _) => {
@@ -247,7 +254,7 @@ impl Inbound {
                 self.post_again(receive);
             }
             Sink::Pool(_) | Sink::Kept(_, None) => self.pool.remove(id),
-            Sink::Nowhere => {}
+            Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),
         }
     }
 
@@ -278,7 +285,7 @@ impl Inbound {
                 self.pool.complete(id, bytes);
                 self.sight(&envelope);
             }
-            Sink::Nowhere => {}
+            Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),
         }
     }
 
@@ -311,7 +318,7 @@ impl Inbound {
         if incoming.detach(peer(envelope.source, envelope.incarnation).as_ref()).is_none() {
             return false;
         }
-        if matches!(incoming.sink, Sink::Nowhere) {
+        if matches!(incoming.sink, Sink::Nowhere(_)) {
             // Closed for both ends.
             self.incoming.swap_remove(at).tell(&mut self.reports);
             return true;
@@ -343,9 +350,20 @@ impl Inbound {
     /// Whether a message has to be taken though the pool is full: somebody waits for just this one; or for a message of which chunks
     /// lie behind it in the lane, and would never come.
     #[cold]
-    pub(super) fn must_take(&self, lane: usize, envelope: &Envelope) -> bool {
-        let is_in_the_way = || self.incoming.iter().any(|incoming| incoming.lane == lane && incoming.receive().is_some());
-        self.is_watched(envelope) || (self.pool.bytes().0 < IN_THE_WAY_MAX && is_in_the_way())
+    pub(super) fn must_take(&mut self, lane: usize, envelope: &Envelope, bytes: usize) -> bool {
+        if self.is_watched(envelope) {
+            return true;
+        }
+        let is_awaited = |incoming: &Incoming| incoming.receive().is_some() || self.is_watched(&incoming.envelope);
+        if !self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming)) {
+            self.in_the_way = 0;
+            return false;
+        }
+        let taken = self.in_the_way.saturating_add(bytes);
+        if taken <= IN_THE_WAY_MAX {
+            self.in_the_way = taken;
+        }
+        taken <= IN_THE_WAY_MAX
     }
 
     fn is_watched(&self, envelope: &Envelope) -> bool {

@@ -35,6 +35,8 @@ pub struct Incoming {
     granted: bool,
     /// All chunks are claimed, or the transfer is over: there is nothing left to copy here.
     met: bool,
+    /// Chunks claimed here, copied or not.
+    claimed: u64,
     report: TransferReport,
 }
 
@@ -50,9 +52,14 @@ pub enum Sink {
     /// has asked for it since, if one has.
     Kept(Vec<u8>, Option<RecvOp>),
     /// The receive that had begun to take it was cancelled from within recv_with: its buffer is gone.
-    Nowhere,
+    /// With the length for which room was reserved in the pool, if it was.
+    Nowhere(Option<usize>),
 }
 
+/// How long an origin that broke the rules may take to let go of a buffer.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Bytes of a packet of the smallest lane that there may be.
+const PACKET_LEAST: u64 = 4096;
 /// Bytes that a piece holds: so much memory is asked for at once.
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -117,7 +124,20 @@ impl Incoming {
     pub fn new(id: u64, lane: usize, envelope: Envelope, put: DirectPut, sink: Sink, membership: &Arc<Membership>) -> Self {
         let meetings = Meetings::with_origin(membership, envelope.source);
         let report = TransferReport::new(Side::Target, envelope.source, envelope.tag, put.ends);
-        Self { id, lane, envelope, sink, put, meetings, source: None, acknowledged: false, granted: false, met: false, report }
+        Self {
+            id,
+            lane,
+            envelope,
+            sink,
+            put,
+            meetings,
+            source: None,
+            acknowledged: false,
+            granted: false,
+            met: false,
+            claimed: 0,
+            report,
+        }
     }
 
     /// The receive it goes to, if there is one.
@@ -192,6 +212,12 @@ impl Incoming {
         if len == 0 || at.checked_add(len).is_none_or(|end| end > self.put.ends.len) {
             return Err("a chunk outside of its message");
         }
+        let end = at + len;
+        let ends_chunk = end.is_multiple_of(self.put.ends.chunk) || end == self.put.ends.len;
+        if len < PACKET_LEAST && !ends_chunk {
+            // Each takes memory of its own.
+            return Err("a chunk in crumbs");
+        }
         if self.report.fifo.bytes + len > self.put.ends.len {
             return Err("more bytes than the message has");
         }
@@ -202,12 +228,11 @@ impl Incoming {
             Sink::Kept(bytes, _) => {
                 payload.copy_to(&mut bytes[at as usize..][..payload.len()]);
             }
-            Sink::Nowhere => {}
+            Sink::Nowhere(_) => {}
         }
         self.report.fifo.bytes += len;
         // A chunk is several packets: the one that ends it counts.
-        let end = at + len;
-        self.report.fifo.chunks += u64::from(end.is_multiple_of(self.put.ends.chunk) || end == self.put.ends.len);
+        self.report.fifo.chunks += u64::from(ends_chunk);
         Ok(())
     }
 
@@ -216,7 +241,7 @@ impl Incoming {
         if let Sink::Receive(receive) | Sink::TooLong(receive, _) | Sink::Kept(_, Some(receive)) = &self.sink
             && receive.op.is_done()
         {
-            self.sink = Sink::Nowhere;
+            self.sink = Sink::Nowhere(matches!(self.sink, Sink::TooLong(..)).then_some(self.envelope.len));
             self.close();
         }
     }
@@ -254,6 +279,7 @@ impl Incoming {
             Claim::Met | Claim::Over => return Ok(false),
             Claim::Damaged => return Err("more chunks claimed than the message has"),
         };
+        self.claimed += run.count;
         let (at, len) = self.put.ends.place(run);
         // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
@@ -307,7 +333,7 @@ impl Incoming {
     /// Gives what is in temporary storage to a receive, and the rest when it comes.
     pub fn attach(&mut self, receive: RecvOp) {
         let fits = self.envelope.len <= receive.capacity;
-        self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere) {
+        self.sink = match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
             Sink::Pool(pieces) if fits => {
                 pieces.copy_to(|at, bytes| receive.write(at as usize, Payload::private(bytes)));
                 Sink::Receive(receive)
@@ -321,11 +347,11 @@ impl Incoming {
     /// Takes its receive away: what has arrived is kept, and nobody touches the buffer after this. Waits for an origin that may be
     /// putting into it just now.
     pub fn detach(&mut self, peer: Option<&Arc<PeerInbox>>) -> Option<RecvOp> {
-        match std::mem::replace(&mut self.sink, Sink::Nowhere) {
+        match std::mem::replace(&mut self.sink, Sink::Nowhere(None)) {
             Sink::Receive(receive) => {
                 if self.granted {
                     self.close();
-                    self.wait_until_let_go(peer);
+                    self.wait_until_let_go(peer, None);
                     return Some(receive);
                 }
                 let mut bytes = vec![0; self.envelope.len];
@@ -351,11 +377,11 @@ impl Incoming {
 
     /// After closing: an origin that claimed a chunk before may still be copying it. One that was stopped keeps us waiting until it
     /// goes on or dies, for the buffer is its to write until then.
-    fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>) {
+    fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>, deadline: Option<Instant>) {
         let Some(meeting) = self.meeting() else { return };
-        loop {
+        while deadline.is_none_or(|deadline| Instant::now() < deadline) {
             let Some(progress) = meeting.progress(self.generation()) else { return };
-            let others = progress.last.saturating_sub(self.report.pulled.chunks);
+            let others = progress.last.saturating_sub(self.claimed);
             if meeting.put().chunks >= others || !peer.is_some_and(|peer| peer.is_alive()) {
                 return;
             }
@@ -363,14 +389,17 @@ impl Incoming {
         }
     }
 
+    /// After closing, for an origin that broke the rules: it may be in the middle of a copy, and is given a moment to end it. Not
+    /// longer, as it may never say so.
+    pub fn settle(&self, peer: &Arc<PeerInbox>) {
+        if self.granted {
+            self.wait_until_let_go(Some(peer), Some(Instant::now() + SETTLE));
+        }
+    }
+
     /// Bytes that have come so far.
     pub fn moved(&self) -> u64 {
         self.report.fifo.bytes + self.report.put.bytes + self.report.pulled.bytes
-    }
-
-    /// Whether the origin may be writing into the receive's buffer.
-    pub fn is_granted(&self) -> bool {
-        self.granted
     }
 
     /// It is over: what there is to tell of it.

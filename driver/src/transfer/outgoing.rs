@@ -26,6 +26,8 @@ const PIECE_BYTES: u64 = 16 << 10;
 const FIFO_AT_ONCE: u64 = 4 << 20;
 /// ...of so long, before its first chunk goes by memory FIFO.
 const ANSWER_WITHIN: Duration = Duration::from_micros(50);
+/// A target that has not copied anything for so long computes, or sleeps: the memory FIFO goes on.
+const PULLS_WITHIN: Duration = Duration::from_millis(10);
 /// Messages of this length are moved from both ends whatever the kernel's copy costs: caches do not hold them, nor should a lane.
 const LANE_MOST: usize = 4 << 20;
 /// From this length on the memory FIFO keeps a share of the message after the remote get has come...
@@ -75,6 +77,8 @@ struct Transfer {
     /// Descriptors alternate.
     turns: u32,
     began: Instant,
+    /// Bytes that the target had pulled when that last changed, and when that was.
+    pulled: (u64, Instant),
     /// The op has ended, and the bytes are not ours any more; the target is not done yet.
     drained: bool,
     report: TransferReport,
@@ -135,6 +139,12 @@ impl Outgoing {
         self.active > 0
     }
 
+    /// How long until something may be done here that nobody rings for; `None` if there is no such thing.
+    pub fn due(&self) -> Option<Duration> {
+        let waiting = (0..self.transfers.len()).filter(|at| !self.transfers[*at].drained && !self.is_in_line(*at));
+        waiting.filter_map(|at| self.transfers[at].due()).min()
+    }
+
     /// How many are under way, by priority.
     pub fn depths(&self) -> [usize; PRIORITIES] {
         let mut depths = [0; PRIORITIES];
@@ -160,11 +170,13 @@ impl Outgoing {
     ) -> Begun {
         let Some(slots) = self.slots.get_mut(out.target.index()) else { return Begun::NoSlot };
         let slots = slots.get_or_insert_default();
-        let slot = (!slots.used).trailing_zeros() as usize;
-        if slot >= MEETINGS {
-            return Begun::NoSlot;
-        }
         let meetings = Meetings::with_target(peer);
+        // What an earlier life of this node announced and its target has not seen yet must stay as it is.
+        let is_free = |slot: &usize| {
+            let is_known = slots.generations[*slot] != 0;
+            slots.used & 1 << slot == 0 && (is_known || meetings.get(*slot).is_some_and(Meeting::is_over))
+        };
+        let Some(slot) = (0..MEETINGS).find(is_free) else { return Begun::NoSlot };
         let Some(meeting) = meetings.get(slot) else { return Begun::NoSlot };
         let latest = match slots.generations[slot] {
             // An earlier life of this node may have used it, and its target may not be done with that.
@@ -176,14 +188,17 @@ impl Outgoing {
         let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
         // The packet publishes it.
         meeting.open(generation);
-        slots.generations[slot] = generation as u16;
         let source = if self.copy == Copy::Origin { Place::Nowhere } else { local.place(order.bytes, order.len) };
         let rts = DirectPut { ticket, ends, source }.encode();
         match state.push_rts(order.tag, order.len, &rts) {
             Push::Done => {}
-            Push::Full => return Begun::Full,
-            Push::Down(_) => return Begun::Down,
+            failed => {
+                // The next attempt has the same name: there are not so many.
+                meeting.close(generation);
+                return if failed == Push::Full { Begun::Full } else { Begun::Down };
+            }
         }
+        slots.generations[slot] = generation as u16;
         slots.used |= 1 << slot;
         let mut report = TransferReport::new(Side::Origin, out.target, order.tag, ends);
         report.execute(Descriptor::Rts, 0);
@@ -205,6 +220,7 @@ impl Outgoing {
             put: Moved::default(),
             turns: 0,
             began: Instant::now(),
+            pulled: (0, Instant::now()),
             drained: false,
             report,
             monitor: self.monitor.clone(),
@@ -388,6 +404,9 @@ impl Transfer {
         let Some(meeting) = self.meeting() else { return };
         let pulled = meeting.pulled();
         let Some(progress) = meeting.progress(generation) else { return };
+        if pulled != self.pulled.0 {
+            self.pulled = (pulled, Instant::now());
+        }
         self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
         let moved = self.report.fifo.bytes + self.report.put.bytes;
         if pulled <= self.ends.len && moved + pulled >= self.ends.len {
@@ -418,14 +437,25 @@ impl Transfer {
         };
         let puts = self.target.is_some() && copy != Copy::Target;
         if !puts {
-            // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between.
-            return if get.pulls && self.piece.is_none() { false } else { self.push_piece(me) };
+            // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between: unless
+            // it has turned to other things.
+            let is_pulled = get.pulls && self.piece.is_none() && self.pulled.1.elapsed() < PULLS_WITHIN;
+            return !is_pulled && self.push_piece(me);
         }
         let fifo_first = self.ends.len >= FIFO_GOES_ON && self.turns.is_multiple_of(FIFO_SHARE);
         if (fifo_first || self.piece.is_some()) && self.push_piece(me) {
             return true;
         }
         self.put_chunk() || (self.target.is_none() && self.push_piece(me))
+    }
+
+    /// How long until the memory FIFO may do what it left to the target, if that lies ahead.
+    fn due(&self) -> Option<Duration> {
+        match self.get {
+            None if self.ends.len < FIFO_AT_ONCE => ANSWER_WITHIN.checked_sub(self.began.elapsed()),
+            Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(self.pulled.1.elapsed()),
+            _ => None,
+        }
     }
 
     /// One memory-FIFO packet.

@@ -30,7 +30,7 @@ impl Way {
         let lane = LANE[usize::from(self.distance == Distance::Far)];
         // Two that copy halves: (lane + toll) / 2 against lane. One that copies all: lane + toll, but the other is free meanwhile.
         let most = if self.refused { lane / 2 } else { lane };
-        self.lane += 1;
+        self.lane = self.lane.saturating_add(1);
         let is_kernel = toll <= most || (self.refused && toll <= lane && self.lane >= ASK_AGAIN);
         if is_kernel {
             self.lane = 0;

@@ -277,7 +277,8 @@ impl Engine {
             self.fabric.bell().disarm();
             return None;
         }
-        Some(timeout)
+        // Nobody rings when a target that does not answer is not waited for any longer.
+        Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
 
     /// After the sleep.

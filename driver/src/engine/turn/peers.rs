@@ -206,7 +206,9 @@ impl Engine {
             } else if incoming.look() == Look::Complete {
                 self.inbound.complete_transfer(at, self.by_poller);
             } else {
-                self.inbound.give_up_transfer(at);
+                let life = incoming.envelope.incarnation;
+                let origin = self.fabric.peer(node).filter(|peer| peer.incarnation() == life);
+                self.inbound.give_up_transfer(at, origin);
             }
         }
     }

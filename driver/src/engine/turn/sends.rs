@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::engine::baton::Token;
+use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
 use crate::node::way_index;
 use crate::transfer::descriptor::Control;
@@ -128,9 +129,9 @@ impl Engine {
             match look {
                 Look::Underway => at += 1,
                 Look::Complete => self.inbound.complete_transfer(at, self.by_poller),
-                Look::GivenUp => self.inbound.give_up_transfer(at),
+                Look::GivenUp => self.inbound.give_up_transfer(at, None),
                 Look::Broken(reason) => {
-                    self.inbound.give_up_transfer(at);
+                    self.inbound.give_up_transfer(at, self.fabric.peer(source));
                     self.on_broken(source, reason);
                     at = 0;
                 }
@@ -148,7 +149,8 @@ impl Engine {
             let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
             if let Some(peer) = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation)
                 && let Some(get) = incoming.answer(peer, &self.local, self.copy)
-                && self.send_control(me, source, incarnation, &get.encode())
+                // An error says that it is gone, or can't be told anything: then others notice.
+                && self.send_control(me, source, incarnation, &get.encode()).unwrap_or(true)
                 // On the way there it may have been seen that the origin is gone, and with it what it was sending.
                 && let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.id == id)
             {
@@ -160,15 +162,19 @@ impl Engine {
     }
 
     /// A word to another node's engine, at high priority. False if there is no room now.
-    pub fn send_control(&mut self, me: Token, node: NodeId, life: Incarnation, word: &[u8]) -> bool {
-        let Some(slot) = self.ways.get(way_index(node, Priority::High)) else { return true };
+    pub fn send_control(&mut self, me: Token, node: NodeId, life: Incarnation, word: &[u8]) -> Result<bool, Error> {
+        let Some(slot) = self.ways.get(way_index(node, Priority::High)) else { return Err(Error::NoSuchNode { node }) };
         let outbound = slot.get_or_init(|| Arc::new(Outbound::new(node, Priority::High))).clone();
-        let Some(mut state) = outbound.state.enter(me) else { return false };
-        if self.connect(&outbound, &mut state, life).is_err() {
-            // It is gone, which ends what this is about.
-            return true;
+        let Some(mut state) = outbound.state.enter(me) else { return Ok(false) };
+        self.connect(&outbound, &mut state, life)?;
+        if state.is_started() {
+            return Ok(false);
         }
-        !state.is_started() && state.push_control(word) == Push::Done
+        match state.push_control(word) {
+            Push::Done => Ok(true),
+            Push::Full => Ok(false),
+            Push::Down(_) => Err(Error::Damaged { node }),
+        }
     }
 
     /// Lists a way out that has something queued.
