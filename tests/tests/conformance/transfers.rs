@@ -573,7 +573,14 @@ pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
                     drop(receive);
                     // A poller may have delivered it before that: then it is gone with the buffer.
                     got = until("the message, or its end", || match b.try_recv(Match::any(), &mut buf).unwrap() {
-                        None if (0..100).any(|_| send.test()) => Some(b.try_recv(Match::any(), &mut buf).unwrap()),
+                        None if (0..100).any(|_| send.test()) => {
+                            until("it is over at its target, too", || {
+                                b.progress().unwrap();
+                                let is_its = |report: &TransferReport| (report.side, report.tag) == (Side::Target, round);
+                                b.transfers().unwrap().iter().any(is_its).then_some(())
+                            });
+                            Some(b.try_recv(Match::any(), &mut buf).unwrap())
+                        }
                         None => None,
                         some => Some(some),
                     });
