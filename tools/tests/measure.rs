@@ -109,7 +109,7 @@ fn latency_tells_all_in_json() {
         assert!(row["ratio"].as_f64().unwrap() > 0.0 && row["floor_p50_ns"].as_f64().unwrap() > 0.0);
         let (pipelined, long) = (&row["floor_pipelined_p50_ns"], row["size_bytes"].as_u64().unwrap() >= 16 << 10);
         assert_eq!(pipelined.as_f64().is_some_and(|ns| ns > 0.0), long, "{row}");
-        assert_eq!((&row["buffers"], &row["copy"]), (&"private".into(), &"auto".into()));
+        assert_eq!((&row["buffers"], &row["copy"]), (&"registered".into(), &"auto".into()));
     }
 }
 
