@@ -2,6 +2,7 @@
 
 #[cfg(not(loom))]
 pub mod dispatch;
+#[cfg(not(loom))]
 pub mod inbound;
 pub mod matching;
 #[cfg(not(loom))]
