@@ -64,7 +64,7 @@ pub struct Completion<B> {
 /// What a request did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// The message is in its target's lane.
+    /// The message is in its target's lane, or all of it was moved.
     Sent,
     /// The message is in the buffer.
     Received(Envelope),

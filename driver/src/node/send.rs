@@ -234,7 +234,8 @@ pub(super) fn gathered<'a>(pieces: &'a [IoSlice<'a>], room: &'a mut Vec<u8>) -> 
 }
 
 impl Node {
-    /// Sends a message to a node's present life and returns when it is in that node's lane: `bytes` may be reused. Any length; any tag.
+    /// Sends a message to a node's present life and returns when `bytes` may be reused: a short message is in that node's lane then, and a
+    /// [large one](crate::transfer) has been moved, in which the target may have a hand. Any length; any tag.
     ///
     /// Waits while the lane is full. If it would have to wait while this node itself has no room for what others send it,
     /// it returns `Full` instead, so that nodes which all send before they receive do not wait for each other for ever.

@@ -90,7 +90,7 @@ impl<T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable> Plain f
 ///
 /// When the last clone is dropped the region is withdrawn: its keys are stale from then on. A peer that is copying at that
 /// moment copies to or from pages that nobody else ever gets. Those pages are given back when the last peer has let go of
-/// them: when it next finds a key of this node stale, has mapped many more of its regions, or notices the end of this node.
+/// them: when it next finds a key of this node stale, has mapped many more of its regions, or leaves.
 ///
 /// It takes memory of `/dev/shm`, in whole pages and one more, from the moment on that it is made.
 pub struct Region<T> {

@@ -38,30 +38,24 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A request to send went out, or one was received: the peer's, if `offset` is 1.
+    /// A request to send went out.
     Rts 1 "rts";
     /// A chunk went out as memory-FIFO packets.
     MemoryFifo 2 "memory-fifo";
-    /// A remote get brought a descriptor for injection here, or one was sent.
+    /// A remote get was sent: it brings a descriptor back to its origin for injection.
     RemoteGet 3 "remote-get";
     /// A chunk was put into the target's buffer.
     DirectPut 4 "direct-put";
     /// A chunk was pulled out of the origin's buffer.
     Pull 5 "pull";
-    /// A message or transfer met the receive that accepts it.
-    Matched 6 "matched";
     /// A transfer is complete.
     Completed 7 "completed";
-    /// An operation was cancelled.
-    Cancelled 8 "cancelled";
     /// A peer died.
     PeerDied 9 "peer-died";
     /// A DMA counter reached zero: `transfer` is its index, `offset` its generation, `bytes` what it began with.
     CounterZero 10 "counter-zero";
     /// A loan was sent.
     LoanSent 11 "loan-sent";
-    /// A loan was taken.
-    LoanTaken 12 "loan-taken";
     /// A loan came back, or was given back.
     LoanReturned 13 "loan-returned";
     /// A node joined; without a peer, this one.
@@ -70,14 +64,6 @@ kinds! {
     Left 15 "left";
     /// A peer broke the rules of the shared memory.
     Damaged 16 "damaged";
-    /// Bytes were put by key.
-    Put 17 "put";
-    /// Bytes were got by key.
-    Get 18 "get";
-    /// A message was turned away: there was no room for it.
-    Refused 19 "refused";
-    /// A thread went to sleep on the doorbell.
-    Parked 20 "parked";
     /// Whatever a tool or a test wants to be found again.
     Mark 21 "mark";
 }
@@ -230,7 +216,7 @@ fn check(words: &[u64; WORDS - 1]) -> u64 {
 }
 
 /// The number that the kernel gave to this thread.
-fn thread() -> u32 {
+pub fn thread() -> u32 {
     if cfg!(miri) {
         return 1;
     }
