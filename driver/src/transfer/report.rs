@@ -2,7 +2,6 @@
 
 use doorbell_fabric::NodeId;
 use doorbell_shm::meeting::Moved;
-use std::cell::Cell;
 use std::collections::VecDeque;
 
 /// What a descriptor asks the engine to do.
@@ -138,12 +137,5 @@ impl Reports {
 
 /// The kernel's number of the calling thread, asked for once.
 pub fn thread_number() -> i32 {
-    thread_local!(static NUMBER: Cell<i32> = const { Cell::new(0) });
-    NUMBER.with(|number| {
-        if number.get() == 0 {
-            // SAFETY: no arguments, never fails.
-            number.set(unsafe { libc::gettid() });
-        }
-        number.get()
-    })
+    doorbell_shm::board::thread() as i32
 }

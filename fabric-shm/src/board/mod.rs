@@ -33,7 +33,7 @@ pub use figures::{FIGURES_HASH, Figure, FigureKind, Figures};
 #[cfg(not(loom))]
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyHistogram};
 #[cfg(not(loom))]
-pub use recorder::{RECORDS, Record, RecordKind, Recorded, Recorder};
+pub use recorder::{RECORDS, Record, RecordKind, Recorded, Recorder, thread};
 
 #[cfg(not(loom))]
 pub use home::{Board, Home};

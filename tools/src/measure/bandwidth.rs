@@ -2,7 +2,7 @@
 
 use super::args::{MeasureArgs, TransferArgs};
 use super::pairs;
-use super::plan::{Leg, Plan, Test};
+use super::plan::{Plan, Test, stream_leg, usual_stream};
 use super::report::{self, Header, Row};
 use super::size::Size;
 use crate::exit::Failure;
@@ -43,10 +43,7 @@ pub struct BandwidthArgs {
     measure: MeasureArgs,
 }
 
-/// Sections of each carrier.
-const ROUNDS: usize = 20;
-/// Bytes and messages that count, where nothing is said.
-const BYTES: u64 = 4 << 30;
+/// Messages that count, where nothing is said, at most.
 const MESSAGES: u64 = 1_000_000;
 /// Bytes of the buffers of one direction, at most.
 const WINDOW_BYTES: usize = 2 << 30;
@@ -60,20 +57,11 @@ pub fn run(args: &BandwidthArgs) -> Result<(), Failure> {
             format!("--window: {window} messages of {size} are more than the {} that buffers may have", Size(WINDOW_BYTES));
         return Err(Failure::usage(what, format!("--window {most} is enough for such messages")));
     }
-    let plan = args.measure.plan(Test::Bandwidth, &args.sizes, usual, leg)?;
+    let plan = args.measure.plan(Test::Bandwidth, &args.sizes, |bytes| usual_stream(bytes, MESSAGES), stream_leg)?;
     let (buffers, copy) = (args.transfer.buffers, args.transfer.copy);
     let plan = Plan { window, both_ways: args.both_ways, buffers, copy, ..plan };
     let outcome = pairs::carry_out(&plan)?;
     let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::bandwidth(&plan, leg, &outcome)).collect();
     report::print(args.measure.format, &Header::of(&plan), &rows);
     Ok(())
-}
-
-fn usual(bytes: usize) -> u64 {
-    (BYTES / (bytes as u64).max(1)).clamp(2 * ROUNDS as u64, MESSAGES)
-}
-
-fn leg(bytes: usize, messages: usize) -> Leg {
-    let rounds = ROUNDS.min(messages);
-    Leg { bytes, rounds, count: messages.div_ceil(rounds), warmup: 0 }
 }

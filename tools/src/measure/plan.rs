@@ -235,3 +235,19 @@ pub fn unpack(recorded: &[(u64, u64)]) -> Samples {
     recorded.iter().for_each(|(value, count)| samples.record_many(*value, *count));
     samples
 }
+
+/// Sections of a stream.
+const STREAM_ROUNDS: usize = 20;
+/// Bytes of a stream that count, where nothing is said.
+const STREAM_BYTES: u64 = 4 << 30;
+
+/// How many messages of a stream count, where nothing is said: `most` at most.
+pub fn usual_stream(bytes: usize, most: u64) -> u64 {
+    (STREAM_BYTES / (bytes as u64).max(1)).clamp(2 * STREAM_ROUNDS as u64, most)
+}
+
+/// The sections of a stream.
+pub fn stream_leg(bytes: usize, messages: usize) -> Leg {
+    let rounds = STREAM_ROUNDS.min(messages);
+    Leg { bytes, rounds, count: messages.div_ceil(rounds), warmup: 0 }
+}

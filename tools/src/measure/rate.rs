@@ -2,7 +2,7 @@
 
 use super::args::MeasureArgs;
 use super::pairs;
-use super::plan::{Leg, Test};
+use super::plan::{Test, stream_leg, usual_stream};
 use super::report::{self, Header, Row};
 use super::size::Size;
 use crate::exit::Failure;
@@ -37,27 +37,15 @@ pub struct RateArgs {
     measure: MeasureArgs,
 }
 
-/// Sections of each carrier.
-const ROUNDS: usize = 20;
 /// Messages that count, where nothing is said: of the smallest, and of others so many that bytes take no longer.
 const MESSAGES: u64 = 20_000_000;
-const BYTES: u64 = 4 << 30;
 
 /// Measures and prints.
 pub fn run(args: &RateArgs) -> Result<(), Failure> {
-    let plan = args.measure.plan(Test::Rate, &args.sizes, usual, leg)?;
+    let plan = args.measure.plan(Test::Rate, &args.sizes, |bytes| usual_stream(bytes, MESSAGES), stream_leg)?;
     let plan = args.measure.by_put(args.put, plan)?;
     let outcome = pairs::carry_out(&plan)?;
     let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::rate(&plan, leg, &outcome)).collect();
     report::print(args.measure.format, &Header::of(&plan), &rows);
     Ok(())
-}
-
-fn usual(bytes: usize) -> u64 {
-    (BYTES / (bytes as u64).max(1)).clamp(2 * ROUNDS as u64, MESSAGES)
-}
-
-fn leg(bytes: usize, messages: usize) -> Leg {
-    let rounds = ROUNDS.min(messages);
-    Leg { bytes, rounds, count: messages.div_ceil(rounds), warmup: 0 }
 }
