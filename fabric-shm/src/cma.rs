@@ -110,6 +110,20 @@ impl Reach {
         self.way == Way::Here
     }
 
+    /// Whether the first and the last of `len` bytes at `remote_addr` can be read: not all memory of a process can be, though its owner
+    /// may read it (secret memory, that of devices), and none of a process whose first thread has ended. One system call.
+    pub fn can_read(&self, remote_addr: u64, len: usize) -> bool {
+        let Way::Process(pid) = self.way else { return true };
+        let Ok(first) = address(remote_addr) else { return false };
+        let Some(last) = len.checked_sub(1).and_then(|last| first.checked_add(last)) else { return len == 0 };
+        let mut bytes = [0_u8; 2];
+        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let remote = [first, last].map(|at| libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: 1 });
+        // SAFETY: two bytes of ours; the kernel checks the other addresses.
+        let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), 2, 0) };
+        read == bytes.len() as isize
+    }
+
     /// Copies `len` bytes from `remote_addr` of the peer. One system call for two GiB, two more before and after to ask
     /// whether it is still the peer. Does not wait for the peer; thread-safe.
     ///

@@ -34,6 +34,8 @@ const LAST_SHIFT: u32 = 24;
 const CLOSED: u64 = 1 << 48;
 const FINISHED: u64 = 1 << 49;
 const GENERATION_SHIFT: u32 = 50;
+/// Bits of the number of bytes that were pulled. All of them say that the message can't be read: none is so long.
+const PULLED_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
 /// A slot for one transfer, in shared memory. All zero is free.
 #[repr(C, align(128))]
@@ -43,7 +45,7 @@ pub struct Meeting {
     /// What the origin has put: bytes 40 | chunks 24. Written by the origin.
     put: AtomicU64,
     _apart: [u64; 6],
-    /// Bytes that the target has copied itself. Written by the target.
+    /// Bytes that the target has copied itself: generation 14 | bytes 50. Written by the target.
     pulled: AtomicU64,
 }
 
@@ -175,6 +177,22 @@ impl Meeting {
         self.end(generation, CLOSED)
     }
 
+    /// Target: gives up, as bytes that it has claimed can't be read. False if that is too late.
+    pub fn refuse(&self, generation: u64) -> bool {
+        let pulled = self.pulled(generation);
+        self.set_pulled(generation, PULLED_MASK);
+        let closed = self.close(generation);
+        if !closed {
+            self.set_pulled(generation, pulled);
+        }
+        closed
+    }
+
+    /// Whether it was the target that gave up, as it can't read the message.
+    pub fn is_refused(&self, generation: u64) -> bool {
+        self.pulled(generation) == PULLED_MASK
+    }
+
     fn end(&self, generation: u64, how: u64) -> bool {
         let ended = self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
             (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
@@ -196,14 +214,15 @@ impl Meeting {
         Moved { bytes: word >> 24, chunks: word & COUNT_MASK }
     }
 
-    /// Target: has copied so many bytes itself.
-    pub fn set_pulled(&self, bytes: u64) {
-        self.pulled.store(bytes, Ordering::Release);
+    /// Target: has copied so many bytes itself. Of an earlier use this says nothing any more, so a target may be late with it.
+    pub fn set_pulled(&self, generation: u64, bytes: u64) {
+        self.pulled.store(generation << GENERATION_SHIFT | bytes & PULLED_MASK, Ordering::Release);
     }
 
     /// Bytes that the target says it has copied.
-    pub fn pulled(&self) -> u64 {
-        self.pulled.load(Ordering::Acquire)
+    pub fn pulled(&self, generation: u64) -> u64 {
+        let word = self.pulled.load(Ordering::Acquire);
+        if word >> GENERATION_SHIFT == generation { word & PULLED_MASK } else { 0 }
     }
 }
 
@@ -332,6 +351,21 @@ mod tests {
             }
             prop_assert_eq!(bytes, len);
         }
+    }
+
+    #[test]
+    fn what_a_target_says_late_counts_for_no_later_use() {
+        let meeting = Meeting::default();
+        meeting.open(1);
+        meeting.set_pulled(1, 100);
+        assert_eq!((meeting.pulled(1), meeting.pulled(2)), (100, 0));
+        assert!(meeting.close(1) && !meeting.is_refused(1));
+        meeting.open(2);
+        meeting.set_pulled(1, 200);
+        assert_eq!((meeting.pulled(2), meeting.refuse(1), meeting.is_refused(2)), (0, false, false));
+        assert!(meeting.refuse(2) && meeting.is_refused(2) && !meeting.finish(2));
+        meeting.open(3);
+        assert!(meeting.finish(3) && !meeting.refuse(3) && !meeting.is_refused(3));
     }
 
     #[test]

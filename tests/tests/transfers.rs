@@ -18,6 +18,7 @@ doorbell_tests::roles! {
     "waits for its receive" => waits_for_its_receive,
     "sends and sleeps" => sends_and_sleeps,
     "sends in bulk and in haste" => sends_in_bulk_and_in_haste,
+    "sends what nobody else may read" => sends_what_nobody_else_may_read,
 }
 
 const MIB: usize = 1 << 20;
@@ -291,5 +292,69 @@ fn without_a_reach_into_private_memory_everything_arrives() {
     process.kill();
     assert!(process.ended_by(soon()));
     drop(process);
+    node.leave().unwrap();
+}
+
+const SECRET: usize = 5 * MIB;
+
+/// Memory of which this part can be read by this process alone; `None` where the system has no such memory.
+fn secret_memory(part: std::ops::Range<usize>) -> Option<&'static mut [u8]> {
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+    use std::num::NonZeroUsize;
+    let nonzero = |len| NonZeroUsize::new(len).unwrap();
+    let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: new memory, which nobody else knows of.
+    let whole = unsafe { mmap_anonymous(None, nonzero(SECRET), rights, MapFlags::MAP_PRIVATE) }.unwrap();
+    // SAFETY: no arguments but flags.
+    let fd = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
+    let fd = std::fs::File::from(unsafe {
+        <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(i32::try_from(fd).ok().filter(|fd| *fd >= 0)?)
+    });
+    fd.set_len(part.len() as u64).ok()?;
+    let at = nonzero(whole.addr().get() + part.start);
+    // SAFETY: in the midst of the memory above, of which nobody has a reference yet.
+    unsafe { mmap(Some(at), nonzero(part.len()), rights, MapFlags::MAP_SHARED | MapFlags::MAP_FIXED, &fd, 0) }.ok()?;
+    // SAFETY: mapped for good.
+    Some(unsafe { std::slice::from_raw_parts_mut(whole.as_ptr().cast(), SECRET) })
+}
+
+fn sends_what_nobody_else_may_read() {
+    let (node, words) = (join(), Words::inherited());
+    let parts = [(1, 0..SECRET), (2, SECRET - 2 * MIB / 8..SECRET - MIB / 8)];
+    let memory = parts.map(|(tag, part)| secret_memory(part).map(|memory| (tag, memory)));
+    words[at::GO].store(if memory.iter().all(Option::is_some) { 1 } else { 3 }, SeqCst);
+    for (tag, memory) in memory.into_iter().flatten() {
+        memory.copy_from_slice(&pattern::bytes(SECRET, tag));
+        let sent = node.send(NodeId(0), tag, memory);
+        match (tag, sent) {
+            (1, sent) => sent.unwrap(),
+            // Those who may not read it say so.
+            (_, Err(error)) => assert!(error.to_string().contains("no other process"), "{error}"),
+            (_, Ok(())) => panic!("a part of a message was lost, and its sender not told"),
+        }
+    }
+    node.send(NodeId(0), 3, b"the next").unwrap();
+    node.leave().unwrap();
+}
+
+/// Memory that the kernel keeps from others goes through the lane where that is seen beforehand; where it is not, its sender is
+/// told, and nobody is called a liar.
+#[test]
+fn memory_that_only_its_owner_may_read() {
+    let _turn = Turn::take();
+    let domain = Domain::new("secret");
+    let words = Words::new(at::COUNT);
+    let node = Node::builder(domain.name()).id(0).join().unwrap();
+    let process = start("sends what nobody else may read", &domain, "inline", &words);
+    let mut buf = vec![0; SECRET];
+    if until("the other has its memory", || Some(words[at::GO].load(SeqCst)).filter(|word| *word > 0)) == 3 {
+        println!("this system has no secret memory: not tested");
+        return;
+    }
+    assert_eq!(node.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+    pattern::check(&buf, 1);
+    let envelope = node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    assert_eq!((envelope.tag, &buf[..envelope.len]), (3, &b"the next"[..]));
+    process.end_well(PATIENCE);
     node.leave().unwrap();
 }

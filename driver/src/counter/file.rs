@@ -122,7 +122,7 @@ impl CounterFile {
     /// Has a descriptor made readable at zero; at once if the present use is there already.
     pub(crate) fn interrupt(&self, index: usize, fd: Arc<OwnedFd>) {
         self.counters.with(index, |told, standing| {
-            if standing.zero && standing.generation != 0 {
+            if standing.zero && standing.set {
                 raise(&fd);
             }
             told.interrupt = Some(fd);

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::node::Node;
 use crate::region::{Key, Plain, ReadWrite};
 use crate::transfer::descriptor::Lower;
+use std::time::{Duration, Instant};
 
 impl Node {
     /// Lowers a counter of another node, or of this one, by `bytes`: that node's engine does so at its next turn. What this thread put
@@ -18,6 +19,18 @@ impl Node {
     /// # Errors
     /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn notify(&self, key: CounterKey, bytes: u64) -> Result<()> {
+        self.notify_until(key, bytes, None)
+    }
+
+    /// As [`notify`](Self::notify), waiting for room until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: the counter is not lowered; otherwise as [`notify`](Self::notify).
+    pub fn notify_by(&self, key: CounterKey, bytes: u64, deadline: Instant) -> Result<()> {
+        self.notify_until(key, bytes, Some(deadline))
+    }
+
+    fn notify_until(&self, key: CounterKey, bytes: u64, deadline: Option<Instant>) -> Result<()> {
         let shared = self.shared();
         let me = shared.check()?;
         if (key.node, key.incarnation) == (self.id(), self.incarnation()) {
@@ -25,7 +38,7 @@ impl Node {
             return Ok(());
         }
         let word = Lower { key, bytes }.encode();
-        let mut gear = Gear::new(shared.wait(), None);
+        let mut gear = Gear::new(shared.wait(), deadline);
         loop {
             {
                 let mut engine = shared.enter(me, "notify")?;
@@ -48,7 +61,7 @@ impl Node {
                 // The target rings nobody for this, so sleep a little and look again.
                 Step::Park(_) => {
                     shared.check_peers(me);
-                    std::thread::sleep(std::time::Duration::from_micros(200));
+                    std::thread::sleep(Duration::from_micros(200));
                 }
             }
         }
@@ -80,5 +93,21 @@ impl Node {
     pub fn put_notify<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>, counter: CounterKey) -> Result<()> {
         self.put(from, to)?;
         self.notify(counter, size_of_val(from) as u64)
+    }
+
+    /// As [`put_notify`](Self::put_notify), waiting for room for the notification until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: the elements are in their place, and the counter is not lowered; otherwise as
+    /// [`put_notify`](Self::put_notify).
+    pub fn put_notify_by<T: Plain>(
+        &self,
+        from: &[T],
+        to: Key<T, ReadWrite>,
+        counter: CounterKey,
+        deadline: Instant,
+    ) -> Result<()> {
+        self.put(from, to)?;
+        self.notify_by(counter, size_of_val(from) as u64, deadline)
     }
 }

@@ -40,6 +40,25 @@ fn waiters_of_every_kind_are_woken() {
 }
 
 #[test]
+fn a_notification_waits_for_room_until_its_deadline() {
+    let space = Space::heap();
+    let [a, b] = [(); 2]
+        .map(|()| Node::builder("notify").space(space.clone()).progress(Progress::Inline).wait(Wait::Park).join().unwrap());
+    let counter = b.counter().unwrap();
+    counter.init(1 << 30).unwrap();
+    let region = b.region::<u8>(1).unwrap();
+    let notify = || a.put_notify_by(&[1], region.key(), counter.key(), Instant::now() + Duration::from_millis(1));
+    // Nobody drives the other node, so the lane fills.
+    let lowered = (0..100_000).find(|_| matches!(notify(), Err(Error::Timeout { operation: "notify", .. }))).unwrap();
+    let deadline = soon();
+    while counter.value() != (1 << 30) - lowered && Instant::now() < deadline {
+        b.progress().unwrap();
+    }
+    assert_eq!(counter.value(), (1 << 30) - lowered);
+    notify().unwrap();
+}
+
+#[test]
 fn a_wait_ends_at_its_deadline_and_with_the_node() {
     let node = node(Progress::Inline, Wait::Auto);
     let counter = node.counter().unwrap();
@@ -142,6 +161,9 @@ fn an_interrupt_comes_at_zero_and_goes_with_the_next_use() {
     late.init(0).unwrap();
     assert!(readable(late.interrupt().unwrap(), 0), "asked for after the fact");
     assert_eq!(late.interrupt().unwrap().as_raw_fd(), late.interrupt().unwrap().as_raw_fd());
+    drop(late);
+    let again = node.counter().unwrap();
+    assert!(!readable(again.interrupt().unwrap(), 0), "what the counter's former owner completed is not this one's");
 }
 
 proptest! {

@@ -118,6 +118,15 @@ impl RegionTable {
         Ok(self.life(&mut self.peers(), membership, node, incarnation)?.inbox.clone())
     }
 
+    /// Lets go of all that is mapped of this life of a peer: it is over.
+    pub fn let_go(&self, node: NodeId, incarnation: Incarnation) {
+        if let Entry::Occupied(life) = self.peers().entry(node)
+            && life.get().inbox.incarnation() == incarnation
+        {
+            life.remove();
+        }
+    }
+
     /// As [`map_peer`](Self::map_peer), for a copy of `bytes`, and tells why not.
     pub fn open(
         &self,
@@ -235,6 +244,13 @@ mod tests {
         assert!(last.iter().all(|region| region.upgrade().is_none()));
         assert!(table.map_peer(&a, b.id(), Incarnation(99), 0, true).is_none());
         assert!(table.inbox(&a, b.id(), b.incarnation()).unwrap().reach().is_some());
+        let kept = b.create_region(60, 64).unwrap();
+        let one = Arc::downgrade(&map(60, true).unwrap());
+        table.let_go(b.id(), Incarnation(99));
+        assert!(one.upgrade().is_some());
+        table.let_go(b.id(), b.incarnation());
+        assert!(one.upgrade().is_none());
+        drop(kept);
         b.abandon();
         assert!(matches!(table.open(&a, b.id(), b.incarnation(), 1, true, usize::MAX), Err(Miss::Gone { left: false })));
     }

@@ -11,7 +11,7 @@ use doorbell_fabric::{Envelope, PRIORITIES, Payload};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::copies::Distance;
 use doorbell_shm::domain::{Membership, PeerInbox};
-use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Progress};
+use doorbell_shm::meeting::{Claim, End, Meeting, Meetings};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,8 +60,8 @@ pub enum Sink {
 const SETTLE: Duration = Duration::from_millis(100);
 /// Bytes of a packet of the smallest lane that there may be.
 const PACKET_LEAST: u64 = 4096;
-/// Bytes that a piece holds: so much memory is asked for at once.
-const PIECE_BYTES: usize = 64 << 10;
+/// Memory for parts is asked for in multiples of so many bytes.
+const PARTS_STEP: usize = 64 << 10;
 
 /// Parts of a message with their offsets, in the order in which they came. Memory is taken as bytes arrive: a length that a peer
 /// only spoke of costs nothing.
@@ -76,7 +76,7 @@ impl Pieces {
                 payload.append_to(bytes);
             }
             _ => {
-                let mut bytes = Vec::with_capacity(payload.len().next_multiple_of(PIECE_BYTES));
+                let mut bytes = Vec::with_capacity(payload.len().next_multiple_of(PARTS_STEP));
                 payload.append_to(&mut bytes);
                 self.0.push((at, bytes));
             }
@@ -182,7 +182,8 @@ impl Incoming {
         let distance = Distance::measured(began.elapsed().as_nanos());
         self.source = match copy {
             Copy::Origin => None,
-            _ => Remote::of(self.put.source, len as u64, peer, local, false),
+            // What can't be read goes through the lane.
+            _ => Remote::of(self.put.source, len as u64, peer, local, false).filter(|source| source.is_readable(len as u64)),
         };
         let target = match copy {
             Copy::Target => Place::Nowhere,
@@ -283,21 +284,18 @@ impl Incoming {
         let (at, len) = self.put.ends.place(run);
         // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
-            let over = |progress: Progress| progress.closed || progress.finished;
-            if error.raw_os_error() == Some(libc::ESRCH) {
-                // Its death will be told.
-                self.source = None;
-                return Ok(false);
+            tracing::debug!(node = self.envelope.source.0, %error, "a chunk of a message can't be read");
+            // An origin that is dead will be told of; one that took the message back since has closed already. Otherwise nobody can move
+            // this chunk any more: its origin learns that, and the receive waits for another message.
+            if source.is_alive() {
+                meeting.refuse(u64::from(self.put.ticket.generation));
             }
-            if meeting.progress(u64::from(self.put.ticket.generation)).is_none_or(over) {
-                // It took the message back since the chunk was claimed, and its memory is its own again.
-                return Ok(false);
-            }
-            return Err("memory that it offered can't be read");
+            self.source = None;
+            return Ok(false);
         }
         self.report.pulled.add(len, run.count);
         self.report.execute(Descriptor::Pull, len);
-        meeting.set_pulled(self.report.pulled.bytes);
+        meeting.set_pulled(u64::from(self.put.ticket.generation), self.report.pulled.bytes);
         self.note(monitor, RecordKind::Pull, at, len);
         monitor.tallies.add(Figure::BytesPulled, len);
         Ok(true)

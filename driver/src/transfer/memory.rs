@@ -2,6 +2,7 @@
 
 use super::Place;
 use crate::region::table::RegionTable;
+use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::{Membership, PeerInbox};
 use doorbell_shm::region::PeerRegion;
 use std::io;
@@ -26,6 +27,11 @@ impl Local {
             Some((number, offset)) => Place::Region { number, offset },
             None => Place::Private(bytes.expose_provenance() as u64),
         }
+    }
+
+    /// Lets go of what is mapped of a peer whose life is over.
+    pub fn let_go(&self, node: NodeId, incarnation: Incarnation) {
+        self.regions.let_go(node, incarnation);
     }
 
     /// Whether they lie in a region.
@@ -61,6 +67,22 @@ impl Remote {
     /// Whether private memory of a peer can be reached.
     pub fn can_reach(peer: &Arc<PeerInbox>) -> bool {
         peer.reach().is_some()
+    }
+
+    /// Whether its bytes can be read, as far as a look at their ends tells.
+    pub fn is_readable(&self, len: u64) -> bool {
+        match self {
+            Self::Private(peer, address) => peer.reach().is_some_and(|reach| reach.can_read(*address, len as usize)),
+            Self::Region(..) => true,
+        }
+    }
+
+    /// Whether the other end lives, if a copy that failed left that open.
+    pub fn is_alive(&self) -> bool {
+        match self {
+            Self::Private(peer, _) => peer.is_alive(),
+            Self::Region(..) => true,
+        }
     }
 
     /// Copies from there.

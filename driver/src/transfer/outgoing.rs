@@ -45,6 +45,8 @@ pub struct Outgoing {
     turns: u32,
     /// Transfers for which somebody waits.
     active: usize,
+    /// A target that broke the rules of a meeting.
+    broken: Option<NodeId>,
     reports: Reports,
     monitor: Arc<Monitor>,
 }
@@ -81,6 +83,8 @@ struct Transfer {
     pulled: (u64, Instant),
     /// The op has ended, and the bytes are not ours any more; the target is not done yet.
     drained: bool,
+    /// The target broke the rules.
+    broken: bool,
     report: TransferReport,
     monitor: Arc<Monitor>,
 }
@@ -122,6 +126,7 @@ impl Outgoing {
             from_high,
             turns: 0,
             active: 0,
+            broken: None,
             reports: Reports::default(),
             monitor,
         }
@@ -222,6 +227,7 @@ impl Outgoing {
             began: Instant::now(),
             pulled: (0, Instant::now()),
             drained: false,
+            broken: false,
             report,
             monitor: self.monitor.clone(),
         });
@@ -253,6 +259,7 @@ impl Outgoing {
         while let Some(transfer) = self.transfers.get_mut(at) {
             if transfer.look() {
                 let transfer = self.transfers.swap_remove(at);
+                self.broken = self.broken.or(transfer.broken.then_some(transfer.out.target));
                 self.free(transfer);
             } else {
                 at += 1;
@@ -281,6 +288,11 @@ impl Outgoing {
         }
         self.count();
         ended
+    }
+
+    /// A target that broke the rules of a meeting, told once.
+    pub fn take_broken(&mut self) -> Option<NodeId> {
+        self.broken.take()
     }
 
     /// Whether a transfer that was not answered stands behind one that was, to the same node: its target is at work, and will come to
@@ -381,7 +393,7 @@ impl Transfer {
         }
         let generation = u64::from(self.ticket.generation);
         let Some(progress) = self.meeting().and_then(|meeting| meeting.progress(generation)) else {
-            self.op.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
+            self.broken();
             return true;
         };
         self.look_at_counter();
@@ -389,10 +401,20 @@ impl Transfer {
             self.zero();
         }
         if progress.closed {
-            // From over there: its receiver took it and wants no more of it.
-            self.op.finish(Outcome::Sent);
+            // From over there: its receiver took it and wants no more of it, or can't.
+            let refused = self.meeting().is_some_and(|meeting| meeting.is_refused(generation));
+            self.op.finish(if refused { Outcome::Failed(self.unreadable()) } else { Outcome::Sent });
         }
         progress.finished || progress.closed
+    }
+
+    #[cold]
+    fn unreadable(&self) -> Error {
+        let (len, node, at) = (self.ends.len, self.out.target, self.bytes);
+        let why = "the system lets no other process read a part of its memory";
+        Error::Invalid {
+            what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}; send a copy of it"),
+        }
     }
 
     /// The send counter: what is still to move. At zero the send is complete.
@@ -402,7 +424,7 @@ impl Transfer {
         }
         let generation = u64::from(self.ticket.generation);
         let Some(meeting) = self.meeting() else { return };
-        let pulled = meeting.pulled();
+        let pulled = meeting.pulled(generation);
         let Some(progress) = meeting.progress(generation) else { return };
         if pulled != self.pulled.0 {
             self.pulled = (pulled, Instant::now());
@@ -530,11 +552,23 @@ impl Transfer {
         }
     }
 
-    fn claim(&self, end: End, most: u64) -> Option<Run> {
+    fn claim(&mut self, end: End, most: u64) -> Option<Run> {
         match self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end, most) {
             Claim::Chunks(run) => Some(run),
-            Claim::Met | Claim::Over | Claim::Damaged => None,
+            Claim::Met | Claim::Over => None,
+            Claim::Damaged => {
+                self.close();
+                self.broken();
+                None
+            }
         }
+    }
+
+    /// The target wrote into the meeting what no target does.
+    #[cold]
+    fn broken(&mut self) {
+        self.broken = true;
+        self.op.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
     }
 }
 
@@ -546,7 +580,7 @@ fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerI
         while let Some(progress) = meeting.progress(generation) {
             let last = progress.last.min(ends.chunks());
             let claimed = if last == 0 { 0 } else { ends.place(Run { first: ends.chunks() - last, count: last }).1 };
-            if meeting.pulled() + meeting.put().bytes >= claimed || !target.is_alive() {
+            if meeting.pulled(generation) + meeting.put().bytes >= claimed || !target.is_alive() {
                 break;
             }
             std::thread::yield_now();

@@ -9,6 +9,7 @@ use super::Home;
 use crate::layout::{COUNTER_STATUS_OFFSET, COUNTERS as LAYOUT_COUNTERS, COUNTERS_OFFSET, COUNTERS_USED_OFFSET};
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many DMA counters a node has.
@@ -57,6 +58,8 @@ pub struct Standing {
     pub size: u64,
     /// Whether it has reached zero, and that was told.
     pub zero: bool,
+    /// Whether it was set since it was taken.
+    pub set: bool,
 }
 
 /// The DMA counters of a node. Thread-safe. `T` is what the owner keeps beside each counter: who is to be told.
@@ -69,7 +72,7 @@ pub struct Counters<T> {
     used: Mutex<Status>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Slot<T> {
     /// Generation and value.
     word: AtomicU64,
@@ -83,6 +86,8 @@ struct Life<T> {
     size: u64,
     /// It has not been brought to zero yet.
     counting: bool,
+    /// It was set since it was taken.
+    set: bool,
     kept: T,
 }
 
@@ -91,9 +96,15 @@ fn pack(generation: u32, value: u64) -> u64 {
 }
 
 impl<T: Default> Counters<T> {
-    /// The counters of a node, all free and at zero.
+    /// The counters of a node, all free and at zero. The generations begin at random, so that no key to one is made by guessing.
     pub fn new(home: Home) -> Self {
-        let slots = (0..COUNTERS).map(|_| Slot::default()).collect();
+        let seed = RandomState::new();
+        let slot = |index| {
+            let generation = seed.hash_one(index) as u32;
+            let (word, generation) = (AtomicU64::new(pack(generation, 0)), AtomicU32::new(generation));
+            Slot { word, generation, life: Mutex::default() }
+        };
+        let slots = (0..COUNTERS).map(slot).collect();
         Self { home, slots, status: [const { AtomicU64::new(0) }; COUNTERS / 64], used: Mutex::default() }
     }
 
@@ -113,7 +124,7 @@ impl<T: Default> Counters<T> {
         let kept = {
             let mut life = lock(&slot.life);
             self.begin(index, slot, &mut life, 0);
-            life.counting = false;
+            life.set = false;
             self.mark(index, false);
             std::mem::take(&mut life.kept)
         };
@@ -135,7 +146,7 @@ impl<T: Default> Counters<T> {
         let mut life = lock(&slot.life);
         self.mark(index, bytes == 0);
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        let standing = Standing { generation, size: bytes, zero: bytes == 0 };
+        let standing = Standing { generation, size: bytes, zero: bytes == 0, set: true };
         begun(&mut life.kept, standing);
         self.begin(index, slot, &mut life, bytes);
         Some(generation)
@@ -143,7 +154,7 @@ impl<T: Default> Counters<T> {
 
     fn begin(&self, index: usize, slot: &Slot<T>, life: &mut Life<T>, bytes: u64) {
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        (life.size, life.counting) = (bytes, bytes > 0);
+        (life.size, life.counting, life.set) = (bytes, bytes > 0, true);
         slot.generation.store(generation, Ordering::Relaxed);
         // Release: who lowers this use sees what was written before it began. The word as a whole changes at once, so that
         // what lowers the former use finds another generation.
@@ -183,7 +194,7 @@ impl<T: Default> Counters<T> {
             self.show_value(index, slot);
             life.counting = false;
             self.mark(index, true);
-            let standing = Standing { generation, size: life.size, zero: true };
+            let standing = Standing { generation, size: life.size, zero: true, set: true };
             zero(&mut life.kept, standing);
         }
         Lowered::Zero { excess: left }
@@ -195,7 +206,7 @@ impl<T: Default> Counters<T> {
         let slot = self.slots.get(index)?;
         let mut life = lock(&slot.life);
         let generation = slot.generation.load(Ordering::Relaxed);
-        let standing = Standing { generation, size: life.size, zero: !life.counting };
+        let standing = Standing { generation, size: life.size, zero: !life.counting, set: life.set };
         Some(look(&mut life.kept, standing))
     }
 

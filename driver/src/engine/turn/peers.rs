@@ -178,6 +178,7 @@ impl Engine {
             Change::Drained(node, incarnation) => {
                 self.drop_inbound_of(node);
                 self.inbound.lenders.forget(node, incarnation);
+                self.local.let_go(node, incarnation);
                 for assembly in &mut self.inbound.assemblies[node.index() * PRIORITIES..][..PRIORITIES] {
                     assembly.expected = 0;
                 }

@@ -137,7 +137,11 @@ impl Engine {
                 }
             }
         }
-        work + self.outgoing.step(me)
+        work += self.outgoing.step(me);
+        if let Some(target) = self.outgoing.take_broken() {
+            self.on_broken(target, "more chunks claimed than the message has, or a meeting named anew");
+        }
+        work
     }
 
     /// Tells the origins of what was matched where it is to be stored.
