@@ -2,7 +2,8 @@
 //!
 //! Spin half a microsecond; then yield. If a yield really switched to somebody, the processors are crowded: for the next
 //! waits spin only a quarter of a microsecond and then yield until the awaited thing happened. If yields do not switch,
-//! spin on for some 30 µs. Then park. One policy for everything that waits.
+//! spin on for some 30 µs, with a yield whenever the wait has doubled: each takes a third of a microsecond, in which nobody looks.
+//! Then park. One policy for everything that waits.
 
 use std::cell::Cell;
 use std::fmt;
@@ -81,6 +82,8 @@ pub struct Gear {
     deadline: Option<Instant>,
     began: Option<Instant>,
     checked: Option<Instant>,
+    /// How long it has waited when it yields next.
+    yield_at: Duration,
     yielding: bool,
     crowded: bool,
     slept: bool,
@@ -90,7 +93,7 @@ impl Gear {
     /// A wait that begins now.
     #[inline(always)]
     pub fn new(wait: Wait, deadline: Option<Instant>) -> Self {
-        Self { wait, deadline, began: None, checked: None, yielding: false, crowded: false, slept: false }
+        Self { wait, deadline, began: None, checked: None, yield_at: SPIN, yielding: false, crowded: false, slept: false }
     }
 
     /// Something happened: it may be followed by more, so begin with spinning again.
@@ -126,6 +129,7 @@ impl Gear {
             None => {
                 let crowded = CROWDED.get();
                 self.crowded = crowded > 0;
+                self.yield_at = if self.crowded { SPIN_CROWDED } else { SPIN };
                 CROWDED.set(crowded.saturating_sub(1));
                 self.checked.get_or_insert(now);
                 *self.began.insert(now)
@@ -151,20 +155,20 @@ impl Gear {
     }
 
     fn auto(&mut self, now: Instant, waited: Duration) -> Step {
-        if !self.slept && waited < if self.crowded { SPIN_CROWDED } else { SPIN } {
-            return Step::Again;
-        }
-        if self.slept {
-            return Step::Park(self.park_at_most(now));
-        }
         let most = if self.yielding || self.crowded { YIELD_MOST } else { SPIN_ON };
-        if waited >= most {
+        if self.slept || waited >= most {
             return Step::Park(self.park_at_most(now));
+        }
+        if waited < self.yield_at {
+            return Step::Again;
         }
         std::thread::yield_now();
         if now.elapsed() > SWITCHED {
             CROWDED.set(MEMORY);
             self.yielding = true;
+        }
+        if !self.yielding && !self.crowded {
+            self.yield_at = 2 * waited;
         }
         Step::Again
     }
