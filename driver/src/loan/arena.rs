@@ -19,6 +19,8 @@ const BATCH_BYTES: usize = 128 << 10;
 /// Blocks of one size taken since readers were last asked for theirs, below which more are cut instead: asking costs a line's
 /// journey.
 const HUNGRY: u32 = 8;
+/// So many blocks of a size are enough for an exchange in turns: with fewer, readers are asked while somebody waits.
+const ENOUGH: usize = 8;
 
 /// The class of blocks for so many bytes; `None` if there are none so large.
 #[inline(always)]
@@ -177,6 +179,11 @@ impl Arenas {
     /// Whether blocks of a class come and go so fast that it is better to have more of them.
     pub fn is_hungry(&self, class: usize) -> bool {
         self.classes[class].taken < HUNGRY
+    }
+
+    /// The same, where there are few and no room to cut more.
+    pub fn is_short(&self, class: usize) -> bool {
+        self.is_hungry(class) && self.classes[class].blocks < ENOUGH
     }
 
     /// Readers were asked for what they have done with.

@@ -16,6 +16,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of the first arena, unless more is asked for.
 const FIRST: usize = 1 << 20;
+/// An arena has room for so many blocks of the size for which it is made.
+const SOME: usize = 4;
+/// Bytes of an arena that is made although readers could be asked for blocks: at most.
+const COMFORT: usize = 32 << 20;
 /// The most arenas of a node.
 pub(super) const ARENAS_MAX: usize = 256;
 
@@ -125,33 +129,50 @@ impl Lender {
     fn grant_slow(&self, me: Token, bytes: usize) -> Result<Grant> {
         let none = || Error::LoansOut { bytes, limit: self.limit };
         let class = class_of(bytes).filter(|_| bytes <= self.limit).ok_or_else(none)?;
-        if let Some(grant) = self.enter(me)?.find(class) {
+        let (least, some) = (class_bytes(class), class_bytes(class).saturating_mul(SOME));
+        let comfort = |room: usize| some <= room.min(COMFORT);
+        let grant = {
+            let mut books = self.enter(me)?;
+            let asks = !comfort(self.room(&books));
+            books.find(class, asks)
+        };
+        if let Some(grant) = grant {
             return Ok(grant);
         }
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let (room, reserved) = {
             let mut books = self.enter(me)?;
-            if let Some(grant) = books.find(class) {
+            let room = self.room(&books);
+            if let Some(grant) = books.find(class, !comfort(room)) {
                 // Another thread has just made an arena.
                 return Ok(grant);
             }
-            let reserved = books.arenas.bytes();
-            (if books.arenas.count() < ARENAS_MAX { self.limit.saturating_sub(reserved) } else { 0 }, reserved)
+            (room, books.arenas.bytes())
         };
-        let least = class_bytes(class);
         if least > room {
             return self.enter(me)?.find_in_larger(class).ok_or_else(none);
         }
         // Each as large as all before, so that there are few.
-        let wish = FIRST.max(reserved).max(least.saturating_mul(4)).min(room);
+        let wish = FIRST.max(reserved).max(some).min(room);
         let number = || self.regions.next_number();
         let region = self.membership.create_region(number(), wish);
         // Where there is no room for so much there may be for less.
-        let region = if wish > least { region.or_else(|_| self.membership.create_region(number(), least)) } else { region }?;
+        let region = if wish > least { region.or_else(|_| self.membership.create_region(number(), least)) } else { region };
         let mut books = self.enter(me)?;
-        books.arenas.add(region.len());
-        books.memory.push(region);
-        books.find(class).ok_or_else(none)
+        match region {
+            Ok(region) => {
+                books.arenas.add(region.len());
+                books.memory.push(region);
+            }
+            // It may have been for comfort only.
+            Err(error) => return books.find(class, true).ok_or_else(|| error.into()),
+        }
+        books.find(class, true).ok_or_else(none)
+    }
+
+    /// Bytes that further arenas may have.
+    fn room(&self, books: &Books) -> usize {
+        if books.arenas.count() < ARENAS_MAX { self.limit.saturating_sub(books.arenas.bytes()) } else { 0 }
     }
 
     /// One more holds the block.
@@ -226,10 +247,13 @@ impl Books {
         Grant { block, arena: region.number(), offset: offset as u64, ptr: unsafe { region.ptr().add(offset) } }
     }
 
-    /// Whatever can be had of the arenas there are, for blocks of this size.
-    fn find(&mut self, class: usize) -> Option<Grant> {
+    /// Whatever can be had of the arenas there are, for blocks of this size. Where there are few: only if `asks`.
+    fn find(&mut self, class: usize, asks: bool) -> Option<Grant> {
         let hungry = self.arenas.is_hungry(class) && self.arenas.cut(class);
         if !hungry {
+            if !asks && self.arenas.is_short(class) {
+                return None;
+            }
             self.collect();
             self.arenas.asked(class);
         }

@@ -67,13 +67,18 @@ where
 }
 
 impl MeasureArgs {
+    /// Whether anybody reads or writes the bytes of a message, besides whoever carries it.
+    pub fn touches_bytes(&self) -> bool {
+        self.floor || !self.untouched
+    }
+
     /// The plan of a measurement of these sizes. `usual` says how many messages of a size there are if nothing is said, and
     /// `leg` makes sections of them.
     pub fn plan(
         &self,
         test: Test,
         sizes: &[Size],
-        usual: fn(usize) -> u64,
+        usual: impl Fn(usize) -> u64,
         leg: impl Fn(usize, usize) -> Leg,
     ) -> Result<Plan, Failure> {
         let allowed =

@@ -66,6 +66,9 @@ const ROUNDS: usize = 16;
 
 /// Measures and prints.
 pub fn run(args: &LatencyArgs) -> Result<(), Failure> {
+    // What is only handed over takes no longer for being longer.
+    let handed_over = args.loan && !args.measure.touches_bytes();
+    let usual = |bytes| usual(if handed_over { 0 } else { bytes });
     let plan = args.measure.plan(Test::Latency, &args.sizes, usual, |bytes, messages| leg(args, bytes, messages))?;
     let (buffers, copy, loan) = (args.transfer.buffers, args.transfer.copy, args.loan);
     let plan = Plan { buffers, copy, loan, ..args.measure.by_put(args.put, plan)? };
