@@ -12,6 +12,7 @@ use doorbell_fabric::{Incarnation, NodeId, Push};
 use doorbell_shm::domain::Membership;
 use doorbell_shm::region::OwnRegion;
 use doorbell_shm::returns::{RETURNS, Returns};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of the first arena, unless more is asked for.
@@ -60,20 +61,14 @@ struct Slot {
     block: BlockId,
 }
 
-/// A block in hand: which, and where.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grant {
-    pub block: BlockId,
-    pub arena: u32,
-    pub offset: u64,
-    pub ptr: *mut u8,
-}
+/// A block in hand, and where it begins.
+type Grant = (BlockId, NonNull<u8>);
 
 /// A loan that is to be sent.
 #[derive(Clone, Copy)]
-pub(super) struct Parcel<'a> {
+pub(super) struct Parcel {
     pub tag: u64,
-    pub grant: &'a Grant,
+    pub block: BlockId,
     pub len: usize,
     /// The handle goes on holding the block.
     pub keep: bool,
@@ -104,7 +99,7 @@ impl Lender {
     #[inline(always)]
     fn enter(&self, me: Token) -> Result<BatonGuard<'_, Books>> {
         // Nobody's code runs in here, so no thread ever comes twice.
-        self.books.enter(me).ok_or(Error::Reentrant { operation: "loan" })
+        self.books.enter(me).ok_or_else(|| Error::Reentrant { operation: "loan" })
     }
 
     /// Bytes of loans sent so far.
@@ -192,24 +187,25 @@ impl Lender {
     /// Puts a loan's packet into a lane. If it is done, the reader holds the block: as one more if it keeps, else in
     /// place of the caller. `Full` also if the reader has as many loans as it can have.
     #[inline(always)]
-    pub(super) fn offer(&self, me: Token, state: &mut OutState, node: NodeId, parcel: &Parcel<'_>) -> Result<Push> {
-        let Parcel { tag, grant, len, keep } = *parcel;
+    pub(super) fn offer(&self, me: Token, state: &mut OutState, node: NodeId, parcel: &Parcel) -> Result<Push> {
+        let Parcel { tag, block, len, keep } = *parcel;
         let mut books = self.enter(me)?;
-        let Some((slot, generation)) = books.reserve(&self.membership, node, state.incarnation, grant.block) else {
+        let Some((slot, generation)) = books.reserve(&self.membership, node, state.incarnation, block) else {
             return Ok(Push::Full);
         };
-        let lease = Lease { arena: grant.arena, slot, generation, offset: grant.offset, len: len as u64 };
+        let (region, offset) = books.place(block);
+        let lease = Lease { arena: region.number(), slot, generation, offset: offset as u64, len: len as u64 };
         let push = state.push_loan(tag, &lease.encode(), len);
         if push != Push::Done {
             books.cancel(node, slot);
             return Ok(push);
         }
         if keep {
-            books.arenas.hold(grant.block);
+            books.arenas.hold(block);
         }
         self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(len as u64), Ordering::Relaxed);
         // Now, while the message is on its way, and not when the next loan is written.
-        if books.arenas.is_used_up(grant.block) {
+        if books.arenas.is_used_up(block) {
             books.collect();
         }
         Ok(push)
@@ -242,9 +238,15 @@ impl Lender {
 impl Books {
     #[inline(always)]
     fn grant(&self, block: BlockId) -> Grant {
-        let (region, offset) = (&self.memory[block.arena as usize], self.arenas.offset(block));
-        // SAFETY: a block lies within its arena.
-        Grant { block, arena: region.number(), offset: offset as u64, ptr: unsafe { region.ptr().add(offset) } }
+        let (region, offset) = self.place(block);
+        // SAFETY: a block lies within its arena, and no mapping begins at zero.
+        (block, unsafe { NonNull::new_unchecked(region.ptr()).add(offset) })
+    }
+
+    /// In which region a block lies, and where.
+    #[inline(always)]
+    fn place(&self, block: BlockId) -> (&OwnRegion, usize) {
+        (&self.memory[block.arena as usize], self.arenas.offset(block))
     }
 
     /// Whatever can be had of the arenas there are, for blocks of this size. Where there are few: only if `asks`.

@@ -56,7 +56,7 @@ use crate::error::Error;
 use crate::node::Shared;
 use crate::region::Plain;
 use crate::{Node, Result};
-use lender::Grant;
+use arena::BlockId;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -65,7 +65,7 @@ use std::sync::Arc;
 /// A block of this node that a handle holds. Dropping it holds it no longer.
 struct Held {
     shared: Arc<Shared>,
-    grant: Grant,
+    block: BlockId,
     len: usize,
 }
 
@@ -79,7 +79,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         // In a forked child the books may be open for ever.
         if !doorbell_shm::space::forked() {
-            self.shared.lender().release(Token::current(), self.grant.block);
+            self.shared.lender().release(Token::current(), self.block);
         }
     }
 }
@@ -169,7 +169,7 @@ impl<T: ?Sized> Clone for Loan<T> {
     fn clone(&self) -> Self {
         is_there();
         let held = Held { shared: self.held.shared.clone(), ..self.held };
-        if held.shared.lender().hold(Token::current(), held.grant.block).is_err() {
+        if held.shared.lender().hold(Token::current(), held.block).is_err() {
             unreachable!("no thread is within the books twice");
         }
         Self { held, ptr: self.ptr }
@@ -211,8 +211,8 @@ impl Node {
     /// [`Error::Shm`] if there is no room for more; [`Error::Closed`], [`Error::Forked`].
     #[inline]
     pub fn loan<T: Plain>(&self) -> Result<LoanMut<T>> {
-        let held = self.hold(size_of::<T>(), align_of::<T>())?;
-        let ptr = held.start().cast();
+        let (held, start) = self.hold(size_of::<T>(), align_of::<T>())?;
+        let ptr = start.cast();
         Ok(LoanMut { held, ptr })
     }
 
@@ -223,8 +223,8 @@ impl Node {
     #[inline]
     pub fn loan_slice<T: Plain>(&self, len: usize) -> Result<LoanMut<[T]>> {
         // What is too long for the address space is too long for any limit.
-        let held = self.hold(len.saturating_mul(size_of::<T>()), align_of::<T>())?;
-        let ptr = NonNull::slice_from_raw_parts(held.start().cast(), len);
+        let (held, start) = self.hold(len.saturating_mul(size_of::<T>()), align_of::<T>())?;
+        let ptr = NonNull::slice_from_raw_parts(start.cast(), len);
         Ok(LoanMut { held, ptr })
     }
 
@@ -247,21 +247,14 @@ impl Node {
     }
 
     #[inline]
-    fn hold(&self, len: usize, align: usize) -> Result<Held> {
+    fn hold(&self, len: usize, align: usize) -> Result<(Held, NonNull<u8>)> {
         let me = self.shared().check()?;
         if align > doorbell_shm::layout::PAGE {
             return Err(Error::Invalid { what: format!("elements of a loan are aligned to a page at most, not to {align}") });
         }
         // Blocks are aligned to their size, up to a page.
-        let grant = self.shared().lender().grant(me, len.max(align))?;
-        Ok(Held { shared: self.shared().clone(), grant, len })
-    }
-}
-
-impl Held {
-    #[inline(always)]
-    fn start(&self) -> NonNull<u8> {
-        NonNull::new(self.grant.ptr).unwrap_or_else(|| unreachable!("a mapping does not begin at zero"))
+        let (block, start) = self.shared().lender().grant(me, len.max(align))?;
+        Ok((Held { shared: self.shared().clone(), block, len }, start))
     }
 }
 

@@ -91,7 +91,7 @@ impl<T: ?Sized> Loan<T> {
 
 #[inline(always)]
 fn send(held: &Held, to: Recipient<'_>, tag: u64, keep: bool, deadline: Option<Instant>) -> Result<()> {
-    let parcel = Parcel { tag, grant: &held.grant, len: held.len, keep };
+    let parcel = Parcel { tag, block: held.block, len: held.len, keep };
     let shared = &held.shared;
     let me = shared.check()?;
     let (outbound, life) = match to {
@@ -123,7 +123,7 @@ fn note(held: &Held, outbound: &Outbound) {
     // After it is published, so that it is no part of its journey.
     if held.len >= RECORDED {
         let record = Record::new(RecordKind::LoanSent).peer(outbound.target).priority(outbound.priority);
-        held.shared.monitor().record(&record.at(held.grant.offset).bytes(held.len as u64));
+        held.shared.monitor().record(&record.bytes(held.len as u64));
     }
 }
 
@@ -134,7 +134,7 @@ fn send_slow(
     held: &Held,
     outbound: &Arc<Outbound>,
     life: Option<Incarnation>,
-    parcel: &Parcel<'_>,
+    parcel: &Parcel,
     deadline: Option<Instant>,
 ) -> Result<()> {
     let (shared, node): (&Shared, _) = (&held.shared, outbound.target);
