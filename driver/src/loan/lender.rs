@@ -99,7 +99,10 @@ impl Lender {
     #[inline(always)]
     fn enter(&self, me: Token) -> Result<BatonGuard<'_, Books>> {
         // Nobody's code runs in here, so no thread ever comes twice.
-        self.books.enter(me).ok_or_else(|| Error::Reentrant { operation: "loan" })
+        match self.books.enter(me) {
+            Some(books) => Ok(books),
+            None => Err(Error::Reentrant { operation: "loan" }),
+        }
     }
 
     /// Bytes of loans sent so far.

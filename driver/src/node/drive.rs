@@ -197,7 +197,7 @@ impl Shared {
     /// The way to a node at normal priority, with the life it leads to: the path of [`Node::send`](super::Node::send).
     #[inline]
     pub(crate) fn known_way(&self, me: Token, node: NodeId) -> Result<(&Arc<Outbound>, Incarnation)> {
-        let slot = self.ways.get(way_index(node, Priority::Normal)).ok_or_else(|| Error::NoSuchNode { node })?;
+        let slot = self.ways.get(way_index(node, Priority::Normal)).ok_or(Error::NoSuchNode { node })?;
         if let Some(outbound) = slot.get()
             && let Some(state) = outbound.state.enter(me)
             && state.link.is_some()
