@@ -12,6 +12,8 @@ use doorbell_tests::process::{Process, told};
 use doorbell_tests::words::Words;
 use nix::sys::resource::{UsageWho, getrusage};
 use rustix::process::Signal;
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
 
 doorbell_tests::roles! {
@@ -307,9 +309,9 @@ fn secret_memory(part: std::ops::Range<usize>) -> Option<&'static mut [u8]> {
     let whole = unsafe { mmap_anonymous(None, nonzero(SECRET), rights, MapFlags::MAP_PRIVATE) }.unwrap();
     // SAFETY: no arguments but flags.
     let fd = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
-    let fd = std::fs::File::from(unsafe {
-        <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(i32::try_from(fd).ok().filter(|fd| *fd >= 0)?)
-    });
+    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: new, and nobody else's.
+    let fd = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     fd.set_len(part.len() as u64).ok()?;
     let at = nonzero(whole.addr().get() + part.start);
     // SAFETY: in the midst of the memory above, of which nobody has a reference yet.
