@@ -11,6 +11,7 @@ mod members;
 mod messages;
 mod regions;
 mod requests;
+mod taken_back;
 mod threads;
 mod transfers;
 
@@ -128,6 +129,8 @@ suite! {
         order_is_kept_among_long_and_short_messages
         several_threads_move_large_messages_at_once
         a_node_moves_a_large_message_to_itself
+        counters_reach_zero_once_whatever_the_delays;
+    taken_back:
         a_large_send_is_taken_back_in_the_middle
         memory_of_a_send_that_was_taken_back_is_not_read
         a_slot_that_is_used_again_does_not_harm_its_new_message
@@ -137,8 +140,7 @@ suite! {
         the_origin_of_a_large_message_leaves
         the_target_of_a_large_message_leaves
         the_origin_of_a_large_message_dies
-        the_target_of_a_large_message_dies
-        counters_reach_zero_once_whatever_the_delays;
+        the_target_of_a_large_message_dies;
     loans:
         loans_of_every_length_arrive_intact
         values_and_slices_are_lent_as_what_they_are

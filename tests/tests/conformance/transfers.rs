@@ -1,18 +1,18 @@
 //! Large messages, moved from both ends: whatever the memory, the orientation, and the moment at which somebody asks for them.
 
 use doorbell::transfer::Side;
-use doorbell::{Copy, Done, Envelope, Error, Event, Figure, Match, Node, Priority, Region, Request, TransferReport};
-use doorbell_tests::patience::{briefly, finishes, running, soon, until};
+use doorbell::{Copy, Done, Envelope, Error, Figure, Match, Node, Region, Request, TransferReport};
+use doorbell_tests::patience::{finishes, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
-use doorbell_tests::world::{Ground, World};
+use doorbell_tests::world::World;
 use std::sync::mpsc;
 
 const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
+pub(super) const MIB: usize = 1 << 20;
 /// Around the shortest message that is moved so, around the edges of its chunks, around what gives the target time to answer.
 const LENGTHS: [usize; 9] = [32 * KIB + 1, 48 * KIB - 1, 48 * KIB, 64 * KIB + 1, MIB - 1, MIB, MIB + 1, 2 * MIB - 7, 5 * MIB];
-const LONGEST: usize = 5 * MIB;
+pub(super) const LONGEST: usize = 5 * MIB;
 /// Regions' messages begin here: no page's edge, no word's.
 const SKEW: usize = 13;
 
@@ -107,7 +107,7 @@ fn receive(form: Form, node: &Node, accepts: Match, mut buffer: Buffer) -> (door
 }
 
 #[track_caller]
-fn waited<B>(request: Request<B>) -> doorbell::Completion<B> {
+pub(super) fn waited<B>(request: Request<B>) -> doorbell::Completion<B> {
     request.wait_by(soon()).unwrap_or_else(|_| panic!("a request does not end"))
 }
 
@@ -118,7 +118,7 @@ fn all_sent<B>(requests: Vec<Request<B>>) {
     }
 }
 
-fn received(result: doorbell::Result<Done>) -> doorbell::Result<Envelope> {
+pub(super) fn received(result: doorbell::Result<Done>) -> doorbell::Result<Envelope> {
     result.map(|done| match done {
         Done::Received(envelope) => envelope,
         other => panic!("{other:?}"),
@@ -127,7 +127,7 @@ fn received(result: doorbell::Result<Done>) -> doorbell::Result<Envelope> {
 
 /// The report of one transfer, at one of its ends, once it is over there.
 #[track_caller]
-fn report(node: &Node, side: Side, tag: u64) -> TransferReport {
+pub(super) fn report(node: &Node, side: Side, tag: u64) -> TransferReport {
     until("a transfer is over", || {
         let mut reports = node.transfers().unwrap();
         reports.retain(|report| report.side == side && report.tag == tag);
@@ -138,7 +138,7 @@ fn report(node: &Node, side: Side, tag: u64) -> TransferReport {
 
 /// Both ends of a transfer say the same of it, and every byte was counted once.
 #[track_caller]
-fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) -> [TransferReport; 2] {
+pub(super) fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) -> [TransferReport; 2] {
     let ends = [report(origin, Side::Origin, tag), report(target, Side::Target, tag)];
     let [there, here] = &ends;
     assert_eq!((there.peer, here.peer), (target.id(), origin.id()));
@@ -153,7 +153,7 @@ fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) -> [Transfe
 
 /// Waits until a node has sent so many bytes by memory FIFO since `before`. Turns its engine, as `Inline` asks for.
 #[track_caller]
-fn pushed(node: &Node, before: u64, bytes: u64) {
+pub(super) fn pushed(node: &Node, before: u64, bytes: u64) {
     until("some of it goes by memory FIFO", || {
         node.progress().unwrap();
         (node.figures().unwrap()[Figure::BytesFifo] >= before + bytes).then_some(())
@@ -162,7 +162,7 @@ fn pushed(node: &Node, before: u64, bytes: u64) {
 
 /// The same, unless the target was so fast that nothing had to go that way.
 #[track_caller]
-fn pushed_or_ended<B>(node: &Node, before: u64, send: &Request<B>) {
+pub(super) fn pushed_or_ended<B>(node: &Node, before: u64, send: &Request<B>) {
     until("some of it goes by memory FIFO", || {
         (send.test() || node.figures().unwrap()[Figure::BytesFifo] > before).then_some(())
     });
@@ -385,390 +385,6 @@ pub fn a_node_moves_a_large_message_to_itself(world: &World) {
     });
     pattern::check(&buf, 77);
     waited(sending).result.unwrap();
-}
-
-/// What arrives next is this, and nothing was before it.
-#[track_caller]
-fn next_is(from: &Node, to: &Node, tag: u64) {
-    let (sender, target) = (from.clone(), to.id());
-    let sending = running("a send", move || sender.send_by(target, tag, &pattern::bytes(70_000, tag), soon()).unwrap());
-    let mut buf = vec![0; 70_000];
-    let envelope = to.recv_by(Match::from(from.id()), &mut buf, soon()).unwrap();
-    assert_eq!((envelope.tag, envelope.len), (tag, 70_000), "something else arrived");
-    pattern::check(&buf, tag);
-    sending.join();
-    assert_eq!(to.try_recv(Match::any(), &mut buf).unwrap(), None);
-    while let Some(event) = to.try_event().unwrap() {
-        assert!(!matches!(event, Event::Damaged { .. }), "{event}");
-    }
-}
-
-pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
-    // The target takes no long message that it did not ask for, so the send can't end.
-    let [a, b] = world.nodes_with_pool(64 << 10);
-    for (round, drops) in [false, true, false].into_iter().enumerate() {
-        let before = a.figures().unwrap()[Figure::BytesFifo];
-        let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 3)).unwrap();
-        pushed(&a, before, 1);
-        if drops {
-            drop(send);
-        } else {
-            let buffer = send.cancel().unwrap_or_else(|completion| panic!("it had ended: {:?}", completion.result));
-            pattern::check(&buffer, 3);
-        }
-        next_is(&a, &b, 10 + round as u64);
-    }
-    let given_up = a.transfers().unwrap().into_iter().filter(|report| report.tag == 1).collect::<Vec<_>>();
-    assert_eq!(given_up.len(), 3);
-    assert!(given_up.iter().all(|report| report.zeroes == 0 && report.fifo.bytes > 0), "{given_up:?}");
-    // A receive that was waiting for it takes the next one.
-    let receive = b.start_recv(Match::from(a.id()), vec![0; LONGEST]).unwrap();
-    let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 3)).unwrap();
-    let delivered = match send.cancel() {
-        Ok(buffer) => {
-            pattern::check(&buffer, 3);
-            false
-        }
-        Err(_) => true,
-    };
-    let sending = (!delivered).then(|| {
-        let (sender, to) = (a.clone(), b.id());
-        running("a send", move || sender.send_by(to, 2, &pattern::bytes(100_000, 2), soon()).unwrap())
-    });
-    let completion = waited(receive);
-    sending.into_iter().for_each(|sending| sending.join());
-    let envelope = received(completion.result).unwrap();
-    assert_eq!(envelope.tag, if delivered { 1 } else { 2 });
-    pattern::check(&completion.buffer[..envelope.len], if delivered { 3 } else { 2 });
-}
-
-/// Bytes that are no memory any more as soon as they are dropped: whoever looks at them later is caught.
-struct Pages(*mut u8, usize);
-
-// SAFETY: a mapping of its own.
-unsafe impl Send for Pages {}
-
-impl Pages {
-    fn new(len: usize, seed: u64) -> Self {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping.
-        let ptr = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
-        assert_ne!(ptr, libc::MAP_FAILED);
-        let mut pages = Self(ptr.cast(), len);
-        pattern::fill(pages.as_mut(), seed);
-        pages
-    }
-}
-
-impl AsRef<[u8]> for Pages {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: mapped as long as this lives.
-        unsafe { std::slice::from_raw_parts(self.0, self.1) }
-    }
-}
-
-impl AsMut<[u8]> for Pages {
-    fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: mapped as long as this lives.
-        unsafe { std::slice::from_raw_parts_mut(self.0, self.1) }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`.
-        unsafe { libc::munmap(self.0.cast(), self.1) };
-    }
-}
-
-pub fn memory_of_a_send_that_was_taken_back_is_not_read(world: &World) {
-    let [a, b] = world.nodes();
-    let (receiver, from) = (b.clone(), a.id());
-    // Copies whatever comes, until the last one.
-    let receiving = running("receives", move || {
-        let mut buf = vec![0; LONGEST];
-        loop {
-            let envelope = receiver.recv_by(Match::from(from), &mut buf, soon()).unwrap();
-            pattern::check(&buf[..envelope.len], 9);
-            if envelope.tag == 2 {
-                return;
-            }
-        }
-    });
-    let mut random = Random::new(3);
-    let mut taken_back = 0;
-    for _ in 0..60 {
-        let send = a.start_send(b.id(), 1, Pages::new(MIB / 2, 9)).unwrap();
-        for _ in 0..random.below(12) {
-            std::thread::yield_now();
-            a.progress().unwrap();
-        }
-        taken_back += usize::from(send.cancel().map(drop).is_ok());
-    }
-    a.send_by(b.id(), 2, &pattern::bytes(100_000, 9), soon()).unwrap();
-    receiving.join();
-    println!("{taken_back} of 60 were taken back");
-    while let Some(event) = b.try_event().unwrap() {
-        assert!(!matches!(event, Event::Damaged { .. }), "{event}");
-    }
-}
-
-pub fn a_slot_that_is_used_again_does_not_harm_its_new_message(world: &World) {
-    let [a, b] = world.nodes();
-    let urgent = a.peer_with_priority(b.id(), Priority::High).unwrap();
-    for round in 0..5 {
-        // Its RTS may still be in its lane when that of the next one, which overtakes it, is seen.
-        let late = a.start_send(b.id(), 1, pattern::bytes(MIB, 1)).unwrap();
-        let taken_back = late.cancel().is_ok();
-        let send = urgent.start_send(2, pattern::bytes(MIB, round)).unwrap();
-        let mut receive = Some(b.start_recv(Match::any().tag(2), vec![0; MIB]).unwrap());
-        until("the urgent message arrives", || {
-            send.test();
-            receive.as_ref().unwrap().test().then_some(())
-        });
-        pattern::check(&waited(receive.take().unwrap()).buffer, round);
-        waited(send).result.unwrap();
-        let mut buf = vec![0; MIB];
-        if !taken_back {
-            assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
-        }
-        assert_eq!(b.try_recv(Match::any(), &mut buf).unwrap(), None);
-    }
-}
-
-pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
-    let a = world.builder(0).copy(Copy::Origin).join().unwrap();
-    let b = world.node(1);
-    for round in 0..4 {
-        let seed = 20 + round;
-        let before = a.figures().unwrap()[Figure::BytesFifo];
-        let send = a.start_send(b.id(), round, pattern::bytes(LONGEST, seed)).unwrap();
-        let mut buf = vec![0; LONGEST];
-        let mut got = None;
-        if round == 0 {
-            // A deadline that passes in mid-transfer: the origin of an inline world does not move meanwhile.
-            pushed(&a, before, 1);
-            match b.recv_by(Match::any(), &mut buf, briefly()) {
-                Ok(envelope) => got = Some(envelope),
-                Err(error) => assert!(matches!(error, Error::Timeout { .. }), "{error:?}"),
-            }
-        } else {
-            let receive = b.start_recv(Match::any(), vec![0; LONGEST]).unwrap();
-            pushed(&a, before, 1);
-            b.progress().unwrap();
-            if round == 1 {
-                match receive.cancel() {
-                    Ok(mut buffer) => buffer.fill(0xee),
-                    Err(completion) => {
-                        got = Some(received(completion.result).unwrap());
-                        buf = completion.buffer;
-                    }
-                }
-            } else if round == 2 {
-                if receive.test() {
-                    let completion = waited(receive);
-                    got = Some(received(completion.result).unwrap());
-                    buf = completion.buffer;
-                } else {
-                    drop(receive);
-                    // A poller may have delivered it before that: then it is gone with the buffer.
-                    got = until("the message, or its end", || match b.try_recv(Match::any(), &mut buf).unwrap() {
-                        None if (0..100).any(|_| send.test()) => {
-                            until("it is over at its target, too", || {
-                                b.progress().unwrap();
-                                let is_its = |report: &TransferReport| (report.side, report.tag) == (Side::Target, round);
-                                b.transfers().unwrap().iter().any(is_its).then_some(())
-                            });
-                            Some(b.try_recv(Match::any(), &mut buf).unwrap())
-                        }
-                        None => None,
-                        some => Some(some),
-                    });
-                    if got.is_none() {
-                        continue;
-                    }
-                }
-            } else {
-                // A forgotten receive keeps its memory, and the message.
-                std::mem::forget(receive);
-                until("the send ends", || {
-                    b.progress().unwrap();
-                    send.test().then_some(())
-                });
-                next_is(&a, &b, 30);
-                continue;
-            }
-        }
-        // The next receive gets it whole.
-        let sending = running("a send", move || waited(send).result.map(drop).unwrap());
-        let envelope = match got {
-            Some(envelope) => envelope,
-            None => b.recv_by(Match::any(), &mut buf, soon()).unwrap(),
-        };
-        sending.join();
-        assert_eq!((envelope.tag, envelope.len), (round, LONGEST));
-        pattern::check(&buf, seed);
-        reports_agree(&a, &b, round, LONGEST);
-    }
-    // Forgotten requests keep their nodes.
-    a.leave().unwrap();
-    b.leave().unwrap();
-}
-
-pub fn large_requests_end_within_a_reader(world: &World) {
-    let a = world.builder(0).copy(Copy::Origin).join().unwrap();
-    let b = world.node(1);
-    // A receive, in the middle of its message: what had arrived is gone with its buffer, and nothing is written there.
-    let receive = b.start_recv(Match::any().tag(1), Pages::new(LONGEST, 0)).unwrap();
-    let send = a.start_send(b.id(), 1, pattern::bytes(LONGEST, 5)).unwrap();
-    pushed(&a, 0, 1);
-    let urgent = a.peer_with_priority(b.id(), Priority::High).unwrap();
-    urgent.send_by(2, b"now", soon()).unwrap();
-    b.recv_with_by(Match::any().tag(2), soon(), |_, _| drop(receive)).unwrap();
-    until("the send ends", || {
-        b.progress().unwrap();
-        send.test().then_some(())
-    });
-    drop(waited(send));
-    let mut buf = vec![0; LONGEST];
-    while let Some(envelope) = b.try_recv(Match::any(), &mut buf).unwrap() {
-        assert_eq!(envelope.tag, 1);
-        pattern::check(&buf, 5);
-    }
-    next_is(&a, &b, 3);
-    // A send, in the middle of its message: not delivered, or it had ended.
-    let send = a.start_send(b.id(), 4, Pages::new(LONGEST, 6)).unwrap();
-    b.send_by(a.id(), 5, b"now", soon()).unwrap();
-    let completion = a.recv_with_by(Match::any().tag(5), soon(), |_, _| send.cancel()).unwrap();
-    let sent = completion.err().is_some_and(|completion| match completion.result {
-        Ok(_) => true,
-        Err(error) => {
-            assert!(matches!(error, Error::Cancelled), "{error:?}");
-            false
-        }
-    });
-    if sent {
-        let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
-        assert_eq!(envelope.tag, 4);
-        pattern::check(&buf, 6);
-    }
-    next_is(&a, &b, 6);
-}
-
-pub fn a_forgotten_large_send_is_sound(world: &World) {
-    let [a, b] = world.nodes();
-    std::mem::forget(a.start_send(b.id(), 1, pattern::bytes(LONGEST, 8)).unwrap());
-    let (receiver, driver) = (b.clone(), a.clone());
-    let receiving = running("a receive", move || {
-        let mut buf = vec![0; LONGEST];
-        receiver.recv_by(Match::any(), &mut buf, soon()).unwrap();
-        buf
-    });
-    report(&driver, Side::Origin, 1);
-    pattern::check(&receiving.join(), 8);
-    reports_agree(&a, &b, 1, LONGEST);
-    drop(driver);
-    a.leave().unwrap();
-    b.leave().unwrap();
-}
-
-/// Waits until a node knows another's present life.
-#[track_caller]
-fn meets(node: &Node, other: &Node) {
-    until("the news", || {
-        node.progress().unwrap();
-        node.peer(other.id()).ok().filter(|peer| peer.incarnation() == other.incarnation()).map(drop)
-    });
-}
-
-/// A node that goes in mid-transfer, of this side; and then another life of it.
-fn one_end_goes(world: &World, side: Side, how: fn(Node), died: bool) {
-    let [a, b] = world.nodes();
-    for round in 0..3 {
-        let goes = world.node(2);
-        [&a, &b].into_iter().for_each(|node| meets(node, &goes));
-        let (stays, sink) = if round == 1 { (&b, Match::any()) } else { (&a, Match::from(goes.id())) };
-        let (life, id) = (goes.incarnation(), goes.id());
-        let gone = |error: &Error| match error {
-            Error::PeerDied { node, incarnation } => died && (*node, *incarnation) == (id, life),
-            Error::PeerLeft { node, incarnation } => !died && (*node, *incarnation) == (id, life),
-            _ => false,
-        };
-        if side == Side::Origin {
-            let receive = stays.start_recv(sink.tag(1), vec![0; LONGEST]).unwrap();
-            let send = goes.start_send(stays.id(), 1, pattern::bytes(LONGEST, 1)).unwrap();
-            pushed_or_ended(&goes, 0, &send);
-            stays.progress().unwrap();
-            how(goes);
-            if round == 1 {
-                // It is bound to nobody: a message of somebody else ends it, unless a poller was faster than the end.
-                let (sender, to) = (a.clone(), stays.id());
-                let sending = running("a send", move || sender.send_by(to, 1, &pattern::bytes(LONGEST, 2), soon()).unwrap());
-                let completion = waited(receive);
-                let envelope = received(completion.result).unwrap();
-                pattern::check(&completion.buffer, if envelope.source == a.id() { 2 } else { 1 });
-                if envelope.source != a.id() {
-                    stays.recv_by(Match::from(a.id()), &mut vec![0; LONGEST], soon()).unwrap();
-                }
-                sending.join();
-            } else {
-                let completion = waited(receive);
-                match completion.result {
-                    Ok(_) => pattern::check(&completion.buffer, 1),
-                    Err(error) => assert!(gone(&error), "{error:?}"),
-                }
-            }
-            drop(send);
-        } else {
-            let receive = goes.start_recv(Match::any(), vec![0; LONGEST]).unwrap();
-            let send = stays.start_send(goes.id(), 1, pattern::bytes(LONGEST, 1)).unwrap();
-            goes.progress().unwrap();
-            how(goes);
-            let completion = waited(send);
-            if let Err(error) = completion.result {
-                assert!(gone(&error), "{error:?}");
-            }
-            pattern::check(&completion.buffer, 1);
-            drop(receive);
-        }
-        // A new life under the same id, in both directions.
-        let heir = world.node(2);
-        assert_ne!(heir.incarnation(), life);
-        [&a, &b].into_iter().for_each(|node| meets(node, &heir));
-        for (from, to) in [(&heir, stays), (stays, &heir)] {
-            let (sender, target) = (from.clone(), to.id());
-            let sending = running("a send", move || sender.send_by(target, 9, &pattern::bytes(LONGEST, 4), soon()).unwrap());
-            let mut buf = vec![0; LONGEST];
-            let envelope = to.recv_by(Match::from(from.id()).tag(9), &mut buf, soon()).unwrap();
-            assert_eq!((envelope.len, envelope.incarnation), (LONGEST, from.incarnation()));
-            pattern::check(&buf, 4);
-            sending.join();
-        }
-        while let Some(event) = stays.try_event().unwrap() {
-            assert!(!matches!(event, Event::Damaged { .. }), "{event}");
-        }
-        heir.leave().unwrap();
-    }
-}
-
-pub fn the_origin_of_a_large_message_leaves(world: &World) {
-    one_end_goes(world, Side::Origin, |node| node.leave().unwrap(), false);
-}
-
-pub fn the_target_of_a_large_message_leaves(world: &World) {
-    one_end_goes(world, Side::Target, |node| node.leave().unwrap(), false);
-}
-
-pub fn the_origin_of_a_large_message_dies(world: &World) {
-    if world.ground != Ground::Posix {
-        one_end_goes(world, Side::Origin, Node::abandon, true);
-    }
-}
-
-pub fn the_target_of_a_large_message_dies(world: &World) {
-    if world.ground != Ground::Posix {
-        one_end_goes(world, Side::Target, Node::abandon, true);
-    }
 }
 
 pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
