@@ -136,6 +136,7 @@ impl Reach {
     /// is in this process (in a heap space), `remote_addr` is an exposed address of `len` readable bytes.
     pub unsafe fn read(&self, remote_addr: u64, dst: *mut u8, len: usize) -> io::Result<()> {
         self.owner_lives()?;
+        fault_point!("cma.copying");
         match self.way {
             // SAFETY: caller. The two may be one buffer.
             Way::Here => unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(address(remote_addr)?), dst, len) },
@@ -144,6 +145,7 @@ impl Reach {
                 unsafe { libc::process_vm_readv(pid, local, 1, remote, 1, 0) }
             }))?,
         }
+        fault_point!("cma.copied");
         self.owner_lives()
     }
 
@@ -157,6 +159,7 @@ impl Reach {
     /// them for this until it has been told that it is done. If it is in this process, the address is exposed.
     pub unsafe fn write(&self, remote_addr: u64, src: *const u8, len: usize) -> io::Result<()> {
         self.owner_lives()?;
+        fault_point!("cma.copying");
         match self.way {
             // SAFETY: caller. The two may be one buffer.
             Way::Here => unsafe { std::ptr::copy(src, std::ptr::with_exposed_provenance_mut(address(remote_addr)?), len) },
@@ -165,6 +168,7 @@ impl Reach {
                 unsafe { libc::process_vm_writev(pid, local, 1, remote, 1, 0) }
             }))?,
         }
+        fault_point!("cma.copied");
         self.owner_lives()
     }
 

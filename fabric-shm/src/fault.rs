@@ -1,29 +1,167 @@
-//! Places where a test can kill this process: see `fault_point!`.
+//! Fault points: places at which a test can have this process, or the thread that comes by, die, stop or wait.
+//!
+//! `DOORBELL_FAULT` says where and what: one or several, with commas between them, of
+//!
+//! - `PLACE:N:WHAT`: at the `N`-th arrival at a place of [`PLACES`];
+//! - `any:SEED:ONE_IN:WHAT`: at one arrival in so many on average, wherever it is; the same seed chooses the same arrivals.
+//!
+//! `WHAT` is `kill` (the default): SIGKILL to the process; `stop`: SIGSTOP to it, until somebody sends SIGCONT; or `delay=MS`: this
+//! thread sleeps. What can't be read is an error on stderr, and ends the process: a test that asked for a fault must not go on
+//! without one.
 
-use std::sync::OnceLock;
+use std::str::FromStr;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// All places, in the order in which a node comes by them.
+pub const PLACES: [&str; 31] = [
+    "join.locked",
+    "join.domain",
+    "join.reaped",
+    "join.inbox",
+    "join.board",
+    "join.entered",
+    "segment.nameless",
+    "segment.unfinished",
+    "reap.file",
+    "lane.claimed",
+    "lane.written",
+    "lane.published",
+    "lane.blanked",
+    "bell.claimed",
+    "meeting.opened",
+    "meeting.claimed",
+    "meeting.put",
+    "meeting.pulled",
+    "meeting.finished",
+    "meeting.closed",
+    "cma.copying",
+    "cma.copied",
+    "loan.returning",
+    "loan.returned",
+    "region.named",
+    "region.withdrawn",
+    "leave.region",
+    "leave.locked",
+    "leave.cleared",
+    "leave.removed",
+    "domain.removed",
+];
 
 struct Fault {
-    name: String,
-    countdown: AtomicU64,
+    place: Place,
+    what: What,
+    arrivals: AtomicU64,
 }
 
-/// Called by `fault_point!`. Kills the process with SIGKILL at the n-th arrival at the place that `DOORBELL_FAULT=name:n` names.
-pub fn arrive(name: &str) {
-    static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
-    let fault = FAULT.get_or_init(|| {
-        let spec = std::env::var("DOORBELL_FAULT").ok()?;
-        let (name, count) = spec.rsplit_once(':')?;
-        Some(Fault { name: name.into(), countdown: AtomicU64::new(count.parse().ok()?) })
+enum Place {
+    Named { name: String, nth: u64 },
+    Any { seed: u64, one_in: u64 },
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    Kill,
+    Stop,
+    Delay(Duration),
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("DOORBELL_FAULT: \"{text}\": {why}");
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let mut number = |what: &str| parts.next().and_then(|part| part.parse().ok()).ok_or_else(|| wrong(what));
+        let place = match name {
+            "any" => Place::Any { seed: number("any:SEED:ONE_IN")?, one_in: number("any:SEED:ONE_IN")?.max(1) },
+            name if PLACES.contains(&name) => Place::Named { name: name.into(), nth: number("a place and a number")? },
+            _ => return Err(wrong(&format!("no place is called so; there are {}", PLACES.join(", ")))),
+        };
+        let what = match parts.next() {
+            None | Some("kill") => What::Kill,
+            Some("stop") => What::Stop,
+            Some(other) => match other.strip_prefix("delay=").and_then(|ms| ms.parse().ok()) {
+                Some(ms) => What::Delay(Duration::from_millis(ms)),
+                None => return Err(wrong("kill, stop or delay=MS")),
+            },
+        };
+        Ok(Self { place, what, arrivals: AtomicU64::new(0) })
+    }
+}
+
+impl Fault {
+    fn is_due(&self, name: &str) -> bool {
+        match &self.place {
+            Place::Named { name: named, nth } => named == name && self.arrivals.fetch_add(1, Ordering::Relaxed) + 1 == *nth,
+            Place::Any { seed, one_in } => {
+                let arrival = self.arrivals.fetch_add(1, Ordering::Relaxed);
+                mixed(seed.wrapping_add(arrival.wrapping_mul(0x9e37_79b9_7f4a_7c15))).is_multiple_of(*one_in)
+            }
+        }
+    }
+}
+
+/// The last step of splitmix64.
+fn mixed(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// Called by `fault_point!`.
+pub fn arrive(name: &'static str) {
+    static FAULTS: LazyLock<Vec<Fault>> = LazyLock::new(|| {
+        let faults = std::env::var("DOORBELL_FAULT").unwrap_or_default();
+        let faults = faults.split(',').filter(|fault| !fault.is_empty()).map(str::parse);
+        faults.collect::<Result<_, _>>().unwrap_or_else(|error| {
+            eprintln!("{error}");
+            std::process::exit(2)
+        })
     });
-    if let Some(fault) = fault
-        && fault.name == name
-        && fault.countdown.fetch_sub(1, Ordering::Relaxed) == 1
-    {
-        // SAFETY: a signal to ourselves; no memory is involved.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        loop {
-            std::hint::spin_loop();
+    debug_assert!(PLACES.contains(&name), "{name} is not in the list");
+    for fault in FAULTS.iter().filter(|fault| fault.is_due(name)) {
+        match fault.what {
+            What::Kill => signal(libc::SIGKILL),
+            What::Stop => signal(libc::SIGSTOP),
+            What::Delay(time) => std::thread::sleep(time),
+        }
+    }
+}
+
+fn signal(signal: libc::c_int) {
+    // SAFETY: a signal to ourselves; no memory is involved.
+    unsafe { libc::kill(libc::getpid(), signal) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_due_where_and_when_they_were_asked_for() {
+        let named: Fault = "lane.written:3".parse().unwrap();
+        let due: Vec<bool> = (0..5).map(|_| named.is_due("lane.published") || named.is_due("lane.written")).collect();
+        assert_eq!(due, [false, false, true, false, false]);
+        let any = || "any:7:10:delay=5".parse::<Fault>().unwrap();
+        let due = |fault: Fault| (0..10_000).filter(|_| fault.is_due("lane.written")).collect::<Vec<_>>();
+        assert_eq!(due(any()), due(any()));
+        assert!((800..1200).contains(&due(any()).len()));
+    }
+
+    #[test]
+    fn what_is_no_fault_is_told_by_name() {
+        for (text, why) in [
+            ("lane.writen:1", "no place is called so"),
+            ("lane.written", "a place and a number"),
+            ("lane.written:x", "a place and a number"),
+            ("any:1", "any:SEED:ONE_IN"),
+            ("lane.written:1:hang", "kill, stop or delay=MS"),
+        ] {
+            let error = text.parse::<Fault>().map(drop).unwrap_err();
+            assert!(error.contains(why) && error.contains(text), "{error}");
         }
     }
 }

@@ -14,8 +14,7 @@
 //! [`layout`] says where everything lies. [`space`] says where segments live: in `/dev/shm`, or, for tests, in the heap of
 //! one process with everything above unchanged.
 
-/// Dies here if a test asked for it: `DOORBELL_FAULT=name:n` kills the process at the n-th arrival. Nothing without the
-/// feature `fault-points`.
+/// Dies, stops or waits here if a test asked for it: see [`fault`]. Nothing without the feature `fault-points`.
 #[cfg(feature = "fault-points")]
 macro_rules! fault_point {
     ($name:literal) => {

@@ -121,6 +121,7 @@ impl Meeting {
         self.put.store(0, Ordering::Relaxed);
         self.pulled.store(0, Ordering::Relaxed);
         self.claims.store(generation << GENERATION_SHIFT, Ordering::Release);
+        fault_point!("meeting.opened");
     }
 
     /// How far it is; `None` if the slot is another transfer's by now.
@@ -156,7 +157,10 @@ impl Meeting {
             // CLAIM: one of two that saw the same word wins; a load and a store would let both have the chunks.
             #[cfg(not(all(loom, planted_bug = "claim")))]
             match self.claims.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return Claim::Chunks(run),
+                Ok(_) => {
+                    fault_point!("meeting.claimed");
+                    return Claim::Chunks(run);
+                }
                 Err(now) => word = now,
             }
             #[cfg(all(loom, planted_bug = "claim"))]
@@ -198,13 +202,21 @@ impl Meeting {
             (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
         });
         match ended {
-            Ok(_) => true,
+            Ok(_) if how == FINISHED => {
+                fault_point!("meeting.finished");
+                true
+            }
+            Ok(_) => {
+                fault_point!("meeting.closed");
+                true
+            }
             Err(word) => word >> GENERATION_SHIFT == generation && word & how != 0,
         }
     }
 
     /// Origin: has put so much in all. Release: the bytes are in their place before.
     pub fn set_put(&self, put: Moved) {
+        fault_point!("meeting.put");
         self.put.store(put.bytes << 24 | put.chunks & COUNT_MASK, Ordering::Release);
     }
 
@@ -216,6 +228,7 @@ impl Meeting {
 
     /// Target: has copied so many bytes itself. Of an earlier use this says nothing any more, so a target may be late with it.
     pub fn set_pulled(&self, generation: u64, bytes: u64) {
+        fault_point!("meeting.pulled");
         self.pulled.store(generation << GENERATION_SHIFT | bytes & PULLED_MASK, Ordering::Release);
     }
 

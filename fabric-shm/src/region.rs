@@ -111,7 +111,7 @@ impl Registry {
         for entry in std::mem::take(&mut *self.entries()).values() {
             entry.withdraw();
             result = result.and(lock.remove(&entry.name, Some(entry.identity)).map(drop));
-            fault_point!("leave-region");
+            fault_point!("leave.region");
         }
         result
     }
@@ -183,7 +183,7 @@ impl OwnRegion {
             Some(entry) => entry.withdraw(),
             None => return Ok(()),
         }
-        fault_point!("region-withdrawn");
+        fault_point!("region.withdrawn");
         let lock = self.space.lock(OPERATION, &self.names, Instant::now() + PATIENCE)?;
         match self.registry.entries().remove(&self.number) {
             Some(entry) => lock.remove(&entry.name, Some(entry.identity)).map(drop),
@@ -305,7 +305,7 @@ impl Membership {
             header.publish();
         };
         let created = lock.create(&name, whole, false, &init)?;
-        fault_point!("region-named");
+        fault_point!("region.named");
         let (segment, registry) = (Arc::new(created.segment), self.registry().clone());
         registry.entries().insert(number, Entry { name, identity: created.identity, segment: segment.clone() });
         drop(lock);

@@ -60,7 +60,9 @@ impl Returns {
     #[inline(always)]
     pub fn give_back(&self, slot: u16, generation: u32) {
         if let Some(word) = self.word(slot) {
+            fault_point!("loan.returning");
             word.store(generation, Ordering::Release);
+            fault_point!("loan.returned");
         }
     }
 

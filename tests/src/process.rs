@@ -103,6 +103,22 @@ impl Process {
         }
     }
 
+    /// Waits until it has stopped; false if it has not by then, or has ended.
+    pub fn stops_by(&self, deadline: Instant) -> bool {
+        let pid = Pid::from_child(&self.child);
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        loop {
+            match waitid(WaitId::Pid(pid), options) {
+                Ok(Some(_)) => return true,
+                Ok(None) if Instant::now() < deadline && !self.ended_by(Instant::now()) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(None) | Err(rustix::io::Errno::CHILD) => return false,
+                Err(error) => panic!("waitid: {error}"),
+            }
+        }
+    }
+
     /// How it ended. Panics if it does not end within `patience`.
     #[track_caller]
     pub fn end(mut self, patience: Duration) -> ExitStatus {

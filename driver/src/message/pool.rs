@@ -155,14 +155,35 @@ impl Pool {
         }
     }
 
-    /// The first message that a receive accepts, left where it is.
+    /// The message that a receive gets, left where it is.
     pub fn find(&self, accepted: &Match) -> Option<&Entry> {
-        self.messages.iter().find(|entry| accepted.matches(&entry.envelope))
+        self.pick(accepted).map(|at| &self.messages[at])
     }
 
-    /// Takes the first message that a receive accepts.
+    /// The first that a receive accepts. Order holds among those of one sender and priority: one that is still coming, perhaps of a
+    /// process that was stopped, is no reason to wait where another's is there.
+    fn pick(&self, accepted: &Match) -> Option<usize> {
+        let mut coming = None;
+        // Of whom no later message may be taken: a handful, if any.
+        let mut waiting = Vec::new();
+        let accepted = self.messages.iter().enumerate().filter(|(_, entry)| accepted.matches(&entry.envelope));
+        for (at, entry) in accepted {
+            let lane = (entry.envelope.source, entry.envelope.incarnation, entry.envelope.priority);
+            if waiting.contains(&lane) {
+                continue;
+            }
+            if entry.is_whole() {
+                return Some(at);
+            }
+            coming = coming.or(Some(at));
+            waiting.push(lane);
+        }
+        coming
+    }
+
+    /// Takes the message that a receive gets.
     pub fn take(&mut self, accepted: &Match) -> Option<Pooled> {
-        let at = self.messages.iter().position(|entry| accepted.matches(&entry.envelope))?;
+        let at = self.pick(accepted)?;
         let entry = self.messages.remove(at)?;
         self.release(entry.reserved());
         let Entry { envelope, bytes, number } = entry;
@@ -200,6 +221,27 @@ mod tests {
         let order: Vec<_> = std::iter::from_fn(|| whole(&mut pool, Match::any())).map(|m| m.envelope.tag).collect();
         assert_eq!(order, [1, 1, 3]);
         assert_eq!(pool.bytes().0, 0);
+    }
+
+    #[test]
+    fn a_message_that_is_coming_holds_up_none_but_those_behind_it() {
+        let mut pool = Pool::new(1000);
+        let number = pool.next_number();
+        assert!(pool.reserve(100));
+        pool.insert_coming(envelope(1, 100), number);
+        let other = |tag, priority, source| Envelope { source: NodeId(source), priority, ..envelope(tag, 1) };
+        let others = [(2, Priority::Normal, 1), (3, Priority::High, 1), (4, Priority::Normal, 2), (5, Priority::Normal, 1)];
+        for (tag, priority, source) in others {
+            assert!(pool.push(other(tag, priority, source), Payload::private(&[0])));
+        }
+        let mut next = |accepts: Match| match pool.take(&accepts) {
+            Some(Pooled::Whole(message)) => message.envelope.tag,
+            Some(Pooled::Coming(_)) => 1,
+            _ => 0,
+        };
+        // Who does not accept it is not held up by it.
+        assert_eq!(next(Match::any().tag(5)), 5);
+        assert_eq!([(); 5].map(|()| next(Match::any())), [3, 4, 1, 2, 0]);
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Census {
                     if lock.remove(name, None)? {
                         removed.push(name.clone());
                     }
-                    fault_point!("reap-file");
+                    fault_point!("reap.file");
                 }
             }
         }
@@ -90,7 +90,7 @@ impl Census {
             removed.push(name);
         }
         self.domain = false;
-        fault_point!("domain-removed");
+        fault_point!("domain.removed");
         Ok(removed)
     }
 }

@@ -125,7 +125,7 @@ impl Membership {
         watch();
         let names = Names::new(options.space.uid(), &options.domain);
         let lock = options.space.lock(OPERATION, &names, options.deadline)?;
-        fault_point!("join-locked");
+        fault_point!("join.locked");
         let joined = Self::join_locked(&lock, &options);
         if joined.is_err() {
             tidy(lock);
@@ -137,7 +137,7 @@ impl Membership {
         let mut census = Census::take(lock.space(), lock.names())?;
         let directory = open_directory(lock, &mut census, options)?;
         reap(lock, &mut census, &directory)?;
-        fault_point!("join-reaped");
+        fault_point!("join.reaped");
 
         let DomainFacts { max_nodes, lanes } = *directory.facts();
         let id = pick_id(options, &census, &directory)?;
@@ -160,10 +160,10 @@ impl Membership {
         };
         let (inbox_name, board_name) = (lock.names().inbox(id), lock.names().board(id));
         let inbox = create(&inbox_name, SegmentKind::Inbox, inbox_bytes(max_nodes, &lanes))?;
-        fault_point!("join-inbox");
+        fault_point!("join.inbox");
         let board = create(&board_name, SegmentKind::Board, BOARD_BYTES)
             .inspect_err(|_| drop(lock.remove(&inbox_name, Some(inbox.identity))))?;
-        fault_point!("join-board");
+        fault_point!("join.board");
 
         let me = Member {
             id,
@@ -176,7 +176,7 @@ impl Membership {
             joined: now(),
         };
         directory.write(&me);
-        fault_point!("join-entered");
+        fault_point!("join.entered");
         directory.bump();
         tracing::debug!(domain = options.domain, %id, %incarnation, "joined");
         let [(inbox, inbox_identity, inbox_hold), (board, board_identity, board_hold)] =
@@ -289,13 +289,13 @@ impl Membership {
         }
         let Some(holds) = self.take_holds() else { return Ok(()) };
         let lock = self.space.lock("leave", &self.names, Instant::now() + LEAVE_PATIENCE)?;
-        fault_point!("leave-locked");
+        fault_point!("leave.locked");
         self.directory.clear(self.me.id, Some(self.me.incarnation));
-        fault_point!("leave-cleared");
+        fault_point!("leave.cleared");
         let mut result = self.regions.remove_all(&lock);
         for (name, identity) in &self.identities {
             result = result.and(lock.remove(name, Some(*identity)).map(drop));
-            fault_point!("leave-removed");
+            fault_point!("leave.removed");
         }
         drop(holds);
         self.directory.bump();
@@ -365,7 +365,7 @@ fn open_directory(lock: &DomainLock, census: &mut Census, options: &JoinOptions)
     let facts = DomainFacts { max_nodes: options.max_nodes, lanes: options.lanes };
     let init = |segment: &Segment| Directory::init(segment, &facts, first);
     let created = lock.create(&lock.names().domain(), domain_bytes(facts.max_nodes), false, &init)?;
-    fault_point!("join-domain");
+    fault_point!("join.domain");
     created.segment.keep_on_fork();
     Directory::check(created.segment).map_err(|fault| refusal(OPERATION, lock.names(), census, fault))
 }

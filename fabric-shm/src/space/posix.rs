@@ -190,7 +190,7 @@ impl PosixSpace {
     ) -> Result<Created, ShmError> {
         let fault = |error| ShmError::os("create segment", name, error);
         let file = HeldFile::open(|| existing().create_new(true).open(from)).map_err(fault)?;
-        fault_point!("segment-unfinished");
+        fault_point!("segment.unfinished");
         let (file, segment) = self.fill(file, name, bytes, owned, init)?;
         let to = self.path(name);
         if fs::symlink_metadata(&to).is_ok() {
@@ -216,7 +216,7 @@ impl PosixSpace {
         if owned && !set_lock(&file.file).map_err(|error| ShmError::os("lock segment", name, error))? {
             return Err(ShmError::os("lock segment", name, io::Error::from_raw_os_error(libc::EAGAIN)));
         }
-        fault_point!("segment-nameless");
+        fault_point!("segment.nameless");
         Ok((file, segment))
     }
 

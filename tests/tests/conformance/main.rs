@@ -131,6 +131,7 @@ suite! {
         a_node_moves_a_large_message_to_itself
         counters_reach_zero_once_whatever_the_delays;
     taken_back:
+        a_large_message_that_does_not_come_holds_up_nobody_else
         a_large_send_is_taken_back_in_the_middle
         memory_of_a_send_that_was_taken_back_is_not_read
         a_slot_that_is_used_again_does_not_harm_its_new_message

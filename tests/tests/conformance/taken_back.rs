@@ -24,6 +24,31 @@ fn next_is(from: &Node, to: &Node, tag: u64) {
     }
 }
 
+/// Its sender has turned to other things, where it alone could go on; whoever takes anything gets what others sent.
+pub fn a_large_message_that_does_not_come_holds_up_nobody_else(world: &World) {
+    let [a, c] = [0, 2].map(|id| world.builder(id).join().unwrap());
+    let b = world.builder(1).copy(Copy::Origin).join().unwrap();
+    let send = c.start_send(b.id(), 1, pattern::bytes(LONGEST, 1)).unwrap();
+    until("the long message is announced", || {
+        c.progress().unwrap();
+        b.probe(Match::any().tag(1)).unwrap()
+    });
+    a.send_by(b.id(), 2, &pattern::bytes(100, 2), soon()).unwrap();
+    let mut buf = vec![0; LONGEST];
+    let mut tags = Vec::new();
+    while !tags.contains(&2) {
+        let envelope = until("a message", || b.recv_by(Match::any(), &mut buf, briefly()).ok());
+        pattern::check(&buf[..envelope.len], envelope.tag);
+        tags.push(envelope.tag);
+    }
+    if tags == [2] {
+        let sending = running("a send", move || waited(send).result.unwrap());
+        assert_eq!(b.recv_by(Match::any(), &mut buf, soon()).unwrap().tag, 1);
+        sending.join();
+        pattern::check(&buf, 1);
+    }
+}
+
 pub fn a_large_send_is_taken_back_in_the_middle(world: &World) {
     // The target takes no long message that it did not ask for, so the send can't end.
     let [a, b] = world.nodes_with_pool(64 << 10);

@@ -52,20 +52,20 @@ fn a_death_while_joining_or_leaving_leaves_the_place_free() {
     // A lane that a dead visitor held is free for the next when this node has seen the end of the former: so it has to look.
     let node = Node::builder(domain.name()).id(0).progress(Progress::Poller).join().unwrap();
     let places = [
-        "join-locked:1",
-        "join-reaped:1",
-        "segment-nameless:1",
-        "join-inbox:1",
-        "segment-nameless:2",
-        "join-board:1",
-        "join-entered:1",
+        "join.locked:1",
+        "join.reaped:1",
+        "segment.nameless:1",
+        "join.inbox:1",
+        "segment.nameless:2",
+        "join.board:1",
+        "join.entered:1",
         "lane.claimed:1",
         "lane.written:1",
         "lane.published:1",
-        "leave-locked:1",
-        "leave-cleared:1",
-        "leave-removed:1",
-        "leave-removed:2",
+        "leave.locked:1",
+        "leave.cleared:1",
+        "leave.removed:1",
+        "leave.removed:2",
     ];
     let mut open = None;
     for place in places {
@@ -73,7 +73,7 @@ fn a_death_while_joining_or_leaving_leaves_the_place_free() {
         // The next one has its place, and is heard; the one before as well, if it came as far as to say a word.
         visitor(&domain).go().end_well(PATIENCE);
         let words = match place {
-            "lane.published:1" | "leave-locked:1" | "leave-cleared:1" | "leave-removed:1" | "leave-removed:2" => 2,
+            "lane.published:1" | "leave.locked:1" | "leave.cleared:1" | "leave.removed:1" | "leave.removed:2" => 2,
             _ => 1,
         };
         let mut lives = Vec::new();
@@ -98,13 +98,13 @@ fn a_death_while_joining_or_leaving_leaves_the_place_free() {
 fn a_death_while_founding_or_dissolving_a_domain_leaves_it_free() {
     let _turn = Turn::take();
     for place in [
-        "join-locked:1",
-        "domain-removed:1",
-        "segment-nameless:1",
-        "join-domain:1",
-        "join-entered:1",
-        "leave-removed:2",
-        "domain-removed:2",
+        "join.locked:1",
+        "domain.removed:1",
+        "segment.nameless:1",
+        "join.domain:1",
+        "join.entered:1",
+        "leave.removed:2",
+        "domain.removed:2",
     ] {
         let domain = Domain::new("founded");
         dies_at(&domain, place);

@@ -11,13 +11,33 @@ use doorbell_tests::process::Process;
 use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::{Words, now};
 use doorbell_tests::{Turn, number};
+use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// Where a process dies that is told to: between claim and publish of a packet, with a bell in hand, while it gives a dead
-/// one's lane free. Each with how often it may come by before.
-const PLACES: [(&str, usize); 5] =
-    [("lane.claimed", 6), ("lane.written", 400), ("lane.published", 400), ("bell.claimed", 200), ("lane.blanked", 1)];
+/// Where a process dies or stops that is told to: while it joins, between claim and publish of a packet, with a bell in hand, with a
+/// chunk of a message in hand, while it gives a dead one's lane free. Each with how often it may come by before.
+const FAULTS: [(&str, usize); 18] = [
+    ("join.locked", 1),
+    ("join.reaped", 1),
+    ("join.inbox", 1),
+    ("join.board", 1),
+    ("join.entered", 1),
+    ("segment.nameless", 2),
+    ("reap.file", 2),
+    ("lane.claimed", 6),
+    ("lane.written", 400),
+    ("lane.published", 400),
+    ("lane.blanked", 1),
+    ("bell.claimed", 200),
+    ("meeting.opened", 6),
+    ("meeting.claimed", 24),
+    ("meeting.pulled", 12),
+    ("meeting.finished", 6),
+    ("cma.copying", 12),
+    ("cma.copied", 12),
+];
 
 /// Who turns the engines and how they wait: one for each life, at random.
 const WAYS: [(&str, &str); 6] =
@@ -34,6 +54,10 @@ struct Storm<'a> {
     /// How long after each death each survivor was told, and had its pending receive fail.
     told: Vec<u64>,
     failed: Vec<u64>,
+    /// By place: how many were asked to die or stop there, and how many did.
+    faults: BTreeMap<&'static str, [usize; 2]>,
+    /// The fault that was asked for last.
+    fault: (&'static str, String),
 }
 
 impl Storm<'_> {
@@ -41,6 +65,7 @@ impl Storm<'_> {
         for other in 0..NODES {
             for priority in PRIORITIES {
                 self.words[at::sent(place, other, priority.index())].store(0, SeqCst);
+                self.words[at::received(place, other, priority.index())].store(0, SeqCst);
             }
         }
         self.words[at::life(place)].store(0, SeqCst);
@@ -59,11 +84,14 @@ impl Storm<'_> {
 
     #[track_caller]
     fn until(&self, what: &str, place: usize, mut ready: impl FnMut() -> bool) {
-        let deadline = soon();
+        let (began, deadline) = (Instant::now(), soon());
         while !ready() {
             assert!(!self.workers[place].ended_by(Instant::now()), "node {place} ended, but was to see {what}");
-            assert!(Instant::now() < deadline, "node {place}: {what} did not come about");
+            assert!(Instant::now() < deadline, "node {place}: {what} did not come about; the latest fault was {}", self.fault.1);
             std::thread::yield_now();
+        }
+        if began.elapsed() > Duration::from_secs(2) {
+            println!("node {place}: {what} took {:?}; the latest fault was {}", began.elapsed(), self.fault.1);
         }
     }
 
@@ -95,27 +123,81 @@ impl Storm<'_> {
 
     /// One process is replaced by one that dies by itself, at a chosen instruction, and that by one that does not.
     fn kill_at_a_place(&mut self, victim: usize) {
-        let (name, most) = *self.random.pick(&PLACES);
-        let fault = format!("{name}:{}", 1 + self.random.below(most));
+        let fault = self.fault("kill");
         self.workers[victim].kill();
         self.after_death(victim, None);
         self.workers[victim] = self.start(victim, Some(fault));
         // It lives to see the death of another, in case that is what it is to die of.
         let witness = (victim + 1) % NODES;
         if self.workers[victim].ended_by(Instant::now() + Duration::from_millis(200)) {
+            self.met();
             self.after_death(victim, None);
         } else {
             self.workers[witness].kill();
             // The victim may die of it any moment.
             self.after_death(witness, Some(victim));
             self.workers[witness] = self.start(witness, None);
-            if !self.workers[victim].ended_by(Instant::now() + Duration::from_millis(200)) {
+            if self.workers[victim].ended_by(Instant::now() + Duration::from_millis(200)) {
+                self.met();
+            } else {
                 self.workers[victim].kill();
             }
             // The new witness may have come too late to see the victim alive.
             self.after_death(victim, Some(witness));
         }
         self.workers[victim] = self.start(victim, None);
+    }
+
+    fn fault(&mut self, what: &str) -> String {
+        let (name, most) = *self.random.pick(&FAULTS);
+        self.fault = (name, format!("{name}:{}:{what}", 1 + self.random.below(most)));
+        self.faults.entry(name).or_default()[0] += 1;
+        self.fault.1.clone()
+    }
+
+    /// It came to what it was asked for.
+    fn met(&mut self) {
+        self.faults.entry(self.fault.0).or_default()[1] += 1;
+    }
+
+    /// One process is replaced by one that stops at a chosen instruction, and goes on later: nobody takes it for dead, and the others
+    /// do not wait for it.
+    fn stop_at_a_place(&mut self, victim: usize) {
+        let fault = self.fault("stop");
+        self.workers[victim].kill();
+        self.after_death(victim, None);
+        self.workers[victim] = self.start(victim, Some(fault.clone()));
+        if !self.workers[victim].stops_by(Instant::now() + Duration::from_millis(200)) {
+            // It may stop there any moment, so it must not live on.
+            self.workers[victim].kill();
+            self.after_death(victim, None);
+            self.workers[victim] = self.start(victim, None);
+        } else {
+            let most = number("DOORBELL_STOP_MS", 100) as usize;
+            let until = Instant::now() + Duration::from_millis(self.random.below(most) as u64);
+            let others = |node: &usize| *node != victim;
+            let pairs = (0..NODES).filter(others).flat_map(|to| (0..NODES).filter(others).map(move |from| (to, from)));
+            for (to, from) in pairs.filter(|(to, from)| to != from) {
+                let which = at::received(to, from, PRIORITIES[1].index());
+                let before = self.word(which);
+                self.until(&format!("traffic from node {from} while node {victim} stands at {fault}"), to, || {
+                    self.word(which) > before
+                });
+            }
+            while Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.workers[victim].signal(Signal::CONT);
+            self.met();
+        }
+        self.traffic_flows();
+        let life = self.word(at::life(victim));
+        for other in (0..NODES).filter(|other| *other != victim) {
+            assert!(
+                self.word(at::told(other, victim).0) < life,
+                "node {other} took node {victim} for dead, which stood at {fault}"
+            );
+        }
     }
 
     /// What each survivor has to see, except one.
@@ -126,8 +208,10 @@ impl Storm<'_> {
         // Life 0: it died before it said that it had joined. It may have been seen, but not by its deeds.
         for survivor in (0..NODES).filter(|survivor| *survivor != victim && Some(*survivor) != except && life != 0) {
             let (which, when) = at::told(survivor, victim);
-            self.until("the news of a death", survivor, || self.word(which) >= life);
-            self.until("the end of a death", survivor, || self.word(at::done(survivor, victim)) >= life);
+            self.until(&format!("the news of the death of node {victim} ({life})"), survivor, || self.word(which) >= life);
+            self.until(&format!("the end of the death of node {victim} ({life})"), survivor, || {
+                self.word(at::done(survivor, victim)) >= life
+            });
             assert_eq!(
                 (self.word(which), self.word(at::done(survivor, victim))),
                 (life, life),
@@ -171,7 +255,16 @@ fn survivors_go_on() {
     let domain = Domain::new("storm");
     let words = Words::new(at::COUNT);
     let (domain, words, random) = (&domain, &words, Random::new(seed));
-    let mut storm = Storm { domain, words, random, workers: Vec::new(), told: Vec::new(), failed: Vec::new() };
+    let mut storm = Storm {
+        domain,
+        words,
+        random,
+        workers: Vec::new(),
+        told: Vec::new(),
+        failed: Vec::new(),
+        faults: BTreeMap::new(),
+        fault: ("", String::new()),
+    };
     for place in 0..NODES {
         let worker = storm.start(place, None);
         storm.workers.push(worker);
@@ -181,7 +274,11 @@ fn survivors_go_on() {
         for kill in 0..kills {
             storm.traffic_flows();
             let victim = storm.random.below(NODES);
-            if kill % 2 == 0 { storm.kill(victim) } else { storm.kill_at_a_place(victim) }
+            match kill % 4 {
+                0 => storm.kill(victim),
+                1 | 2 => storm.kill_at_a_place(victim),
+                _ => storm.stop_at_a_place(victim),
+            }
         }
         storm.traffic_flows();
     }));
@@ -189,6 +286,8 @@ fn survivors_go_on() {
         println!("{replay}");
         std::panic::resume_unwind(panic);
     }
+    let faults: Vec<String> = storm.faults.iter().map(|(place, [asked, met])| format!("{place} {met}/{asked}")).collect();
+    println!("died or stopped at a place, of those who were to: {}", faults.join(", "));
     // At the end one leaves nothing to the others but its remains.
     storm.workers.remove(0).kill();
     words[at::STOP].store(1, SeqCst);

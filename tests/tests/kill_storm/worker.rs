@@ -1,7 +1,7 @@
 //! One of the four processes under traffic. It sends numbered messages of all kinds to all others, checks what it gets, and
 //! says in shared words, which survive it, how far it came.
 
-use doorbell::{Done, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Peer, Priority, Request};
+use doorbell::{Copy, Done, Envelope, Error, Event, Incarnation, Match, Node, NodeId, Peer, Priority, Request};
 use doorbell_tests::patience::soon;
 use doorbell_tests::process::told;
 use doorbell_tests::words::{Words, now};
@@ -95,7 +95,9 @@ pub fn work() {
     let me: usize = told("ME").parse().unwrap();
     let words = Arc::new(Words::inherited());
     let builder = Node::builder(told("DOMAIN")).id(me as u16);
-    let node = builder.progress(told("PROGRESS").parse().unwrap()).wait(told("WAIT").parse().unwrap()).join().unwrap();
+    let builder = builder.progress(told("PROGRESS").parse().unwrap()).wait(told("WAIT").parse().unwrap());
+    // Long messages are moved from both ends, whatever is faster here.
+    let node = builder.copy(Copy::Both).join().unwrap();
     words[at::life(me)].store(node.incarnation().0 as u64, SeqCst);
     let (sender, events) = mpsc::channel();
     let watcher = {
@@ -219,7 +221,8 @@ impl Worker {
     }
 
     fn receive(&mut self) {
-        for turn in 0..8 {
+        // More than all others send meanwhile, or what waits in the pool grows, and with it the time until it is looked at.
+        for turn in 0..256 {
             let deadline = Instant::now() + Duration::from_millis(1);
             let received = if turn % 4 == 3 {
                 let buf = &mut self.buf;

@@ -316,19 +316,19 @@ fn files_that_are_not_plain_are_not_opened() {
 #[cfg(feature = "fault-points")]
 fn a_process_killed_anywhere_leaves_nothing_that_the_next_cannot_repair() {
     let points = [
-        "join-locked",
-        "join-domain",
-        "join-reaped",
-        "join-inbox",
-        "join-board",
-        "join-entered",
-        "segment-nameless",
-        "segment-unfinished",
-        "reap-file",
-        "domain-removed",
-        "leave-locked",
-        "leave-cleared",
-        "leave-removed",
+        "join.locked",
+        "join.domain",
+        "join.reaped",
+        "join.inbox",
+        "join.board",
+        "join.entered",
+        "segment.nameless",
+        "segment.unfinished",
+        "reap.file",
+        "domain.removed",
+        "leave.locked",
+        "leave.cleared",
+        "leave.removed",
     ];
     for (part, alone, leftover) in
         ["plain", "named"].into_iter().flat_map(|p| [(p, true, true), (p, true, false), (p, false, true), (p, false, false)])
