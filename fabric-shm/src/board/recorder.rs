@@ -286,6 +286,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
     fn the_oldest_give_way() {
         let room = HeapBoard::new();
         let recorder = Recorder::new(room.home.clone());
@@ -298,6 +299,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
     fn what_is_half_written_or_forged_is_left_out() {
         let room = HeapBoard::new();
         let recorder = Recorder::new(room.home.clone());
