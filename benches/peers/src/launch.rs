@@ -282,10 +282,13 @@ fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
     let Some(answers) = answers.into_iter().collect::<Option<Vec<Answer>>>() else {
         return Err("ended without an answer".into());
     };
-    // Of several pairs the mean.
-    let clocks: Vec<&Answer> = answers.iter().step_by(2).collect();
-    let ns = (0..order.legs.len())
-        .map(|leg| clocks.iter().filter_map(|answer| answer.ns.get(leg)).sum::<f64>() / clocks.len() as f64)
-        .collect();
-    Ok(Answer { ns, ..answers[0].clone() })
+    // Of several pairs, the mean; the first one knows how far apart the processors were.
+    let mut clocks = answers.into_iter().step_by(2);
+    let Some(mut first) = clocks.next() else { return Err("ended without an answer".into()) };
+    for other in clocks {
+        for (seen, too) in first.legs.iter_mut().flatten().zip(other.legs.iter().flatten()) {
+            seen.ns += (too.ns - seen.ns) / order.pairs as f64;
+        }
+    }
+    Ok(first)
 }

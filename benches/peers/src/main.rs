@@ -134,7 +134,7 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
                 if peer.can(*work) && findings.is_worth_a_try(peer.who, *work) {
                     say(round, rounds, *work, peer);
                     match launcher.run(peer, *work, args.quick) {
-                        Ok(outcome) => findings.add(peer.who, *work, outcome),
+                        Ok(outcome) => findings.add(peer.who, *work, round, outcome),
                         Err(Stopped(signal)) => {
                             say_no_more();
                             let what = format!("interrupted by signal {signal}; nothing was written");

@@ -86,16 +86,24 @@ impl Order {
     }
 }
 
+/// What one section gave.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Nanoseconds a message.
+    pub ns: f64,
+    /// Nanoseconds for a cache line to get from one processor to the other, before and after.
+    pub hops: [f64; 2],
+    /// The processors seemed to share a core.
+    pub shared: bool,
+}
+
 /// What a process found.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Answer {
-    /// For each leg, nanoseconds a message; nothing from the side that has no clock.
-    pub ns: Vec<f64>,
+    /// For each leg, what each section gave; nothing from the side that has no clock.
+    pub legs: Vec<Vec<Seen>>,
     /// What the peer says its version is.
     pub version: String,
-    /// Nanoseconds for a cache line to get from one processor to the other, and whether they seem to share a core; before and
-    /// after.
-    pub hops: Vec<(f64, bool)>,
     /// Why it could not.
     pub error: Option<String>,
 }

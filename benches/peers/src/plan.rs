@@ -65,7 +65,7 @@ pub fn legs(work: Work, quick: bool) -> Vec<Leg> {
     let leg = |bytes: usize| match work {
         Work::Latency | Work::Loan | Work::Put | Work::Pairs => {
             let count = round_trips(bytes) / part;
-            Leg { bytes, sections: 4, warmup: count / 10, count }
+            Leg { bytes, sections: 6, warmup: count / 10, count }
         }
         Work::Rate => Leg { bytes, sections: 6, warmup: 0, count: 400_000 / part },
         Work::OneWay | Work::BothWays => Leg { bytes, sections: 6, warmup: 0, count: STREAM_BYTES / bytes / part },
@@ -76,11 +76,11 @@ pub fn legs(work: Work, quick: bool) -> Vec<Leg> {
 /// In a section.
 fn round_trips(bytes: usize) -> usize {
     match bytes {
-        0..=4096 => 20_000,
-        4097..=65_536 => 3_000,
-        65_537..=262_144 => 800,
-        262_145..=1_048_576 => 300,
-        _ => 60,
+        0..=4096 => 10_000,
+        4097..=65_536 => 2_000,
+        65_537..=262_144 => 500,
+        262_145..=1_048_576 => 200,
+        _ => 40,
     }
 }
 

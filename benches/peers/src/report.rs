@@ -8,17 +8,36 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Hops before and after a section that differ by more: the processors moved meanwhile.
+const MOVED: f64 = 1.5;
+/// Hops that differ by more are those of two moods, which are told apart.
+const MOODS: f64 = 2.0;
+
 /// What was found so far.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Nanoseconds a message, of each round.
-    ns: BTreeMap<(Work, usize, Who), Vec<f64>>,
-    /// Why there are none.
+    seen: BTreeMap<(Work, usize, Who), Vec<Section>>,
+    /// Why there is nothing.
     failures: BTreeMap<(Work, Who), String>,
     versions: BTreeMap<Who, String>,
-    hops: Vec<f64>,
-    runs: usize,
-    shared: usize,
+    left_out: usize,
+}
+
+/// One that counts.
+#[derive(Clone, Copy, Debug)]
+struct Section {
+    round: usize,
+    ns: f64,
+    hop: f64,
+}
+
+/// Hops from here to there. A virtual machine's processors may be neighbours in one second and far apart in the next, and
+/// nothing that was measured in one can be compared with what was measured in the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mood {
+    title: Option<&'static str>,
+    from: f64,
+    to: f64,
 }
 
 impl Findings {
@@ -28,7 +47,7 @@ impl Findings {
     }
 
     /// Adds what a run gave.
-    pub fn add(&mut self, who: Who, work: Work, outcome: Outcome) {
+    pub fn add(&mut self, who: Who, work: Work, round: usize, outcome: Outcome) {
         let answer = match outcome {
             Ok(answer) => answer,
             Err(why) => {
@@ -36,12 +55,17 @@ impl Findings {
                 return;
             }
         };
-        for (leg, ns) in legs(work, false).iter().zip(&answer.ns) {
-            self.ns.entry((work, leg.bytes, who)).or_default().push(*ns);
+        for (leg, sections) in legs(work, false).iter().zip(&answer.legs) {
+            for seen in sections {
+                let [before, after] = seen.hops;
+                if seen.shared || before.max(after) > MOVED * before.min(after) {
+                    self.left_out += 1;
+                } else {
+                    let section = Section { round, ns: seen.ns, hop: (before + after) / 2.0 };
+                    self.seen.entry((work, leg.bytes, who)).or_default().push(section);
+                }
+            }
         }
-        self.runs += 1;
-        self.shared += usize::from(answer.hops.iter().any(|(_, shared)| *shared));
-        self.hops.extend(answer.hops.iter().map(|(ns, _)| ns));
         self.versions.insert(who, answer.version);
     }
 
@@ -50,8 +74,39 @@ impl Findings {
         self.failures.keys().any(|(_, failed)| *failed == who)
     }
 
-    fn spread(&self, work: Work, bytes: usize, who: Who) -> Option<Spread> {
-        Spread::of(self.ns.get(&(work, bytes, who))?)
+    fn hops(&self) -> Vec<f64> {
+        self.seen.values().flatten().map(|section| section.hop).collect()
+    }
+
+    /// The moods of the machine, the most frequent first.
+    fn moods(&self) -> Vec<Mood> {
+        let mut hops = self.hops();
+        hops.sort_by(f64::total_cmp);
+        let at = |share: usize| hops.get(hops.len() * share / 100).copied().unwrap_or(0.0);
+        let (low, high) = (at(5), at(95));
+        if high <= MOODS * low {
+            return vec![Mood { title: None, from: 0.0, to: f64::INFINITY }];
+        }
+        let between = (low * high).sqrt();
+        let near = Mood { title: Some("with the processors near each other"), from: 0.0, to: between };
+        let far = Mood { title: Some("with the processors far apart"), from: between, to: f64::INFINITY };
+        if 2 * hops.partition_point(|hop| *hop < between) >= hops.len() { vec![near, far] } else { vec![far, near] }
+    }
+
+    /// Of the medians of each round.
+    fn spread(&self, work: Work, bytes: usize, who: Who, mood: Mood) -> Option<Spread> {
+        let mut rounds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for section in self.seen.get(&(work, bytes, who))?.iter().filter(|section| mood.has(section.hop)) {
+            rounds.entry(section.round).or_default().push(section.ns);
+        }
+        let medians: Vec<f64> = rounds.values().filter_map(|ns| Spread::of(ns)).map(|spread| spread.median).collect();
+        Spread::of(&medians)
+    }
+}
+
+impl Mood {
+    fn has(&self, hop: f64) -> bool {
+        self.from <= hop && hop < self.to
     }
 }
 
@@ -98,8 +153,10 @@ pub struct Report<'a> {
 impl Display for Report<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.head(f)?;
-        for work in self.works {
-            self.table(f, *work)?;
+        for mood in self.findings.moods() {
+            for work in self.works {
+                self.table(f, *work, mood)?;
+            }
         }
         Ok(())
     }
@@ -131,13 +188,16 @@ impl Report<'_> {
         writeln!(f, "| command | `{}` |", command())?;
         writeln!(f, "| machine | {} |", processor())?;
         writeln!(f, "| kernel | {} |", kernel())?;
-        if let Some(hop) = Spread::of(&findings.hops) {
-            let note = match findings.shared {
-                0 => String::new(),
-                shared => format!("; in {shared} of {} runs the two processors seemed to share a core", findings.runs),
-            };
-            let Spread { low, median, high } = hop;
-            writeln!(f, "| a cache line's way | {median:.0} ns ({low:.0}..{high:.0}) from one processor to the other{note} |")?;
+        for mood in findings.moods() {
+            let hops: Vec<f64> = findings.hops().into_iter().filter(|hop| mood.has(*hop)).collect();
+            if let Some(Spread { low, median, high }) = Spread::of(&hops) {
+                let title = mood.title.map_or(String::new(), |title| format!(", {title}"));
+                writeln!(f, "| a cache line's way{title} | {median:.0} ns ({low:.0}..{high:.0}) in {} sections |", hops.len())?;
+            }
+        }
+        if findings.left_out > 0 {
+            let left_out = findings.left_out;
+            writeln!(f, "| left out | {left_out} sections during which the processors moved or shared a core |")?;
         }
         for peer in self.peers {
             let version = match (findings.versions.get(&peer.who), &peer.missing) {
@@ -150,9 +210,10 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn table(&self, f: &mut Formatter<'_>, work: Work) -> fmt::Result {
+    fn table(&self, f: &mut Formatter<'_>, work: Work, mood: Mood) -> fmt::Result {
         let columns: Vec<&Peer> = self.peers.iter().filter(|peer| peer.knows(work)).collect();
-        writeln!(f, "\n## {}\n\n{}\n", title(work), self.about(work))?;
+        let added = mood.title.map_or(String::new(), |title| format!(", {title}"));
+        writeln!(f, "\n## {}{added}\n\n{}\n", title(work), self.about(work))?;
         write!(f, "| bytes |")?;
         for peer in &columns {
             write!(f, " {} |{}", peer.who.name(), if peer.who == Who::Doorbell { "" } else { " × |" })?;
@@ -164,9 +225,9 @@ impl Report<'_> {
         writeln!(f)?;
         for leg in legs(work, self.quick) {
             write!(f, "| {} |", size(leg.bytes))?;
-            let own = self.findings.spread(work, leg.bytes, Who::Doorbell);
+            let own = self.findings.spread(work, leg.bytes, Who::Doorbell, mood);
             for peer in &columns {
-                let found = self.findings.spread(work, leg.bytes, peer.who);
+                let found = self.findings.spread(work, leg.bytes, peer.who, mood);
                 write!(f, " {} |", self.cell(work, leg.bytes, peer, found))?;
                 if peer.who != Who::Doorbell {
                     let ratio = found.zip(own).map(|(found, own)| format!("**{:.2}**", found.median / own.median));
@@ -189,7 +250,8 @@ impl Report<'_> {
 
     fn cell(&self, work: Work, bytes: usize, peer: &Peer, found: Option<Spread>) -> String {
         let Some(found) = found else {
-            return if peer.missing.is_some() { "not installed" } else { "failed" }.into();
+            let failed = self.findings.failures.contains_key(&(work, peer.who));
+            return if peer.missing.is_some() { "not installed" } else if failed { "failed" } else { "–" }.into();
         };
         let (unit, spread) = match work {
             Work::Rate => ("M/s", found.map(|ns| 1e3 / ns)),
@@ -280,7 +342,7 @@ fn kernel() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doorbell_peers::order::Answer;
+    use doorbell_peers::order::{Answer, Seen};
 
     #[test]
     fn days_become_dates() {
@@ -301,15 +363,31 @@ mod tests {
     fn a_ratio_above_one_means_that_the_peer_takes_longer() {
         let peers = crate::peers::find(std::path::Path::new("/nowhere"), &[Who::Ucx, Who::Mpi]);
         let mut findings = Findings::default();
-        let answer = |ns| Ok(Answer { ns: vec![ns], ..Answer::default() });
-        findings.add(Who::Doorbell, Work::Rate, answer(10.0));
-        findings.add(Who::Ucx, Work::Rate, answer(25.0));
-        findings.add(Who::Mpi, Work::Rate, Err("hung".into()));
+        let hop = |ns, hops| Seen { ns, hops, shared: false };
+        let answer = |seen: Vec<Seen>| Ok(Answer { legs: vec![seen], ..Answer::default() });
+        let near = [100.0, 110.0];
+        findings.add(Who::Doorbell, Work::Rate, 0, answer(vec![hop(10.0, near), hop(99.0, [100.0, 300.0])]));
+        findings.add(Who::Ucx, Work::Rate, 0, answer(vec![hop(25.0, near)]));
+        findings.add(Who::Mpi, Work::Rate, 0, Err("hung".into()));
         assert!(!findings.is_worth_a_try(Who::Mpi, Work::Rate) && !findings.failed(Who::Doorbell));
+        assert_eq!(findings.left_out, 1);
         let works = [Work::Rate];
         let told =
             Report { peers: &peers, works: &works, findings: &findings, rounds: 1, quick: false, touched: true }.to_string();
         assert!(told.contains("| 100 M/s (100..100) | 40.0 M/s (40.0..40.0) | **2.50** | not installed |  |"), "{told}");
         assert!(told.contains("Open MPI failed: hung.") && told.contains("run benches/peers/install"), "{told}");
+    }
+
+    #[test]
+    fn what_was_measured_in_different_moods_is_told_apart() {
+        let mut findings = Findings::default();
+        let seen = |ns, hop| Seen { ns, hops: [hop; 2], shared: false };
+        for round in 0..3 {
+            let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
+            findings.add(Who::Doorbell, Work::Rate, round, Ok(Answer { legs, ..Answer::default() }));
+        }
+        let moods = findings.moods();
+        let median = |mood| findings.spread(Work::Rate, 8, Who::Doorbell, mood).map(|spread| spread.median);
+        assert_eq!((moods.len(), median(moods[0]), median(moods[1])), (2, Some(12.0), Some(40.0)));
     }
 }

@@ -1,6 +1,6 @@
 //! One of the processes of a measurement.
 
-use crate::order::{Answer, Leg, Order, Work};
+use crate::order::{Answer, Leg, Order, Seen, Work};
 use crate::place::Place;
 use crate::transport::{Result, Setup, Transport};
 use doorbell_benches::clock::{Clock, ticks};
@@ -87,14 +87,9 @@ fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
     };
     let mut probe = HopProbe::new(&memory, side, &probing);
     let mut answer = Answer { version: worker.transport.version(), ..Answer::default() };
-    answer.hops.extend(worker.probe(&mut probe)?);
     for leg in &order.legs {
-        let ns = worker.leg(*leg)?;
-        if side == Side::Ping {
-            answer.ns.push(ns);
-        }
+        answer.legs.push(worker.leg(*leg, &mut probe)?);
     }
-    answer.hops.extend(worker.probe(&mut probe)?);
     // Nobody leaves while somebody may still be looking.
     worker.gate()?;
     Ok(answer)
@@ -131,32 +126,43 @@ impl<T: Transport> Worker<'_, T> {
         Ok(self.mapping.gate().pass(2 * self.order.pairs, self.patience)?)
     }
 
-    /// How far apart the processors of the first pair are, while all others sleep.
-    fn probe(&self, probe: &mut HopProbe<'_>) -> Result<Option<(f64, bool)>> {
+    /// How far apart the processors of the first pair are, while all others sleep, and whether they seem to share a core.
+    fn probe(&self, probe: &mut HopProbe<'_>) -> Result<(f64, bool)> {
         self.gate()?;
         if self.node > 1 || self.order.pin[0] == self.order.pin[1] {
-            return Ok(None);
+            return Ok((0.0, false));
         }
-        Ok(probe.probe(self.clock.ns_per_tick)?.map(|hop| (hop.ns, hop.shared_core)))
+        Ok(probe.probe(self.clock.ns_per_tick)?.map_or((0.0, false), |hop| (hop.ns, hop.shared_core)))
     }
 
-    /// Nanoseconds a message, if this side has the clock.
-    fn leg(&mut self, leg: Leg) -> Result<f64> {
-        let mut samples = Samples::new();
+    /// What the sections gave, if this side has the clock.
+    fn leg(&mut self, leg: Leg, probe: &mut HopProbe<'_>) -> Result<Vec<Seen>> {
+        let mut found = Vec::new();
+        let mut before = (0.0, false);
         for section in 0..leg.sections {
-            let seen = self.section(leg)?;
-            if section > 0 {
-                seen.into_iter().for_each(|ticks| samples.record(ticks));
+            let ticks = self.section(leg)?;
+            let after = self.probe(probe)?;
+            if section > 0 && self.side == Side::Ping {
+                let ns = self.ns(leg, ticks);
+                found.push(Seen { ns, hops: [before.0, after.0], shared: before.1 || after.1 });
             }
+            before = after;
         }
+        Ok(found)
+    }
+
+    /// Nanoseconds a message.
+    fn ns(&self, leg: Leg, ticks: Vec<u64>) -> f64 {
+        let mut samples = Samples::new();
+        ticks.into_iter().for_each(|ticks| samples.record(ticks));
         let summary = samples.summary(self.clock.ns_per_tick);
-        Ok(match self.order.work {
+        match self.order.work {
             Work::Latency | Work::Loan | Work::Put => summary.p50 / 2.0,
             // Who waits for a processor does so now and then, and long: the median would not know.
             Work::Pairs => summary.mean / 2.0,
             Work::Rate | Work::OneWay => summary.p50 / leg.count as f64,
             Work::BothWays => summary.p50 / (2 * leg.count) as f64,
-        })
+        }
     }
 
     /// Plays one section, and tells the ticks of each round trip, or of all of it.

@@ -144,6 +144,7 @@ impl Way<'_> {
         let mut target = vec![0; section.bytes];
         let mut left = section.warmup + section.count;
         until(self.crowded, || {
+            let most = BATCH.min(left);
             self.back.poll_fn(
                 |fragment, _| {
                     target.copy_from_slice(fragment);
@@ -152,7 +153,7 @@ impl Way<'_> {
                     }
                     left -= 1;
                 },
-                BATCH.min(left),
+                most,
             )?;
             Ok::<_, AeronCError>((left == 0).then_some(()))
         })?;
