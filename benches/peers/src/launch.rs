@@ -97,7 +97,9 @@ impl Launcher {
         fs::write(&path, serde_json::to_vec(&order)?)?;
         let mut processes = Processes::default();
         match &peer.program {
-            Program::Launched { launcher, .. } => processes.start(self.launched(launcher, &order, &path)?, &self.dir, "launcher")?,
+            Program::Launched { launcher, .. } => {
+                processes.start(self.launched(launcher, &order, &path)?, &self.dir, "launcher")?
+            }
             program => {
                 let program = match program {
                     Program::Own(path) => path.clone(),
@@ -194,9 +196,9 @@ impl Processes {
             .stderr(words)
             .env("TMPDIR", dir)
             .env("UCX_POSIX_DIR", dir);
-        let child = command.spawn().map_err(|error| {
-            io::Error::new(error.kind(), format!("{}: {error}", command.get_program().display()))
-        })?;
+        let child = command
+            .spawn()
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", command.get_program().display())))?;
         self.children.push((child, name.into()));
         Ok(())
     }
@@ -266,9 +268,8 @@ impl Drop for Processes {
 
 /// What the processes have to say.
 fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
-    let answers: Vec<Option<Answer>> = (0..2 * order.pairs)
-        .map(|node| serde_json::from_slice(&fs::read(order.answer(node)).ok()?).ok())
-        .collect();
+    let answers: Vec<Option<Answer>> =
+        (0..2 * order.pairs).map(|node| serde_json::from_slice(&fs::read(order.answer(node)).ok()?).ok()).collect();
     if let Some(error) = answers.iter().flatten().find_map(|answer| answer.error.as_ref()) {
         return Err(error.clone());
     }

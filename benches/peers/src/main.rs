@@ -22,7 +22,9 @@ use std::process::ExitCode;
 /// peer has its turn in every round, each time in new processes, and the median of the rounds is told, with the lowest and the
 /// highest. What a peer cannot do, or is not installed for, is told as well.
 #[derive(Debug, Parser)]
-#[command(name = "doorbell-peers", after_help = "\
+#[command(
+    name = "doorbell-peers",
+    after_help = "\
 Before the first time: benches/peers/install, which fetches and builds the peers into target/peers.
 
 Examples:
@@ -36,7 +38,8 @@ Doorbell is faster. Times move by 10 to 30 % from hour to hour on virtual machin
 less: compare within one run only. Let nothing else run meanwhile.
 
 Exit codes: 0 measured (failures of peers are rows of the tables), 1 Doorbell itself failed,
-2 arguments or environment not right, 130 interrupted.")]
+2 arguments or environment not right, 130 interrupted."
+)]
 struct Args {
     /// How often everybody has a turn
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -147,7 +150,8 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     }
     say_no_more();
     let failed = findings.failed(Who::Doorbell);
-    let report = Report { peers: &peers, works: &works, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
+    let report =
+        Report { peers: &peers, works: &works, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
     let all = args.only.is_empty() && args.rows.is_empty() && !args.quick && !args.untouched;
     let path = match &args.output {
         Some(path) if path.as_os_str() == "-" => None,

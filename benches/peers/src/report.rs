@@ -251,7 +251,14 @@ impl Report<'_> {
     fn cell(&self, work: Work, bytes: usize, peer: &Peer, found: Option<Spread>) -> String {
         let Some(found) = found else {
             let failed = self.findings.failures.contains_key(&(work, peer.who));
-            return if peer.missing.is_some() { "not installed" } else if failed { "failed" } else { "–" }.into();
+            return if peer.missing.is_some() {
+                "not installed"
+            } else if failed {
+                "failed"
+            } else {
+                "–"
+            }
+            .into();
         };
         let (unit, spread) = match work {
             Work::Rate => ("M/s", found.map(|ns| 1e3 / ns)),
@@ -266,15 +273,20 @@ impl Report<'_> {
 
     fn about(&self, work: Work) -> String {
         match work {
-            Work::Latency => "Tagged messages back and forth between private buffers, one at a time; half a round trip, the median \
+            Work::Latency => {
+                "Tagged messages back and forth between private buffers, one at a time; half a round trip, the median \
                               of some thousands."
-                .into(),
+                    .into()
+            }
             Work::Loan => "The same with messages that are written where they are read: nothing is copied.".into(),
-            Work::Put => "One process puts all but the last word of a message into the other's memory, then that word, which the \
+            Work::Put => {
+                "One process puts all but the last word of a message into the other's memory, then that word, which the \
                           other polls; half a round trip."
-                .into(),
-            Work::Rate => "One process sends one message after the other, the other receives them: the time until all are there."
-                .into(),
+                    .into()
+            }
+            Work::Rate => {
+                "One process sends one message after the other, the other receives them: the time until all are there.".into()
+            }
             Work::OneWay => format!("The same with {WINDOW} messages under way at once. GB are powers of ten."),
             Work::BothWays => format!("Both send and receive, {WINDOW} messages under way in each direction; the sum of both."),
             Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, as what \

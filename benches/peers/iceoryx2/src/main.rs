@@ -58,7 +58,8 @@ impl Transport for Iceoryx2 {
         let mut config = Config::default();
         let root = order.dir.join("iceoryx2").display().to_string();
         config.global.set_root_path(&Path::new(root.as_bytes()).map_err(|error| fault("the directory", error))?);
-        config.global.prefix = FileName::new(format!("{}_", order.prefix).as_bytes()).map_err(|error| fault("the prefix", error))?;
+        config.global.prefix =
+            FileName::new(format!("{}_", order.prefix).as_bytes()).map_err(|error| fault("the prefix", error))?;
         let node = NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|error| fault("no node", error))?;
         let queue = if order.work == Work::Rate { QUEUE } else { order.window };
         let service = |from: usize| {
