@@ -78,6 +78,8 @@ impl Transport for OverAeron {
         let context = AeronContext::new()?;
         context.set_dir(&dir.into_c_string())?;
         context.set_pre_touch_mapped_memory(true)?;
+        // Where processors are crowded, the driver may have to wait for one.
+        context.set_driver_timeout_ms(60_000)?;
         let aeron = Aeron::new(&context)?;
         aeron.start()?;
         let stream = |node: usize| (TAG as i32) << 8 | node as i32;

@@ -80,7 +80,7 @@ impl Transport for Iceoryx2 {
             .publisher_builder()
             .initial_max_slice_len(order.bytes())
             .max_loaned_samples(2)
-            .backpressure_strategy(BackpressureStrategy::RetryUntilDelivered)
+            .backpressure_strategy(BackpressureStrategy::DiscardData)
             .create()
             .map_err(|error| fault("no publisher", error))?;
         let there = service(setup.other())?;
@@ -153,10 +153,13 @@ impl Carrier for Way<'_> {
 
     #[inline(always)]
     fn send(&mut self, message: &[u8]) -> Result<()> {
-        let mut sample = self.out.loan_slice_uninit(message.len()).map_err(|error| fault("no loan", error))?;
-        *sample.user_header_mut() = TAG;
-        sample.write_from_slice(message).send().map_err(|error| fault("could not send", error))?;
-        Ok(())
+        // Its own way to wait for a place in the queue is to sleep, longer and longer.
+        until(self.crowded, || {
+            let mut sample = self.out.loan_slice_uninit(message.len()).map_err(|error| fault("no loan", error))?;
+            *sample.user_header_mut() = TAG;
+            let receivers = sample.write_from_slice(message).send().map_err(|error| fault("could not send", error))?;
+            Ok((receivers > 0).then_some(()))
+        })
     }
 
     #[inline(always)]
@@ -185,8 +188,10 @@ impl Carrier for OnLoan<'_> {
             self.count += 1;
             touch::write(sample.payload_mut(), self.count);
         }
-        sample.send().map_err(|error| fault("could not send", error))?;
-        Ok(())
+        match sample.send().map_err(|error| fault("could not send", error))? {
+            0 => Err("the other process has no place for a loan".into()),
+            _ => Ok(()),
+        }
     }
 
     #[inline(always)]
