@@ -129,7 +129,8 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     }
     let launcher = Launcher::new([first, second], !args.untouched, args.limit)?;
     let mut findings = Findings::default();
-    for round in 0..usize::from(rounds) {
+    let mut stopped = None;
+    'rounds: for round in 0..usize::from(rounds) {
         for work in &works {
             for turn in 0..peers.len() {
                 // Nobody is always the first after the same one.
@@ -139,9 +140,8 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
                     match launcher.run(peer, *work, args.quick) {
                         Ok(outcome) => findings.add(peer.who, *work, round, outcome),
                         Err(Stopped(signal)) => {
-                            say_no_more();
-                            let what = format!("interrupted by signal {signal}; nothing was written");
-                            return Err(Failure { what, hint: String::new(), code: 128 + signal as u8 });
+                            stopped = Some(signal);
+                            break 'rounds;
                         }
                     }
                 }
@@ -152,6 +152,12 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     let failed = findings.failed(Who::Doorbell);
     let report =
         Report { peers: &peers, works: &works, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
+    if let Some(signal) = stopped {
+        // What there is may be of use, but not in the place of what is whole.
+        print!("{report}");
+        let what = format!("interrupted by signal {signal}; what was measured until then is on stdout");
+        return Err(Failure { what, hint: String::new(), code: 128 + signal as u8 });
+    }
     let all = args.only.is_empty() && args.rows.is_empty() && !args.quick && !args.untouched;
     let path = match &args.output {
         Some(path) if path.as_os_str() == "-" => None,

@@ -78,7 +78,9 @@ impl Transport for Doorbell {
                 let loans = OnLoan { peer, touched: section.touched, count: self.count };
                 self.count = exchange::play(loans, part, untouched, buffers)?.count;
             }
-            (None, _) => drop(exchange::play(Sent { peer }, part, section, buffers)?),
+            (None, _) => {
+                exchange::play(Sent { peer }, part, section, buffers)?;
+            }
         }
         Ok(())
     }
