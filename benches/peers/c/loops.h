@@ -1,0 +1,249 @@
+/* The loops that are timed, for peers that are spoken to in C: the same as `exchange.rs` and `stream.rs` beside this directory,
+ * down to the order of the statements, so that nobody is compared with another loop.
+ *
+ * A peer includes this at its end, after defining
+ *   struct peer;
+ *   open_peer, close_peer, version
+ *   send_message, receive_message       one after the other, returning when the buffer is free, or filled
+ *   start_send, finish_send, start_receive, finish_receive, with a `request`
+ *   put, fence, looked                  into the other's memory; what must be done between two looks at one's own
+ */
+#ifndef LOOPS_H
+#define LOOPS_H
+
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <x86intrin.h>
+
+#define TAG 7
+/* Looks before others get the processor, if there are more processes than processors. As in `transport.rs`. */
+#define LOOKS 64
+/* Marks the word that says that a message is there. As in `native.rs`. */
+#define ARRIVED (UINT64_C(1) << 63)
+
+enum work { MESSAGES, PUTS };
+enum part { PING, PONG, POUR, DRAIN, STREAM };
+
+/* The layouts are those of `foreign.rs`. */
+struct setup {
+    int node, crowded, work, window;
+    size_t bytes;
+    /* Gives the other process a blob and takes its blob: how long that is, or -1. */
+    void *context;
+    long (*swap)(void *context, const char *name, const void *mine, size_t bytes, void *theirs, size_t room);
+};
+
+struct section {
+    int part, touched;
+    size_t bytes, warmup, count, sends, receives, window;
+    uint8_t *source, *target;
+    uint8_t **sources, **targets;
+    uint64_t *samples;
+};
+
+struct why {
+    char text[512];
+};
+
+#define FAIL(why, ...) (snprintf((why)->text, sizeof(why)->text, __VA_ARGS__), -1)
+#define TRY(call)               \
+    do {                        \
+        if ((call) != 0)        \
+            return -1;          \
+    } while (0)
+
+static inline uint64_t ticks(void)
+{
+    unsigned processor;
+    return __rdtscp(&processor);
+}
+
+/* A word of every line; of what is shorter than a word, the first byte. */
+static inline void touch_write(uint8_t *message, size_t bytes, uint64_t value)
+{
+    for (size_t at = 0; at < bytes; at += 64) {
+        if (bytes - at >= sizeof value)
+            memcpy(message + at, &value, sizeof value);
+        else
+            message[at] = (uint8_t)value;
+    }
+    /* What was written is used, as far as the compiler knows. */
+    __asm__ volatile("" : : "r"(message) : "memory");
+}
+
+static inline void touch_read(const uint8_t *message, size_t bytes)
+{
+    uint64_t sum = 0;
+    for (size_t at = 0; at < bytes; at += 64) {
+        uint64_t word = message[at];
+        if (bytes - at >= sizeof word)
+            memcpy(&word, message + at, sizeof word);
+        sum += word;
+    }
+    __asm__ volatile("" : : "r"(sum));
+}
+
+/* After a look that found nothing. */
+static inline void look_again(int crowded, unsigned *looks)
+{
+    if (crowded && ++*looks % LOOKS == 0)
+        sched_yield();
+}
+
+#endif
+
+#ifdef PEER
+
+static inline int put_message(struct peer *peer, const uint8_t *message, size_t bytes, struct why *why)
+{
+    size_t body = bytes > 8 ? bytes - 8 : 0;
+    uint64_t word = ARRIVED | ++peer->sent;
+    if (body > 0) {
+        TRY(put(peer, message, body, 0, why));
+        /* Whoever sees the last word sees the others. */
+        TRY(fence(peer, why));
+    }
+    return put(peer, &word, sizeof word, body, why);
+}
+
+static inline int wait_for_put(struct peer *peer, size_t bytes, struct why *why)
+{
+    const volatile uint64_t *last = (const volatile uint64_t *)(peer->landing + (bytes > 8 ? bytes - 8 : 0));
+    uint64_t expected = ARRIVED | ++peer->received;
+    unsigned looks = 0;
+    while (*last != expected) {
+        TRY(looked(peer, why));
+        look_again(peer->crowded, &looks);
+    }
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return 0;
+}
+
+static inline int carry_out(struct peer *peer, int puts, const uint8_t *message, size_t bytes, struct why *why)
+{
+    return puts ? put_message(peer, message, bytes, why) : send_message(peer, message, bytes, why);
+}
+
+static inline int carry_in(struct peer *peer, int puts, uint8_t *into, size_t bytes, struct why *why)
+{
+    return puts ? wait_for_put(peer, bytes, why) : receive_message(peer, into, bytes, why);
+}
+
+/* One copy for each combination, as the compiler of the other loops makes: the two flags are constants in it. */
+static inline __attribute__((always_inline)) int exchange(struct peer *peer, const struct section *s, int puts, int touched,
+                                                          struct why *why)
+{
+    uint8_t *source = s->source, *target = puts ? peer->landing : s->target;
+    size_t bytes = s->bytes, all = s->warmup + s->count;
+    switch (s->part) {
+    case PING:
+        for (size_t i = 0; i < all; i++) {
+            uint64_t start = ticks();
+            if (touched)
+                touch_write(source, bytes, i);
+            TRY(carry_out(peer, puts, source, bytes, why));
+            TRY(carry_in(peer, puts, target, bytes, why));
+            if (touched)
+                touch_read(target, bytes);
+            s->samples[i] = ticks() - start;
+        }
+        return 0;
+    case PONG:
+        for (size_t i = 0; i < all; i++) {
+            TRY(carry_in(peer, puts, target, bytes, why));
+            if (touched) {
+                touch_read(target, bytes);
+                touch_write(source, bytes, i);
+            }
+            TRY(carry_out(peer, puts, source, bytes, why));
+        }
+        return 0;
+    case POUR:
+        for (size_t i = 0; i < all; i++) {
+            if (touched)
+                touch_write(source, bytes, i);
+            TRY(carry_out(peer, puts, source, bytes, why));
+        }
+        return 0;
+    case DRAIN:
+        for (size_t i = 0; i < all; i++) {
+            TRY(carry_in(peer, puts, target, bytes, why));
+            if (touched)
+                touch_read(target, bytes);
+        }
+        return 0;
+    }
+    return FAIL(why, "there is no part %d", s->part);
+}
+
+/* Sends and receives in turns, with a window of messages under way; what was started first ends first. */
+static inline __attribute__((always_inline)) int stream(struct peer *peer, const struct section *s, int touched, struct why *why)
+{
+    size_t window = s->window, turns = s->sends > s->receives ? s->sends : s->receives;
+    request *sending = calloc(window, sizeof *sending), *receiving = calloc(window, sizeof *receiving);
+    int failed = sending == NULL || receiving == NULL ? FAIL(why, "no memory for a window of %zu messages", window) : 0;
+    for (size_t i = 0; !failed && i < window && i < s->receives; i++)
+        failed = start_receive(peer, s->targets[i], s->bytes, &receiving[i], why);
+    for (size_t turn = 0; !failed && turn < turns; turn++) {
+        size_t at = turn % window;
+        if (turn < s->sends) {
+            if (turn >= window)
+                failed = finish_send(peer, &sending[at], why);
+            if (touched)
+                touch_write(s->sources[at], s->bytes, turn);
+            failed = failed || start_send(peer, s->sources[at], s->bytes, &sending[at], why);
+        }
+        if (!failed && turn < s->receives) {
+            failed = finish_receive(peer, &receiving[at], why);
+            if (touched)
+                touch_read(s->targets[at], s->bytes);
+            if (!failed && turn + window < s->receives)
+                failed = start_receive(peer, s->targets[at], s->bytes, &receiving[at], why);
+        }
+    }
+    for (size_t i = s->sends > window ? s->sends - window : 0; !failed && i < s->sends; i++)
+        failed = finish_send(peer, &sending[i % window], why);
+    free(sending);
+    free(receiving);
+    return failed ? -1 : 0;
+}
+
+__attribute__((visibility("default"))) struct peer *peer_open(const struct setup *setup, struct why *why)
+{
+    struct peer *peer = calloc(1, sizeof *peer);
+    if (peer == NULL) {
+        snprintf(why->text, sizeof why->text, "no memory");
+        return NULL;
+    }
+    peer->crowded = setup->crowded;
+    if (open_peer(peer, setup, why) == 0)
+        return peer;
+    free(peer);
+    return NULL;
+}
+
+__attribute__((visibility("default"))) int peer_play(struct peer *peer, const struct section *s, struct why *why)
+{
+    int puts = peer->landing != NULL;
+    if (s->part == STREAM)
+        return s->touched ? stream(peer, s, 1, why) : stream(peer, s, 0, why);
+    if (puts)
+        return s->touched ? exchange(peer, s, 1, 1, why) : exchange(peer, s, 1, 0, why);
+    return s->touched ? exchange(peer, s, 0, 1, why) : exchange(peer, s, 0, 0, why);
+}
+
+__attribute__((visibility("default"))) void peer_close(struct peer *peer)
+{
+    close_peer(peer);
+    free(peer);
+}
+
+__attribute__((visibility("default"))) void peer_version(struct why *text)
+{
+    version(text);
+}
+
+#endif

@@ -1,0 +1,244 @@
+//! Peers that are spoken to in C: a library made of `c/loops.h` and what it includes.
+
+use crate::order::Work;
+use crate::place::Place;
+use crate::transport::{Fault, Result, Setup, Transport};
+use doorbell_benches::exchange::{Part, Section};
+use doorbell_benches::memory::Memory;
+use doorbell_benches::stream::Flow;
+use libloading::{Library, Symbol};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ptr::{NonNull, null_mut};
+
+/// Bytes of a text that says why.
+const WHY_BYTES: usize = 512;
+
+#[repr(C)]
+struct Why([u8; WHY_BYTES]);
+
+impl Why {
+    fn new() -> Self {
+        Self([0; WHY_BYTES])
+    }
+
+    fn text(&self) -> String {
+        let text = CStr::from_bytes_until_nul(&self.0).map(CStr::to_string_lossy).unwrap_or_default();
+        if text.is_empty() { "it does not say why".into() } else { text.into_owned() }
+    }
+}
+
+impl From<Why> for Fault {
+    fn from(why: Why) -> Self {
+        why.text().into()
+    }
+}
+
+type Swap = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize, *mut c_void, usize) -> c_long;
+
+#[repr(C)]
+struct RawSetup {
+    node: c_int,
+    crowded: c_int,
+    work: c_int,
+    window: c_int,
+    bytes: usize,
+    context: *mut c_void,
+    swap: Swap,
+}
+
+#[repr(C)]
+struct RawSection {
+    part: c_int,
+    touched: c_int,
+    bytes: usize,
+    warmup: usize,
+    count: usize,
+    sends: usize,
+    receives: usize,
+    window: usize,
+    source: *mut u8,
+    target: *mut u8,
+    sources: *const *mut u8,
+    targets: *const *mut u8,
+    samples: *mut u64,
+}
+
+const PING: c_int = 0;
+const PONG: c_int = 1;
+const POUR: c_int = 2;
+const DRAIN: c_int = 3;
+const STREAM: c_int = 4;
+
+/// Memory for a window of messages, and where each of them begins.
+#[derive(Debug, Default)]
+struct Window {
+    memory: Vec<Memory>,
+    starts: Vec<*mut u8>,
+}
+
+impl Window {
+    fn new(window: usize, bytes: usize) -> Result<Self> {
+        let mut memory = (0..window).map(|_| Memory::private(bytes)).collect::<std::io::Result<Vec<_>>>()?;
+        let starts = memory.iter_mut().map(|message| message.as_mut_ptr()).collect();
+        Ok(Self { memory, starts })
+    }
+
+    /// Bytes of a message.
+    fn bytes(&self) -> usize {
+        self.memory.first().map_or(0, |message| message.len())
+    }
+}
+
+/// A peer behind a library.
+#[derive(Debug)]
+pub struct Foreign {
+    peer: NonNull<c_void>,
+    library: Library,
+    source: Memory,
+    target: Memory,
+    sources: Window,
+    targets: Window,
+    window: usize,
+}
+
+impl Foreign {
+    fn call(&self, section: &RawSection) -> Result<()> {
+        let mut why = Why::new();
+        // SAFETY: the type is that in `loops.h`.
+        let play: Symbol<'_, unsafe extern "C" fn(*mut c_void, *const RawSection, *mut Why) -> c_int> =
+            unsafe { self.library.get(b"peer_play")? };
+        // SAFETY: the peer is open, and whoever made the section vouches for what it points to.
+        match unsafe { play(self.peer.as_ptr(), section, &mut why) } {
+            0 => Ok(()),
+            _ => Err(why.into()),
+        }
+    }
+}
+
+/// Called by the library while it opens; `context` is the `Place`.
+unsafe extern "C" fn swap(
+    context: *mut c_void,
+    name: *const c_char,
+    mine: *const c_void,
+    bytes: usize,
+    theirs: *mut c_void,
+    room: usize,
+) -> c_long {
+    // SAFETY: `open` gave it a place that lives until `peer_open` returns; the library vouches for the rest.
+    let (place, name, mine) = unsafe {
+        let place = &*context.cast::<Place>();
+        (place, CStr::from_ptr(name).to_string_lossy(), std::slice::from_raw_parts(mine.cast::<u8>(), bytes))
+    };
+    match place.swap(&name, mine) {
+        Ok(found) if found.len() <= room => {
+            // SAFETY: it fits, says the library.
+            unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), theirs.cast(), found.len()) };
+            found.len() as c_long
+        }
+        _ => -1,
+    }
+}
+
+impl Transport for Foreign {
+    fn open(setup: &Setup<'_>) -> Result<Self> {
+        let order = setup.order;
+        let path = order.library.as_ref().ok_or("the order names no library")?;
+        // SAFETY: it was made of the files beside this one.
+        let library = unsafe { Library::new(path) }.map_err(|error| format!("could not load {}: {error}", path.display()))?;
+        let raw = RawSetup {
+            node: setup.node as c_int,
+            crowded: order.crowded().into(),
+            work: c_int::from(order.work == Work::Put),
+            window: order.window as c_int,
+            bytes: order.bytes(),
+            context: std::ptr::from_ref(setup.place).cast_mut().cast(),
+            swap,
+        };
+        let mut why = Why::new();
+        // SAFETY: the type is that in `loops.h`, and all that the setup points to lives until it returns.
+        let peer = unsafe {
+            let open: Symbol<'_, unsafe extern "C" fn(*const RawSetup, *mut Why) -> *mut c_void> = library.get(b"peer_open")?;
+            open(&raw, &mut why)
+        };
+        let peer = NonNull::new(peer).ok_or_else(|| why.text())?;
+        let bytes = if order.work.is_stream() { 0 } else { order.bytes() };
+        let (source, target) = (Memory::private(bytes)?, Memory::private(bytes)?);
+        let (sources, targets) = Default::default();
+        Ok(Self { peer, library, source, target, sources, targets, window: order.window })
+    }
+
+    fn version(&self) -> String {
+        let mut text = Why::new();
+        // SAFETY: the type is that in `loops.h`.
+        match unsafe { self.library.get::<unsafe extern "C" fn(*mut Why)>(b"peer_version") } {
+            Ok(version) => {
+                // SAFETY: as above.
+                unsafe { version(&mut text) };
+                text.text()
+            }
+            Err(_) => "unknown".into(),
+        }
+    }
+
+    fn play(&mut self, part: Part<'_>, section: Section) -> Result<()> {
+        let Section { bytes, warmup, count, touched } = section;
+        let mut ticks = vec![0; if matches!(part, Part::Ping(_)) { warmup + count } else { 0 }];
+        let raw = RawSection {
+            part: match part {
+                Part::Ping(_) => PING,
+                Part::Pong => PONG,
+                Part::Pour => POUR,
+                Part::Drain => DRAIN,
+            },
+            touched: touched.into(),
+            bytes,
+            warmup,
+            count,
+            sends: 0,
+            receives: 0,
+            window: 0,
+            source: self.source.as_mut_ptr(),
+            target: self.target.as_mut_ptr(),
+            sources: null_mut(),
+            targets: null_mut(),
+            samples: ticks.as_mut_ptr(),
+        };
+        self.call(&raw)?;
+        if let Part::Ping(samples) = part {
+            samples.extend(&ticks[warmup..]);
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
+        if self.sources.bytes() != bytes {
+            self.sources = Window::new(self.window, bytes)?;
+            self.targets = Window::new(self.window, bytes)?;
+        }
+        self.call(&RawSection {
+            part: STREAM,
+            touched: flow.touched.into(),
+            bytes,
+            warmup: 0,
+            count: 0,
+            sends: flow.sends,
+            receives: flow.receives,
+            window: self.window,
+            source: null_mut(),
+            target: null_mut(),
+            sources: self.sources.starts.as_ptr(),
+            targets: self.targets.starts.as_ptr(),
+            samples: null_mut(),
+        })
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        // SAFETY: the type is that in `loops.h`, and nobody uses the peer afterwards.
+        if let Ok(close) = unsafe { self.library.get::<unsafe extern "C" fn(*mut c_void)>(b"peer_close") } {
+            // SAFETY: as above.
+            unsafe { close(self.peer.as_ptr()) };
+        }
+    }
+}

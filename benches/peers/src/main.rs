@@ -1,0 +1,204 @@
+//! `doorbell-peers`: runs Doorbell and other transports in turns, and writes down how they compare.
+
+mod launch;
+mod peers;
+mod plan;
+mod report;
+
+use clap::Parser;
+use doorbell_peers::order::Work;
+use doorbell_peers::{foreign, native, worker};
+use launch::{Launcher, Outcome, Stopped};
+use peers::{Peer, Who};
+use plan::Row;
+use report::{Findings, Report};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Measure Doorbell beside other transports: the same work, the same loops, in turns, on the same two processors
+///
+/// Pairs of processes exchange tagged messages, which are written before they are sent and read after they were received. Every
+/// peer has its turn in every round, each time in new processes, and the median of the rounds is told, with the lowest and the
+/// highest. What a peer cannot do, or is not installed for, is told as well.
+#[derive(Debug, Parser)]
+#[command(
+    name = "doorbell-peers",
+    after_help = "\
+Before the first time: benches/peers/install, which fetches and builds the peers into target/peers.
+
+Examples:
+  doorbell-peers                                  everything, into docs/performance.md (10 minutes)
+  doorbell-peers --quick                          everything, roughly, to the terminal (2 minutes)
+  doorbell-peers --only ucx,mpi --rows latency    one table, to the terminal
+  doorbell-peers --rounds 9 --output -            more rounds, to the terminal
+
+Columns with × say how many times as long as Doorbell the peer takes for a message: above 1
+Doorbell is faster. Times move by 10 to 30 % from hour to hour on virtual machines, ratios
+less: compare within one run only. Let nothing else run meanwhile.
+
+Exit codes: 0 measured (failures of peers are rows of the tables), 1 Doorbell itself failed,
+2 arguments or environment not right, 130 interrupted."
+)]
+struct Args {
+    /// How often everybody has a turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Only these, beside Doorbell
+    #[arg(long, value_enum, value_name = "PEER,…", value_delimiter = ',')]
+    only: Vec<Who>,
+    /// Only these tables
+    #[arg(long, value_enum, value_name = "ROW,…", value_delimiter = ',')]
+    rows: Vec<Row>,
+    /// A quarter of the messages, and three rounds at most
+    #[arg(long)]
+    quick: bool,
+    /// Where the tables go; `-`: to the terminal [default: docs/performance.md for all of it, otherwise -]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The two processors
+    #[arg(long, value_name = "CPU,CPU", value_delimiter = ',', num_args = 1, default_value = "0,1")]
+    pin: Vec<usize>,
+    /// Neither write what is sent nor read what is received
+    #[arg(long)]
+    untouched: bool,
+    /// Seconds after which a pair of processes is taken for hung, and killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=3600))]
+    limit: u32,
+    /// Where `install` put the peers [default: target/peers of this repository]
+    #[arg(long, value_name = "DIR")]
+    peers: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(worker::COMMAND) {
+        return work();
+    }
+    match measure(&Args::parse()) {
+        Ok(code) => code,
+        Err(Failure { what, hint, code }) => {
+            eprintln!("error: {what}");
+            if !hint.is_empty() {
+                eprintln!("  hint: {hint}");
+            }
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// One of the processes of a measurement.
+fn work() -> ExitCode {
+    match worker::arguments() {
+        Ok((order, node)) if order.library.is_some() => worker::run::<foreign::Foreign>(&order, node),
+        Ok((order, node)) => worker::run::<native::Doorbell>(&order, node),
+        Err(error) => {
+            eprintln!("error: {error}\n  hint: `doorbell-peers` starts this command");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Why nothing was measured.
+struct Failure {
+    what: String,
+    hint: String,
+    code: u8,
+}
+
+impl Failure {
+    fn environment(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { what: what.into(), hint: hint.into(), code: 2 }
+    }
+}
+
+fn repository() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+fn measure(args: &Args) -> Result<ExitCode, Failure> {
+    let &[first, second] = args.pin.as_slice() else {
+        return Err(Failure::environment("--pin: two processors are needed", "--pin 0,1"));
+    };
+    let rows: Vec<Row> = if args.rows.is_empty() { Row::ALL.to_vec() } else { args.rows.clone() };
+    let works: Vec<Work> = Row::ALL.iter().filter(|row| rows.contains(row)).flat_map(|row| row.works()).copied().collect();
+    let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
+    let installed = args.peers.clone().unwrap_or_else(|| repository().join("target/peers"));
+    let peers = peers::find(&installed, &args.only);
+    for missing in peers.iter().filter_map(|peer| peer.missing.as_ref().map(|why| (peer.who, why))) {
+        eprintln!("{}: {}", missing.0.name(), missing.1);
+    }
+    let launcher = Launcher::new([first, second], !args.untouched, args.limit)?;
+    let mut findings = Findings::default();
+    let mut stopped = None;
+    'rounds: for round in 0..usize::from(rounds) {
+        for work in &works {
+            for turn in 0..peers.len() {
+                // Nobody is always the first after the same one.
+                let peer = &peers[(turn + round) % peers.len()];
+                if peer.can(*work) && findings.is_worth_a_try(peer.who, *work) {
+                    say(round, rounds, *work, peer);
+                    match launcher.run(peer, *work, args.quick) {
+                        Ok(outcome) => findings.add(peer.who, *work, round, outcome),
+                        Err(Stopped(signal)) => {
+                            stopped = Some(signal);
+                            break 'rounds;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    say_no_more();
+    let failed = findings.failed(Who::Doorbell);
+    let report =
+        Report { peers: &peers, works: &works, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
+    if let Some(signal) = stopped {
+        // What there is may be of use, but not in the place of what is whole.
+        print!("{report}");
+        let what = format!("interrupted by signal {signal}; what was measured until then is on stdout");
+        return Err(Failure { what, hint: String::new(), code: 128 + signal as u8 });
+    }
+    let all = args.only.is_empty() && args.rows.is_empty() && !args.quick && !args.untouched;
+    let path = match &args.output {
+        Some(path) if path.as_os_str() == "-" => None,
+        Some(path) => Some(path.clone()),
+        None => all.then(|| repository().join("docs/performance.md")),
+    };
+    write(&report.to_string(), path)?;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn write(text: &str, path: Option<PathBuf>) -> Result<(), Failure> {
+    let Some(path) = path else {
+        print!("{text}");
+        return Ok(());
+    };
+    let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    if let Err(error) = parent.and_then(|()| std::fs::write(&path, text)) {
+        print!("{text}");
+        return Err(Failure::environment(format!("could not write {}: {error}", path.display()), "the tables are on stdout"));
+    }
+    eprintln!("written to {}", path.display());
+    Ok(())
+}
+
+fn say(round: usize, rounds: u16, work: Work, peer: &Peer) {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[Kround {} of {rounds}: {} over {}", round + 1, plan::title(work), peer.who.name());
+    }
+}
+
+fn say_no_more() {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Failure::environment(error.to_string(), "")
+    }
+}
+
+/// What a run gave.
+type Ran = Result<Outcome, Stopped>;

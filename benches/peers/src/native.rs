@@ -1,0 +1,253 @@
+//! Doorbell, through its library.
+
+use crate::order::Work;
+use crate::transport::{Result, Setup, TAG, Transport};
+use doorbell::zerocopy::FromBytes;
+use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request, Role};
+use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
+use doorbell_benches::memory::Memory;
+use doorbell_benches::stream::{self, Flow, Messages, Window};
+use doorbell_benches::touch;
+use std::time::{Duration, Instant};
+
+/// How long the other processes may take to join.
+const START: Duration = Duration::from_secs(20);
+
+/// A node, and its way to the other one.
+#[derive(Debug)]
+pub struct Doorbell {
+    // The peer goes before the node.
+    peer: Peer,
+    node: Node,
+    work: Work,
+    window: usize,
+    crowded: bool,
+    buffers: Buffers,
+    messages: Option<(usize, Messages)>,
+    landing: Option<Landing>,
+    /// Loans sent so far.
+    count: u64,
+}
+
+/// Where puts land: this process's region, and the key to the other's.
+#[derive(Debug)]
+struct Landing {
+    own: Region<u64>,
+    theirs: Key<u64, ReadWrite>,
+    sent: u64,
+    received: u64,
+}
+
+impl Transport for Doorbell {
+    fn open(setup: &Setup<'_>) -> Result<Self> {
+        let order = setup.order;
+        let nodes = 2 * order.pairs;
+        let node = Node::builder(&order.prefix)
+            .id(NodeId(setup.node as u16))
+            .role(if setup.side() == Side::Ping { Role::Host } else { Role::Accelerator })
+            .max_nodes(nodes)
+            .loan_bytes((16 * order.bytes()).max(64 << 20))
+            .join()?;
+        node.wait_for(nodes, Instant::now() + START)?;
+        let peer = node.peer(NodeId(setup.other() as u16))?;
+        let (buffers, landing) = match order.work {
+            Work::Put => {
+                let (buffers, landing) = landing(setup, &node)?;
+                (buffers, Some(landing))
+            }
+            _ => (setup.buffers()?, None),
+        };
+        let (work, window, crowded) = (order.work, order.window, order.crowded());
+        Ok(Self { peer, node, work, window, crowded, buffers, messages: None, landing, count: 0 })
+    }
+
+    fn version(&self) -> String {
+        env!("CARGO_PKG_VERSION").into()
+    }
+
+    fn play(&mut self, part: Part<'_>, section: Section) -> Result<()> {
+        let Self { peer, buffers, crowded, .. } = self;
+        match (&mut self.landing, self.work) {
+            (Some(landing), _) => {
+                let puts = exchange::play(Puts::new(peer, landing, section.bytes, *crowded), part, section, buffers)?;
+                (landing.sent, landing.received) = (puts.sent, puts.received);
+            }
+            (None, Work::Loan) => {
+                // Lines are touched where the message lies.
+                let untouched = Section { touched: false, ..section };
+                let loans = OnLoan { peer, touched: section.touched, count: self.count };
+                self.count = exchange::play(loans, part, untouched, buffers)?.count;
+            }
+            (None, _) => {
+                exchange::play(Sent { peer }, part, section, buffers)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
+        let messages = match &mut self.messages {
+            Some((room, messages)) if *room == bytes => messages,
+            messages => {
+                let made = Messages::new(self.window, || Memory::private(bytes))?;
+                &mut messages.insert((bytes, made)).1
+            }
+        };
+        Ok(stream::run(&mut Requests { node: &self.node, peer: &self.peer }, flow, messages)?)
+    }
+}
+
+/// Memory for puts: what is sent is private, what arrives lies in a region.
+fn landing(setup: &Setup<'_>, node: &Node) -> Result<(Buffers, Landing)> {
+    let bytes = setup.order.bytes();
+    let own = node.region::<u64>(bytes.div_ceil(size_of::<u64>()).max(1))?;
+    // SAFETY: the only slice of the region, which the clone keeps; the peer, which gets the key later, writes while this process
+    // waits for it, and this one reads nothing but the last word of a message until that says that all is there.
+    let target = unsafe {
+        let start = own.as_mut_slice().as_mut_ptr().cast();
+        Memory::lent(start, bytes, Box::new(own.clone()))
+    };
+    let theirs = setup.place.swap("key", &own.key().to_bytes())?;
+    let theirs: [u8; KEY_BYTES] = theirs.try_into().map_err(|_| "the other process left a key of another length")?;
+    let landing = Landing { theirs: Key::from_bytes(&theirs)?, own, sent: 0, received: 0 };
+    Ok((Buffers::new(Memory::private(bytes)?, target), landing))
+}
+
+struct Sent<'a> {
+    peer: &'a Peer,
+}
+
+impl Carrier for Sent<'_> {
+    type Error = Error;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> std::result::Result<(), Error> {
+        self.peer.send(TAG, message)
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> std::result::Result<(), Error> {
+        self.peer.recv(Match::any().tag(TAG), into).map(drop)
+    }
+}
+
+/// The buffers of the exchange stay as they are, and what is to be touched is touched here.
+struct OnLoan<'a> {
+    peer: &'a Peer,
+    touched: bool,
+    count: u64,
+}
+
+impl Carrier for OnLoan<'_> {
+    type Error = Error;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> std::result::Result<(), Error> {
+        let mut loan = self.peer.node().loan_bytes(message.len())?;
+        if self.touched {
+            self.count += 1;
+            touch::write(&mut loan, self.count);
+        }
+        loan.send(self.peer, TAG)
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, _: &mut [u8]) -> std::result::Result<(), Error> {
+        let taken = self.peer.take::<[u8]>(Match::any().tag(TAG))?;
+        if self.touched {
+            // SAFETY: the other process writes no loan that it has sent.
+            touch::read(unsafe { taken.as_slice() });
+        }
+        Ok(())
+    }
+}
+
+/// Marks the word that says that a message is there, so that no content is taken for it. The same in `c/loops.h`.
+const ARRIVED: u64 = 1 << 63;
+
+struct Puts<'a> {
+    peer: &'a Peer,
+    own: &'a Region<u64>,
+    key: Key<u64, ReadWrite>,
+    /// Where the last word of a message goes.
+    last: Key<u64, ReadWrite>,
+    words: usize,
+    crowded: bool,
+    sent: u64,
+    received: u64,
+}
+
+impl<'a> Puts<'a> {
+    fn new(peer: &'a Peer, landing: &'a Landing, bytes: usize, crowded: bool) -> Self {
+        let Landing { own, theirs, sent, received } = landing;
+        let words = (bytes / size_of::<u64>()).max(1);
+        let last = theirs.at(words - 1);
+        Self { peer, own, key: *theirs, last, words, crowded, sent: *sent, received: *received }
+    }
+}
+
+impl Carrier for Puts<'_> {
+    type Error = Error;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> std::result::Result<(), Error> {
+        self.sent += 1;
+        if self.words > 1 {
+            // Buffers begin at a page, and sizes are multiples of eight.
+            let words = <[u64]>::ref_from_bytes(message).unwrap_or_default();
+            self.peer.put(&words[..self.words - 1], self.key)?;
+            // Whoever sees the last word sees the others.
+            self.peer.flush()?;
+        }
+        self.peer.put(&[ARRIVED | self.sent], self.last)
+    }
+
+    /// What arrives lies where it is read.
+    #[inline(always)]
+    fn receive(&mut self, _: &mut [u8]) -> std::result::Result<(), Error> {
+        self.received += 1;
+        let (own, at, expected) = (self.own, self.words - 1, ARRIVED | self.received);
+        let mut word = [0];
+        crate::transport::until(self.crowded, || {
+            own.read(at, &mut word)?;
+            Ok((word[0] == expected).then_some(()))
+        })
+    }
+}
+
+struct Requests<'a> {
+    node: &'a Node,
+    peer: &'a Peer,
+}
+
+fn finish(request: Request<Memory>) -> std::result::Result<Memory, Error> {
+    let completion = request.wait();
+    completion.result?;
+    Ok(completion.buffer)
+}
+
+impl Window for Requests<'_> {
+    type Error = Error;
+    type Sent = Request<Memory>;
+    type Received = Request<Memory>;
+
+    #[inline(always)]
+    fn start_send(&mut self, message: Memory) -> std::result::Result<Request<Memory>, Error> {
+        self.peer.start_send(TAG, message)
+    }
+
+    #[inline(always)]
+    fn finish_send(&mut self, sent: Request<Memory>) -> std::result::Result<Memory, Error> {
+        finish(sent)
+    }
+
+    #[inline(always)]
+    fn start_receive(&mut self, into: Memory) -> std::result::Result<Request<Memory>, Error> {
+        self.node.start_recv(Match::from(self.peer.id()).tag(TAG), into)
+    }
+
+    #[inline(always)]
+    fn finish_receive(&mut self, received: Request<Memory>) -> std::result::Result<Memory, Error> {
+        finish(received)
+    }
+}

@@ -1,0 +1,120 @@
+//! Who is measured, and whether it is there.
+
+use doorbell_peers::order::Work;
+use std::path::{Path, PathBuf};
+
+/// A transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Who {
+    /// What all others are compared with
+    #[value(skip)]
+    Doorbell,
+    /// Tagged messages and puts of UCX
+    Ucx,
+    /// Open MPI
+    Mpi,
+    /// iceoryx2
+    Iceoryx2,
+    /// Aeron over IPC
+    Aeron,
+}
+
+impl Who {
+    /// In the order of the columns.
+    pub const ALL: [Who; 5] = [Who::Doorbell, Who::Ucx, Who::Mpi, Who::Iceoryx2, Who::Aeron];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Who::Doorbell => "Doorbell",
+            Who::Ucx => "UCX",
+            Who::Mpi => "Open MPI",
+            Who::Iceoryx2 => "iceoryx2",
+            Who::Aeron => "Aeron",
+        }
+    }
+
+    /// The name under which `install` knows it.
+    fn word(self) -> &'static str {
+        match self {
+            Who::Doorbell => "doorbell",
+            Who::Ucx => "ucx",
+            Who::Mpi => "mpi",
+            Who::Iceoryx2 => "iceoryx2",
+            Who::Aeron => "aeron",
+        }
+    }
+}
+
+/// What its processes run.
+#[derive(Clone, Debug)]
+pub enum Program {
+    /// This program, with a library or none.
+    This(Option<PathBuf>),
+    /// This program with a library, started by a launcher.
+    Launched {
+        /// The launcher.
+        launcher: PathBuf,
+        /// The library.
+        library: PathBuf,
+    },
+    /// A program of its own.
+    Own(PathBuf),
+}
+
+/// A transport as it was found.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Which.
+    pub who: Who,
+    /// What to run.
+    pub program: Program,
+    /// Why it is not there.
+    pub missing: Option<String>,
+}
+
+impl Peer {
+    /// Whether it is there and has something for this work.
+    pub fn can(&self, work: Work) -> bool {
+        self.missing.is_none() && self.knows(work)
+    }
+
+    /// Whether it has something for this work.
+    pub fn knows(&self, work: Work) -> bool {
+        match work {
+            Work::Loan => matches!(self.who, Who::Doorbell | Who::Iceoryx2),
+            Work::Put => matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi),
+            _ => true,
+        }
+    }
+}
+
+/// Doorbell, and of the others those asked for, or all.
+pub fn find(installed: &Path, only: &[Who]) -> Vec<Peer> {
+    let wanted = |who: &Who| *who == Who::Doorbell || only.is_empty() || only.contains(who);
+    Who::ALL.into_iter().filter(wanted).map(|who| peer(installed, who)).collect()
+}
+
+fn peer(installed: &Path, who: Who) -> Peer {
+    let library = |name: &str| installed.join("lib").join(name);
+    let program = match who {
+        Who::Doorbell => Program::This(None),
+        Who::Ucx => Program::This(Some(library("libpeer-ucx.so"))),
+        Who::Mpi => Program::Launched { launcher: installed.join("venv/bin/mpirun"), library: library("libpeer-mpi.so") },
+        Who::Iceoryx2 => Program::Own(installed.join("bin/peer-iceoryx2")),
+        Who::Aeron => Program::Own(installed.join("bin/peer-aeron")),
+    };
+    let file = match &program {
+        Program::This(library) => library.clone(),
+        Program::Launched { library, .. } => Some(library.clone()),
+        Program::Own(path) => Some(path.clone()),
+    };
+    let missing = match file {
+        Some(file) if !file.exists() => Some(
+            std::fs::read_to_string(installed.join("missing").join(who.word()))
+                .map_or_else(|_| "not installed: run benches/peers/install".into(), |why| why.trim().to_string()),
+        ),
+        _ => None,
+    };
+    Peer { who, program, missing }
+}

@@ -1,0 +1,405 @@
+//! The tables.
+
+use crate::launch::{Outcome, WINDOW};
+use crate::peers::{Peer, Who};
+use crate::plan::{legs, size, title};
+use doorbell_peers::order::Work;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Hops before and after a section that differ by more: the processors moved meanwhile.
+const MOVED: f64 = 1.5;
+/// Hops that differ by more are those of two moods, which are told apart.
+const MOODS: f64 = 2.0;
+
+/// What was found so far.
+#[derive(Debug, Default)]
+pub struct Findings {
+    seen: BTreeMap<(Work, usize, Who), Vec<Section>>,
+    /// Why there is nothing.
+    failures: BTreeMap<(Work, Who), String>,
+    versions: BTreeMap<Who, String>,
+    left_out: usize,
+}
+
+/// One that counts.
+#[derive(Clone, Copy, Debug)]
+struct Section {
+    round: usize,
+    ns: f64,
+    hop: f64,
+}
+
+/// Hops from here to there. A virtual machine's processors may be neighbours in one second and far apart in the next, and
+/// nothing that was measured in one can be compared with what was measured in the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mood {
+    title: Option<&'static str>,
+    from: f64,
+    to: f64,
+}
+
+impl Findings {
+    /// What failed fails again, and may take its time.
+    pub fn is_worth_a_try(&self, who: Who, work: Work) -> bool {
+        !self.failures.contains_key(&(work, who))
+    }
+
+    /// Adds what a run gave.
+    pub fn add(&mut self, who: Who, work: Work, round: usize, outcome: Outcome) {
+        let answer = match outcome {
+            Ok(answer) => answer,
+            Err(why) => {
+                self.failures.insert((work, who), why);
+                return;
+            }
+        };
+        for (leg, sections) in legs(work, false).iter().zip(&answer.legs) {
+            for seen in sections {
+                let [before, after] = seen.hops;
+                if seen.shared || before.max(after) > MOVED * before.min(after) {
+                    self.left_out += 1;
+                } else {
+                    let section = Section { round, ns: seen.ns, hop: (before + after) / 2.0 };
+                    self.seen.entry((work, leg.bytes, who)).or_default().push(section);
+                }
+            }
+        }
+        self.versions.insert(who, answer.version);
+    }
+
+    /// Whether anything of a peer failed.
+    pub fn failed(&self, who: Who) -> bool {
+        self.failures.keys().any(|(_, failed)| *failed == who)
+    }
+
+    fn hops(&self) -> Vec<f64> {
+        self.seen.values().flatten().map(|section| section.hop).collect()
+    }
+
+    /// The moods of the machine, the most frequent first.
+    fn moods(&self) -> Vec<Mood> {
+        let mut hops = self.hops();
+        hops.sort_by(f64::total_cmp);
+        let at = |share: usize| hops.get(hops.len() * share / 100).copied().unwrap_or(0.0);
+        let (low, high) = (at(5), at(95));
+        if high <= MOODS * low {
+            return vec![Mood { title: None, from: 0.0, to: f64::INFINITY }];
+        }
+        let between = (low * high).sqrt();
+        let near = Mood { title: Some("with the processors near each other"), from: 0.0, to: between };
+        let far = Mood { title: Some("with the processors far apart"), from: between, to: f64::INFINITY };
+        if 2 * hops.partition_point(|hop| *hop < between) >= hops.len() { vec![near, far] } else { vec![far, near] }
+    }
+
+    /// Of the medians of each round.
+    fn spread(&self, work: Work, bytes: usize, who: Who, mood: Mood) -> Option<Spread> {
+        let mut rounds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for section in self.seen.get(&(work, bytes, who))?.iter().filter(|section| mood.has(section.hop)) {
+            rounds.entry(section.round).or_default().push(section.ns);
+        }
+        let medians: Vec<f64> = rounds.values().filter_map(|ns| Spread::of(ns)).map(|spread| spread.median).collect();
+        Spread::of(&medians)
+    }
+}
+
+impl Mood {
+    fn has(&self, hop: f64) -> bool {
+        self.from <= hop && hop < self.to
+    }
+}
+
+/// The median, and the ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Spread {
+    low: f64,
+    median: f64,
+    high: f64,
+}
+
+impl Spread {
+    fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (low, high) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        Some(Self { low, median, high })
+    }
+
+    fn map(self, change: impl Fn(f64) -> f64) -> Self {
+        let (a, b) = (change(self.low), change(self.high));
+        Self { low: a.min(b), median: change(self.median), high: a.max(b) }
+    }
+}
+
+/// All that is told.
+pub struct Report<'a> {
+    /// The columns.
+    pub peers: &'a [Peer],
+    /// The tables.
+    pub works: &'a [Work],
+    /// What stands in them.
+    pub findings: &'a Findings,
+    /// Rounds that were meant to be.
+    pub rounds: u16,
+    /// Fewer messages.
+    pub quick: bool,
+    /// Whether messages were written and read.
+    pub touched: bool,
+}
+
+impl Display for Report<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.head(f)?;
+        for mood in self.findings.moods() {
+            for work in self.works {
+                self.table(f, *work, mood)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Report<'_> {
+    fn head(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { findings, rounds, .. } = self;
+        writeln!(f, "# How fast Doorbell is, beside others\n")?;
+        writeln!(
+            f,
+            "Two processes on processors of their own exchange messages through shared memory. Doorbell and its peers did so in \
+             turns, in {rounds} rounds, with the same loops. A cell is the median of the rounds, with the lowest and the highest; \
+             **×** is how many times as long as Doorbell the peer takes for a message: above 1 Doorbell is faster. {} \
+             [benches/peers/README.md](../benches/peers/README.md) says what is compared, and what is fair and what is not.\n",
+            if self.touched {
+                "Every cache line of a message is written before it is sent and read after it was received."
+            } else {
+                "Messages were neither written before they were sent nor read after they were received."
+            }
+        )?;
+        writeln!(
+            f,
+            "These are the figures of one machine on one day. Nanoseconds differ by 10 to 30 % from hour to hour on a virtual \
+             machine: compare within this page only, and measure on yours.\n"
+        )?;
+        writeln!(f, "| | |\n|---|---|")?;
+        writeln!(f, "| date | {} |", today())?;
+        writeln!(f, "| command | `{}` |", command())?;
+        writeln!(f, "| machine | {} |", processor())?;
+        writeln!(f, "| kernel | {} |", kernel())?;
+        for mood in findings.moods() {
+            let hops: Vec<f64> = findings.hops().into_iter().filter(|hop| mood.has(*hop)).collect();
+            if let Some(Spread { low, median, high }) = Spread::of(&hops) {
+                let title = mood.title.map_or(String::new(), |title| format!(", {title}"));
+                writeln!(f, "| a cache line's way{title} | {median:.0} ns ({low:.0}..{high:.0}) in {} sections |", hops.len())?;
+            }
+        }
+        if findings.left_out > 0 {
+            let left_out = findings.left_out;
+            writeln!(f, "| left out | {left_out} sections during which the processors moved or shared a core |")?;
+        }
+        for peer in self.peers {
+            let version = match (findings.versions.get(&peer.who), &peer.missing) {
+                (_, Some(why)) => format!("not measured: {why}"),
+                (Some(version), None) => version.clone(),
+                (None, None) => "not measured: it failed".into(),
+            };
+            writeln!(f, "| {} | {} |", peer.who.name(), version.replace('|', "/"))?;
+        }
+        Ok(())
+    }
+
+    fn table(&self, f: &mut Formatter<'_>, work: Work, mood: Mood) -> fmt::Result {
+        let columns: Vec<&Peer> = self.peers.iter().filter(|peer| peer.knows(work)).collect();
+        let added = mood.title.map_or(String::new(), |title| format!(", {title}"));
+        writeln!(f, "\n## {}{added}\n\n{}\n", title(work), self.about(work))?;
+        write!(f, "| bytes |")?;
+        for peer in &columns {
+            write!(f, " {} |{}", peer.who.name(), if peer.who == Who::Doorbell { "" } else { " × |" })?;
+        }
+        write!(f, "\n|---:|")?;
+        for peer in &columns {
+            write!(f, "---:|{}", if peer.who == Who::Doorbell { "" } else { "---:|" })?;
+        }
+        writeln!(f)?;
+        for leg in legs(work, self.quick) {
+            write!(f, "| {} |", size(leg.bytes))?;
+            let own = self.findings.spread(work, leg.bytes, Who::Doorbell, mood);
+            for peer in &columns {
+                let found = self.findings.spread(work, leg.bytes, peer.who, mood);
+                write!(f, " {} |", self.cell(work, leg.bytes, peer, found))?;
+                if peer.who != Who::Doorbell {
+                    let ratio = found.zip(own).map(|(found, own)| format!("**{:.2}**", found.median / own.median));
+                    write!(f, " {} |", ratio.unwrap_or_default())?;
+                }
+            }
+            writeln!(f)?;
+        }
+        for peer in &columns {
+            if let Some(why) = self.findings.failures.get(&(work, peer.who)) {
+                writeln!(f, "\n{} failed: {why}.", peer.who.name())?;
+            }
+        }
+        let others: Vec<&str> = self.peers.iter().filter(|peer| !peer.knows(work)).map(|peer| peer.who.name()).collect();
+        if !others.is_empty() {
+            writeln!(f, "\nNothing of the kind in {}.", others.join(", "))?;
+        }
+        Ok(())
+    }
+
+    fn cell(&self, work: Work, bytes: usize, peer: &Peer, found: Option<Spread>) -> String {
+        let Some(found) = found else {
+            let failed = self.findings.failures.contains_key(&(work, peer.who));
+            return if peer.missing.is_some() {
+                "not installed"
+            } else if failed {
+                "failed"
+            } else {
+                "–"
+            }
+            .into();
+        };
+        let (unit, spread) = match work {
+            Work::Rate => ("M/s", found.map(|ns| 1e3 / ns)),
+            Work::OneWay | Work::BothWays => ("GB/s", found.map(|ns| bytes as f64 / ns)),
+            _ if found.median >= 9_999.5 => ("µs", found.map(|ns| ns / 1e3)),
+            _ => ("ns", found),
+        };
+        let digits = if unit == "ns" || spread.median >= 99.95 { 0 } else { 1 };
+        let Spread { low, median, high } = spread;
+        format!("{median:.digits$} {unit} ({low:.digits$}..{high:.digits$})")
+    }
+
+    fn about(&self, work: Work) -> String {
+        match work {
+            Work::Latency => {
+                "Tagged messages back and forth between private buffers, one at a time; half a round trip, the median \
+                              of some thousands."
+                    .into()
+            }
+            Work::Loan => "The same with messages that are written where they are read: nothing is copied.".into(),
+            Work::Put => {
+                "One process puts all but the last word of a message into the other's memory, then that word, which the \
+                          other polls; half a round trip."
+                    .into()
+            }
+            Work::Rate => {
+                "One process sends one message after the other, the other receives them: the time until all are there.".into()
+            }
+            Work::OneWay => format!("The same with {WINDOW} messages under way at once. GB are powers of ten."),
+            Work::BothWays => format!("Both send and receive, {WINDOW} messages under way in each direction; the sum of both."),
+            Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, as what \
+                            matters is who waits for a processor."
+                .into(),
+        }
+    }
+}
+
+fn today() -> String {
+    let days = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 86_400;
+    let (year, month, day) = date(days as i64);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+/// The day of the Gregorian calendar, so many days after the first of January 1970.
+fn date(days: i64) -> (i64, i64, i64) {
+    let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let (mut year, mut left) = (1970, days);
+    loop {
+        let length = if leap(year) { 366 } else { 365 };
+        if left < length {
+            break;
+        }
+        left -= length;
+        year += 1;
+    }
+    let mut month = 1;
+    for length in [31, if leap(year) { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if left < length {
+            break;
+        }
+        left -= length;
+        month += 1;
+    }
+    (year, month, left + 1)
+}
+
+/// As somebody who has the repository would type it.
+fn command() -> String {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let command = "cargo run --release --manifest-path benches/peers/Cargo.toml";
+    if arguments.is_empty() { command.into() } else { format!("{command} -- {}", arguments.join(" ")) }
+}
+
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let models: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split_once(':').filter(|(name, _)| name.trim() == "model name"))
+        .map(|(_, model)| model.trim())
+        .collect();
+    let guest = if text.contains(" hypervisor") { ", a virtual machine" } else { "" };
+    match models.first() {
+        Some(model) => format!("{} processors, {model}{guest}", models.len()),
+        None => "unknown".into(),
+    }
+}
+
+fn kernel() -> String {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_string();
+    format!("{} {}", read("ostype"), read("osrelease"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doorbell_peers::order::{Answer, Seen};
+
+    #[test]
+    fn days_become_dates() {
+        assert_eq!((date(0), date(59), date(11_016)), ((1970, 1, 1), (1970, 3, 1), (2000, 2, 29)));
+        assert_eq!((date(19_722), date(19_723)), ((2023, 12, 31), (2024, 1, 1)));
+    }
+
+    #[test]
+    fn the_median_of_the_rounds_is_told_with_its_ends() {
+        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Some(Spread { low: 1.0, median: 2.0, high: 3.0 }));
+        assert_eq!(Spread::of(&[4.0, 1.0, 3.0, 2.0]).map(|spread| spread.median), Some(2.5));
+        assert_eq!(Spread::of(&[]), None);
+        let rate = Spread { low: 10.0, median: 20.0, high: 50.0 }.map(|ns| 1e3 / ns);
+        assert_eq!(rate, Spread { low: 20.0, median: 50.0, high: 100.0 });
+    }
+
+    #[test]
+    fn a_ratio_above_one_means_that_the_peer_takes_longer() {
+        let peers = crate::peers::find(std::path::Path::new("/nowhere"), &[Who::Ucx, Who::Mpi]);
+        let mut findings = Findings::default();
+        let hop = |ns, hops| Seen { ns, hops, shared: false };
+        let answer = |seen: Vec<Seen>| Ok(Answer { legs: vec![seen], ..Answer::default() });
+        let near = [100.0, 110.0];
+        findings.add(Who::Doorbell, Work::Rate, 0, answer(vec![hop(10.0, near), hop(99.0, [100.0, 300.0])]));
+        findings.add(Who::Ucx, Work::Rate, 0, answer(vec![hop(25.0, near)]));
+        findings.add(Who::Mpi, Work::Rate, 0, Err("hung".into()));
+        assert!(!findings.is_worth_a_try(Who::Mpi, Work::Rate) && !findings.failed(Who::Doorbell));
+        assert_eq!(findings.left_out, 1);
+        let works = [Work::Rate];
+        let told =
+            Report { peers: &peers, works: &works, findings: &findings, rounds: 1, quick: false, touched: true }.to_string();
+        assert!(told.contains("| 100 M/s (100..100) | 40.0 M/s (40.0..40.0) | **2.50** | not installed |  |"), "{told}");
+        assert!(told.contains("Open MPI failed: hung.") && told.contains("run benches/peers/install"), "{told}");
+    }
+
+    #[test]
+    fn what_was_measured_in_different_moods_is_told_apart() {
+        let mut findings = Findings::default();
+        let seen = |ns, hop| Seen { ns, hops: [hop; 2], shared: false };
+        for round in 0..3 {
+            let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
+            findings.add(Who::Doorbell, Work::Rate, round, Ok(Answer { legs, ..Answer::default() }));
+        }
+        let moods = findings.moods();
+        let median = |mood| findings.spread(Work::Rate, 8, Who::Doorbell, mood).map(|spread| spread.median);
+        assert_eq!((moods.len(), median(moods[0]), median(moods[1])), (2, Some(12.0), Some(40.0)));
+    }
+}

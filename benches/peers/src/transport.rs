@@ -1,0 +1,107 @@
+//! What a peer has to be able to do.
+
+use crate::order::{Order, Work};
+use crate::place::Place;
+use doorbell_benches::exchange::{Buffers, Part, Section, Side};
+use doorbell_benches::memory::Memory;
+use doorbell_benches::stream::{Flow, Messages};
+use std::error::Error;
+
+/// What went wrong, in words.
+pub type Fault = Box<dyn Error>;
+/// What a peer answers.
+pub type Result<T> = std::result::Result<T, Fault>;
+
+/// The tag of all messages. Receivers accept no other, where a peer knows tags.
+pub const TAG: u64 = 7;
+
+/// Who this process is, and with whom it speaks.
+#[derive(Debug)]
+pub struct Setup<'a> {
+    /// What all do.
+    pub order: &'a Order,
+    /// Which process this is. Even ones send first and hold the clock.
+    pub node: usize,
+    /// Where processes meet before they can send messages.
+    pub place: &'a Place,
+}
+
+impl Setup<'_> {
+    /// The process at the other end.
+    pub fn other(&self) -> usize {
+        self.node ^ 1
+    }
+
+    /// Which part it plays.
+    pub fn side(&self) -> Side {
+        if self.node.is_multiple_of(2) { Side::Ping } else { Side::Pong }
+    }
+
+    /// Private memory for messages, the same for all peers.
+    ///
+    /// # Errors
+    /// The system has no such memory.
+    pub fn buffers(&self) -> Result<Buffers> {
+        // Streams have theirs.
+        let bytes = if self.order.work.is_stream() { 0 } else { self.order.bytes() };
+        Ok(Buffers::private(bytes)?)
+    }
+
+    /// Private memory for a window of messages.
+    ///
+    /// # Errors
+    /// The system has no such memory.
+    pub fn messages(&self, bytes: usize) -> Result<Messages> {
+        Ok(Messages::new(self.order.window, || Memory::private(bytes))?)
+    }
+}
+
+/// A way to send messages, as one of the two processes at its ends sees it.
+pub trait Transport: Sized {
+    /// Meets the other process; nothing of this is timed.
+    ///
+    /// # Errors
+    /// What is missing.
+    fn open(setup: &Setup<'_>) -> Result<Self>;
+
+    /// The version of the peer.
+    fn version(&self) -> String;
+
+    /// Plays a part in a section of messages, loans or puts, as the order of [`open`](Self::open) says.
+    ///
+    /// # Errors
+    /// Those of the peer.
+    fn play(&mut self, part: Part<'_>, section: Section) -> Result<()>;
+
+    /// Takes part in a stream of messages of so many bytes.
+    ///
+    /// # Errors
+    /// Those of the peer.
+    fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()>;
+}
+
+/// What to say of work that a peer does not know.
+pub fn unknown(peer: &str, work: Work) -> Fault {
+    format!("{peer} has nothing for {work:?}").into()
+}
+
+/// Waits, by looking, until something is there. With more processes than processors others get the processor in between.
+///
+/// # Errors
+/// Those of `look`.
+#[inline(always)]
+pub fn until<T, E>(crowded: bool, mut look: impl FnMut() -> std::result::Result<Option<T>, E>) -> std::result::Result<T, E> {
+    loop {
+        for _ in 0..LOOKS {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+        }
+        if crowded {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Looks before others get the processor. The same in `c/loops.h`.
+const LOOKS: u32 = 64;

@@ -1,0 +1,206 @@
+//! One of the processes of a measurement.
+
+use crate::order::{Answer, Leg, Order, Seen, Work};
+use crate::place::Place;
+use crate::transport::{Result, Setup, Transport};
+use doorbell_benches::clock::{Clock, ticks};
+use doorbell_benches::exchange::{Part, Section, Side};
+use doorbell_benches::floor::{Finish, HopProbe, Mapping, Patience, Shape};
+use doorbell_benches::stats::Samples;
+use doorbell_benches::stream::Flow;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, alarm};
+use std::fs::OpenOptions;
+use std::os::fd::IntoRawFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The name under which a program runs as a worker.
+pub const COMMAND: &str = "worker";
+/// Which of the processes this one is, where a launcher of its own counts them.
+const RANK: &str = "OMPI_COMM_WORLD_RANK";
+
+/// Runs as a worker: `worker ORDER [NODE]`. Without a node, the launcher's rank counts.
+pub fn main<T: Transport>() -> ExitCode {
+    match arguments() {
+        Ok((order, node)) => run::<T>(&order, node),
+        Err(error) => {
+            eprintln!("error: {error}\n  hint: `doorbell-peers` starts this program");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Does what the order says, and leaves the answer where it says.
+pub fn run<T: Transport>(order: &Order, node: usize) -> ExitCode {
+    let answer = serve::<T>(order, node).unwrap_or_else(|error| Answer { error: Some(error.to_string()), ..Answer::default() });
+    let failed = answer.error.is_some();
+    let left = serde_json::to_vec(&answer).map_err(Into::into);
+    let left = left.and_then(|bytes| Place::new(order.dir.clone(), node).leave("answer", &bytes));
+    if failed || left.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// The order, and which process this is.
+///
+/// # Errors
+/// They are not there.
+pub fn arguments() -> Result<(Order, usize)> {
+    let mut arguments = std::env::args().skip_while(|argument| argument != COMMAND).skip(1);
+    let path = arguments.next().ok_or("there is no order")?;
+    let node = arguments.next().or_else(|| std::env::var(RANK).ok()).ok_or("nobody says which process this is")?;
+    let order = std::fs::read(&path).map_err(|error| format!("could not read {path}: {error}"))?;
+    Ok((serde_json::from_slice(&order)?, node.parse()?))
+}
+
+fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
+    // Whatever happens to whom: nothing runs for ever, and nothing outlives its parent.
+    alarm::set(order.limit);
+    set_pdeathsig(Signal::SIGKILL)?;
+    let processor = order.pin[node % 2];
+    let mut set = CpuSet::new();
+    set.set(processor)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .map_err(|error| format!("could not move to processor {processor}: {error}"))?;
+    let mapping = mapping(order)?;
+    let place = Place::new(order.dir.clone(), node);
+    let stop = Arc::new(AtomicBool::new(false));
+    let patience = Patience::new(stop.clone(), order.crowded());
+    // The probe spins however crowded the processors are: all others sleep meanwhile.
+    let probing = Patience::new(stop, false);
+    let memory = mapping.pair(node / 2);
+    let setup = Setup { order, node, place: &place };
+    let side = setup.side();
+    let transport = T::open(&setup)?;
+    let mut worker = Worker {
+        order,
+        node,
+        side,
+        mapping: &mapping,
+        patience: &patience,
+        finish: Finish::new(&memory, &patience),
+        clock: Clock::calibrate(),
+        transport,
+    };
+    let mut probe = HopProbe::new(&memory, side, &probing);
+    let mut answer = Answer { version: worker.transport.version(), ..Answer::default() };
+    for leg in &order.legs {
+        answer.legs.push(worker.leg(*leg, &mut probe)?);
+    }
+    // Nobody leaves while somebody may still be looking.
+    worker.gate()?;
+    Ok(answer)
+}
+
+/// The memory in which the processes keep step: that of the floor, which nobody uses here.
+fn mapping(order: &Order) -> Result<Mapping> {
+    let (process, descriptor) = order.memory;
+    let path = format!("/proc/{process}/fd/{descriptor}");
+    let open = |path: &Path| OpenOptions::new().read(true).write(true).open(path);
+    let file = open(Path::new(&path)).map_err(|error| format!("could not open {path}: {error}"))?;
+    // SAFETY: the descriptor was just made, and is given away.
+    Ok(unsafe { Mapping::inherit(file.into_raw_fd(), shape(order.pairs)) }?)
+}
+
+/// The shape of that memory.
+pub fn shape(pairs: usize) -> Shape {
+    Shape { pairs, bytes: 64 }
+}
+
+struct Worker<'a, T> {
+    order: &'a Order,
+    node: usize,
+    side: Side,
+    mapping: &'a Mapping,
+    patience: &'a Patience,
+    finish: Finish<'a>,
+    clock: Clock,
+    transport: T,
+}
+
+impl<T: Transport> Worker<'_, T> {
+    fn gate(&self) -> Result<()> {
+        Ok(self.mapping.gate().pass(2 * self.order.pairs, self.patience)?)
+    }
+
+    /// How far apart the processors of the first pair are, while all others sleep, and whether they seem to share a core.
+    fn probe(&self, probe: &mut HopProbe<'_>) -> Result<(f64, bool)> {
+        self.gate()?;
+        if self.node > 1 || self.order.pin[0] == self.order.pin[1] {
+            return Ok((0.0, false));
+        }
+        Ok(probe.probe(self.clock.ns_per_tick)?.map_or((0.0, false), |hop| (hop.ns, hop.shared_core)))
+    }
+
+    /// What the sections gave, if this side has the clock.
+    fn leg(&mut self, leg: Leg, probe: &mut HopProbe<'_>) -> Result<Vec<Seen>> {
+        let mut found = Vec::new();
+        let mut before = (0.0, false);
+        for section in 0..leg.sections {
+            let ticks = self.section(leg)?;
+            let after = self.probe(probe)?;
+            if section > 0 && self.side == Side::Ping {
+                let ns = self.ns(leg, ticks);
+                found.push(Seen { ns, hops: [before.0, after.0], shared: before.1 || after.1 });
+            }
+            before = after;
+        }
+        Ok(found)
+    }
+
+    /// Nanoseconds a message.
+    fn ns(&self, leg: Leg, ticks: Vec<u64>) -> f64 {
+        let mut samples = Samples::new();
+        ticks.into_iter().for_each(|ticks| samples.record(ticks));
+        let summary = samples.summary(self.clock.ns_per_tick);
+        match self.order.work {
+            Work::Latency | Work::Loan | Work::Put => summary.p50 / 2.0,
+            // Who waits for a processor does so now and then, and long: the median would not know.
+            Work::Pairs => summary.mean / 2.0,
+            Work::Rate | Work::OneWay => summary.p50 / leg.count as f64,
+            Work::BothWays => summary.p50 / (2 * leg.count) as f64,
+        }
+    }
+
+    /// Plays one section, and tells the ticks of each round trip, or of all of it.
+    fn section(&mut self, leg: Leg) -> Result<Vec<u64>> {
+        let Leg { bytes, warmup, count, .. } = leg;
+        let touched = self.order.touched;
+        let section = Section { bytes, warmup, count, touched };
+        let mut seen = Vec::new();
+        self.gate()?;
+        match (self.order.work, self.side) {
+            (Work::Latency | Work::Loan | Work::Put | Work::Pairs, Side::Ping) => {
+                self.transport.play(Part::Ping(&mut seen), section)?;
+            }
+            (Work::Latency | Work::Loan | Work::Put | Work::Pairs, Side::Pong) => self.transport.play(Part::Pong, section)?,
+            (Work::Rate, Side::Ping) => {
+                let start = ticks();
+                self.transport.play(Part::Pour, section)?;
+                self.finish.wait()?;
+                seen.push(ticks() - start);
+            }
+            (Work::Rate, Side::Pong) => {
+                self.transport.play(Part::Drain, section)?;
+                self.finish.tell();
+            }
+            (work @ (Work::OneWay | Work::BothWays), side) => {
+                let turns = |mine: bool| if mine || work == Work::BothWays { count } else { 0 };
+                let flow = Flow { sends: turns(side == Side::Ping), receives: turns(side == Side::Pong), touched };
+                let start = ticks();
+                self.transport.stream(bytes, flow)?;
+                match side {
+                    Side::Ping => {
+                        self.finish.wait()?;
+                        seen.push(ticks() - start);
+                    }
+                    Side::Pong => self.finish.tell(),
+                }
+            }
+        }
+        Ok(seen)
+    }
+}
