@@ -28,6 +28,8 @@ macro_rules! fault_point {
 }
 
 pub mod board;
+#[cfg(not(loom))]
+mod bus;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cma;
@@ -47,6 +49,8 @@ pub mod faults;
 mod hint;
 pub mod lane;
 pub mod layout;
+#[cfg(not(loom))]
+mod mapping;
 pub mod meeting;
 #[cfg(not(loom))]
 pub mod region;
