@@ -104,7 +104,7 @@ impl Writer {
         if odd > 250 {
             sequence = sequence.wrapping_add(bytes.number() as u32);
         }
-        let ticket = u64::from(bytes.byte()) % (MEETINGS as u64 + 1) | (u64::from(odd % 4)) << 16;
+        let ticket = u64::from(bytes.byte() % (MEETINGS as u8 + 1)) | u64::from(odd % 4) << 16;
         let number = |bytes: &mut Bytes<'_>| bytes.number();
         // No place in private memory: see above.
         let place = |bytes: &mut Bytes<'_>, region: u32| match bytes.byte() % 3 {
@@ -115,9 +115,9 @@ impl Writer {
         let region = self.region.number();
         let (payload, total): (Vec<u64>, u64) = match kind {
             PacketKind::Rts => {
-                let chunk = if bytes.byte() % 4 == 0 { bytes.number() } else { 16 << 10 };
+                let chunk = if bytes.byte().is_multiple_of(4) { bytes.number() } else { 16 << 10 };
                 let [kind, value] = place(bytes, region);
-                if odd % 8 != 0 {
+                if !odd.is_multiple_of(8) {
                     self.open(ticket);
                 }
                 (vec![ticket, chunk, kind, value], bytes.number() % (1 << 41))
