@@ -24,10 +24,22 @@ pub const VARIABLE: &str = "DOORBELL_CMA";
 struct ReachWords {
     address: AtomicU64,
     nonce: AtomicU64,
+    /// The descriptor by which the owner holds its inbox, and one more: zero is none.
+    hold: AtomicU64,
 }
 
 const _: () = assert!(REACH_OFFSET >= DOORBELL_OFFSET + size_of::<Bell>() && REACH_OFFSET.is_multiple_of(128));
 const _: () = assert!(REACH_OFFSET + size_of::<ReachWords>() <= HEADER_BYTES);
+
+/// Publishes by which descriptor the inbox is held, so that others can see whose process it is.
+///
+/// # Safety
+/// `header` is the page-aligned start of an inbox's header page, writable.
+pub(crate) unsafe fn publish_hold(header: *mut u8, descriptor: i32) {
+    // SAFETY: inside the page and aligned (constants); atomics allow other writers.
+    let words = unsafe { &*header.add(REACH_OFFSET).cast::<ReachWords>() };
+    words.hold.store(u64::try_from(descriptor + 1).unwrap_or_default(), Ordering::Relaxed);
+}
 
 /// The private word of a node that others probe, for as long as the node exists.
 #[derive(Debug)]
@@ -91,6 +103,12 @@ impl Reach {
         // SAFETY: inside the page and aligned (constants); atomics allow other writers.
         let words = unsafe { &*header.add(REACH_OFFSET).cast::<ReachWords>() };
         let (address, nonce) = (words.address.load(Ordering::Relaxed), words.nonce.load(Ordering::Relaxed));
+        // The number of the process is what a node says. It must not be that of another: what is copied to it would land there.
+        let hold = words.hold.load(Ordering::Relaxed).checked_sub(1).and_then(|hold| i32::try_from(hold).ok());
+        if !hold.is_some_and(|hold| owner.is_process(pid, hold)) {
+            tracing::debug!(pid, "it can't be seen that this process is the peer's; its data goes through the lanes");
+            return None;
+        }
         let reach = Self { way: Way::Process(pid), owner: owner.clone(), asked: AtomicU64::new(0) };
         let mut found = 0_u64;
         // SAFETY: eight writable bytes of ours; whatever the address is, the kernel reads there or refuses.

@@ -43,6 +43,8 @@ pub enum Change {
     Died(NodeId, Incarnation),
     /// Everything that a node which left or died had published has been delivered.
     Drained(NodeId, Incarnation),
+    /// A segment of it was truncated under our mapping: its lanes are read no more. If it is this node's own, anybody may have done it.
+    Cut(NodeId),
 }
 
 enum Slot {
@@ -67,6 +69,8 @@ pub struct ShmFabric {
     looks: u32,
     generation: u32,
     closing: usize,
+    /// Somebody truncated a segment of this node, and that was told.
+    own_cut: bool,
     changes: VecDeque<Change>,
     faults: Option<Faults>,
     latencies: Arc<LatencyHistogram>,
@@ -238,6 +242,7 @@ impl ShmFabric {
             looks: 0,
             generation: membership.generation().wrapping_sub(1),
             closing: 0,
+            own_cut: false,
             changes: VecDeque::new(),
             faults,
             latencies,
@@ -285,6 +290,13 @@ impl ShmFabric {
         }
     }
 
+    /// Reads nothing more of what the present life of a node publishes: it broke the rules.
+    pub fn close_lanes(&mut self, node: NodeId) {
+        if self.slots.get(node.index()).is_some_and(|slot| !matches!(slot, Slot::Vacant)) {
+            self.lanes[node.index() * PRIORITIES..][..PRIORITIES].iter_mut().for_each(|lane| lane.damaged = true);
+        }
+    }
+
     /// Whether everything that this life of a node published has been delivered, and no more can come.
     pub fn drained(&self, node: NodeId, incarnation: Incarnation) -> bool {
         match self.slots.get(node.index()) {
@@ -305,10 +317,17 @@ impl ShmFabric {
     /// Asks of every known peer whether it lives: some 500 ns each.
     pub fn check_peers(&mut self) {
         self.glance();
+        if !self.own_cut && self.membership.is_cut() {
+            self.own_cut = true;
+            self.changes.push_back(Change::Cut(self.membership.id()));
+        }
         for index in 0..self.slots.len() {
-            if let Slot::Live(inbox) = &self.slots[index]
-                && !inbox.is_alive()
-            {
+            let Slot::Live(inbox) = &self.slots[index] else { continue };
+            if inbox.is_cut() && !self.lanes[index * PRIORITIES].damaged && inbox.id() != self.membership.id() {
+                self.changes.push_back(Change::Cut(inbox.id()));
+                self.lanes[index * PRIORITIES..][..PRIORITIES].iter_mut().for_each(|lane| lane.damaged = true);
+            }
+            if !inbox.is_alive() {
                 let (node, incarnation) = (inbox.id(), inbox.incarnation());
                 // SAFETY: the peer's header page is mapped as long as `inbox`.
                 let departed = unsafe { Bell::at(inbox.header()) }.departed();

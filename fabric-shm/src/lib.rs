@@ -27,6 +27,8 @@ macro_rules! fault_point {
 }
 
 pub mod board;
+#[cfg(not(loom))]
+mod bus;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cma;
@@ -46,6 +48,8 @@ pub mod faults;
 mod hint;
 pub mod lane;
 pub mod layout;
+#[cfg(not(loom))]
+mod mapping;
 pub mod meeting;
 #[cfg(not(loom))]
 pub mod region;

@@ -116,6 +116,11 @@ impl Registry {
         result
     }
 
+    /// Whether any of them was truncated, and a page that was gone was touched.
+    pub fn is_cut(&self) -> bool {
+        self.entries().values().any(|entry| entry.segment.is_cut())
+    }
+
     /// Forgets all regions and leaves them as they are, as if the process had been killed.
     pub fn abandon(&self) {
         self.entries().clear();
@@ -239,6 +244,13 @@ impl PeerRegion {
         !forked() && unsafe { Head::at(self.head.ptr()) }.state.load(Ordering::Acquire) == LIVE
     }
 
+    /// Whether somebody truncated it, and a page that was gone was touched here: zeros were read, and what was written is lost.
+    /// Two loads.
+    #[inline(always)]
+    pub fn is_cut(&self) -> bool {
+        self.data.is_cut() || self.head.is_cut()
+    }
+
     /// Whether it may be written through [`ptr`](Self::ptr).
     #[inline(always)]
     pub fn is_writable(&self) -> bool {
@@ -360,8 +372,10 @@ impl Membership {
             WITHDRAWN => return refuse(RegionFault::Withdrawn),
             _ => return refuse(RegionFault::Header(HeaderFault::Damaged { what: "region state" })),
         }
-        // What is there, and not what it says: that may be more.
-        let room = facts.bytes.min(found).saturating_sub(DATA_OFFSET);
+        // What is there, and not what it says: that may be more. An owner of ours has reserved all of it; where there are holes, to
+        // read would be to take memory.
+        let reserved = usize::try_from(file.reserved()).unwrap_or(usize::MAX);
+        let room = facts.bytes.min(found).min(reserved).saturating_sub(DATA_OFFSET);
         let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| (1..=room).contains(bytes)) else {
             return refuse(RegionFault::Header(HeaderFault::Damaged { what: "region length" }));
         };

@@ -1,8 +1,8 @@
 //! A piece of memory that other processes may write: its address and its length, and never a slice.
 
 use crate::layout::PAGE;
+use crate::mapping::Mapping;
 use crate::space::forked;
-use memmap2::{Advice, MmapRaw};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -19,7 +19,7 @@ pub struct Segment {
 }
 
 enum Backing {
-    Mapped { map: MmapRaw },
+    Mapped { map: Mapping },
     Heap { _block: Arc<HeapBlock> },
 }
 
@@ -29,9 +29,8 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    pub(crate) fn mapped(map: MmapRaw) -> Self {
-        let len = map.len();
-        let ptr = NonNull::new(map.as_mut_ptr()).unwrap_or(NonNull::dangling());
+    pub(crate) fn mapped(map: Mapping) -> Self {
+        let (ptr, len) = (map.start(), map.len());
         Self { ptr, len, backing: ManuallyDrop::new(Backing::Mapped { map }) }
     }
 
@@ -48,7 +47,16 @@ impl Segment {
     /// Lets forked children read it too: what is looked at without asking [`forked`] first must be there.
     pub(crate) fn keep_on_fork(&self) {
         if let Backing::Mapped { map } = &*self.backing {
-            let _ = map.advise(Advice::DoFork);
+            map.keep_on_fork();
+        }
+    }
+
+    /// Whether somebody truncated it under this mapping, and a page that was gone was touched: zeros are in its place. One load.
+    #[inline(always)]
+    pub fn is_cut(&self) -> bool {
+        match &*self.backing {
+            Backing::Mapped { map } => map.is_cut(),
+            Backing::Heap { .. } => false,
         }
     }
 

@@ -4,12 +4,15 @@
 //! 2. [`domain`]: a domain name of its own for every test, and the proof that nothing of it is left.
 //! 3. [`process`]: other processes, made by starting the test binary anew with a role to play.
 //! 4. [`words`]: words that several processes share beside Doorbell, to compare notes.
-//! 5. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
+//! 5. [`drive`]: programs made of bytes, for fuzzing.
+//! 6. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
 //!
 //! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
-//! `DOORBELL_PINGPONGS` and `DOORBELL_BULK_MIB` make the long forms of some tests.
+//! `DOORBELL_PINGPONGS`, `DOORBELL_BULK_MIB`, `DOORBELL_PROGRAMS` and `DOORBELL_HOSTILE_SECONDS` make the long forms of some tests.
+//! The hostile peer has a seed of its own, `DOORBELL_HOSTILE_SEED`.
 
 pub mod domain;
+pub mod drive;
 pub mod patience;
 pub mod pattern;
 pub mod process;

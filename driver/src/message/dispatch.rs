@@ -178,7 +178,14 @@ impl<D: Direct> Dispatch<'_, D> {
         let Some(put) = DirectPut::decode(payload, envelope.len as u64) else {
             return Verdict::Broken("an RTS without a direct-put descriptor");
         };
-        if let Some(at) = self.inbound.incoming.iter().position(|incoming| incoming.is_overtaken_by(lane, put.ticket)) {
+        let mut coming = Incoming::new(0, lane, envelope, put, Sink::Nowhere(None), &self.inbound.membership);
+        if coming.came_too_late() {
+            let expected = &mut self.inbound.assemblies[lane].expected;
+            *expected = expected.wrapping_add(1);
+            return Verdict::Taken;
+        }
+        // It is not, so another of its slot is. No node has more transfers under way than slots, whatever it writes into them.
+        if let Some(at) = self.inbound.incoming.iter().position(|incoming| incoming.shares_slot(lane, put.ticket)) {
             self.inbound.give_up_transfer(at, None);
         }
         let sink = match self.receive_for(&envelope) {
@@ -207,8 +214,8 @@ impl<D: Direct> Dispatch<'_, D> {
         if matches!(sink, Sink::Pool(_)) {
             self.inbound.pool.insert_coming(envelope, id);
         }
-        let incoming = Incoming::new(id, lane, envelope, put, sink, &self.inbound.membership);
-        self.inbound.incoming.push(incoming);
+        (coming.id, coming.sink) = (id, sink);
+        self.inbound.incoming.push(coming);
         Verdict::Taken
     }
 

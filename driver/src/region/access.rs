@@ -49,6 +49,19 @@ impl RegionCache {
         }
         locate(region, place, bytes, act).ok()
     }
+
+    /// After a copy: an error if the region was truncated by then.
+    #[inline(always)]
+    fn whole(&self, place: &Place) -> Result<()> {
+        match &self.regions[place.number as usize % CACHED] {
+            Some(region) if region.is_cut() => Err(Error::Damaged { node: place.node }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn whole(region: &PeerRegion) -> Result<()> {
+    if region.is_cut() { Err(Error::Damaged { node: region.node() }) } else { Ok(()) }
 }
 
 /// Where the bytes that `place` means are in a region of the right number, if that is the region that the key was made for.
@@ -112,6 +125,7 @@ impl Shared {
             return Err(fault(act, place, KeyFault::OutOfRange));
         }
         let region = self.look_up(place, bytes, act)?;
+        whole(&region)?;
         let ptr = locate(&region, place, bytes, act).map_err(|why| fault(act, place, why))?;
         Ok((region, ptr))
     }
@@ -127,13 +141,13 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Key`] says what is wrong with the key; [`Error::PeerDied`] and [`Error::PeerLeft`] if its node is known to be
-    /// gone, which is asked now and then; [`Error::Shm`] if the region can't be mapped; [`Error::Closed`], [`Error::Forked`].
+    /// gone, which is asked now and then; [`Error::Damaged`] if the region was truncated; [`Error::Shm`] if the region can't be mapped; [`Error::Closed`], [`Error::Forked`].
     pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
         let bytes = size_of_val(from);
-        let (_region, ptr) = self.shared().find(&to.place, bytes, PUT)?;
-        // SAFETY: `ptr` is the start of `bytes` writable bytes of `_region`; all bytes of a `T` are initialised.
+        let (region, ptr) = self.shared().find(&to.place, bytes, PUT)?;
+        // SAFETY: `ptr` is the start of `bytes` writable bytes of `region`; all bytes of a `T` are initialised.
         unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
-        Ok(())
+        whole(&region)
     }
 
     /// Reads elements from where the key says: one copy by this thread. As [`put`](Self::put), the other way.
@@ -142,10 +156,10 @@ impl Node {
     /// As [`put`](Self::put). After an error `into` is as it was.
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);
-        let (_region, ptr) = self.shared().find(&readable(from), bytes, GET)?;
-        // SAFETY: `ptr` is the start of `bytes` readable bytes of `_region`; any bytes are a `T`.
+        let (region, ptr) = self.shared().find(&readable(from), bytes, GET)?;
+        // SAFETY: `ptr` is the start of `bytes` readable bytes of `region`; any bytes are a `T`.
         unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
-        Ok(())
+        whole(&region)
     }
 
     /// As [`Peer::flush`], for puts of this thread to any node.
@@ -195,7 +209,7 @@ impl Peer {
         // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
         // `T` are initialised.
         unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
-        Ok(())
+        cache.whole(&to.place)
     }
 
     /// Reads elements from where the key says, as [`Node::get`], with no lock and no system call once the region was used.
@@ -206,11 +220,12 @@ impl Peer {
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);
         let mut cache = self.region_cache().borrow_mut();
-        let ptr = self.find(&mut cache, &readable(from), bytes, GET)?;
+        let place = readable(from);
+        let ptr = self.find(&mut cache, &place, bytes, GET)?;
         // SAFETY: `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are
         // a `T`.
         unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
-        Ok(())
+        cache.whole(&place)
     }
 
     /// Orders puts: whoever sees something that this thread puts afterwards, by [`Region::read`](crate::Region::read) or

@@ -153,12 +153,15 @@ impl Incoming {
         self.lane == lane && self.put.ticket == ticket
     }
 
-    /// Whether a new transfer of this lane's node uses the slot again: then this one is over. Not if it is the new one that is over: its
-    /// RTS waited in a lane of lower priority while it was taken back and its slot given to this one.
-    pub fn is_overtaken_by(&self, lane: usize, ticket: Ticket) -> bool {
-        self.lane / PRIORITIES == lane / PRIORITIES
-            && self.put.ticket.slot == ticket.slot
-            && (self.put.ticket == ticket || self.meeting().is_none_or(|meeting| meeting.progress(self.generation()).is_none()))
+    /// Whether a transfer of this lane's node uses the same slot: of two such transfers one is over.
+    pub fn shares_slot(&self, lane: usize, ticket: Ticket) -> bool {
+        self.lane / PRIORITIES == lane / PRIORITIES && self.put.ticket.slot == ticket.slot
+    }
+
+    /// Whether it was over before it came: its RTS waited in a lane while it was taken back, and its slot perhaps given to another.
+    pub fn came_too_late(&self) -> bool {
+        let progress = self.meeting().and_then(|meeting| meeting.progress(self.generation()));
+        progress.is_none_or(|progress| progress.closed)
     }
 
     fn meeting(&self) -> Option<&Meeting> {
@@ -221,6 +224,10 @@ impl Incoming {
         }
         if self.report.fifo.bytes + len > self.put.ends.len {
             return Err("more bytes than the message has");
+        }
+        if ends_chunk && self.report.fifo.chunks >= self.put.ends.chunks() {
+            // Ends of chunks may be short: without a bound they would be crumbs, too.
+            return Err("more chunks than the message has");
         }
         self.give_up_cancelled();
         match &mut self.sink {
@@ -285,6 +292,9 @@ impl Incoming {
         // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
             tracing::debug!(node = self.envelope.source.0, %error, "a chunk of a message can't be read");
+            if source.is_cut() {
+                return Err("the region of a message was truncated");
+            }
             // An origin that is dead will be told of; one that took the message back since has closed already. Otherwise nobody can move
             // this chunk any more: its origin learns that, and the receive waits for another message.
             if source.is_alive() {

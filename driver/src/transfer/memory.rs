@@ -77,12 +77,21 @@ impl Remote {
         }
     }
 
+    /// Whether it is a region that was truncated under the copy.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Region(region, _) if region.is_cut())
+    }
+
     /// Whether the other end lives, if a copy that failed left that open.
     pub fn is_alive(&self) -> bool {
         match self {
             Self::Private(peer, _) => peer.is_alive(),
             Self::Region(..) => true,
         }
+    }
+
+    fn whole(&self) -> io::Result<()> {
+        if self.is_cut() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
     /// Copies from there.
@@ -100,7 +109,7 @@ impl Remote {
                 // SAFETY: within the region (`of` checked the whole place), which stays mapped; the bytes are the caller's. Regions of one
                 // process may be one.
                 unsafe { std::ptr::copy(region.ptr().add(offset + at as usize), into, len as usize) };
-                Ok(())
+                self.whole()
             }
         }
     }
@@ -119,7 +128,7 @@ impl Remote {
             Self::Region(region, offset) => {
                 // SAFETY: as above; mapped to be written (`of`).
                 unsafe { std::ptr::copy(from, region.ptr().add(offset + at as usize), len as usize) };
-                Ok(())
+                self.whole()
             }
         }
     }

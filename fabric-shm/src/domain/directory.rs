@@ -88,6 +88,10 @@ impl Directory {
         Ok(Self { segment, facts })
     }
 
+    pub fn is_cut(&self) -> bool {
+        self.segment.is_cut()
+    }
+
     pub fn facts(&self) -> &DomainFacts {
         &self.facts
     }

@@ -16,7 +16,7 @@ mod peer;
 #[cfg(test)]
 mod tests;
 
-use crate::cma::Beacon;
+use crate::cma::{self, Beacon};
 use crate::error::ShmError;
 use crate::layout::{BOARD_BYTES, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, inbox_bytes};
 use crate::region::Registry;
@@ -160,6 +160,8 @@ impl Membership {
         };
         let (inbox_name, board_name) = (lock.names().inbox(id), lock.names().board(id));
         let inbox = create(&inbox_name, SegmentKind::Inbox, inbox_bytes(max_nodes, &lanes))?;
+        // SAFETY: an inbox begins with its header page.
+        unsafe { cma::publish_hold(inbox.segment.ptr(), inbox.hold.as_ref().map_or(-1, Hold::descriptor)) };
         fault_point!("join.inbox");
         let board = create(&board_name, SegmentKind::Board, BOARD_BYTES)
             .inspect_err(|_| drop(lock.remove(&inbox_name, Some(inbox.identity))))?;
@@ -330,6 +332,11 @@ impl Membership {
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.regions
+    }
+
+    /// Whether somebody truncated what this node shares with all others, and a page that was gone was touched here.
+    pub fn is_cut(&self) -> bool {
+        self.inbox.is_cut() || self.board.is_cut() || self.directory.is_cut() || self.regions.is_cut()
     }
 
     fn directory(&self) -> &Directory {

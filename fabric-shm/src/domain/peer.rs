@@ -40,6 +40,11 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
+    /// Whether it is this process that holds the inbox, by this descriptor.
+    pub fn is_process(&self, pid: libc::pid_t, descriptor: i32) -> bool {
+        self.file.is_held_by(pid, descriptor)
+    }
+
     /// As [`PeerInbox::is_alive`].
     pub fn is_alive(&self) -> bool {
         if self.dead.load(Ordering::Acquire) || forked() {
@@ -136,6 +141,11 @@ impl PeerInbox {
     #[inline]
     pub fn block(&self) -> (*mut u8, usize) {
         (self.block.ptr(), self.block.len())
+    }
+
+    /// Whether somebody truncated it, and a page that was gone was touched here. Two loads.
+    pub fn is_cut(&self) -> bool {
+        self.header.is_cut() || self.block.is_cut()
     }
 
     /// Wakes the peer if it sleeps: something changed in what it shares with this node. To be called after the change.

@@ -17,6 +17,7 @@ pub(crate) use name::{Names, Part, parse, valid_domain_name};
 pub use posix::PosixSpace;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -152,6 +153,16 @@ pub(crate) enum Hold {
     Heap(Arc<AtomicBool>),
 }
 
+impl Hold {
+    /// The descriptor by which the system can be asked who holds it; -1 if there is none.
+    pub fn descriptor(&self) -> i32 {
+        match self {
+            Self::Posix(file) => file.as_raw_fd(),
+            Self::Heap(_) => -1,
+        }
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         match self {
@@ -180,6 +191,22 @@ impl OpenFile {
         }
     }
 
+    /// Bytes for which there was memory when it was opened: fewer than its length if it has holes.
+    pub fn reserved(&self) -> u64 {
+        match self {
+            Self::Posix(file) => file.reserved(),
+            Self::Heap(_) => self.len(),
+        }
+    }
+
+    /// Whether this process holds it by its descriptor `fd`: whether it is the owner, as far as the system says.
+    pub fn is_held_by(&self, pid: libc::pid_t, fd: i32) -> bool {
+        match self {
+            Self::Posix(file) => posix::is_held_by(file.identity(), pid, fd),
+            Self::Heap(_) => false,
+        }
+    }
+
     /// Whether its owner lives. Never blocks.
     pub fn is_held(&self) -> io::Result<bool> {
         match self {
@@ -192,7 +219,7 @@ impl OpenFile {
     pub fn map(&self, offset: usize, len: usize) -> io::Result<Segment> {
         self.check_part(offset, len)?;
         match self {
-            Self::Posix(file) => file.map(offset, len),
+            Self::Posix(file) => file.map(offset, len, true),
             Self::Heap(file) => {
                 Segment::heap(file.block.clone(), offset, len).ok_or(io::Error::from(io::ErrorKind::InvalidInput))
             }
@@ -205,7 +232,7 @@ impl OpenFile {
             Self::Heap(_) => self.map(offset, len),
             Self::Posix(file) => {
                 self.check_part(offset, len)?;
-                file.map_read(offset, len)
+                file.map(offset, len, false)
             }
         }
     }

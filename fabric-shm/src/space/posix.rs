@@ -7,8 +7,8 @@
 use super::fork::{HeldFile, forked, gated};
 use super::{Created, Hold, Identity, Names, OpenFile};
 use crate::error::ShmError;
+use crate::mapping::Mapping;
 use crate::segment::Segment;
-use memmap2::{Advice, MmapOptions};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FcntlArg, fcntl};
 use std::fs::{self, File, OpenOptions};
@@ -211,7 +211,7 @@ impl PosixSpace {
     ) -> Result<(PosixFile, Segment), ShmError> {
         self.reserve(&file, name, bytes)?;
         let file = PosixFile::new("create segment", name, file)?;
-        let segment = file.map(0, bytes).map_err(|error| ShmError::os("map segment", name, error))?;
+        let segment = file.map(0, bytes, true).map_err(|error| ShmError::os("map segment", name, error))?;
         init(&segment);
         if owned && !set_lock(&file.file).map_err(|error| ShmError::os("lock segment", name, error))? {
             return Err(ShmError::os("lock segment", name, io::Error::from_raw_os_error(libc::EAGAIN)));
@@ -301,6 +301,22 @@ pub(super) fn unlock(file: &File) {
     }
 }
 
+/// Whether a descriptor of another process has the lock on the first byte of a file. The system says so of descriptors, and not of
+/// files: what a node says of its process is not believed before.
+pub(super) fn is_held_by(file: Identity, pid: libc::pid_t, fd: i32) -> bool {
+    let Ok(facts) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")) else { return false };
+    facts.lines().filter_map(|line| line.strip_prefix("lock:")).any(|lock| {
+        // As in "1: OFDLCK ADVISORY  WRITE -1 00:1a:4711 0 0".
+        let words: Vec<&str> = lock.split_whitespace().collect();
+        let [_, "OFDLCK", _, "WRITE", _, place, "0", _] = words[..] else { return false };
+        let mut parts = place.splitn(3, ':');
+        let mut hex = || parts.next().and_then(|part| u32::from_str_radix(part, 16).ok());
+        let (Some(major), Some(minor)) = (hex(), hex()) else { return false };
+        let inode = parts.next().and_then(|part| part.parse().ok());
+        file.device == libc::makedev(major, minor) && inode == Some(file.inode)
+    })
+}
+
 fn last_holder(file: &File) -> Option<u32> {
     let mut bytes = [0; 11];
     let read = file.read_at(&mut bytes, 0).ok()?;
@@ -327,6 +343,7 @@ pub(crate) struct PosixFile {
     file: HeldFile,
     identity: Identity,
     len: u64,
+    reserved: u64,
 }
 
 impl PosixFile {
@@ -339,7 +356,8 @@ impl PosixFile {
         if found.uid() != nix::unistd::geteuid().as_raw() {
             return not_ours(format!("owned by user {}", found.uid()));
         }
-        Ok(Self { file, identity: Identity { device: found.dev(), inode: found.ino() }, len: found.len() })
+        let identity = Identity { device: found.dev(), inode: found.ino() };
+        Ok(Self { file, identity, len: found.len(), reserved: found.blocks().saturating_mul(512) })
     }
 
     pub fn file(&self) -> &File {
@@ -356,22 +374,19 @@ impl PosixFile {
         Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
     }
 
-    pub fn map(&self, offset: usize, len: usize) -> io::Result<Segment> {
-        // No fork between the two: a mapping in a child keeps the open file, and so its owner's lock.
-        gated(|| {
-            let map = MmapOptions::new().offset(offset as u64).len(len).map_raw(&*self.file)?;
-            map.advise(Advice::DontFork)?;
-            Ok(Segment::mapped(map))
-        })
+    /// Maps a part of it; what is not `writable` is a fault to write.
+    pub fn map(&self, offset: usize, len: usize, writable: bool) -> io::Result<Segment> {
+        // No fork between mapping and advising: a mapping in a child keeps the open file, and so its owner's lock.
+        gated(|| Mapping::new(&self.file, offset, len, writable)).map(Segment::mapped)
     }
 
-    /// As [`map`](Self::map), but a write through it is a fault.
-    pub fn map_read(&self, offset: usize, len: usize) -> io::Result<Segment> {
-        gated(|| {
-            let map = MmapOptions::new().offset(offset as u64).len(len).map_raw_read_only(&*self.file)?;
-            map.advise(Advice::DontFork)?;
-            Ok(Segment::mapped(map))
-        })
+    /// Bytes for which there is memory: fewer than its length if it has holes.
+    pub fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    pub fn identity(&self) -> Identity {
+        self.identity
     }
 
     fn created(self, segment: Segment, owned: bool) -> Created {

@@ -141,6 +141,8 @@ impl Engine {
         tracing::warn!(node = node.0, reason, "a peer broke the rules of the shared memory");
         self.monitor.record_peer(RecordKind::Damaged, node, self.fabric.live(node).unwrap_or_default());
         self.damaged[node.index()] = self.fabric.live(node);
+        // The others of its lanes, too: what it does wrong in one place it may go on doing in another.
+        self.fabric.close_lanes(node);
         self.tell(Event::Damaged { node, reason });
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -149,6 +151,7 @@ impl Engine {
     #[cold]
     pub(super) fn on_change(&mut self, change: Change) {
         match change {
+            Change::Cut(node) => self.on_broken(node, "a segment of it was truncated"),
             Change::Joined(node, incarnation) => {
                 self.monitor.record_peer(RecordKind::Joined, node, incarnation);
                 self.tell(Event::Joined { node, incarnation });

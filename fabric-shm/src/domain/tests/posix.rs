@@ -418,3 +418,19 @@ fn a_region_that_does_not_fit_leaves_nothing() {
     assert!(matches!(node.create_region(1, 1 << 50), Err(ShmError::NoSpace { .. })));
     assert_eq!(names(&directory.space()), before);
 }
+
+/// A node may say that it is any process: the system says whose lock it is.
+#[test]
+fn whose_an_inbox_is_the_system_says() {
+    let space = Space::posix();
+    let [a, b] =
+        [(); 2].map(|()| Membership::join(JoinOptions::new(format!("held-{}", std::process::id()), space.clone())).unwrap());
+    let pid = i32::try_from(std::process::id()).unwrap();
+    let holders = |node: &Membership| {
+        let file = space.open(&node.names().inbox(node.id())).unwrap().unwrap();
+        assert!(!(0..256).any(|fd| file.is_held_by(1, fd) || file.is_held_by(0, fd)));
+        (0..256).filter(|fd| file.is_held_by(pid, *fd)).collect::<Vec<_>>()
+    };
+    let (of_a, of_b) = (holders(&a), holders(&b));
+    assert!(of_a.len() == 1 && of_b.len() == 1 && of_a != of_b, "{of_a:?} {of_b:?}");
+}

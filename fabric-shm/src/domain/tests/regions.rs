@@ -185,3 +185,22 @@ fn an_inbox_that_promises_what_is_not_there_is_out_of_reach() {
         assert!(a.open_peer(b.id()).unwrap().reach().is_none());
     });
 }
+
+/// To read where there is no memory is to take some: as much as the peer says, and at this node's expense.
+#[test]
+// Files: not for Miri.
+#[cfg(not(miri))]
+fn a_region_with_holes_is_none() {
+    let directory = posix::Directory::new();
+    let space = Space::posix_at(&directory.0);
+    let (a, b) = (join(&space), join(&space));
+    let own = b.create_region(0, PAGE).unwrap();
+    assert!(open(&a, &b, 0).is_ok());
+    let file = std::fs::File::options().write(true).open(directory.0.join(b.names().region(b.id(), 0))).unwrap();
+    file.set_len(1 << 36).unwrap();
+    for (at, bytes) in [(48, 1_u64 << 36), (HEAD_OFFSET + 16, (1 << 36) - PAGE as u64)] {
+        // SAFETY: within the first page of the region, which lies before its data.
+        unsafe { own.ptr().sub(DATA_OFFSET - at).cast::<u64>().write(bytes) };
+    }
+    assert!(matches!(open(&a, &b, 0), Err(RegionFault::Header(HeaderFault::Damaged { what: "region length" }))));
+}

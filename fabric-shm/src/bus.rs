@@ -1,0 +1,306 @@
+//! Memory that is cut off under a mapping: whoever may open a segment may truncate it, and then whoever touches a page that is gone gets
+//! SIGBUS.
+//!
+//! A handler, installed with the first mapping, puts a page of zeros in the place of one that is gone, if it is of a mapping in the table
+//! here, and says so in the table; the owner of the mapping finds it [cut](Watch::is_cut) and tells who is to blame. Every other
+//! fault goes to whoever handled the signal before. With `DOORBELL_SIGBUS=off` no handler is installed, and such a fault ends the
+//! process.
+
+use crate::layout::PAGE;
+use crate::space::forked;
+use std::io;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
+
+/// Says whether a handler is wanted.
+const VARIABLE: &str = "DOORBELL_SIGBUS";
+
+/// Slots that are made at once.
+const SLOTS: usize = 128;
+/// Bits of a slot's word that say how many pages it has; the others say which is the first. Of a longer mapping only so many
+/// pages are watched.
+const PAGES_BITS: u32 = 28;
+const PAGES_MAX: usize = (1 << PAGES_BITS) - 1;
+
+/// One mapping. All of it in one word, so that the handler never sees the half of a change.
+struct Slot {
+    range: AtomicU64,
+    cut: AtomicBool,
+    /// Forked children have it, too.
+    kept: AtomicBool,
+}
+
+/// A part of the table. Parts are added and never taken away, so that the handler can walk them at any time.
+struct Part {
+    slots: [Slot; SLOTS],
+    next: AtomicPtr<Part>,
+}
+
+impl Part {
+    const fn new() -> Self {
+        let slots =
+            [const { Slot { range: AtomicU64::new(0), cut: AtomicBool::new(false), kept: AtomicBool::new(false) } }; SLOTS];
+        Self { slots, next: AtomicPtr::new(null_mut()) }
+    }
+
+    fn next(&self) -> Option<&'static Part> {
+        // SAFETY: null or a part that was leaked. Acquire: pairs with the release in `take`.
+        unsafe { self.next.load(Ordering::Acquire).as_ref() }
+    }
+}
+
+static TABLE: Part = Part::new();
+/// Held by whoever changes the table; the handler needs none.
+static CHANGING: Mutex<()> = Mutex::new(());
+/// Who handled the signal before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A mapping in the table, for as long as this lives: to be dropped before it is unmapped.
+#[derive(Debug)]
+pub(crate) struct Watch(&'static Slot);
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot").field("cut", &self.cut).finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    /// Watches `len` bytes that were mapped at `ptr`, page-aligned.
+    pub fn new(ptr: *mut u8, len: usize) -> Self {
+        install();
+        let pages = len.div_ceil(PAGE).min(PAGES_MAX) as u64;
+        let slot = take();
+        slot.cut.store(false, Ordering::Relaxed);
+        slot.kept.store(false, Ordering::Relaxed);
+        slot.range.store(((ptr.addr() / PAGE) as u64) << PAGES_BITS | pages, Ordering::Release);
+        Self(slot)
+    }
+
+    /// Forked children have the mapping, too: otherwise something else may lie there in them.
+    pub fn keep_on_fork(&self) {
+        self.0.kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a page of it was gone when it was touched. One load.
+    #[inline(always)]
+    pub fn is_cut(&self) -> bool {
+        self.0.cut.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Nobody touches the mapping any more, so no handler looks for it.
+        self.0.range.store(0, Ordering::Release);
+    }
+}
+
+/// Slots that are being filled in have this: of no page.
+const TAKEN: u64 = 1 << PAGES_BITS;
+
+fn take() -> &'static Slot {
+    let _changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut part = &TABLE;
+    loop {
+        let is_free = |slot: &&Slot| slot.range.load(Ordering::Relaxed) == 0;
+        if let Some(slot) = part.slots.iter().find(is_free) {
+            slot.range.store(TAKEN, Ordering::Relaxed);
+            return slot;
+        }
+        part = match part.next() {
+            Some(next) => next,
+            None => {
+                let next = Box::leak(Box::new(Part::new()));
+                part.next.store(next, Ordering::Release);
+                next
+            }
+        };
+    }
+}
+
+/// The slot in whose range an address is. Async-signal-safe.
+fn find(address: usize) -> Option<&'static Slot> {
+    let page = (address / PAGE) as u64;
+    let mut part = Some(&TABLE);
+    while let Some(slots) = part {
+        for slot in &slots.slots {
+            let range = slot.range.load(Ordering::Acquire);
+            let (first, pages) = (range >> PAGES_BITS, range & PAGES_MAX as u64);
+            if page.wrapping_sub(first) < pages {
+                return Some(slot);
+            }
+        }
+        part = slots.next();
+    }
+    None
+}
+
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        if std::env::var_os(VARIABLE).is_some_and(|word| word == "off") {
+            return;
+        }
+        // SAFETY: structures of integers, for which zero is a value; the handler is one for SA_SIGINFO. Who was there before is known
+        // before the handler may run.
+        let installed = unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) == 0 && BEFORE.set(before).is_ok() {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = on_bus as *const () as usize;
+                // On the thread's other stack if it has one, as who was there before may need it.
+                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+                libc::sigaction(libc::SIGBUS, &raw const action, null_mut())
+            } else {
+                -1
+            }
+        };
+        if installed != 0 {
+            tracing::warn!(error = %io::Error::last_os_error(), "a peer that truncates a segment will end this process");
+        }
+    });
+}
+
+/// Only what is safe in a signal handler may stand here: loads, stores, and system calls.
+extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's own, for as long as the handler runs; errno is this thread's.
+    let (code, address, errno) = unsafe { ((*info).si_code, (*info).si_addr().addr(), *libc::__errno_location()) };
+    if code == libc::BUS_ADRERR
+        && let Some(slot) = find(address)
+        && (!forked() || slot.kept.load(Ordering::Relaxed))
+        && blank(address)
+    {
+        slot.cut.store(true, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+        return;
+    }
+    pass_on(signal, info, context);
+}
+
+/// Puts a page of zeros where an address is.
+fn blank(address: usize) -> bool {
+    let page = std::ptr::without_provenance_mut::<libc::c_void>(address & !(PAGE - 1));
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+    // SAFETY: the page is of a mapping in the table, and the thread that touched it is here, so that it is mapped still. What is
+    // read and written through such a mapping may be anything at any time.
+    unsafe {
+        let blank = libc::mmap(page, PAGE, protection, flags, -1, 0);
+        // As the rest of the mapping.
+        blank != libc::MAP_FAILED && libc::madvise(page, PAGE, libc::MADV_DONTFORK) == 0
+    }
+}
+
+/// A fault that is none of ours: whoever was there before is asked, or the process ends as if nobody was here.
+fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    type WithInfo = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+    type Plain = extern "C" fn(libc::c_int);
+    let Some(before) = BEFORE.get() else { return };
+    // SAFETY: the kernel's own, for as long as the handler runs.
+    let was_sent = unsafe { (*info).si_code } <= 0;
+    match before.sa_sigaction {
+        libc::SIG_IGN if was_sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: a structure of integers, for which zero is a value; zero is the default action.
+            unsafe {
+                let default: libc::sigaction = std::mem::zeroed();
+                libc::sigaction(signal, &raw const default, null_mut());
+                // A fault comes again by itself.
+                if was_sent {
+                    libc::raise(signal);
+                }
+            }
+        }
+        handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: a handler of this kind, as its flags say.
+            let handler = unsafe { std::mem::transmute::<usize, WithInfo>(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: a handler of this kind, as its flags say.
+            let handler = unsafe { std::mem::transmute::<usize, Plain>(handler) };
+            handler(signal);
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use std::fs::File;
+
+    fn file(pages: usize) -> File {
+        let mut options = File::options();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true).write(true), libc::O_TMPFILE);
+        let file = options.open("/dev/shm").unwrap();
+        file.set_len((pages * PAGE) as u64).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_is_cut_off_reads_as_zeros_and_is_known_to_be_cut() {
+        let (file, other) = (file(4), file(4));
+        let (mapping, whole) =
+            (Mapping::new(&file, 0, 4 * PAGE, true).unwrap(), Mapping::new(&other, PAGE, PAGE, false).unwrap());
+        // SAFETY: within the mapping.
+        let word = |page: usize| unsafe { &*mapping.start().as_ptr().add(page * PAGE).cast::<AtomicU64>() };
+        (0..4).for_each(|page| word(page).store(7, Ordering::Relaxed));
+        assert!(!mapping.is_cut());
+        file.set_len(2 * PAGE as u64).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|page| word(page).load(Ordering::Relaxed)), [7, 7, 0, 0]);
+        assert!(mapping.is_cut());
+        word(3).store(8, Ordering::Relaxed);
+        assert_eq!(word(3).load(Ordering::Relaxed), 8);
+        // To be read only, and cut off for a moment.
+        other.set_len(0).unwrap();
+        // SAFETY: within the mapping.
+        assert_eq!(unsafe { whole.start().cast::<AtomicU64>().as_ref() }.load(Ordering::Relaxed), 0);
+        assert!(whole.is_cut());
+    }
+
+    #[test]
+    fn ranges_are_found_as_long_as_they_are_watched() {
+        let base = 0x5000_0000_0000_usize;
+        let at = |pages: usize| std::ptr::without_provenance_mut(base + pages * PAGE);
+        let watches: Vec<_> = (0..3 * SLOTS).map(|number| Watch::new(at(number * 3), 2 * PAGE - 1)).collect();
+        for (number, watch) in watches.iter().enumerate() {
+            let found = |byte: usize| find(base + number * 3 * PAGE + byte).is_some_and(|slot| std::ptr::eq(slot, watch.0));
+            assert_eq!([0, 2 * PAGE - 1, 2 * PAGE].map(found), [true, true, false]);
+        }
+        drop(watches);
+        assert!((0..9 * SLOTS).all(|page| find(base + page * PAGE).is_none()));
+    }
+
+    /// Its own fault, and one that is sent: as if there were no handler.
+    #[test]
+    fn other_faults_end_a_process_as_ever() {
+        // So that the child knows what it is.
+        crate::space::watch();
+        for sent in [false, true] {
+            let file = file(1);
+            let _watched = Mapping::new(&file, 0, PAGE, true).unwrap();
+            // SAFETY: the child makes system calls and one access, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: a mapping of its own, of a page that there is not.
+                unsafe {
+                    if sent {
+                        libc::raise(libc::SIGBUS);
+                    }
+                    file.set_len(0).unwrap();
+                    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+                    let page = libc::mmap(null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, fd, 0);
+                    std::hint::black_box(page.cast::<u8>().read_volatile());
+                    libc::_exit(0);
+                }
+            }
+            let mut status = 0;
+            // SAFETY: a child of this process.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "status {status:#x}");
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The node that is attacked: it does everything there is to do with the hostile node, and goes on talking with the honest one.
+
+use crate::honest::{ECHO, LONGEST};
+use crate::ways::{MADE, SHIFT};
+use crate::{HANG, HONEST, HOSTILE, at};
+use doorbell::{CounterKey, Error, Event, Key, Match, Node, NodeBuilder, NodeId, Progress, ReadWrite, Region};
+use doorbell_tests::pattern;
+use doorbell_tests::random::Random;
+use doorbell_tests::words::Words;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+/// Tags of what the hostile node sends and is sent.
+pub const TAG: u64 = 2;
+pub const KEY: u64 = 3;
+pub const COUNTER: u64 = 4;
+
+/// Ends the process when one call takes longer than any deadline allows.
+#[derive(Default)]
+struct Watchdog {
+    since: AtomicU64,
+    what: Mutex<&'static str>,
+}
+
+impl Watchdog {
+    fn start() -> Arc<Self> {
+        let dog = Arc::new(Self::default());
+        let (watched, began) = (dog.clone(), Instant::now());
+        dog.feed("to begin");
+        std::thread::spawn(move || {
+            let mut seen = (0, Instant::now());
+            loop {
+                std::thread::park_timeout(Duration::from_millis(200));
+                let now = watched.since.load(SeqCst);
+                if seen.0 != now {
+                    seen = (now, Instant::now());
+                } else if seen.1.elapsed() > HANG {
+                    eprintln!("the victim hangs after {:?}: {}", began.elapsed(), watched.what.lock().unwrap());
+                    std::process::abort();
+                }
+            }
+        });
+        dog
+    }
+
+    fn feed(&self, what: &'static str) {
+        *self.what.lock().unwrap() = what;
+        self.since.fetch_add(1, SeqCst);
+    }
+}
+
+struct Victim {
+    node: Node,
+    words: Words,
+    random: Random,
+    dog: Arc<Watchdog>,
+    /// What others sent of keys.
+    key: Option<Key<u8, ReadWrite>>,
+    counter: Option<CounterKey>,
+    given: Region<u8>,
+    secret: Region<u8>,
+    private: Vec<u8>,
+    echoes: u64,
+    buf: Vec<u8>,
+    /// Who is hostile.
+    foe: NodeId,
+    /// Its own memory is cut off by others: what it holds is not its own any more.
+    cut: bool,
+}
+
+/// A panic in whichever thread is the end.
+pub fn panics_end_all() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        hook(panic);
+        std::process::abort();
+    }));
+}
+
+pub fn stand() {
+    panics_end_all();
+    let (way, seed) = crate::part();
+    let words = Words::inherited();
+    let random = Random::new(seed);
+    let mut options = random.clone();
+    let progress = *options.pick(&[Progress::Adaptive, Progress::Inline, Progress::Poller]);
+    let builder = NodeBuilder::from_env().unwrap().id(crate::VICTIM).progress(progress).pool_bytes(8 * MIB);
+    let node = builder.copy(doorbell::Copy::Both).max_nodes(8).join().unwrap();
+    let (given, secret) = (node.region::<u8>(MIB).unwrap(), node.region::<u8>(MIB).unwrap());
+    let private = pattern::bytes(MIB, seed);
+    secret.write(0, &private).unwrap();
+    words[at::PRIVATE].store(private.as_ptr().expose_provenance() as u64, SeqCst);
+    words[at::PID].store(std::process::id().into(), SeqCst);
+    let dog = Watchdog::start();
+    let buf = vec![0; 2 * LONGEST];
+    let foe = NodeId(if way == "impersonate" { MADE } else { HOSTILE });
+    let cut = way == "truncate";
+    let mut victim =
+        Victim { node, words, random, dog, key: None, counter: None, given, secret, private, echoes: 0, buf, foe, cut };
+    victim.node.wait_for(2, Instant::now() + HANG).unwrap();
+    victim.words[at::READY].fetch_add(1, SeqCst);
+    // Until all are there.
+    let patience = Instant::now() + HANG;
+    while victim.words[at::BLOWS].load(SeqCst) == 0 {
+        assert!(Instant::now() < patience, "no hostile node came");
+        victim.turn(seed);
+    }
+    let end = Instant::now() + Duration::from_secs(doorbell_tests::number("DOORBELL_HOSTILE_SECONDS", 1));
+    while Instant::now() < end {
+        victim.turn(seed);
+    }
+    victim.dog.feed("leave");
+    let Victim { node, given, secret, .. } = victim;
+    drop((given, secret));
+    leave(node);
+}
+
+/// Leaves; who takes the domain's lock and keeps it can prevent no more than that files are removed.
+pub fn leave(node: Node) {
+    match node.leave() {
+        Ok(()) => {}
+        Err(Error::Shm(error)) => println!("left, but {error}"),
+        Err(error) => panic!("leave: {error}"),
+    }
+}
+
+impl Victim {
+    fn turn(&mut self, seed: u64) {
+        self.talk();
+        for _ in 0..4 {
+            self.deal();
+        }
+        self.listen();
+        if self.random.chance(10) {
+            self.look(seed);
+        }
+    }
+
+    /// Nobody touched what nobody was given.
+    fn look(&mut self, seed: u64) {
+        self.dog.feed("look at memory");
+        pattern::check(&self.private, seed);
+        if !self.cut {
+            let mut copy = vec![0; self.secret.len()];
+            self.secret.read(0, &mut copy).unwrap();
+            pattern::check(&copy, seed);
+        }
+    }
+
+    /// There and back with the honest node.
+    fn talk(&mut self) {
+        let len = match self.random.below(8) {
+            0..4 => 8 + self.random.below(100),
+            4 | 5 => 8 + self.random.below(5000),
+            6 => 8 + self.random.below(40 << 10),
+            _ => 8 + self.random.below(LONGEST - 8),
+        };
+        let mut message = pattern::bytes(len, self.echoes);
+        message[..8].copy_from_slice(&self.echoes.to_le_bytes());
+        self.dog.feed("send to the honest node");
+        let patience = if self.cut { Duration::from_millis(200) } else { HANG };
+        let deadline = Instant::now() + patience;
+        match self.node.send_by(NodeId(HONEST), ECHO, &message, deadline) {
+            Ok(()) => {}
+            Err(error) if self.cut => return self.excuse(&error),
+            Err(error) => panic!("send to the honest node: {error}"),
+        }
+        self.dog.feed("receive from the honest node");
+        let envelope = match self.node.recv_by(Match::from(NodeId(HONEST)).tag(ECHO), &mut self.buf, deadline) {
+            Ok(envelope) => envelope,
+            Err(error) if self.cut => return self.excuse(&error),
+            Err(error) => panic!("receive from the honest node: {error}"),
+        };
+        if !self.cut {
+            assert_eq!(envelope.source, NodeId(HONEST));
+            assert_eq!(envelope.len, len, "echo {}", self.echoes);
+            assert!(self.buf[..len] == message, "echo {} is not what was sent", self.echoes);
+        }
+        self.echoes += 1;
+        self.words[at::ECHOES].fetch_add(1, SeqCst);
+    }
+
+    /// What may happen to talk with others when files are cut off.
+    fn excuse(&self, error: &Error) {
+        assert!(!matches!(error, Error::Closed | Error::Forked | Error::Reentrant { .. }), "{error}");
+        self.words[at::ECHOES].fetch_add(1, SeqCst);
+    }
+
+    /// One operation with the hostile node.
+    fn deal(&mut self) {
+        let soon = Instant::now() + Duration::from_micros(self.random.below(5000) as u64);
+        let from = Match::from(self.foe);
+        self.buf[..64].fill(0);
+        let len = match self.random.below(4) {
+            0 => self.random.below(64),
+            1 => self.random.below(20 << 10),
+            _ => self.random.below(LONGEST),
+        };
+        let (what, result): (&'static str, Result<(), Error>) = match self.random.below(16) {
+            0 | 1 => self.during("send", |v| v.node.send_by(v.foe, TAG, &v.private[..len], soon)),
+            2 => self.during("try_send", |v| v.node.try_send(v.foe, TAG, &v.private[..len.min(10_000)])),
+            3 => self.during("start_send", |v| {
+                let request = v.node.start_send(v.foe, TAG, v.private[..len].to_vec())?;
+                match request.wait_by(soon) {
+                    Ok(completion) => completion.result.map(drop),
+                    Err(request) => request.cancel().map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
+                }
+            }),
+            4 | 5 => self.during("receive", |v| v.node.recv_by(from.tag(TAG), &mut v.buf[..len], soon).map(drop)),
+            6 => {
+                self.during("receive from anybody", |v| v.node.recv_by(Match::any().tag(TAG), &mut v.buf[..len], soon).map(drop))
+            }
+            7 => self.during("start_recv", |v| {
+                let request = v.node.start_recv(from.tag(TAG), vec![0; len])?;
+                match request.wait_by(soon) {
+                    Ok(completion) => completion.result.map(drop),
+                    Err(request) => request.cancel().map_or_else(|completion| completion.result.map(drop), |_| Ok(())),
+                }
+            }),
+            8 => self.during("receive in place", |v| {
+                v.node.recv_with_by(from.tag(TAG), soon, |_, payload| drop(payload.to_vec())).map(drop)
+            }),
+            9 => self.during("take", |v| v.node.take_by::<[u8]>(from, soon).map(|taken| drop(taken.to_vec()))),
+            10 => self.during("take a number", |v| v.node.take_by::<u32>(from, soon).map(|taken| _ = taken.read())),
+            11 => self.during("lend", |v| {
+                let mut loan = v.node.loan_bytes(len.max(1))?;
+                loan[0] = 1;
+                loan.share().send_by(v.foe, TAG, soon)
+            }),
+            12 => self.during("receive a key", |v| {
+                let mut key = [0; doorbell::KEY_BYTES];
+                v.node.recv_by(from.tag(KEY), &mut key, soon)?;
+                v.key = Key::from_bytes(&key).ok();
+                Ok(())
+            }),
+            13 => self.during("put", |v| {
+                let Some(key) = v.key else { return Ok(()) };
+                v.node.put(&v.private[..len.min(key.len())], key)
+            }),
+            14 => self.during("get", |v| {
+                let Some(key) = v.key else { return Ok(()) };
+                let len = len.min(key.len());
+                v.node.get(key, &mut v.buf[..len])
+            }),
+            _ => self.during("give keys and count", |v| {
+                let counter = v.node.counter()?;
+                counter.init(1 + len as u64)?;
+                v.node.send_by(v.foe, KEY, &v.given.key().to_bytes(), soon)?;
+                v.node.send_by(v.foe, COUNTER, &counter.key().to_bytes(), soon)?;
+                if let Some(key) = v.counter {
+                    v.node.notify_by(key, 1, soon)?;
+                }
+                let mut key = [0; CounterKey::BYTES];
+                v.node.recv_by(from.tag(COUNTER), &mut key, soon)?;
+                v.counter = CounterKey::from_bytes(&key);
+                counter.wait_by(soon)
+            }),
+        };
+        assert!(self.buf[..64] != self.private[SHIFT..][..64], "{what}: a peer had this node read its own memory");
+        self.words[at::OPERATIONS].fetch_add(1, SeqCst);
+        match result {
+            Ok(()) => drop(self.words[at::SUCCESSES].fetch_add(1, SeqCst)),
+            Err(error) => {
+                // Keys and counters may name any node: then the error does, too.
+                let named = error.node().is_none_or(|node| node == self.foe || matches!(error, Error::Key { .. }));
+                assert!(named || what == "put" || what == "get" || what == "give keys and count" || self.cut, "{what}: {error}");
+                assert!(!matches!(error, Error::Closed | Error::Forked | Error::Reentrant { .. }), "{what}: {error}");
+            }
+        }
+    }
+
+    fn during<T>(&mut self, what: &'static str, run: impl FnOnce(&mut Self) -> T) -> (&'static str, T) {
+        self.dog.feed(what);
+        (what, run(self))
+    }
+
+    /// Who broke the rules is named, and nobody else.
+    fn listen(&mut self) {
+        self.dog.feed("listen");
+        // Bounded: who comes and goes all the time makes news all the time.
+        for _ in 0..100 {
+            let Some(event) = self.node.try_event().unwrap() else { break };
+            if let Event::Damaged { node, reason } = event {
+                assert!(node == self.foe || node == NodeId(HOSTILE) || self.cut, "{event}");
+                if self.words[at::DAMAGED].fetch_add(1, SeqCst) < 5 {
+                    println!("node {node}: {reason}");
+                }
+            }
+        }
+    }
+}
