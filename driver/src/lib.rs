@@ -34,7 +34,8 @@
 //! 6. [`counter`]: DMA counters, which say when all bytes of a transfer have moved.
 //! 7. [`loan`]: messages written in place in shared memory, and read in place.
 //!
-//! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree.
+//! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree; and [`testing`]: a domain
+//! in one process for the tests of your own programs.
 //!
 //! Below lie the fabrics: [`doorbell_shm`] for processes that share memory.
 
@@ -49,6 +50,8 @@ pub mod message;
 pub mod node;
 #[cfg(not(loom))]
 pub mod region;
+#[cfg(not(loom))]
+pub mod testing;
 pub mod topology;
 #[cfg(not(loom))]
 pub mod transfer;
