@@ -36,7 +36,7 @@ impl Mapping {
         // SAFETY: new mappings; the second lies within the first, if there is one.
         unsafe {
             let (mut at, mut flags) = (null_mut(), libc::MAP_SHARED);
-            if GUARD > 0 {
+            if GUARD != 0 {
                 let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
                 let reserved = mapped(libc::mmap(null_mut(), whole + 2 * GUARD, libc::PROT_NONE, nothing, -1, 0))?;
                 (at, flags) = (reserved.as_ptr().add(GUARD).cast(), flags | libc::MAP_FIXED);
@@ -44,7 +44,7 @@ impl Mapping {
             let ptr = match mapped(libc::mmap(at, len, protection, flags, file.as_raw_fd(), offset)) {
                 Ok(ptr) => ptr,
                 Err(error) => {
-                    if GUARD > 0 {
+                    if GUARD != 0 {
                         libc::munmap(at.byte_sub(GUARD), whole + 2 * GUARD);
                     }
                     return Err(error);
