@@ -221,8 +221,9 @@ impl Worker {
     }
 
     fn receive(&mut self) {
-        // More than all others send meanwhile, or what waits in the pool grows, and with it the time until it is looked at.
-        for turn in 0..256 {
+        // For longer than sending took, or what waits in the pool grows, and with it the time until it is looked at.
+        let until = Instant::now() + Duration::from_millis(15);
+        for turn in (0..).take_while(|_| Instant::now() < until) {
             let deadline = Instant::now() + Duration::from_millis(1);
             let received = if turn % 4 == 3 {
                 let buf = &mut self.buf;
