@@ -10,7 +10,7 @@ use crate::layout::PAGE;
 use crate::space::forked;
 use std::io;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 /// Says whether a handler is wanted.
@@ -86,6 +86,8 @@ impl Watch {
     /// Whether a page of it was gone when it was touched. One load.
     #[inline(always)]
     pub fn is_cut(&self) -> bool {
+        // Not before the copy that this is asked about.
+        compiler_fence(Ordering::SeqCst);
         self.0.cut.load(Ordering::Relaxed)
     }
 }
@@ -170,9 +172,12 @@ extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     if code == libc::BUS_ADRERR
         && let Some(slot) = find(address)
         && (!forked() || slot.kept.load(Ordering::Relaxed))
-        && blank(address)
     {
-        slot.cut.store(true, Ordering::Relaxed);
+        // Before zeros are there for others to read. If there will be none, the process ends anyway.
+        slot.cut.store(true, Ordering::SeqCst);
+        if !blank(address, slot.kept.load(Ordering::Relaxed)) {
+            return pass_on(signal, info, context);
+        }
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
         return;
@@ -180,16 +185,19 @@ extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     pass_on(signal, info, context);
 }
 
-/// Puts a page of zeros where an address is.
-fn blank(address: usize) -> bool {
+/// Puts a page of zeros where an address is: in forked children, too, if they keep the rest of the mapping.
+fn blank(address: usize, kept: bool) -> bool {
     let page = std::ptr::without_provenance_mut::<libc::c_void>(address & !(PAGE - 1));
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
     // SAFETY: the page is of a mapping in the table, and the thread that touched it is here, so that it is mapped still. What is
     // read and written through such a mapping may be anything at any time.
     unsafe {
         let blank = libc::mmap(page, PAGE, protection, flags, -1, 0);
-        // As the rest of the mapping.
-        blank != libc::MAP_FAILED && libc::madvise(page, PAGE, libc::MADV_DONTFORK) == 0
+        if blank != libc::MAP_FAILED && !kept {
+            // As the rest of the mapping. The fault is mended without it, too.
+            libc::madvise(page, PAGE, libc::MADV_DONTFORK);
+        }
+        blank != libc::MAP_FAILED
     }
 }
 

@@ -86,7 +86,10 @@ struct Lane {
     producer: Option<Arc<PeerInbox>>,
     idle_looks: u32,
     busy: bool,
+    /// Read no further.
     damaged: bool,
+    /// It is damaged for what its node did elsewhere: its life may never have claimed it.
+    by_association: bool,
     latencies: Arc<LatencyHistogram>,
 }
 
@@ -227,6 +230,7 @@ impl ShmFabric {
                 idle_looks: 0,
                 busy: false,
                 damaged: false,
+                by_association: false,
                 latencies: latencies.clone(),
             }
         };
@@ -293,7 +297,10 @@ impl ShmFabric {
     /// Reads nothing more of what the present life of a node publishes: it broke the rules.
     pub fn close_lanes(&mut self, node: NodeId) {
         if self.slots.get(node.index()).is_some_and(|slot| !matches!(slot, Slot::Vacant)) {
-            self.lanes[node.index() * PRIORITIES..][..PRIORITIES].iter_mut().for_each(|lane| lane.damaged = true);
+            for lane in self.lanes[node.index() * PRIORITIES..][..PRIORITIES].iter_mut() {
+                lane.by_association |= !lane.damaged;
+                lane.damaged = true;
+            }
         }
     }
 
@@ -450,9 +457,11 @@ impl ShmFabric {
             if lanes.iter().all(is_drained) {
                 for lane in lanes {
                     // A lane that this life never claimed may by now be claimed by the next.
-                    if lane.damaged || lane.consumer.taken() != 0 || lane.consumer.owner() == incarnation.0 as u64 {
+                    let was_its = lane.consumer.taken() != 0 || lane.consumer.owner() == incarnation.0 as u64;
+                    if was_its || (lane.damaged && !lane.by_association) {
                         lane.reset();
                     }
+                    (lane.damaged, lane.by_association) = (false, false);
                     lane.producer = None;
                 }
                 self.slots[index] = Slot::Vacant;

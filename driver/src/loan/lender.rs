@@ -7,7 +7,7 @@ use crate::engine::baton::{Baton, BatonGuard, Token};
 use crate::error::Error;
 use crate::message::outbound::OutState;
 use crate::region::table::RegionTable;
-use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Push};
 use doorbell_shm::domain::Membership;
 use doorbell_shm::region::OwnRegion;
@@ -30,6 +30,8 @@ pub(crate) struct Lender {
     books: Baton<Books>,
     /// Held while an arena is made, so that two threads do not make two.
     growing: Mutex<()>,
+    /// There was no room for an arena: no further one is tried where readers can be asked.
+    cramped: AtomicBool,
     limit: usize,
     /// Bytes of loans sent so far: written by whoever has the books, with plain stores.
     lent: AtomicU64,
@@ -93,7 +95,7 @@ impl Lender {
         let readers = (0..membership.max_nodes()).map(|_| None).collect();
         let books = Books { arenas: Arenas::new(), memory: Vec::new(), readers };
         let (books, growing, lent) = (Baton::new(books), Mutex::default(), AtomicU64::new(0));
-        Self { books, growing, limit, lent, membership, regions }
+        Self { books, growing, cramped: AtomicBool::new(false), limit, lent, membership, regions }
     }
 
     #[inline(always)]
@@ -128,7 +130,7 @@ impl Lender {
         let none = || Error::LoansOut { bytes, limit: self.limit };
         let class = class_of(bytes).filter(|_| bytes <= self.limit).ok_or_else(none)?;
         let (least, some) = (class_bytes(class), class_bytes(class).saturating_mul(SOME));
-        let comfort = |room: usize| some <= room.min(COMFORT);
+        let comfort = |room: usize| some <= room.min(COMFORT) && !self.cramped.load(Ordering::Relaxed);
         let grant = {
             let mut books = self.enter(me)?;
             let asks = !comfort(self.room(&books));
@@ -154,6 +156,9 @@ impl Lender {
         let wish = FIRST.max(reserved).max(some).min(room);
         let number = || self.regions.next_number();
         let region = self.membership.create_region(number(), wish);
+        if region.is_err() {
+            self.cramped.store(true, Ordering::Relaxed);
+        }
         // Where there is no room for so much there may be for less.
         let region = if wish > least { region.or_else(|_| self.membership.create_region(number(), least)) } else { region };
         let mut books = self.enter(me)?;

@@ -153,7 +153,7 @@ impl Node {
     /// Reads elements from where the key says: one copy by this thread. As [`put`](Self::put), the other way.
     ///
     /// # Errors
-    /// As [`put`](Self::put). After an error `into` is as it was.
+    /// As [`put`](Self::put). After an error `into` is as it was, unless that is [`Error::Damaged`].
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);
         let (region, ptr) = self.shared().find(&readable(from), bytes, GET)?;
@@ -215,7 +215,7 @@ impl Peer {
     /// Reads elements from where the key says, as [`Node::get`], with no lock and no system call once the region was used.
     ///
     /// # Errors
-    /// As [`put`](Self::put). After an error `into` is as it was.
+    /// As [`put`](Self::put). After an error `into` is as it was, unless that is [`Error::Damaged`].
     #[inline]
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);

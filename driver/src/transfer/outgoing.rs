@@ -426,12 +426,16 @@ impl Transfer {
         let Some(meeting) = self.meeting() else { return };
         let pulled = meeting.pulled(generation);
         let Some(progress) = meeting.progress(generation) else { return };
+        if pulled > self.ends.len {
+            // It can't read the message, or lies.
+            return;
+        }
         if pulled != self.pulled.0 {
             self.pulled = (pulled, Instant::now());
         }
         self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
         let moved = self.report.fifo.bytes + self.report.put.bytes;
-        if pulled <= self.ends.len && moved + pulled >= self.ends.len {
+        if moved + pulled >= self.ends.len {
             self.zero();
         }
     }
