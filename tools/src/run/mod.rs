@@ -34,6 +34,7 @@ Examples:
   doorbell run -n 3 --role host,io,accelerator -- ./job  roles in the order of the nodes; the last counts for the rest
   doorbell run -n 2 --domain grid -- ./server &          a name that others can find:
   doorbell ls grid
+  doorbell run -n 4 --keep --domain grid -- ./job        what a killed node did last: doorbell autopsy --domain grid 3
   doorbell run -n 1 -- env | grep DOORBELL_              what a program is told
 
 The environment of node I:
@@ -68,6 +69,9 @@ pub struct RunArgs {
     /// How long nodes that are to end may take before they are killed: 3s, 500ms
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time)]
     grace: Duration,
+    /// If a node fails, leave what it leaves, for `doorbell autopsy`; `doorbell clean` removes it
+    #[arg(long)]
+    keep: bool,
     /// Let the nodes write for themselves, without their numbers in front
     #[arg(long)]
     no_prefix: bool,
@@ -90,7 +94,11 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let nodes = launch.start(&mut output, &mut guard)?;
     let outcome = watch::until_all_ended(nodes, &signals, output.pass()?, args.grace);
     // Their nodes are dead now, if they have not left.
-    if let Err(error) = clean(&Space::posix(), Some(&domain), false) {
+    if args.keep && outcome.is_err() {
+        warn(format_args!(
+            "what dead nodes left is kept: see `doorbell autopsy --domain {domain} NODE`, then `doorbell clean {domain}`"
+        ));
+    } else if let Err(error) = clean(&Space::posix(), Some(&domain), false) {
         warn(format_args!("segments of domain '{domain}' may be left: {error}"));
     }
     drop(guard);

@@ -160,6 +160,25 @@ fn a_domain_whose_places_are_taken_is_refused() {
 }
 
 #[test]
+fn what_dead_nodes_leave_is_kept_if_that_is_asked_for() {
+    for keep in [true, false] {
+        let name = domain("kept");
+        let wait = format!("until [ -e /dev/shm/doorbell.*.{name}.0.board ]; do sleep 0.01; done");
+        let script = format!("if [ $DOORBELL_NODE = 1 ]; then {wait}; exit 3; fi; exec {} 1", ring());
+        let mut args = vec!["run", "-n", "2", "--domain", &name, "--", "sh", "-c", &script];
+        if keep {
+            args.insert(1, "--keep");
+        }
+        let run = ended(&args);
+        assert_eq!((run.code, run.stderr.contains("is kept: see `doorbell autopsy")), (Some(3), keep), "{}", run.stderr);
+        let autopsy = ended(&["autopsy", "0", "--domain", &name]);
+        assert_eq!(autopsy.code == Some(0), keep, "{}", autopsy.stderr);
+        assert_eq!(ended(&["clean", &name]).code, Some(0));
+        nothing_is_left(&name);
+    }
+}
+
+#[test]
 fn eight_nodes_exchange_their_halos() {
     let ended = ended(&["run", "-n", "8", "--", &example("halo"), "6"]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{}", ended.stdout);
