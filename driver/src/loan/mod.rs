@@ -322,6 +322,25 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
+    fn a_size_in_use_has_enough_blocks_where_there_is_room() {
+        const LONG: usize = 1 << 20;
+        for (limit, enough) in [(64 << 20, true), (6 << 20, false)] {
+            let space = Space::heap();
+            let [a, b] = [(); 2].map(|()| Node::builder("enough").space(space.clone()).loan_bytes(limit).join().unwrap());
+            let mut kept = Vec::new();
+            for _ in 0..40 {
+                a.loan_bytes(LONG).unwrap().send(b.id(), 1).unwrap();
+                kept.push(b.take_bytes(Match::any()).unwrap());
+                kept.drain(..kept.len().saturating_sub(3));
+            }
+            let reserved = a.loan_stats().unwrap().reserved;
+            assert_eq!(reserved >= 8 * LONG, enough, "{reserved} bytes of {limit}");
+            assert!(reserved <= limit);
+        }
+    }
+
+    #[test]
     fn what_a_reader_writes_gives_nothing_back_but_its_own() {
         let space = Space::heap();
         let [a, b, c] = [(); 3].map(|()| Node::builder("hostile").space(space.clone()).join().unwrap());
