@@ -1,0 +1,1 @@
+//! The port: datagrams in and out, through io_uring or plain sockets.

@@ -1,0 +1,1 @@
+//! The protocol: a state machine without sockets and clocks.
