@@ -1,0 +1,287 @@
+//! How a datagram is protected: sealed with a key, or checked by a checksum.
+//!
+//! Either way a datagram is header, body, tag. Numbers are never reused in a direction, so the packet number is the nonce.
+
+use super::header::{HEADER, Header};
+use super::wire::Writer;
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::hmac;
+use twox_hash::XxHash3_64;
+
+const CHECK: usize = 8;
+const TAG: usize = 16;
+/// The most bytes a tag takes.
+pub(crate) const TAG_MAX: usize = TAG;
+
+/// HMAC-SHA256.
+pub(crate) fn mac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+    let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
+    for part in parts {
+        context.update(part);
+    }
+    let mut tag = [0; 32];
+    tag.copy_from_slice(context.sign().as_ref());
+    tag
+}
+
+/// Secrets of a new session, one for each direction.
+pub(crate) struct Secrets {
+    pub send: [u8; 32],
+    pub receive: [u8; 32],
+}
+
+/// When a direction gets its next key.
+#[derive(Clone, Copy)]
+pub(crate) struct RekeyAfter {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// The protection of one session.
+pub(crate) enum Cipher {
+    /// A checksum that begins with a number only the two ends know.
+    Checked(Checked),
+    /// Authenticated and encrypted.
+    Sealed(Box<Sealed>),
+}
+
+pub(crate) struct Checked {
+    send: u64,
+    receive: u64,
+    /// Every byte is covered, not only what the protocol itself reads.
+    full: bool,
+}
+
+pub(crate) struct Sealed {
+    send: Direction,
+    receive: Direction,
+    /// The key before the current one, for what was overtaken.
+    previous: Option<Key>,
+    /// The key after the current one, made when somebody first claims to use it.
+    upcoming: Option<Direction>,
+    limits: RekeyAfter,
+    packets: u64,
+    bytes: u64,
+}
+
+struct Direction {
+    epoch: u8,
+    secret: [u8; 32],
+    key: Key,
+}
+
+struct Key {
+    key: LessSafeKey,
+    iv: [u8; 12],
+}
+
+impl Key {
+    fn new(secret: &[u8; 32]) -> Key {
+        let bytes = mac(secret, &[b"doorbell key"]);
+        // A key of the right length is never refused.
+        let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &bytes).expect("32 bytes"));
+        let mut iv = [0; 12];
+        iv.copy_from_slice(&mac(secret, &[b"doorbell iv"])[..12]);
+        Key { key, iv }
+    }
+
+    #[inline]
+    fn nonce(&self, number: u64) -> Nonce {
+        let mut nonce = self.iv;
+        for (byte, with) in nonce[4..].iter_mut().zip(number.to_le_bytes()) {
+            *byte ^= with;
+        }
+        Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+impl Direction {
+    fn new(secret: [u8; 32]) -> Direction {
+        Direction { epoch: 0, key: Key::new(&secret), secret }
+    }
+
+    fn next(&self) -> Direction {
+        let secret = mac(&self.secret, &[b"doorbell next"]);
+        Direction { epoch: self.epoch.wrapping_add(1), key: Key::new(&secret), secret }
+    }
+}
+
+impl Cipher {
+    pub fn checked(secrets: &Secrets, full: bool) -> Cipher {
+        let word = |secret: &[u8; 32]| u64::from_le_bytes(*secret.first_chunk().expect("32 bytes"));
+        Cipher::Checked(Checked { send: word(&secrets.send), receive: word(&secrets.receive), full })
+    }
+
+    pub fn sealed(secrets: &Secrets, limits: RekeyAfter) -> Cipher {
+        Cipher::Sealed(Box::new(Sealed {
+            send: Direction::new(secrets.send),
+            receive: Direction::new(secrets.receive),
+            previous: None,
+            upcoming: None,
+            limits,
+            packets: 0,
+            bytes: 0,
+        }))
+    }
+
+    /// Bytes behind the body.
+    #[inline]
+    pub fn tag(&self) -> usize {
+        match self {
+            Cipher::Checked(_) => CHECK,
+            Cipher::Sealed(_) => TAG,
+        }
+    }
+
+    /// Whether the bytes of the last frame may be left out of the checksum.
+    #[inline]
+    pub fn may_leave_out(&self) -> bool {
+        matches!(self, Cipher::Checked(Checked { full: false, .. }))
+    }
+
+    /// Protects a datagram whose body is in place, and writes its header and tag. `covered` counts from the datagram's start; zero: all.
+    #[inline]
+    pub fn seal(&mut self, datagram: &mut [u8], session: u32, number: u64, covered: u16) {
+        match self {
+            Cipher::Checked(checked) => {
+                Header { epoch: 0, covered, session, number }.write(&mut Writer::new(datagram));
+                let end = datagram.len() - CHECK;
+                let (body, tag) = datagram.split_at_mut(end);
+                let covered = if covered == 0 { end } else { usize::from(covered) };
+                tag.copy_from_slice(&XxHash3_64::oneshot_with_seed(checked.send, &body[..covered]).to_le_bytes());
+            }
+            Cipher::Sealed(sealed) => sealed.seal(datagram, session, number),
+        }
+    }
+
+    /// The body of a datagram, if it is what its sender sent. Otherwise the datagram may be spoilt.
+    #[inline]
+    pub fn open<'d>(&mut self, header: &Header, datagram: &'d mut [u8]) -> Option<&'d mut [u8]> {
+        match self {
+            Cipher::Checked(checked) => {
+                let end = datagram.len().checked_sub(CHECK).filter(|end| *end >= HEADER)?;
+                let covered = match usize::from(header.covered) {
+                    0 => end,
+                    covered if checked.full || covered < HEADER || covered > end => return None,
+                    covered => covered,
+                };
+                let (body, tag) = datagram.split_at_mut(end);
+                let sum = XxHash3_64::oneshot_with_seed(checked.receive, &body[..covered]);
+                (header.epoch == 0 && *tag == sum.to_le_bytes()).then(|| &mut body[HEADER..])
+            }
+            Cipher::Sealed(sealed) => sealed.open(header, datagram),
+        }
+    }
+}
+
+impl Sealed {
+    fn seal(&mut self, datagram: &mut [u8], session: u32, number: u64) {
+        if self.packets >= self.limits.packets || self.bytes >= self.limits.bytes {
+            self.send = self.send.next();
+            (self.packets, self.bytes) = (0, 0);
+        }
+        self.packets += 1;
+        self.bytes += datagram.len() as u64;
+        Header { epoch: self.send.epoch, covered: 0, session, number }.write(&mut Writer::new(datagram));
+        let (header, rest) = datagram.split_at_mut(HEADER);
+        let (body, tag) = rest.split_at_mut(rest.len() - TAG);
+        let key = &self.send.key;
+        // Only a body of more than 64 GiB is refused.
+        let made = key.key.seal_in_place_separate_tag(key.nonce(number), Aad::from(&*header), body).expect("a short body");
+        tag.copy_from_slice(made.as_ref());
+    }
+
+    fn open<'d>(&mut self, header: &Header, datagram: &'d mut [u8]) -> Option<&'d mut [u8]> {
+        if datagram.len() < HEADER + TAG || header.covered != 0 {
+            return None;
+        }
+        let (first, rest) = datagram.split_at_mut(HEADER);
+        let ahead = header.epoch.wrapping_sub(self.receive.epoch);
+        let key = match ahead {
+            0 => &self.receive.key,
+            1 => &self.upcoming.get_or_insert_with(|| self.receive.next()).key,
+            u8::MAX => self.previous.as_ref()?,
+            _ => return None,
+        };
+        let body = key.key.open_in_place(key.nonce(header.number), Aad::from(&*first), rest).ok()?;
+        if ahead == 1
+            && let Some(next) = self.upcoming.take()
+        {
+            self.previous = Some(std::mem::replace(&mut self.receive, next).key);
+        }
+        Some(body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(limits: Option<RekeyAfter>, full: bool) -> (Cipher, Cipher) {
+        let ab = Secrets { send: [1; 32], receive: [2; 32] };
+        let ba = Secrets { send: [2; 32], receive: [1; 32] };
+        match limits {
+            Some(limits) => (Cipher::sealed(&ab, limits), Cipher::sealed(&ba, limits)),
+            None => (Cipher::checked(&ab, full), Cipher::checked(&ba, full)),
+        }
+    }
+
+    fn datagram(cipher: &mut Cipher, number: u64, body: &[u8]) -> Vec<u8> {
+        let mut datagram = vec![0; HEADER + body.len() + cipher.tag()];
+        datagram[HEADER..HEADER + body.len()].copy_from_slice(body);
+        cipher.seal(&mut datagram, 7, number, 0);
+        datagram
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        for limits in [None, Some(RekeyAfter { packets: 100, bytes: 1 << 30 })] {
+            for len in [1, 9, 100, 300, 2000] {
+                let (mut a, mut b) = pair(limits, true);
+                let sent = datagram(&mut a, 5, &vec![0x5a; len]);
+                let header = Header::read(&sent).unwrap();
+                assert_eq!(b.open(&header, &mut sent.clone()).unwrap(), &vec![0x5a; len]);
+                for bit in 0..sent.len() * 8 {
+                    let mut bent = sent.clone();
+                    bent[bit / 8] ^= 1 << (bit % 8);
+                    let header = Header::read(&bent).unwrap();
+                    // The first byte was looked at by whoever passed the datagram on.
+                    assert!(bit < 8 || b.open(&header, &mut bent).is_none(), "bit {bit} of {len} bytes");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_change_and_overtaken_datagrams_still_open() {
+        let (mut a, mut b) = pair(Some(RekeyAfter { packets: 3, bytes: 1 << 30 }), true);
+        let sent: Vec<Vec<u8>> = (0..1000).map(|number| datagram(&mut a, number, &[number as u8; 20])).collect();
+        let mut open = |number: usize| {
+            let header = Header::read(&sent[number]).unwrap();
+            b.open(&header, &mut sent[number].clone()).map(|body| body.to_vec())
+        };
+        for number in (0..999).step_by(3) {
+            // The first of a new key overtakes the last of the old one.
+            for number in [number + 3, number + 2, number + 1] {
+                if number < 1000 {
+                    assert_eq!(open(number), Some(vec![number as u8; 20]), "{number}");
+                }
+            }
+        }
+        assert_eq!(open(0), None, "a key long gone");
+    }
+
+    #[test]
+    fn a_session_that_wants_all_covered_takes_nothing_else() {
+        let (mut a, mut b) = pair(None, true);
+        let mut sent = vec![0; 100];
+        a.seal(&mut sent, 7, 1, 40);
+        let header = Header::read(&sent).unwrap();
+        assert!(b.open(&header, &mut sent.clone()).is_none());
+        let (_, mut b) = pair(None, false);
+        sent[60] ^= 1;
+        assert!(b.open(&header, &mut sent.clone()).is_some());
+        sent[39] ^= 1;
+        assert!(b.open(&header, &mut sent).is_none());
+    }
+}

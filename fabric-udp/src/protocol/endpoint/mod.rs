@@ -1,0 +1,443 @@
+//! All sessions of one node.
+
+mod open;
+mod sessions;
+
+use super::config::Spans;
+use super::handshake::{Cookies, DomainSecret};
+use super::header::{Header, Kind};
+use super::random::Random;
+use super::session::{Opened, Session};
+use super::time::{Nanos, Time};
+use super::{
+    CloseReason, Config, ConfigError, EndpointStats, Event, LinkId, Path, Peer, Receive, SessionId, SessionStats, Source,
+    TransferError, TransferId, Transmit,
+};
+use crate::Run;
+use doorbell_fabric::{LinkDown, NodeId, PacketHead, Priority, Push, Sink};
+use open::Attempt;
+use sessions::{Entry, Sessions};
+use std::collections::VecDeque;
+
+/// Whom to connect to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// By which link, and at which address.
+    pub path: Path,
+    /// Which of several sessions between the same nodes: both ends say the same number.
+    pub rail: u8,
+    /// The node that should be there, if that is known.
+    pub node: Option<NodeId>,
+}
+
+/// Answers to strangers that wait to be sent.
+const ANSWERS_MAX: usize = 64;
+/// Datagrams of one run: what the kernel takes.
+const SEGMENTS_MAX: usize = 64;
+/// Bytes of one run: what the kernel takes.
+const RUN_MAX: usize = 65_507;
+/// Codes of a close that are the protocol's own; lower ones are the driver's.
+const CODE_DAMAGED: u8 = 0xF0;
+const CODE_IDLE: u8 = 0xF1;
+const CODE_REPLACED: u8 = 0xF2;
+const CODE_DUPLICATE: u8 = 0xF3;
+/// How often an event tells of strangers that were refused.
+const REFUSED_EVERY: Nanos = 1_000_000_000;
+
+/// All sessions of one node, over its links.
+///
+/// Nothing blocks, and nothing here reads a clock: every call that needs one is told the time, which must not go back.
+pub struct Endpoint {
+    config: Config,
+    spans: Spans,
+    secret: DomainSecret,
+    cookies: Cookies,
+    random: Random,
+    sessions: Sessions,
+    events: VecDeque<Event>,
+    /// Sessions with something to send, in turn.
+    to_send: VecDeque<usize>,
+    /// Sessions with something for the driver that was not taken yet.
+    to_deliver: VecDeque<usize>,
+    /// Datagrams of the handshake.
+    requests: VecDeque<(Path, Vec<u8>)>,
+    answers: VecDeque<(Path, Vec<u8>)>,
+    /// Nothing is due before.
+    earliest: Time,
+    latest: Time,
+    refused_told: Time,
+    stats: EndpointStats,
+}
+
+impl Endpoint {
+    /// An endpoint without sessions. `seed` gives all randomness, keys included: it must come from the system's generator where a key is
+    /// set, and never be used twice.
+    pub fn new(config: Config, seed: [u8; 32]) -> Result<Endpoint, ConfigError> {
+        config.check()?;
+        let mut random = Random::new(seed);
+        Ok(Endpoint {
+            spans: config.spans(),
+            secret: DomainSecret::new(&config),
+            cookies: Cookies::new(&mut random, super::time::nanos(config.cookie_for)),
+            sessions: Sessions::new(config.sessions_max, random.u64() as u32),
+            random,
+            config,
+            events: VecDeque::new(),
+            to_send: VecDeque::new(),
+            to_deliver: VecDeque::new(),
+            requests: VecDeque::new(),
+            answers: VecDeque::new(),
+            earliest: Time::NEVER,
+            latest: Time::ZERO,
+            refused_told: Time::ZERO,
+            stats: EndpointStats::default(),
+        })
+    }
+
+    /// Asks for a session. [`Event::Connected`] or [`Event::Closed`] with this id will tell what became of it. `None`: there are as many
+    /// sessions as may be.
+    pub fn connect(&mut self, now: Time, target: Target) -> Option<SessionId> {
+        let nonce = self.random.u64();
+        let give_up = now + self.config.connect_for;
+        let id = self.sessions.insert(|id| Entry::Attempt(Box::new(Attempt::new(id, now, target, nonce, give_up))))?;
+        self.earliest = self.earliest.min(now);
+        Some(id)
+    }
+
+    /// Takes in the datagrams of a run that arrived by `link`. Returns whether the driver said [`Verdict::TakenAndStop`](doorbell_fabric::Verdict):
+    /// then [`deliver`](Self::deliver) may have more for it.
+    pub fn handle<R: Receive>(&mut self, now: Time, link: LinkId, run: &mut Run, receiver: &mut R) -> bool {
+        let path = Path { link, peer: run.peer };
+        let mut stopped = false;
+        for datagram in run.datagrams() {
+            stopped = self.handle_datagram(now, path, datagram, receiver, stopped);
+        }
+        stopped
+    }
+
+    /// Takes in one datagram. If `stopped`, the driver gets no packets now; they wait. Returns whether it wants no more.
+    pub fn handle_datagram<R: Receive>(
+        &mut self,
+        now: Time,
+        from: Path,
+        datagram: &mut [u8],
+        receiver: &mut R,
+        stopped: bool,
+    ) -> bool {
+        self.latest = now;
+        self.stats.datagrams_in += 1;
+        self.stats.bytes_in += datagram.len() as u64;
+        match Kind::of(datagram) {
+            Some(Kind::Data) => return self.handle_data(now, from, datagram, receiver, stopped),
+            Some(Kind::Hello | Kind::Open) => self.handle_request(now, from, datagram),
+            Some(Kind::Retry | Kind::Accept | Kind::Reject) => self.handle_answer(now, from, datagram),
+            None => self.stats.junk += 1,
+        }
+        stopped
+    }
+
+    #[inline]
+    fn handle_data<R: Receive>(
+        &mut self,
+        now: Time,
+        from: Path,
+        datagram: &mut [u8],
+        receiver: &mut R,
+        mut stopped: bool,
+    ) -> bool {
+        let Some(header) = Header::read(datagram) else {
+            self.stats.junk += 1;
+            return stopped;
+        };
+        let Some((index, session)) = self.sessions.named(header.session) else {
+            self.stats.stray += 1;
+            return stopped;
+        };
+        if session.over.is_some() {
+            self.stats.stray += 1;
+            return stopped;
+        }
+        let body = match session.open(from, &header, datagram) {
+            Opened::Body(body) => body,
+            Opened::Corrupted => {
+                self.stats.corrupted += 1;
+                return stopped;
+            }
+            Opened::Misplaced => {
+                self.stats.misplaced += 1;
+                return stopped;
+            }
+            Opened::Duplicate => {
+                // Its sender may have missed the answer.
+                return stopped;
+            }
+        };
+        if !session.confirmed && !self.confirm(now, index) {
+            self.settle(now, index);
+            return stopped;
+        }
+        let Some(session) = self.sessions.get_mut(index) else { return stopped };
+        stopped = session.take(now, from, &header, body, receiver, stopped, &mut self.events);
+        self.after(now, index);
+        stopped
+    }
+
+    /// Whatever may follow from what a session was told.
+    #[inline]
+    fn after(&mut self, now: Time, index: usize) {
+        let Some(session) = self.sessions.get_mut(index) else { return };
+        if !session.listed && session.is_ready() {
+            session.listed = true;
+            self.to_deliver.push_back(index);
+        }
+        if session.over.is_some() {
+            return self.settle(now, index);
+        }
+        if !session.queued && session.wants_to_send(now) {
+            session.queued = true;
+            self.to_send.push_back(index);
+        }
+        self.earliest = self.earliest.min(session.deadline());
+    }
+
+    /// Puts one packet on a lane. `Full`: as the target or the network takes no more just now. `bytes` are at most
+    /// [`packet_bytes`](Self::packet_bytes); what was allowed once remains so. `Down`: the session is over, or closing.
+    #[inline]
+    pub fn push(&mut self, now: Time, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
+        let Some((index, session)) = self.sessions.live(session) else { return Push::Down(LinkDown::Damaged) };
+        let pushed = session.push(now, priority, head, bytes);
+        if pushed == Push::Done && !session.queued {
+            session.queued = true;
+            self.to_send.push_back(index);
+        }
+        pushed
+    }
+
+    /// The most bytes of one packet of a session just now; nothing if it is over.
+    #[inline]
+    pub fn packet_bytes(&self, session: SessionId) -> usize {
+        self.sessions.peek(session).map_or(0, Session::packet_bytes)
+    }
+
+    /// Whether the target said that it takes no more packets of this lane until it asks for some.
+    #[inline]
+    pub fn refused(&self, session: SessionId, priority: Priority) -> bool {
+        self.sessions.peek(session).is_some_and(|session| session.refused(priority))
+    }
+
+    /// Gives the driver at most `budget` packets that wait as it had refused them or wanted to come back. Returns how many it took.
+    pub fn deliver<S: Sink>(&mut self, now: Time, sink: &mut S, budget: usize) -> usize {
+        let mut left = budget;
+        for _ in 0..self.to_deliver.len() {
+            let Some(index) = self.to_deliver.pop_front() else { break };
+            let Some(session) = self.sessions.get_mut(index) else { continue };
+            let stopped = session.deliver(sink, &mut left);
+            session.listed = false;
+            self.after(now, index);
+            if stopped || left == 0 {
+                break;
+            }
+        }
+        budget - left
+    }
+
+    /// Expects a transfer of `total` bytes from the peer and names it. The peer's driver has to be told the name, and may send the bytes
+    /// below `limit` (at most `total`). Nothing is told of a transfer without bytes but [`Event::Arrived`].
+    pub fn expect(&mut self, now: Time, session: SessionId, total: u64, limit: u64) -> Result<TransferId, TransferError> {
+        let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
+        let transfer = TransferId(live.expect(total, limit.min(total)));
+        if total == 0 {
+            self.events.push_back(Event::Arrived { session, transfer });
+        }
+        self.after(now, index);
+        Ok(transfer)
+    }
+
+    /// Lets the peer send the bytes of a transfer below `limit`. A lower one than before changes nothing.
+    pub fn grant(&mut self, now: Time, session: SessionId, transfer: TransferId, limit: u64) {
+        if let Some((index, session)) = self.sessions.live(session) {
+            session.grant(transfer.0, limit);
+            self.after(now, index);
+        }
+    }
+
+    /// Sends the `total` bytes of a transfer that the peer named. They are asked of [`Source`] when they go.
+    pub fn begin_transfer(
+        &mut self,
+        now: Time,
+        session: SessionId,
+        transfer: TransferId,
+        total: u64,
+        priority: Priority,
+    ) -> Result<(), TransferError> {
+        let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
+        live.begin_transfer(now, transfer.0, total, priority)?;
+        live.tell_finished(&mut self.events);
+        self.after(now, index);
+        Ok(())
+    }
+
+    /// Gives up a transfer to the peer: its bytes are asked for no more. Whether it was still running; if so, no event tells of it.
+    pub fn cancel_outgoing(&mut self, now: Time, session: SessionId, transfer: TransferId) -> bool {
+        self.cancel(now, session, transfer, false)
+    }
+
+    /// Gives up a transfer from the peer: nothing is placed any more. Whether it was still running; if so, no event tells of it.
+    pub fn cancel_incoming(&mut self, now: Time, session: SessionId, transfer: TransferId) -> bool {
+        self.cancel(now, session, transfer, true)
+    }
+
+    fn cancel(&mut self, now: Time, session: SessionId, transfer: TransferId, by_receiver: bool) -> bool {
+        let Some((index, session)) = self.sessions.live(session) else { return false };
+        let running = session.cancel(transfer.0, by_receiver);
+        self.after(now, index);
+        running
+    }
+
+    /// Closes a session in good order: what was pushed and begun is sent first, for [`Config::dead_after`] at most. `code` (below 240) is told
+    /// to the peer. An attempt to connect is given up.
+    pub fn close(&mut self, now: Time, session: SessionId, code: u8) {
+        if let Some((index, session)) = self.sessions.live(session) {
+            session.close(now, code.min(CODE_DAMAGED - 1));
+            self.after(now, index);
+        } else if self.sessions.remove_attempt(session) {
+            self.closed(session, None, CloseReason::Local);
+        }
+    }
+
+    /// The next thing to know.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) should be called next; it may turn out that nothing was due.
+    #[inline]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        (self.earliest != Time::NEVER).then_some(self.earliest)
+    }
+
+    /// Does what is due. [`poll_transmit`](Self::poll_transmit) may have something afterwards.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if now < self.earliest {
+            self.latest = now;
+            return;
+        }
+        // Whoever was stopped for a while did not hear the answers that came meanwhile; nobody else is to blame.
+        let stood_still = now - self.latest > self.spans.dead / 2;
+        self.latest = now;
+        self.earliest = Time::NEVER;
+        for index in 0..self.sessions.places() {
+            if let Some(session) = self.sessions.get_mut(index) {
+                if session.deadline() <= now {
+                    if stood_still {
+                        session.forgive(now);
+                    }
+                    session.on_timeout(now);
+                }
+                self.after(now, index);
+            } else if self.sessions.attempt_mut(index).is_some() {
+                self.drive_attempt(now, index);
+            }
+        }
+    }
+
+    /// Fills `buf` with the next datagrams to be sent, and says to whom. `buf` must hold 65 536 bytes. Call it until there are none.
+    pub fn poll_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
+        assert!(buf.len() >= RUN_MAX, "the buffer must hold the largest datagram");
+        if now >= self.earliest {
+            self.handle_timeout(now);
+        }
+        if let Some((path, datagram)) = self.requests.pop_front().or_else(|| self.answers.pop_front()) {
+            buf[..datagram.len()].copy_from_slice(&datagram);
+            self.stats.datagrams_out += 1;
+            self.stats.bytes_out += datagram.len() as u64;
+            return Some(Transmit { path, len: datagram.len(), segment: datagram.len() });
+        }
+        while let Some(index) = self.to_send.pop_front() {
+            let Some(session) = self.sessions.get_mut(index) else { continue };
+            session.queued = false;
+            let made = fill(now, session, buf, source, &mut self.events);
+            self.after(now, index);
+            if let Some((transmit, count)) = made {
+                self.stats.datagrams_out += count;
+                self.stats.bytes_out += transmit.len as u64;
+                return Some(transmit);
+            }
+            // It may want to send and not be allowed to: whatever allows it puts it back.
+            if let Some(session) = self.sessions.get_mut(index)
+                && session.queued
+            {
+                session.queued = false;
+                self.to_send.pop_back();
+            }
+        }
+        None
+    }
+
+    /// The local system would not send a datagram of `size` bytes to the peer of this session: it was too large.
+    pub fn too_large(&mut self, session: SessionId, size: usize) {
+        if let Some((_, session)) = self.sessions.live(session) {
+            session.too_large(size);
+        }
+    }
+
+    /// The other end of a session that is connected.
+    pub fn peer(&self, session: SessionId) -> Option<Peer> {
+        self.sessions.peek(session).map(|session| session.peer)
+    }
+
+    /// How the peer of a session is reached.
+    pub fn path(&self, session: SessionId) -> Option<Path> {
+        self.sessions.peek(session).map(|session| session.path)
+    }
+
+    /// The session with a node, if there is one.
+    pub fn session_with(&self, node: NodeId, rail: u8) -> Option<SessionId> {
+        self.sessions.with(node, rail)
+    }
+
+    /// Whether everything pushed on a session was acknowledged, and no transfer to the peer runs. `true` if it is over.
+    pub fn is_flushed(&self, session: SessionId) -> bool {
+        self.sessions.peek(session).is_none_or(Session::is_flushed)
+    }
+
+    /// What a session counted.
+    pub fn session_stats(&self, session: SessionId) -> Option<SessionStats> {
+        self.sessions.peek(session).map(Session::stats)
+    }
+
+    /// What the endpoint counted.
+    pub fn stats(&self) -> EndpointStats {
+        self.stats
+    }
+
+    fn closed(&mut self, session: SessionId, peer: Option<Peer>, reason: CloseReason) {
+        self.stats.closed += 1;
+        self.events.push_back(Event::Closed { session, peer, reason });
+    }
+}
+
+/// Fills a run with datagrams of one session.
+#[inline]
+fn fill<S: Source>(
+    now: Time,
+    session: &mut Session,
+    buf: &mut [u8],
+    source: &mut S,
+    events: &mut VecDeque<Event>,
+) -> Option<(Transmit, u64)> {
+    let first = session.transmit(now, buf, None, source, events)?;
+    let segment = first.len;
+    let (mut len, mut count) = (segment, 1);
+    if !first.alone {
+        while count < SEGMENTS_MAX && len + segment <= RUN_MAX {
+            let Some(next) = session.transmit(now, &mut buf[len..], Some(segment), source, events) else { break };
+            len += next.len;
+            count += 1;
+            if next.len < segment {
+                break;
+            }
+        }
+    }
+    Some((Transmit { path: first.to, len, segment }, count as u64))
+}

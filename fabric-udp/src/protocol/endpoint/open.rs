@@ -1,0 +1,420 @@
+//! How sessions begin and end.
+
+use super::{CODE_DAMAGED, CODE_DUPLICATE, CODE_IDLE, CODE_REPLACED, Endpoint, Entry, REFUSED_EVERY, Target};
+use crate::protocol::cipher::{Cipher, RekeyAfter, Secrets};
+use crate::protocol::congestion::Cubic;
+use crate::protocol::handshake::{
+    self, Answer, Asked, COOKIE, Exchange, HANDSHAKE_MAX, Hello, Params, Rejection, Request, addressee,
+};
+use crate::protocol::loss::{Flight, RoundTrip};
+use crate::protocol::mtu::PathMtu;
+use crate::protocol::session::{Offer, Parts, Session};
+use crate::protocol::time::{MICRO, MILLI, Nanos, Time};
+use crate::protocol::{CloseReason, Event, Path, Peer, SessionId};
+
+/// How long to wait for an answer first; twice as long each time after, up to the other.
+const AGAIN_FIRST: Nanos = 100 * MILLI;
+const AGAIN_MOST: Nanos = 1_000 * MILLI;
+/// A round trip nobody has measured.
+const ROUND_TRIP_GUESS: Nanos = 100 * MILLI;
+
+/// A session that this end asked for.
+pub(super) struct Attempt {
+    pub id: SessionId,
+    target: Target,
+    nonce: u64,
+    give_up: Time,
+    next: Time,
+    pause: Nanos,
+    /// When the latest request went, if an answer to it tells the round trip.
+    asked_at: Option<Time>,
+    open: Option<Opening>,
+}
+
+/// An attempt that has a cookie.
+struct Opening {
+    cookie: [u8; COOKIE],
+    exchange: Exchange,
+    message: Vec<u8>,
+    params: Params,
+}
+
+impl Attempt {
+    pub fn new(id: SessionId, now: Time, target: Target, nonce: u64, give_up: Time) -> Self {
+        Self { id, target, nonce, give_up, next: now, pause: AGAIN_FIRST, asked_at: None, open: None }
+    }
+}
+
+impl Endpoint {
+    fn hello(&self, session: SessionId, nonce: u64) -> Hello {
+        Hello {
+            versions: self.config.versions,
+            session: session.0 as u32,
+            nonce,
+            domain: self.secret.domain,
+            keyed: self.secret.key.is_some(),
+        }
+    }
+
+    /// Sends what an attempt has to send again, or gives it up.
+    pub(super) fn drive_attempt(&mut self, now: Time, index: usize) {
+        let Some(attempt) = self.sessions.attempt_mut(index) else { return };
+        if attempt.give_up <= now {
+            return self.fail_attempt(index, CloseReason::NoAnswer);
+        }
+        if attempt.next > now {
+            self.earliest = self.earliest.min(attempt.next.min(attempt.give_up));
+            return;
+        }
+        attempt.asked_at = attempt.asked_at.is_none().then_some(now);
+        attempt.next = now + attempt.pause;
+        attempt.pause = (attempt.pause * 2).min(AGAIN_MOST);
+        let (id, nonce, path, next) = (attempt.id, attempt.nonce, attempt.target.path, attempt.next);
+        let hello = self.hello(id, nonce);
+        let Some(attempt) = self.sessions.attempt_mut(index) else { return };
+        let datagram = match &attempt.open {
+            None => handshake::write_hello(&self.secret, &hello),
+            Some(open) => handshake::write_open(&self.secret, &hello, &open.cookie, &open.message),
+        };
+        self.requests.push_back((path, datagram));
+        self.earliest = self.earliest.min(next);
+    }
+
+    fn fail_attempt(&mut self, index: usize, reason: CloseReason) {
+        if let Some(attempt) = self.sessions.attempt_mut(index) {
+            let id = attempt.id;
+            self.sessions.remove(index);
+            self.closed(id, None, reason);
+        }
+    }
+
+    fn answer(&mut self, path: Path, datagram: Vec<u8>) {
+        if self.answers.len() >= super::ANSWERS_MAX {
+            self.stats.answers_dropped += 1;
+        } else {
+            self.answers.push_back((path, datagram));
+        }
+    }
+
+    fn refuse(&mut self, now: Time, from: Path, hello: &Hello, why: Rejection) {
+        self.stats.rejected += 1;
+        if self.refused_told == Time::ZERO || now - self.refused_told >= REFUSED_EVERY {
+            self.refused_told = now;
+            self.events.push_back(Event::Refused { path: from, why });
+        }
+        if self.config.explain {
+            self.answer(from, handshake::write_reject(&self.secret, hello, why));
+        }
+    }
+
+    /// A Hello or an Open arrived.
+    pub(super) fn handle_request(&mut self, now: Time, from: Path, datagram: &[u8]) {
+        if datagram.len() > HANDSHAKE_MAX || usize::from(from.link.0) >= self.config.links.len() {
+            self.stats.junk += 1;
+            return;
+        }
+        match handshake::read_request(&self.secret, self.config.versions, datagram) {
+            None => self.stats.junk += 1,
+            Some(Request::Rejected(hello, why)) => self.refuse(now, from, &hello, why),
+            Some(Request::Hello(hello)) => self.retry(now, from, &hello),
+            Some(Request::Open(hello, cookie, message)) => match self.cookies.age(now.nanos(), from.peer, &hello, &cookie) {
+                Some(age) => self.handle_open(now, from, &hello, message, age),
+                None => {
+                    self.stats.bad_cookies += 1;
+                    self.retry(now, from, &hello);
+                }
+            },
+        }
+    }
+
+    fn retry(&mut self, now: Time, from: Path, hello: &Hello) {
+        self.stats.retries += 1;
+        let cookie = self.cookies.bake(now.nanos(), from.peer, hello);
+        self.answer(from, handshake::write_retry(&self.secret, hello, &cookie));
+    }
+
+    /// An Open from an address that is known to receive.
+    fn handle_open(&mut self, now: Time, from: Path, hello: &Hello, message: &[u8], age: Nanos) {
+        // The answer to this very request may have been lost.
+        let offered = |session: &Session| {
+            session
+                .offer
+                .as_ref()
+                .filter(|offer| offer.nonce == hello.nonce && session.path == from)
+                .map(|offer| offer.accept.clone())
+        };
+        let again = self.sessions.offers().find_map(|(_, session)| offered(session));
+        if let Some(accept) = again {
+            return self.answer(from, accept);
+        }
+        let Some(asked) = Asked::read(&self.secret, hello, message, &mut self.random) else {
+            self.stats.junk += 1;
+            return;
+        };
+        let (node, incarnation, rail) = (asked.params.node, asked.params.incarnation, asked.params.rail);
+        if node == self.config.node {
+            return self.refuse(now, from, hello, Rejection::SameNode);
+        }
+        if self.sessions.is_former(node, incarnation) {
+            return self.refuse(now, from, hello, Rejection::Stale);
+        }
+        if let Some(index) = self.sessions.place_with(node, rail)
+            && let Some(session) = self.sessions.get_mut(index)
+            && session.peer.incarnation == incarnation
+        {
+            if session.nonce == hello.nonce {
+                // A late copy of the request that led to this session.
+                return;
+            }
+            // If that peer knows nothing of the session, this will show it.
+            session.ask_now();
+            self.after(now, index);
+            return self.refuse(now, from, hello, Rejection::AlreadyConnected(self.config.node, self.config.incarnation));
+        }
+        if self.sessions.offers().count() >= self.config.offers_max {
+            let oldest = self.sessions.offers().min_by_key(|(_, session)| session.deadline()).map(|(index, _)| index);
+            if let Some(index) = oldest {
+                self.sessions.remove(index);
+            }
+        }
+        let ours = Params::new(&self.config, &self.config.links[usize::from(from.link.0)], rail, &mut self.random);
+        let Some((theirs, reply, secrets)) = asked.agree(hello, &ours) else {
+            self.stats.junk += 1;
+            return;
+        };
+        let guess = age.clamp(10 * MICRO, ROUND_TRIP_GUESS);
+        let parts = self.parts(from, &theirs, hello, &secrets, guess, now);
+        let id = self.sessions.insert(|id| {
+            let mut session = Box::new(Session::new(now, Parts { id, remote: hello.session, ..parts }, false));
+            session.nonce = hello.nonce;
+            session.greeting = theirs.greeting;
+            Entry::Session(session)
+        });
+        let Some(id) = id else { return self.refuse(now, from, hello, Rejection::Full) };
+        let accept = handshake::write_accept(&self.secret, hello, id.0 as u32, &reply);
+        let index = usize::from(id.0 as u16);
+        if let Some(session) = self.sessions.get_mut(index) {
+            session.offer = Some(Offer { nonce: hello.nonce, accept: accept.clone() });
+            self.earliest = self.earliest.min(session.deadline());
+        }
+        self.answer(from, accept);
+    }
+
+    /// What a session with the sender of `theirs` is made of. Id and name at the other end are filled in by the caller.
+    fn parts(&mut self, path: Path, theirs: &Params, hello: &Hello, secrets: &Secrets, guess: Nanos, now: Time) -> Parts {
+        let link = self.config.links[usize::from(path.link.0)];
+        let config = &self.config;
+        let limits = RekeyAfter { packets: config.rekey_after_packets, bytes: config.rekey_after_bytes };
+        let full = theirs.full_integrity || config.integrity == crate::protocol::Integrity::Full;
+        let cipher = if hello.keyed { Cipher::sealed(secrets, limits) } else { Cipher::checked(secrets, full) };
+        let mtu = PathMtu::new(link.start, link.mtu.min(usize::from(theirs.mtu)), link.search);
+        let peer_delay = u64::from(theirs.ack_delay) * MICRO;
+        Parts {
+            id: SessionId(0),
+            remote: 0,
+            path,
+            peer: Peer { node: theirs.node, incarnation: theirs.incarnation, rail: theirs.rail },
+            cipher,
+            flight: Flight::new(RoundTrip::new(guess), self.spans.patience, peer_delay, self.spans.dead / 8),
+            congestion: Box::new(Cubic::new(config.initial_window, mtu.current())),
+            mtu,
+            windows: (theirs.lane_window.into(), config.lane_window.into()),
+            buffer: config.lane_buffer as usize,
+            spans: self.spans,
+            ack_every: config.ack_every,
+            secret: self.random.u64() ^ now.nanos(),
+        }
+    }
+
+    /// An answer to a Hello or an Open arrived.
+    pub(super) fn handle_answer(&mut self, now: Time, from: Path, datagram: &[u8]) {
+        let found = addressee(datagram).filter(|_| datagram.len() <= HANDSHAKE_MAX);
+        let attempt = found.and_then(|(name, nonce)| {
+            self.sessions.attempt_named(name).filter(|(_, attempt)| attempt.nonce == nonce && attempt.target.path == from)
+        });
+        let Some((index, attempt)) = attempt else {
+            self.stats.stray += 1;
+            return;
+        };
+        let id = attempt.id;
+        let hello = Hello {
+            versions: self.config.versions,
+            session: id.0 as u32,
+            nonce: attempt.nonce,
+            domain: self.secret.domain,
+            keyed: self.secret.key.is_some(),
+        };
+        match handshake::read_answer(&self.secret, datagram) {
+            None => self.stats.junk += 1,
+            Some(Answer::Retry(cookie)) => self.on_retry(now, index, &hello, cookie),
+            Some(Answer::Accept(name, message)) => self.on_accept(now, index, from, &hello, name, message),
+            Some(Answer::Reject(Rejection::AlreadyConnected(node, incarnation))) => {
+                // True: the session is there, or on its way. If not, the other end will find that out.
+                let rail = self.sessions.attempt_mut(index).map_or(0, |attempt| attempt.target.rail);
+                let session = self.sessions.with(node, rail);
+                let on_its_way = self.sessions.offers().any(|(_, session)| session.peer.node == node);
+                if session.is_some() || on_its_way {
+                    self.fail_attempt(index, CloseReason::Rejected(Rejection::AlreadyConnected(node, incarnation)));
+                }
+            }
+            Some(Answer::Reject(why)) => self.fail_attempt(index, CloseReason::Rejected(why)),
+        }
+    }
+
+    fn on_retry(&mut self, now: Time, index: usize, hello: &Hello, cookie: [u8; COOKIE]) {
+        let Some(attempt) = self.sessions.attempt_mut(index) else { return };
+        match &mut attempt.open {
+            // Our cookie is no longer good; but a copy of an old answer must not make us send.
+            Some(open) if open.cookie == cookie => return,
+            Some(open) => open.cookie = cookie,
+            None => {
+                let link = &self.config.links[usize::from(attempt.target.path.link.0)];
+                let params = Params::new(&self.config, link, attempt.target.rail, &mut self.random);
+                let Some((exchange, message)) = Exchange::begin(&self.secret, hello, &params, &mut self.random) else { return };
+                attempt.open = Some(Opening { cookie, exchange, message, params });
+                attempt.pause = AGAIN_FIRST;
+                attempt.asked_at = None;
+                attempt.next = now;
+                return self.drive_attempt(now, index);
+            }
+        }
+        self.earliest = self.earliest.min(now);
+    }
+
+    fn on_accept(&mut self, now: Time, index: usize, from: Path, hello: &Hello, name: u32, message: &[u8]) {
+        let Some(attempt) = self.sessions.attempt_mut(index) else { return };
+        let Some(open) = &mut attempt.open else { return };
+        let Some((theirs, secrets)) = open.exchange.finish(hello, message) else {
+            self.stats.junk += 1;
+            return;
+        };
+        let (id, expected, rail) = (attempt.id, attempt.target.node, open.params.rail);
+        let guess = attempt.asked_at.map_or(ROUND_TRIP_GUESS, |at| now - at).max(10 * MICRO);
+        if theirs.rail != rail || expected.is_some_and(|node| node != theirs.node) {
+            return self.fail_attempt(index, CloseReason::WrongNode(theirs.node));
+        }
+        if theirs.node == self.config.node {
+            return self.fail_attempt(index, CloseReason::Rejected(Rejection::SameNode));
+        }
+        if self.sessions.is_former(theirs.node, theirs.incarnation) {
+            return self.fail_attempt(index, CloseReason::Rejected(Rejection::Stale));
+        }
+        let twin = |session: &Session| {
+            session.peer.node == theirs.node && session.peer.incarnation == theirs.incarnation && session.peer.rail == rail
+        };
+        let existing = self.sessions.place_with(theirs.node, rail);
+        let connected = existing.is_some_and(|at| self.sessions.get_mut(at).is_some_and(|session| twin(session)));
+        // Both asked at once: the one that the lower node asked for stays, and the higher one knows that as soon as it was asked.
+        let yields = theirs.node < self.config.node && self.sessions.offers().any(|(_, session)| twin(session));
+        if connected || yields {
+            let there = Rejection::AlreadyConnected(theirs.node, theirs.incarnation);
+            return self.fail_attempt(index, CloseReason::Rejected(there));
+        }
+        let parts = self.parts(from, &theirs, hello, &secrets, guess, now);
+        let mut session = Box::new(Session::new(now, Parts { id, remote: name, ..parts }, true));
+        session.nonce = hello.nonce;
+        session.greeting = theirs.greeting;
+        self.sessions.promote(index, session);
+        self.connected(now, index, true);
+        self.after(now, index);
+    }
+
+    /// The first genuine datagram of an offered session: whether the session stands.
+    pub(super) fn confirm(&mut self, now: Time, index: usize) -> bool {
+        let Some(session) = self.sessions.get_mut(index) else { return false };
+        let peer = session.peer;
+        if self.sessions.is_former(peer.node, peer.incarnation) {
+            return self.drop_offer(now, index, CODE_REPLACED);
+        }
+        if let Some(at) = self.sessions.place_with(peer.node, peer.rail)
+            && self.sessions.get_mut(at).is_some_and(|other| other.peer.incarnation == peer.incarnation)
+        {
+            return self.drop_offer(now, index, CODE_DUPLICATE);
+        }
+        if let Some(session) = self.sessions.get_mut(index) {
+            session.confirmed = true;
+            session.offer = None;
+        }
+        self.connected(now, index, false);
+        true
+    }
+
+    fn drop_offer(&mut self, now: Time, index: usize, code: u8) -> bool {
+        if let Some(session) = self.sessions.get_mut(index) {
+            let (path, farewell) = (session.path, session.farewell(now, Some(code)));
+            self.answer(path, farewell);
+            self.sessions.remove(index);
+        }
+        false
+    }
+
+    /// A session stands: whatever it replaces goes.
+    fn connected(&mut self, now: Time, index: usize, asked: bool) {
+        let Some(session) = self.sessions.get_mut(index) else { return };
+        let (id, peer, path, greeting) = (session.id, session.peer, session.path, std::mem::take(&mut session.greeting));
+        for former in self.sessions.all_with(peer.node) {
+            let Some(session) = self.sessions.get_mut(former) else { continue };
+            if former != index && session.peer.incarnation != peer.incarnation {
+                let life = session.peer.incarnation;
+                session.end(CloseReason::Replaced);
+                self.sessions.retire(peer.node, life);
+                self.settle(now, former);
+            }
+        }
+        // What both asked for at once came to one session: the other offers and attempts are void.
+        let twins: Vec<usize> = self
+            .sessions
+            .offers()
+            .filter(|(_, session)| session.peer.node == peer.node && session.peer.rail == peer.rail)
+            .map(|(at, _)| at)
+            .collect();
+        for twin in twins {
+            self.sessions.remove(twin);
+        }
+        self.sessions.enter(peer.node, peer.rail, index);
+        self.stats.connected += 1;
+        self.events.push_back(Event::Connected { session: id, peer, path, greeting, asked });
+    }
+
+    /// A session is over: tells the other end, and the driver once everything that arrived was delivered.
+    pub(super) fn settle(&mut self, now: Time, index: usize) {
+        let Some(session) = self.sessions.get_mut(index) else { return };
+        let Some(reason) = session.over else { return };
+        let (id, peer, path, confirmed) = (session.id, session.peer, session.path, session.confirmed);
+        if !session.settled {
+            session.settled = true;
+            let farewell = match reason {
+                CloseReason::ByPeer(_) => Some(None),
+                CloseReason::Damaged(_) => Some(Some(CODE_DAMAGED)),
+                CloseReason::Idle => Some(Some(CODE_IDLE)),
+                CloseReason::Replaced => Some(Some(CODE_REPLACED)),
+                _ => None,
+            };
+            let datagram = farewell.map(|code| session.farewell(now, code));
+            self.sessions.leave(peer.node, peer.rail, index);
+            if let Some(datagram) = datagram {
+                self.answer(path, datagram);
+            }
+        }
+        let Some(session) = self.sessions.get_mut(index) else { return };
+        // What the peer had sent before is delivered before its end is told.
+        if session.is_ready() && !matches!(reason, CloseReason::Damaged(_)) {
+            if !session.listed {
+                session.listed = true;
+                self.to_deliver.push_back(index);
+            }
+            return;
+        }
+        self.sessions.remove(index);
+        if confirmed {
+            let reason = match reason {
+                CloseReason::ByPeer(CODE_DAMAGED) => CloseReason::Damaged("the other end says so"),
+                CloseReason::ByPeer(CODE_IDLE) => CloseReason::Idle,
+                CloseReason::ByPeer(CODE_REPLACED) => CloseReason::Replaced,
+                CloseReason::ByPeer(CODE_DUPLICATE) => CloseReason::Duplicate,
+                reason => reason,
+            };
+            self.closed(id, Some(peer), reason);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The places of sessions, their names, and who is at the other end.
+
+use super::Attempt;
+use crate::protocol::SessionId;
+use crate::protocol::session::Session;
+use doorbell_fabric::{Incarnation, NodeId};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Former lives remembered for each node.
+const FORMER_MAX: usize = 4;
+
+pub(super) enum Entry {
+    Vacant,
+    Attempt(Box<Attempt>),
+    Session(Box<Session>),
+}
+
+struct Place {
+    /// Which use of the place this is.
+    generation: u64,
+    entry: Entry,
+}
+
+/// All sessions and attempts. The low 16 bits of an id are the place, the others its generation; peers know the low 32 bits.
+pub(super) struct Sessions {
+    places: Vec<Place>,
+    vacant: VecDeque<usize>,
+    most: usize,
+    /// Where generations begin, so that a former life's names mean nothing to us.
+    first_generation: u64,
+    /// Sessions that can be used.
+    peers: BTreeMap<(NodeId, u8), usize>,
+    /// Lives of nodes that were replaced.
+    former: BTreeMap<NodeId, VecDeque<Incarnation>>,
+}
+
+impl Sessions {
+    pub fn new(most: usize, salt: u32) -> Self {
+        Self {
+            places: Vec::new(),
+            vacant: VecDeque::new(),
+            most,
+            first_generation: u64::from(salt),
+            peers: BTreeMap::new(),
+            former: BTreeMap::new(),
+        }
+    }
+
+    pub fn insert(&mut self, entry: impl FnOnce(SessionId) -> Entry) -> Option<SessionId> {
+        let index = match self.vacant.pop_front() {
+            Some(index) => index,
+            None if self.places.len() < self.most => {
+                self.places.push(Place { generation: self.first_generation, entry: Entry::Vacant });
+                self.places.len() - 1
+            }
+            None => return None,
+        };
+        let place = &mut self.places[index];
+        place.generation += 1;
+        let id = SessionId(place.generation << 16 | index as u64);
+        place.entry = entry(id);
+        Some(id)
+    }
+
+    /// Puts a session in the place of the attempt that led to it.
+    pub fn promote(&mut self, index: usize, session: Box<Session>) {
+        self.places[index].entry = Entry::Session(session);
+    }
+
+    pub fn remove(&mut self, index: usize) {
+        self.places[index].entry = Entry::Vacant;
+        self.vacant.push_back(index);
+    }
+
+    pub fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, index: usize) -> Option<&mut Session> {
+        match &mut self.places.get_mut(index)?.entry {
+            Entry::Session(session) => Some(session),
+            _ => None,
+        }
+    }
+
+    pub fn attempt_mut(&mut self, index: usize) -> Option<&mut Attempt> {
+        match &mut self.places.get_mut(index)?.entry {
+            Entry::Attempt(attempt) => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// The session that a peer names so.
+    #[inline]
+    pub fn named(&mut self, name: u32) -> Option<(usize, &mut Session)> {
+        let index = usize::from(name as u16);
+        let session = self.get_mut(index)?;
+        (session.id.0 as u32 == name).then_some((index, session))
+    }
+
+    /// The attempt that a peer names so.
+    pub fn attempt_named(&mut self, name: u32) -> Option<(usize, &mut Attempt)> {
+        let index = usize::from(name as u16);
+        let attempt = self.attempt_mut(index)?;
+        (attempt.id.0 as u32 == name).then_some((index, attempt))
+    }
+
+    /// The session with this id, if it can be used.
+    #[inline]
+    pub fn live(&mut self, id: SessionId) -> Option<(usize, &mut Session)> {
+        let index = usize::from(id.0 as u16);
+        let session = self.get_mut(index)?;
+        (session.id == id && session.over.is_none() && session.confirmed).then_some((index, session))
+    }
+
+    #[inline]
+    pub fn peek(&self, id: SessionId) -> Option<&Session> {
+        match &self.places.get(usize::from(id.0 as u16))?.entry {
+            Entry::Session(session) if session.id == id && session.confirmed => Some(session),
+            _ => None,
+        }
+    }
+
+    pub fn remove_attempt(&mut self, id: SessionId) -> bool {
+        let index = usize::from(id.0 as u16);
+        let found = self.attempt_mut(index).is_some_and(|attempt| attempt.id == id);
+        if found {
+            self.remove(index);
+        }
+        found
+    }
+
+    pub fn with(&self, node: NodeId, rail: u8) -> Option<SessionId> {
+        match &self.places[*self.peers.get(&(node, rail))?].entry {
+            Entry::Session(session) => Some(session.id),
+            _ => None,
+        }
+    }
+
+    /// The places of all sessions with a node.
+    pub fn all_with(&self, node: NodeId) -> Vec<usize> {
+        self.peers.range((node, 0)..=(node, u8::MAX)).map(|(_, index)| *index).collect()
+    }
+
+    pub fn place_with(&self, node: NodeId, rail: u8) -> Option<usize> {
+        self.peers.get(&(node, rail)).copied()
+    }
+
+    pub fn enter(&mut self, node: NodeId, rail: u8, index: usize) {
+        self.peers.insert((node, rail), index);
+    }
+
+    /// The session at this place is no longer the one with its node.
+    pub fn leave(&mut self, node: NodeId, rail: u8, index: usize) {
+        if self.peers.get(&(node, rail)) == Some(&index) {
+            self.peers.remove(&(node, rail));
+        }
+    }
+
+    /// Sessions begun by others that were not confirmed.
+    pub fn offers(&self) -> impl Iterator<Item = (usize, &Session)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| match &place.entry {
+            Entry::Session(session) if !session.confirmed => Some((index, &**session)),
+            _ => None,
+        })
+    }
+
+    pub fn retire(&mut self, node: NodeId, incarnation: Incarnation) {
+        let former = self.former.entry(node).or_default();
+        if !former.contains(&incarnation) {
+            former.push_back(incarnation);
+        }
+        if former.len() > FORMER_MAX {
+            former.pop_front();
+        }
+    }
+
+    pub fn is_former(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.former.get(&node).is_some_and(|former| former.contains(&incarnation))
+    }
+}

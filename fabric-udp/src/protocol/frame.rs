@@ -1,0 +1,369 @@
+//! What a data datagram holds behind its header: frames.
+
+use super::wire::{Reader, Writer};
+use doorbell_fabric::{PacketHead, PacketKind, Priority};
+
+/// Most ranges in one acknowledgement.
+pub(crate) const ACK_RANGES_MAX: usize = 64;
+
+const PADDING: u8 = 0x00;
+const PING: u8 = 0x01;
+const ACK: u8 = 0x02;
+const CLOSE: u8 = 0x03;
+const CHALLENGE: u8 = 0x04;
+const RESPONSE: u8 = 0x05;
+const DATA: u8 = 0x06;
+const GRANT: u8 = 0x07;
+const CANCEL: u8 = 0x08;
+// The low two bits of these are the priority.
+const PACKET: u8 = 0x10;
+const FRAGMENT: u8 = 0x14;
+const CREDIT: u8 = 0x18;
+
+/// Bytes before a whole packet's payload, without and with a total of its own.
+pub(crate) const PACKET_HEAD: usize = 20;
+/// The most bytes before a whole packet's payload.
+pub(crate) const PACKET_HEAD_MAX: usize = PACKET_HEAD + 8;
+/// Bytes before a fragment's bytes.
+pub(crate) const FRAGMENT_HEAD: usize = 16;
+/// Bytes before the bytes of a transfer.
+pub(crate) const DATA_HEAD: usize = 28;
+/// Bytes of a credit.
+pub(crate) const CREDIT_LEN: usize = 16;
+/// Bytes of a grant or a cancel.
+pub(crate) const GRANT_LEN: usize = 20;
+/// Bytes of a challenge or response.
+pub(crate) const CHALLENGE_LEN: usize = 12;
+/// Bytes of an acknowledgement of one range; each further one takes [`ACK_RANGE`].
+pub(crate) const ACK_LEN: usize = 20;
+/// Bytes of a further range.
+pub(crate) const ACK_RANGE: usize = 8;
+/// Most bytes of a close.
+pub(crate) const CLOSE_LEN: usize = 4;
+
+/// One frame, as it lies in a datagram.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Frame<'a> {
+    Ping,
+    Ack(Ack<'a>),
+    Close {
+        code: u8,
+    },
+    Challenge(u64),
+    Response(u64),
+    /// Bytes of a transfer.
+    Data {
+        transfer: u64,
+        offset: u64,
+        total: u64,
+        bytes: &'a [u8],
+    },
+    /// The bytes of a transfer below `limit` may be sent.
+    Grant {
+        transfer: u64,
+        limit: u64,
+    },
+    /// One end gives a transfer up.
+    Cancel {
+        transfer: u64,
+        by_receiver: bool,
+    },
+    /// A whole packet of a lane.
+    Packet {
+        priority: Priority,
+        sequence: u32,
+        packet: Packet<'a>,
+    },
+    /// A part of a packet: of its `total` bytes (an image made by [`write_image`]) those from `offset`.
+    Fragment {
+        priority: Priority,
+        sequence: u32,
+        total: u32,
+        offset: u32,
+        bytes: &'a [u8],
+    },
+    /// How far the sender of a lane may go.
+    Credit {
+        priority: Priority,
+        refused: bool,
+        stamp: u32,
+        limit: u64,
+    },
+}
+
+/// One packet of a lane.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Packet<'a> {
+    pub head: PacketHead,
+    pub payload: &'a [u8],
+}
+
+/// Which packet numbers arrived.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ack<'a> {
+    /// The highest.
+    pub largest: u64,
+    /// How long ago that was, in nanoseconds.
+    pub delay: u32,
+    first: u32,
+    rest: &'a [u8],
+}
+
+impl Ack<'_> {
+    /// Whether all ranges are of numbers from zero up. Only then [`ranges`](Self::ranges) may be asked.
+    fn is_sound(&self) -> bool {
+        let Some(mut low) = self.largest.checked_sub(u64::from(self.first)) else { return false };
+        for pair in self.rest.chunks_exact(ACK_RANGE) {
+            let (gap, more) = pair_of(pair);
+            let Some(next) = low.checked_sub(gap + more + 2) else { return false };
+            low = next;
+        }
+        true
+    }
+
+    /// The ranges, both ends included, the highest first.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let first = (self.largest - u64::from(self.first), self.largest);
+        let mut low = first.0;
+        std::iter::once(first).chain(self.rest.chunks_exact(ACK_RANGE).map(move |pair| {
+            let (gap, more) = pair_of(pair);
+            let high = low - gap - 2;
+            low = high - more;
+            (low, high)
+        }))
+    }
+}
+
+/// Numbers missing before a range less one, and numbers in it less one.
+fn pair_of(bytes: &[u8]) -> (u64, u64) {
+    let mut reader = Reader::new(bytes);
+    (u64::from(reader.u32().unwrap_or(0)), u64::from(reader.u32().unwrap_or(0)))
+}
+
+/// The next frame, `None` at the end, or an error if there is no such frame.
+#[inline]
+pub(crate) fn read<'a>(reader: &mut Reader<'a>) -> Result<Option<Frame<'a>>, &'static str> {
+    let Some(kind) = reader.u8() else { return Ok(None) };
+    if kind == PADDING {
+        // Always last.
+        return Ok(None);
+    }
+    read_body(kind, reader).map(Some).ok_or("a malformed frame")
+}
+
+#[inline]
+fn read_body<'a>(kind: u8, reader: &mut Reader<'a>) -> Option<Frame<'a>> {
+    if kind & !3 == PACKET {
+        let priority = priority_of(kind & 3)?;
+        let packet_kind = PacketKind::from_number(reader.u8()?)?;
+        let len = usize::from(reader.u16()?);
+        let sequence = reader.u32()?;
+        let tag = reader.u64()?;
+        let message = reader.u32()?;
+        let total = if packet_kind.has_total() { reader.u64()? } else { len as u64 };
+        let payload = reader.bytes(len)?;
+        let head = PacketHead { kind: packet_kind, tag, sequence: message, total };
+        return Some(Frame::Packet { priority, sequence, packet: Packet { head, payload } });
+    }
+    Some(match kind {
+        PING => Frame::Ping,
+        ACK => {
+            let count = usize::from(reader.u8()?);
+            reader.u16()?;
+            let delay = reader.u32()?;
+            let largest = reader.u64()?;
+            let first = reader.u32()?;
+            if count > ACK_RANGES_MAX {
+                return None;
+            }
+            let ack = Ack { largest, delay, first, rest: reader.bytes(count * ACK_RANGE)? };
+            if !ack.is_sound() {
+                return None;
+            }
+            Frame::Ack(ack)
+        }
+        CLOSE => {
+            let code = reader.u8()?;
+            reader.u16()?;
+            Frame::Close { code }
+        }
+        CHALLENGE | RESPONSE => {
+            reader.array::<3>()?;
+            let word = reader.u64()?;
+            if kind == CHALLENGE { Frame::Challenge(word) } else { Frame::Response(word) }
+        }
+        DATA => {
+            reader.u8()?;
+            let len = usize::from(reader.u16()?);
+            let (transfer, offset, total) = (reader.u64()?, reader.u64()?, reader.u64()?);
+            let bytes = reader.bytes(len)?;
+            if offset.checked_add(len as u64)? > total {
+                return None;
+            }
+            Frame::Data { transfer, offset, total, bytes }
+        }
+        GRANT => {
+            reader.array::<3>()?;
+            Frame::Grant { transfer: reader.u64()?, limit: reader.u64()? }
+        }
+        CANCEL => {
+            let by = reader.u8()?;
+            reader.u16()?;
+            let transfer = reader.u64()?;
+            reader.u64()?;
+            Frame::Cancel { transfer, by_receiver: by != 0 }
+        }
+        kind if kind & !3 == FRAGMENT => {
+            let priority = priority_of(kind & 3)?;
+            reader.u8()?;
+            let len = usize::from(reader.u16()?);
+            let (sequence, total, offset) = (reader.u32()?, reader.u32()?, reader.u32()?);
+            let bytes = reader.bytes(len)?;
+            if u64::from(offset) + len as u64 > u64::from(total) || total as usize > IMAGE_MAX || bytes.is_empty() {
+                return None;
+            }
+            Frame::Fragment { priority, sequence, total, offset, bytes }
+        }
+        kind if kind & !3 == CREDIT => {
+            let priority = priority_of(kind & 3)?;
+            let refused = reader.u8()? != 0;
+            reader.u16()?;
+            Frame::Credit { priority, refused, stamp: reader.u32()?, limit: reader.u64()? }
+        }
+        _ => return None,
+    })
+}
+
+fn priority_of(number: u8) -> Option<Priority> {
+    Priority::ALL.get(usize::from(number)).copied()
+}
+
+/// The most bytes of a packet's image.
+pub(crate) const IMAGE_MAX: usize = PACKET_HEAD_MAX + u16::MAX as usize;
+
+/// Bytes of the image of a packet: what a whole-packet frame is, but for priority and sequence.
+pub(crate) fn image_len(head: &PacketHead, payload: usize) -> usize {
+    PACKET_HEAD + if head.kind.has_total() { 8 } else { 0 } + payload
+}
+
+/// Writes the image of a packet: exactly the frame that carries it whole. An image is kept until it is acknowledged.
+#[inline]
+pub(crate) fn write_image(image: &mut [u8], priority: Priority, sequence: u32, head: &PacketHead, payload: &[u8]) {
+    let mut writer = Writer::new(image);
+    writer.u8(PACKET | priority as u8);
+    writer.u8(head.kind as u8);
+    writer.u16(payload.len() as u16);
+    writer.u32(sequence);
+    writer.u64(head.tag);
+    writer.u32(head.sequence);
+    if head.kind.has_total() {
+        writer.u64(head.total);
+    }
+    writer.bytes(payload);
+}
+
+/// The packet of an image that was put together from fragments.
+pub(crate) fn read_image(image: &[u8]) -> Option<(Priority, u32, Packet<'_>)> {
+    let mut reader = Reader::new(image);
+    match read(&mut reader) {
+        Ok(Some(Frame::Packet { priority, sequence, packet })) if reader.is_empty() => Some((priority, sequence, packet)),
+        _ => None,
+    }
+}
+
+pub(crate) fn write_ping(writer: &mut Writer) {
+    writer.u8(PING);
+}
+
+/// Fills `len` bytes that no reader looks at. Nothing may follow.
+pub(crate) fn write_padding(writer: &mut Writer, len: usize) {
+    writer.space(len).fill(PADDING);
+}
+
+/// Writes the ranges, the highest first and both ends included, as many as there is room for.
+pub(crate) fn write_ack(writer: &mut Writer, delay: u32, ranges: impl Iterator<Item = (u64, u64)>) {
+    let mut ranges = ranges.map(|(low, high)| (low.max(high.saturating_sub(u64::from(u32::MAX))), high));
+    let Some((mut low, largest)) = ranges.next() else { return };
+    let most = ((writer.room().saturating_sub(ACK_LEN)) / ACK_RANGE).min(ACK_RANGES_MAX);
+    let start = writer.len();
+    writer.u8(ACK);
+    writer.u8(0);
+    writer.u16(0);
+    writer.u32(delay);
+    writer.u64(largest);
+    writer.u32((largest - low) as u32);
+    let mut count = 0;
+    for (next_low, next_high) in ranges.take(most) {
+        let gap = low - next_high - 2;
+        if gap > u64::from(u32::MAX) {
+            break;
+        }
+        writer.u32(gap as u32);
+        writer.u32((next_high - next_low) as u32);
+        low = next_low;
+        count += 1;
+    }
+    let end = writer.len();
+    writer.back_to(start + 1);
+    writer.u8(count);
+    writer.space(end - start - 2);
+}
+
+pub(crate) fn write_close(writer: &mut Writer, code: u8) {
+    writer.u8(CLOSE);
+    writer.u8(code);
+    writer.u16(0);
+}
+
+pub(crate) fn write_challenge(writer: &mut Writer, word: u64) {
+    writer.u32(u32::from(CHALLENGE));
+    writer.u64(word);
+}
+
+pub(crate) fn write_response(writer: &mut Writer, word: u64) {
+    writer.u32(u32::from(RESPONSE));
+    writer.u64(word);
+}
+
+/// Writes the head of bytes of a transfer and returns where to put these.
+pub(crate) fn write_data<'w>(writer: &'w mut Writer, transfer: u64, offset: u64, total: u64, len: usize) -> &'w mut [u8] {
+    writer.u8(DATA);
+    writer.u8(0);
+    writer.u16(len as u16);
+    writer.u64(transfer);
+    writer.u64(offset);
+    writer.u64(total);
+    writer.space(len)
+}
+
+pub(crate) fn write_grant(writer: &mut Writer, transfer: u64, limit: u64) {
+    writer.u32(u32::from(GRANT));
+    writer.u64(transfer);
+    writer.u64(limit);
+}
+
+pub(crate) fn write_cancel(writer: &mut Writer, transfer: u64, by_receiver: bool) {
+    writer.u8(CANCEL);
+    writer.u8(by_receiver.into());
+    writer.u16(0);
+    writer.u64(transfer);
+    writer.u64(0);
+}
+
+pub(crate) fn write_fragment(writer: &mut Writer, priority: Priority, sequence: u32, total: u32, offset: u32, bytes: &[u8]) {
+    writer.u8(FRAGMENT | priority as u8);
+    writer.u8(0);
+    writer.u16(bytes.len() as u16);
+    writer.u32(sequence);
+    writer.u32(total);
+    writer.u32(offset);
+    writer.bytes(bytes);
+}
+
+pub(crate) fn write_credit(writer: &mut Writer, priority: Priority, refused: bool, stamp: u32, limit: u64) {
+    writer.u8(CREDIT | priority as u8);
+    writer.u8(refused.into());
+    writer.u16(0);
+    writer.u32(stamp);
+    writer.u64(limit);
+}

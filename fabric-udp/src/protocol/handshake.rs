@@ -1,0 +1,514 @@
+//! How two endpoints come to a session: Hello, Retry, Open, Accept, or Reject.
+//!
+//! Each of these datagrams ends in a proof, a MAC under the domain key (or under a key that everybody knows), and a checksum.
+//! With a key, Open and Accept carry the two messages of Noise NNpsk0; without, the same parameters in clear.
+
+use super::cipher::{Secrets, mac};
+use super::config::{Config, Integrity, LinkConfig};
+use super::header::Kind;
+use super::random::Random;
+use super::wire::{Reader, Writer};
+use doorbell_fabric::{Incarnation, NodeId};
+use snow::params::{CipherChoice, DHChoice, HashChoice};
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use std::cell::RefCell;
+use std::net::{IpAddr, SocketAddr};
+use twox_hash::XxHash3_64;
+
+const MAGIC: [u8; 3] = *b"DBL";
+const PROOF: usize = 16;
+const CHECK: usize = 8;
+pub(crate) const COOKIE: usize = 24;
+const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+/// The most bytes of a message of the key exchange.
+const MESSAGE_MAX: usize = 1000;
+/// The most bytes of a datagram of the handshake.
+pub(crate) const HANDSHAKE_MAX: usize = 1100;
+
+/// What only the nodes of a domain know, or nobody in particular.
+pub(crate) struct DomainSecret {
+    pub domain: u64,
+    pub key: Option<[u8; 32]>,
+    proof: [u8; 32],
+}
+
+/// The datagram without its checksum, which tells damage from strangers.
+fn undamaged(datagram: &[u8]) -> Option<&[u8]> {
+    let (rest, check) = datagram.split_last_chunk::<CHECK>()?;
+    (XxHash3_64::oneshot(rest).to_le_bytes() == *check).then_some(rest)
+}
+
+/// Everybody's key: its proofs detect damage and no more.
+const OPEN_PROOF: [u8; 32] = [0; 32];
+
+impl DomainSecret {
+    pub fn new(config: &Config) -> Self {
+        let name = mac(&OPEN_PROOF, &[b"doorbell domain", config.domain.as_bytes()]);
+        let key = config.key.as_ref().map(|key| key.0);
+        Self {
+            domain: u64::from_le_bytes(*name.first_chunk().expect("32 bytes")),
+            proof: key.map_or(OPEN_PROOF, |key| mac(&key, &[b"doorbell proof"])),
+            key,
+        }
+    }
+
+    /// Writes the proof behind what was written. `openly`: for who does not have the key.
+    fn prove(&self, mut datagram: Vec<u8>, openly: bool) -> Vec<u8> {
+        let tag = mac(if openly { &OPEN_PROOF } else { &self.proof }, &[&datagram]);
+        datagram.extend_from_slice(&tag[..PROOF]);
+        let check = XxHash3_64::oneshot(&datagram);
+        datagram.extend_from_slice(&check.to_le_bytes());
+        datagram
+    }
+
+    /// What was proved, if it is right, of a datagram that is [`undamaged`].
+    fn check<'d>(&self, datagram: &'d [u8], openly: bool) -> Option<&'d [u8]> {
+        let (body, proof) = datagram.split_at_checked(datagram.len().checked_sub(PROOF)?)?;
+        let tag = mac(if openly { &OPEN_PROOF } else { &self.proof }, &[body]);
+        aws_lc_rs::constant_time::verify_slices_are_equal(&tag[..PROOF], proof).ok()?;
+        Some(body)
+    }
+}
+
+/// Who asks for a session, and for what: the head of Hello and Open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub versions: (u16, u16),
+    /// How the asking end names the session.
+    pub session: u32,
+    pub nonce: u64,
+    pub domain: u64,
+    pub keyed: bool,
+}
+
+impl Hello {
+    fn write(&self, kind: Kind, datagram: &mut Vec<u8>) {
+        datagram.push(kind as u8);
+        datagram.extend_from_slice(&MAGIC);
+        datagram.extend_from_slice(&self.prologue());
+    }
+
+    /// What both ends must have seen alike.
+    fn prologue(&self) -> [u8; 28] {
+        let mut bytes = [0; 28];
+        let mut writer = Writer::new(&mut bytes);
+        writer.u16(self.versions.0);
+        writer.u16(self.versions.1);
+        writer.u32(self.session);
+        writer.u64(self.nonce);
+        writer.u64(self.domain);
+        writer.u32(self.keyed.into());
+        bytes
+    }
+
+    fn read(reader: &mut Reader) -> Option<Hello> {
+        reader.u8()?;
+        if reader.array()? != MAGIC {
+            return None;
+        }
+        let versions = (reader.u16()?, reader.u16()?);
+        let (session, nonce, domain) = (reader.u32()?, reader.u64()?, reader.u64()?);
+        let keyed = reader.u32()? & 1 != 0;
+        Some(Hello { versions, session, nonce, domain, keyed })
+    }
+}
+
+/// Why somebody gets no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rejection {
+    /// The peer speaks versions from the first to the second number.
+    Version {
+        /// The lowest.
+        lowest: u16,
+        /// The highest.
+        highest: u16,
+    },
+    /// The peer belongs to another domain.
+    OtherDomain,
+    /// The peer has a key, and this end has none.
+    NeedsKey,
+    /// This end has a key, and the peer has none.
+    HasNoKey,
+    /// The peer has another key.
+    WrongKey,
+    /// There is a session with that node already.
+    AlreadyConnected(NodeId, Incarnation),
+    /// A later life of this node has been there.
+    Stale,
+    /// The peer is this very node, or one that took its id.
+    SameNode,
+    /// The peer has as many sessions as it may.
+    Full,
+}
+
+impl Rejection {
+    /// Told to who could not know the key.
+    fn is_open(self) -> bool {
+        use Rejection::{HasNoKey, NeedsKey, OtherDomain, Version, WrongKey};
+        matches!(self, Version { .. } | OtherDomain | NeedsKey | HasNoKey | WrongKey)
+    }
+
+    fn number(self) -> (u8, u64) {
+        match self {
+            Rejection::Version { lowest, highest } => (1, u64::from(lowest) | u64::from(highest) << 16),
+            Rejection::OtherDomain => (2, 0),
+            Rejection::NeedsKey => (3, 0),
+            Rejection::HasNoKey => (4, 0),
+            Rejection::WrongKey => (5, 0),
+            Rejection::AlreadyConnected(node, life) => (6, u64::from(node.0) | u64::from(life.0) << 16),
+            Rejection::Stale => (7, 0),
+            Rejection::SameNode => (8, 0),
+            Rejection::Full => (9, 0),
+        }
+    }
+
+    fn from_number(number: u8, more: u64) -> Option<Rejection> {
+        Some(match number {
+            1 => Rejection::Version { lowest: more as u16, highest: (more >> 16) as u16 },
+            2 => Rejection::OtherDomain,
+            3 => Rejection::NeedsKey,
+            4 => Rejection::HasNoKey,
+            5 => Rejection::WrongKey,
+            6 => Rejection::AlreadyConnected(NodeId(more as u16), Incarnation((more >> 16) as u32)),
+            7 => Rejection::Stale,
+            8 => Rejection::SameNode,
+            9 => Rejection::Full,
+            _ => return None,
+        })
+    }
+}
+
+/// A Hello or Open as its receiver reads it.
+pub(crate) enum Request<'d> {
+    /// Answer with this.
+    Rejected(Hello, Rejection),
+    Hello(Hello),
+    Open(Hello, [u8; COOKIE], &'d [u8]),
+}
+
+/// Reads a Hello or an Open. `None`: nonsense, or damaged.
+pub(crate) fn read_request<'d>(secret: &DomainSecret, versions: (u16, u16), datagram: &'d [u8]) -> Option<Request<'d>> {
+    let datagram = undamaged(datagram)?;
+    let mut reader = Reader::new(datagram);
+    let hello = Hello::read(&mut reader)?;
+    // What all versions have in common ends here: nothing further can be checked of another one's.
+    if hello.versions.0 > versions.1 || hello.versions.1 < versions.0 {
+        return Some(Request::Rejected(hello, Rejection::Version { lowest: versions.0, highest: versions.1 }));
+    }
+    if hello.keyed != secret.key.is_some() {
+        let why = if hello.keyed { Rejection::HasNoKey } else { Rejection::NeedsKey };
+        return Some(Request::Rejected(hello, why));
+    }
+    if hello.domain != secret.domain {
+        return Some(Request::Rejected(hello, Rejection::OtherDomain));
+    }
+    let Some(body) = secret.check(datagram, false) else {
+        return hello.keyed.then_some(Request::Rejected(hello, Rejection::WrongKey));
+    };
+    let mut reader = Reader::new(body);
+    Hello::read(&mut reader)?;
+    if Kind::of(datagram) == Some(Kind::Hello) {
+        return Some(Request::Hello(hello));
+    }
+    let cookie = reader.array()?;
+    let len = usize::from(reader.u16()?);
+    Some(Request::Open(hello, cookie, reader.bytes(len)?))
+}
+
+pub(crate) fn write_hello(secret: &DomainSecret, hello: &Hello) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(64);
+    hello.write(Kind::Hello, &mut datagram);
+    secret.prove(datagram, false)
+}
+
+pub(crate) fn write_open(secret: &DomainSecret, hello: &Hello, cookie: &[u8; COOKIE], message: &[u8]) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(128 + message.len());
+    hello.write(Kind::Open, &mut datagram);
+    datagram.extend_from_slice(cookie);
+    datagram.extend_from_slice(&(message.len() as u16).to_le_bytes());
+    datagram.extend_from_slice(message);
+    secret.prove(datagram, false)
+}
+
+/// An answer to a Hello or Open, as who asked reads it. Each names the session and repeats the nonce.
+pub(crate) enum Answer<'d> {
+    Retry([u8; COOKIE]),
+    /// How the other end names the session, and its message.
+    Accept(u32, &'d [u8]),
+    Reject(Rejection),
+}
+
+fn write_answer(kind: Kind, hello: &Hello) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(64);
+    datagram.push(kind as u8);
+    datagram.extend_from_slice(&MAGIC);
+    datagram.extend_from_slice(&hello.session.to_le_bytes());
+    datagram.extend_from_slice(&hello.nonce.to_le_bytes());
+    datagram
+}
+
+pub(crate) fn write_retry(secret: &DomainSecret, hello: &Hello, cookie: &[u8; COOKIE]) -> Vec<u8> {
+    let mut datagram = write_answer(Kind::Retry, hello);
+    datagram.extend_from_slice(cookie);
+    secret.prove(datagram, false)
+}
+
+pub(crate) fn write_reject(secret: &DomainSecret, hello: &Hello, why: Rejection) -> Vec<u8> {
+    let mut datagram = write_answer(Kind::Reject, hello);
+    let (number, more) = why.number();
+    datagram.extend_from_slice(&u32::from(number).to_le_bytes());
+    datagram.extend_from_slice(&more.to_le_bytes());
+    secret.prove(datagram, why.is_open())
+}
+
+pub(crate) fn write_accept(secret: &DomainSecret, hello: &Hello, session: u32, message: &[u8]) -> Vec<u8> {
+    let mut datagram = write_answer(Kind::Accept, hello);
+    datagram.extend_from_slice(&session.to_le_bytes());
+    datagram.extend_from_slice(&(message.len() as u16).to_le_bytes());
+    datagram.extend_from_slice(message);
+    secret.prove(datagram, false)
+}
+
+/// The session and nonce that an answer is for.
+pub(crate) fn addressee(datagram: &[u8]) -> Option<(u32, u64)> {
+    let mut reader = Reader::new(datagram);
+    reader.u8()?;
+    if reader.array()? != MAGIC {
+        return None;
+    }
+    Some((reader.u32()?, reader.u64()?))
+}
+
+/// Reads an answer.
+pub(crate) fn read_answer<'d>(secret: &DomainSecret, datagram: &'d [u8]) -> Option<Answer<'d>> {
+    let kind = Kind::of(datagram)?;
+    let rejection = |body: &[u8]| {
+        let mut reader = Reader::new(body.get(16..)?);
+        let number = u8::try_from(reader.u32()?).ok()?;
+        Rejection::from_number(number, reader.u64()?)
+    };
+    let datagram = undamaged(datagram)?;
+    if kind == Kind::Reject
+        && let Some(why) = secret.check(datagram, true).and_then(rejection)
+        && why.is_open()
+    {
+        return Some(Answer::Reject(why));
+    }
+    let body = secret.check(datagram, false)?;
+    let mut reader = Reader::new(body.get(16..)?);
+    match kind {
+        Kind::Retry => Some(Answer::Retry(reader.array()?)),
+        Kind::Accept => {
+            let session = reader.u32()?;
+            let len = usize::from(reader.u16()?);
+            Some(Answer::Accept(session, reader.bytes(len)?))
+        }
+        Kind::Reject => rejection(body).map(Answer::Reject),
+        Kind::Hello | Kind::Open | Kind::Data => None,
+    }
+}
+
+/// Makes and checks cookies: a stranger's address, as far as this endpoint has to remember it.
+pub(crate) struct Cookies {
+    secret: [u8; 32],
+    lifetime: u64,
+}
+
+impl Cookies {
+    pub fn new(random: &mut Random, lifetime: u64) -> Self {
+        Self { secret: random.array(), lifetime }
+    }
+
+    pub fn bake(&self, now: u64, from: SocketAddr, hello: &Hello) -> [u8; COOKIE] {
+        let mut cookie = [0; COOKIE];
+        cookie[..8].copy_from_slice(&now.to_le_bytes());
+        cookie[8..].copy_from_slice(&self.tag(now, from, hello));
+        cookie
+    }
+
+    fn tag(&self, time: u64, from: SocketAddr, hello: &Hello) -> [u8; 16] {
+        let address = match from.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        let tag = mac(&self.secret, &[&time.to_le_bytes(), &address, &from.port().to_le_bytes(), &hello.prologue()]);
+        *tag.first_chunk().expect("32 bytes")
+    }
+
+    /// How long ago the cookie was made, if it is good.
+    pub fn age(&self, now: u64, from: SocketAddr, hello: &Hello, cookie: &[u8; COOKIE]) -> Option<u64> {
+        let time = u64::from_le_bytes(*cookie.first_chunk()?);
+        let age = now.checked_sub(time).filter(|age| *age <= self.lifetime)?;
+        aws_lc_rs::constant_time::verify_slices_are_equal(&cookie[8..], &self.tag(time, from, hello)).ok()?;
+        Some(age)
+    }
+}
+
+/// What each end tells the other of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Params {
+    pub node: NodeId,
+    pub incarnation: Incarnation,
+    pub rail: u8,
+    pub full_integrity: bool,
+    /// Bytes of the largest datagram it takes.
+    pub mtu: u16,
+    pub lane_window: u32,
+    /// Microseconds for which it may hold an acknowledgement back.
+    pub ack_delay: u32,
+    /// Its part of the secrets of a session without a key.
+    share: [u8; 16],
+    pub greeting: Vec<u8>,
+}
+
+impl Params {
+    pub fn new(config: &Config, link: &LinkConfig, rail: u8, random: &mut Random) -> Params {
+        Params {
+            node: config.node,
+            incarnation: config.incarnation,
+            rail,
+            full_integrity: config.integrity == Integrity::Full,
+            mtu: link.mtu as u16,
+            lane_window: config.lane_window,
+            ack_delay: config.ack_delay.as_micros() as u32,
+            share: random.array(),
+            greeting: config.greeting.clone(),
+        }
+    }
+
+    fn write(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 38 + self.greeting.len()];
+        let mut writer = Writer::new(&mut bytes);
+        writer.u16(self.node.0);
+        writer.u8(self.rail);
+        writer.u8(self.full_integrity.into());
+        writer.u32(self.incarnation.0);
+        writer.u16(self.mtu);
+        writer.u16(self.greeting.len() as u16);
+        writer.u32(self.lane_window);
+        writer.u32(self.ack_delay);
+        writer.bytes(&[0; 2]);
+        writer.bytes(&self.share);
+        writer.bytes(&self.greeting);
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Option<Params> {
+        let mut reader = Reader::new(bytes);
+        let node = NodeId(reader.u16()?);
+        let rail = reader.u8()?;
+        let full_integrity = reader.u8()? != 0;
+        let incarnation = Incarnation(reader.u32()?);
+        let mtu = reader.u16()?;
+        let greeting = usize::from(reader.u16()?);
+        let (lane_window, ack_delay) = (reader.u32()?, reader.u32()?);
+        reader.array::<2>()?;
+        let share = reader.array()?;
+        let greeting = reader.bytes(greeting)?.to_vec();
+        // Whatever follows a later version added.
+        let sound = incarnation.0 != 0
+            && mtu >= 1_200
+            && (8 << 10..=1 << 30).contains(&lane_window)
+            && ack_delay <= 100_000
+            && greeting.len() <= 512;
+        sound.then_some(Params { node, incarnation, rail, full_integrity, mtu, lane_window, ack_delay, share, greeting })
+    }
+}
+
+/// One end's half of a key exchange, for who asked.
+pub(crate) enum Exchange {
+    Clear([u8; 16]),
+    Noise(Box<snow::HandshakeState>),
+}
+
+/// The library's algorithms, and randomness from our seed.
+struct Resolver(RefCell<Random>);
+
+impl CryptoResolver for Resolver {
+    fn resolve_rng(&self) -> Option<Box<dyn snow::types::Random>> {
+        Some(Box::new(self.0.borrow_mut().child()))
+    }
+
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn snow::types::Dh>> {
+        DefaultResolver.resolve_dh(choice)
+    }
+
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn snow::types::Hash>> {
+        DefaultResolver.resolve_hash(choice)
+    }
+
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn snow::types::Cipher>> {
+        DefaultResolver.resolve_cipher(choice)
+    }
+}
+
+fn noise<'k>(key: &'k [u8; 32], random: &mut Random, prologue: &'k [u8]) -> Option<snow::Builder<'k>> {
+    let resolver = Box::new(Resolver(RefCell::new(random.child())));
+    snow::Builder::with_resolver(NOISE.parse().ok()?, resolver).psk(0, key).ok()?.prologue(prologue).ok()
+}
+
+fn secrets_of_shares(prologue: &[u8], asking: &[u8; 16], answering: &[u8; 16]) -> ([u8; 32], [u8; 32]) {
+    let one = |label: &[u8]| mac(&OPEN_PROOF, &[label, prologue, asking, answering]);
+    (one(b"doorbell asking"), one(b"doorbell answering"))
+}
+
+impl Exchange {
+    /// Begins: the message for Open.
+    pub fn begin(secret: &DomainSecret, hello: &Hello, params: &Params, random: &mut Random) -> Option<(Exchange, Vec<u8>)> {
+        let Some(key) = &secret.key else { return Some((Exchange::Clear(params.share), params.write())) };
+        let prologue = hello.prologue();
+        let mut state = noise(key, random, &prologue)?.build_initiator().ok()?;
+        let mut message = vec![0; MESSAGE_MAX];
+        let len = state.write_message(&params.write(), &mut message).ok()?;
+        message.truncate(len);
+        Some((Exchange::Noise(Box::new(state)), message))
+    }
+
+    /// Who asked got the answer: what the other end says of itself, and the secrets.
+    pub fn finish(&mut self, hello: &Hello, message: &[u8]) -> Option<(Params, Secrets)> {
+        match self {
+            Exchange::Clear(share) => {
+                let params = Params::read(message)?;
+                let (send, receive) = secrets_of_shares(&hello.prologue(), share, &params.share);
+                Some((params, Secrets { send, receive }))
+            }
+            Exchange::Noise(state) => {
+                let mut payload = [0; MESSAGE_MAX];
+                let len = state.read_message(message, &mut payload).ok()?;
+                let params = Params::read(payload.get(..len)?)?;
+                let (send, receive) = state.dangerously_get_raw_split();
+                Some((params, Secrets { send, receive }))
+            }
+        }
+    }
+}
+
+/// What who is asked reads in an Open, before it decides.
+pub(crate) struct Asked {
+    pub params: Params,
+    noise: Option<Box<snow::HandshakeState>>,
+}
+
+impl Asked {
+    pub fn read(secret: &DomainSecret, hello: &Hello, message: &[u8], random: &mut Random) -> Option<Asked> {
+        let Some(key) = &secret.key else { return Some(Asked { params: Params::read(message)?, noise: None }) };
+        let prologue = hello.prologue();
+        let mut state = noise(key, random, &prologue)?.build_responder().ok()?;
+        let mut payload = [0; MESSAGE_MAX];
+        let len = state.read_message(message, &mut payload).ok()?;
+        Some(Asked { params: Params::read(payload.get(..len)?)?, noise: Some(Box::new(state)) })
+    }
+
+    /// Agrees: the message for Accept, and the secrets.
+    pub fn agree(self, hello: &Hello, ours: &Params) -> Option<(Params, Vec<u8>, Secrets)> {
+        let Some(mut state) = self.noise else {
+            let (receive, send) = secrets_of_shares(&hello.prologue(), &self.params.share, &ours.share);
+            return Some((self.params, ours.write(), Secrets { send, receive }));
+        };
+        let mut message = vec![0; MESSAGE_MAX];
+        let len = state.write_message(&ours.write(), &mut message).ok()?;
+        message.truncate(len);
+        let (receive, send) = state.dangerously_get_raw_split();
+        Some((self.params, message, Secrets { send, receive }))
+    }
+}

@@ -1,0 +1,278 @@
+//! The sending end of a lane: packets are kept as images until they are acknowledged.
+
+use super::{CHARGE, charge};
+use crate::protocol::frame::{self, FRAGMENT_HEAD, IMAGE_MAX, PACKET_HEAD_MAX, image_len, write_image};
+use crate::protocol::loss::Carried;
+use crate::protocol::ranges::RangeSet;
+use crate::protocol::wire::Writer;
+use doorbell_fabric::{PacketHead, PacketKind, Priority};
+use std::collections::VecDeque;
+
+/// A part of a packet smaller than this is not worth a frame.
+const FRAGMENT_LEAST: usize = 256;
+
+/// Packets of one lane on their way out.
+pub(crate) struct LaneOut {
+    priority: Priority,
+    /// Images, each in one piece; a ring that skips its end where an image would not fit.
+    images: Vec<u8>,
+    capacity: usize,
+    /// Where the next image goes.
+    head: usize,
+    slots: VecDeque<Slot>,
+    /// The number of the first slot.
+    base: u64,
+    /// The number of the first packet that was never sent.
+    unsent: u64,
+    /// Numbers to be sent again, or of which parts are to be sent.
+    again: RangeSet,
+    charged: u64,
+    limit: u64,
+    stamp: u32,
+    refused: bool,
+}
+
+struct Slot {
+    at: u32,
+    len: u32,
+    acked: bool,
+    parts: Option<Box<Parts>>,
+}
+
+/// A packet that travels in parts.
+#[derive(Default)]
+struct Parts {
+    acked: RangeSet,
+    unsent: RangeSet,
+}
+
+impl LaneOut {
+    pub fn new(priority: Priority, limit: u64, buffer: usize) -> Self {
+        // The largest packet must fit anywhere in the ring, and another beside it.
+        let capacity = buffer.max(4 * IMAGE_MAX);
+        Self {
+            priority,
+            images: Vec::new(),
+            capacity,
+            head: 0,
+            slots: VecDeque::new(),
+            base: 0,
+            unsent: 0,
+            again: RangeSet::default(),
+            charged: 0,
+            limit,
+            stamp: 0,
+            refused: false,
+        }
+    }
+
+    /// Whether the other end's driver takes no more until it asks for some.
+    pub fn refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Whether nothing waits for an acknowledgement.
+    pub fn is_idle(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Whether anything is to be sent.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        self.unsent < self.base + self.slots.len() as u64 || !self.again.is_empty()
+    }
+
+    /// Where `len` bytes fit in one piece with `spare` behind them.
+    #[inline]
+    fn place(&self, len: usize, spare: usize) -> Option<usize> {
+        let Some(first) = self.slots.front() else { return Some(0) };
+        let tail = first.at as usize;
+        if self.head > tail {
+            if self.capacity - self.head >= len + spare {
+                return Some(self.head);
+            }
+            (tail > len + spare).then_some(0)
+        } else {
+            (tail - self.head > len + spare).then_some(self.head)
+        }
+    }
+
+    /// Keeps one packet to be sent. `false`: no room.
+    #[inline]
+    pub fn push(&mut self, head: &PacketHead, payload: &[u8]) -> bool {
+        let charge = charge(payload.len());
+        // A packet that gives a message up finds the room that every other packet left.
+        let (reserve, spare) = if head.kind == PacketKind::GivenUp { (0, 0) } else { (CHARGE, PACKET_HEAD_MAX) };
+        if self.charged + charge + reserve > self.limit {
+            return false;
+        }
+        let len = image_len(head, payload.len());
+        let Some(at) = self.place(len, spare) else { return false };
+        if self.images.is_empty() {
+            self.images = vec![0; self.capacity];
+        }
+        let number = self.base + self.slots.len() as u64;
+        write_image(&mut self.images[at..at + len], self.priority, number as u32, head, payload);
+        self.head = at + len;
+        self.slots.push_back(Slot { at: at as u32, len: len as u32, acked: false, parts: None });
+        self.charged += charge;
+        true
+    }
+
+    /// Writes as much as fits and says what it was. Of a packet that would not fit into `whole` bytes, a part.
+    #[inline]
+    pub fn write(&mut self, writer: &mut Writer, whole: usize) -> Option<Carried> {
+        if !self.again.is_empty()
+            && let Some(carried) = self.write_again(writer, whole)
+        {
+            return Some(carried);
+        }
+        let end = self.base + self.slots.len() as u64;
+        let first = self.unsent;
+        while self.unsent < end {
+            let slot = &self.slots[(self.unsent - self.base) as usize];
+            let (at, len) = (slot.at as usize, slot.len as usize);
+            if len > writer.room() {
+                break;
+            }
+            writer.bytes(&self.images[at..at + len]);
+            self.unsent += 1;
+        }
+        if self.unsent > first {
+            return Some(Carried::Packets { lane: self.priority as u8, first, count: (self.unsent - first) as u32 });
+        }
+        if self.unsent < end && self.slots[(self.unsent - self.base) as usize].len as usize > whole {
+            self.again.insert(self.unsent, self.unsent + 1);
+            self.unsent += 1;
+            return self.write_again(writer, whole);
+        }
+        None
+    }
+
+    #[cold]
+    fn write_again(&mut self, writer: &mut Writer, whole: usize) -> Option<Carried> {
+        loop {
+            let number = self.again.first()?;
+            let Some(slot) = number.checked_sub(self.base).and_then(|index| self.slots.get_mut(index as usize)) else {
+                self.again.remove(number, number + 1);
+                continue;
+            };
+            let image = &self.images[slot.at as usize..][..slot.len as usize];
+            if slot.acked {
+                self.again.remove(number, number + 1);
+                continue;
+            }
+            if slot.parts.is_none() {
+                if image.len() <= writer.room() {
+                    writer.bytes(image);
+                    self.again.remove(number, number + 1);
+                    return Some(Carried::Packets { lane: self.priority as u8, first: number, count: 1 });
+                }
+                if image.len() <= whole {
+                    return None;
+                }
+            }
+            let parts = slot.parts.get_or_insert_with(|| {
+                let mut parts = Box::<Parts>::default();
+                parts.unsent.insert(0, u64::from(slot.len));
+                parts
+            });
+            if writer.room() < FRAGMENT_HEAD + FRAGMENT_LEAST.min(image.len()) {
+                return None;
+            }
+            let most = (writer.room() - FRAGMENT_HEAD).min(usize::from(u16::MAX)) as u64;
+            let Some((from, to)) = parts.unsent.take_front(most) else {
+                self.again.remove(number, number + 1);
+                continue;
+            };
+            if parts.unsent.is_empty() {
+                self.again.remove(number, number + 1);
+            }
+            let bytes = &image[from as usize..to as usize];
+            frame::write_fragment(writer, self.priority, number as u32, slot.len, from as u32, bytes);
+            let (offset, len) = (from as u32, (to - from) as u32);
+            return Some(Carried::Fragment { lane: self.priority as u8, sequence: number, offset, len });
+        }
+    }
+
+    /// Whole packets arrived.
+    #[inline]
+    pub fn on_packets_acked(&mut self, first: u64, count: u32) {
+        let end = first + u64::from(count);
+        for number in first.max(self.base)..end {
+            let Some(slot) = self.slots.get_mut((number - self.base) as usize) else { break };
+            slot.acked = true;
+        }
+        if !self.again.is_empty() {
+            self.again.remove(first, end);
+        }
+        self.drop_acked();
+    }
+
+    pub fn on_fragment_acked(&mut self, number: u64, offset: u32, len: u32) {
+        let Some(slot) = number.checked_sub(self.base).and_then(|index| self.slots.get_mut(index as usize)) else { return };
+        let Some(parts) = &mut slot.parts else { return };
+        let (from, to) = (u64::from(offset), u64::from(offset) + u64::from(len));
+        parts.acked.insert(from, to);
+        parts.unsent.remove(from, to);
+        if parts.acked.covers(0, u64::from(slot.len)) {
+            slot.acked = true;
+            slot.parts = None;
+            self.again.remove(number, number + 1);
+            self.drop_acked();
+        }
+    }
+
+    #[inline]
+    fn drop_acked(&mut self) {
+        while self.slots.front().is_some_and(|slot| slot.acked) {
+            self.slots.pop_front();
+            self.base += 1;
+        }
+    }
+
+    /// Whole packets were lost: those not acknowledged go again. Returns how many bytes that is.
+    pub fn on_packets_lost(&mut self, first: u64, count: u32) -> u64 {
+        let mut bytes = 0;
+        for number in first.max(self.base)..first + u64::from(count) {
+            let Some(slot) = self.slots.get_mut((number - self.base) as usize) else { break };
+            if slot.acked {
+                continue;
+            }
+            if let Some(parts) = &mut slot.parts {
+                let Parts { acked, unsent } = &mut **parts;
+                acked.gaps(0, u64::from(slot.len), |from, to| unsent.insert(from, to));
+            }
+            bytes += u64::from(slot.len);
+            self.again.insert(number, number + 1);
+        }
+        bytes
+    }
+
+    pub fn on_fragment_lost(&mut self, number: u64, offset: u32, len: u32) -> u64 {
+        let Some(slot) = number.checked_sub(self.base).and_then(|index| self.slots.get_mut(index as usize)) else { return 0 };
+        let Some(parts) = &mut slot.parts else { return 0 };
+        let Parts { acked, unsent } = &mut **parts;
+        let mut bytes = 0;
+        acked.gaps(u64::from(offset), u64::from(offset) + u64::from(len), |from, to| {
+            unsent.insert(from, to);
+            bytes += to - from;
+        });
+        if bytes > 0 {
+            self.again.insert(number, number + 1);
+        }
+        bytes
+    }
+
+    /// The other end says how far this one may go. Returns whether that is news.
+    pub fn on_credit(&mut self, refused: bool, stamp: u32, limit: u64) -> bool {
+        // Older news may come later.
+        if stamp.wrapping_sub(self.stamp) as i32 <= 0 {
+            return false;
+        }
+        self.stamp = stamp;
+        self.refused = refused;
+        self.limit = self.limit.max(limit);
+        true
+    }
+}

@@ -1,0 +1,395 @@
+//! What is under way: acknowledged, lost, or asked about (after RFC 9002).
+
+use super::frame::Ack;
+use super::mtu::MTU_FLOOR;
+use super::time::{MILLI, Nanos, Time};
+use std::collections::VecDeque;
+
+/// Datagrams that may overtake another before that one counts as lost.
+const REORDER_START: u64 = 3;
+/// ... at most, however often it turned out to be wrong.
+const REORDER_MAX: u64 = 256;
+
+/// The round trip as measured.
+#[derive(Clone, Copy)]
+pub(crate) struct RoundTrip {
+    pub latest: Nanos,
+    pub least: Nanos,
+    pub smoothed: Nanos,
+    variation: Nanos,
+    sampled: bool,
+}
+
+impl RoundTrip {
+    pub fn new(guess: Nanos) -> Self {
+        Self { latest: guess, least: guess, smoothed: guess, variation: guess / 2, sampled: false }
+    }
+
+    fn sample(&mut self, rtt: Nanos, delay: Nanos) {
+        let rtt = rtt.max(1);
+        self.latest = rtt;
+        if !self.sampled {
+            *self = Self { sampled: true, ..Self::new(rtt) };
+            return;
+        }
+        self.least = self.least.min(rtt);
+        let adjusted = if rtt >= self.least + delay { rtt - delay } else { rtt };
+        self.variation = (3 * self.variation + self.smoothed.abs_diff(adjusted)) / 4;
+        self.smoothed = (7 * self.smoothed + adjusted) / 8;
+    }
+
+    /// How long an answer may take before one should ask.
+    pub fn patience(&self, granularity: Nanos) -> Nanos {
+        self.smoothed + (4 * self.variation).max(granularity)
+    }
+
+    fn loss_delay(&self, granularity: Nanos) -> Nanos {
+        let longest = self.latest.max(self.smoothed);
+        (longest + longest / 8).max(granularity)
+    }
+}
+
+/// What a datagram carried that must arrive: enough to send it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carried {
+    /// Whole packets of a lane.
+    Packets {
+        lane: u8,
+        first: u64,
+        count: u32,
+    },
+    /// A part of a packet.
+    Fragment {
+        lane: u8,
+        sequence: u64,
+        offset: u32,
+        len: u32,
+    },
+    /// Bytes of a transfer.
+    Data {
+        transfer: u64,
+        offset: u64,
+        len: u32,
+    },
+    Credit {
+        lane: u8,
+    },
+    Grant {
+        transfer: u64,
+    },
+    Cancel {
+        transfer: u64,
+        by_receiver: bool,
+    },
+    Close,
+    /// An acknowledgement of everything up to here: once it arrived, it need not be repeated.
+    Answer {
+        largest: u64,
+    },
+    /// A probe of this size.
+    Probe {
+        size: u32,
+    },
+    /// A question that only wants an answer, or anything else that is not sent again.
+    Nothing,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    UnderWay,
+    /// Counted as lost at some time.
+    Lost,
+    /// Acknowledged, or not to be.
+    Done,
+}
+
+struct Sent {
+    at: Time,
+    /// Where its part of `carried` begins.
+    carried: u64,
+    size: u32,
+    count: u8,
+    state: State,
+    /// Neither counts against the window nor tells of congestion.
+    probe: bool,
+}
+
+/// What an acknowledgement brought.
+#[derive(Default)]
+pub(crate) struct Acked {
+    pub bytes: u64,
+    /// When the latest of them was sent, and its number.
+    pub latest: Option<(u64, Time)>,
+    /// The latest of more than [`MTU_FLOOR`] bytes.
+    pub large: Option<u64>,
+    /// Of those counted as lost, how many arrived.
+    pub spurious: u64,
+    /// All that was counted as lost since the last reduction arrived.
+    pub false_alarm: bool,
+}
+
+/// What was counted as lost.
+#[derive(Default)]
+pub(crate) struct Lost {
+    pub datagrams: u64,
+    /// When the latest of those that tell of congestion was sent.
+    pub latest: Option<Time>,
+    pub persistent: bool,
+}
+
+/// Everything sent that was not acknowledged yet.
+pub(crate) struct Flight {
+    sent: VecDeque<Sent>,
+    /// The number of the first in `sent`.
+    base: u64,
+    carried: VecDeque<Carried>,
+    carried_base: u64,
+    /// Bytes under way that count.
+    pub bytes: u64,
+    /// Datagrams under way that want an answer.
+    pub waiting: u32,
+    /// Since when any was.
+    pub waiting_since: Time,
+    largest_acked: Option<u64>,
+    loss_at: Time,
+    latest_sent: Time,
+    /// Questions asked in a row without an answer.
+    pub questions: u32,
+    reorder: u64,
+    /// Lost since the last reduction, and of these arrived after all.
+    alarm: (u64, u64),
+    alarm_from: u64,
+    pub round_trip: RoundTrip,
+    granularity: Nanos,
+    /// The other end may wait so long with an acknowledgement.
+    peer_delay: Nanos,
+    /// The longest pause between two questions.
+    pause_max: Nanos,
+}
+
+impl Flight {
+    pub fn new(round_trip: RoundTrip, granularity: Nanos, peer_delay: Nanos, pause_max: Nanos) -> Self {
+        Self {
+            sent: VecDeque::new(),
+            base: 0,
+            carried: VecDeque::new(),
+            carried_base: 0,
+            bytes: 0,
+            waiting: 0,
+            waiting_since: Time::ZERO,
+            largest_acked: None,
+            loss_at: Time::NEVER,
+            latest_sent: Time::ZERO,
+            questions: 0,
+            reorder: REORDER_START,
+            alarm: (0, 0),
+            alarm_from: 0,
+            round_trip,
+            granularity,
+            peer_delay,
+            pause_max,
+        }
+    }
+
+    /// The number of the next datagram.
+    #[inline]
+    pub fn next_number(&self) -> u64 {
+        self.base + self.sent.len() as u64
+    }
+
+    /// Notes what the datagram being made carries. [`on_sent`](Self::on_sent) closes it.
+    #[inline]
+    pub fn carry(&mut self, what: Carried) {
+        self.carried.push_back(what);
+    }
+
+    /// The datagram being made went. `wants_answer`: it holds more than an acknowledgement.
+    #[inline]
+    pub fn on_sent(&mut self, now: Time, size: usize, count: u8, wants_answer: bool, probe: bool) {
+        let carried = self.carried_base + (self.carried.len() - usize::from(count)) as u64;
+        let state = if wants_answer { State::UnderWay } else { State::Done };
+        self.sent.push_back(Sent { at: now, carried, size: size as u32, count, state, probe });
+        if wants_answer {
+            if self.waiting == 0 {
+                self.waiting_since = now;
+            }
+            self.waiting += 1;
+            self.latest_sent = now;
+            if !probe {
+                self.bytes += size as u64;
+            }
+        } else {
+            self.drop_done(now);
+        }
+    }
+
+    fn drop_done(&mut self, now: Time) {
+        while let Some(first) = self.sent.front() {
+            let keep = match first.state {
+                State::UnderWay => true,
+                // Remembered for a while, to recognise that it was only late.
+                State::Lost => now - first.at < 3 * self.round_trip.patience(self.granularity),
+                State::Done => false,
+            };
+            if keep {
+                break;
+            }
+            let end = first.carried + u64::from(first.count);
+            self.sent.pop_front();
+            self.base += 1;
+            while self.carried_base < end {
+                self.carried.pop_front();
+                self.carried_base += 1;
+            }
+        }
+    }
+
+    /// Takes an acknowledgement. `arrived` hears of everything that was carried by the datagrams it names.
+    pub fn on_ack(&mut self, now: Time, ack: &Ack, mut arrived: impl FnMut(Carried)) -> Result<Acked, &'static str> {
+        if ack.largest >= self.next_number() {
+            return Err("an acknowledgement of what was never sent");
+        }
+        let mut acked = Acked::default();
+        for (low, high) in ack.ranges() {
+            if high < self.base {
+                break;
+            }
+            for number in low.max(self.base)..=high {
+                let index = (number - self.base) as usize;
+                let sent = &mut self.sent[index];
+                let was = sent.state;
+                if was == State::Done {
+                    continue;
+                }
+                sent.state = State::Done;
+                let (size, probe, first, count, at) = (sent.size, sent.probe, sent.carried, sent.count, sent.at);
+                for index in 0..u64::from(count) {
+                    arrived(self.carried[(first - self.carried_base + index) as usize]);
+                }
+                if size as usize > MTU_FLOOR {
+                    acked.large = acked.large.max(Some(number));
+                }
+                if acked.latest.is_none_or(|(latest, _)| number > latest) {
+                    acked.latest = Some((number, at));
+                }
+                if was == State::Lost {
+                    acked.spurious += 1;
+                    if number >= self.alarm_from {
+                        self.alarm.1 += 1;
+                    }
+                    // It was overtaken by so many; wait for one more the next time.
+                    let overtaken = self.largest_acked.map_or(0, |largest| largest.saturating_sub(number));
+                    self.reorder = self.reorder.max(overtaken + 1).min(REORDER_MAX);
+                } else {
+                    self.waiting -= 1;
+                    if !probe {
+                        self.bytes -= u64::from(size);
+                    }
+                    acked.bytes += u64::from(size);
+                }
+            }
+        }
+        if let Some((number, at)) = acked.latest {
+            if number == ack.largest && self.largest_acked.is_none_or(|largest| number > largest) {
+                self.round_trip.sample(now - at, u64::from(ack.delay).min(self.peer_delay.max(MILLI)));
+            }
+            self.questions = 0;
+        }
+        self.largest_acked = self.largest_acked.max(Some(ack.largest));
+        if self.alarm.0 > 0 && self.alarm.0 == self.alarm.1 {
+            self.alarm = (0, 0);
+            acked.false_alarm = true;
+        }
+        self.drop_done(now);
+        Ok(acked)
+    }
+
+    /// Counts as lost what was overtaken by many or for long. `lost` hears what it carried, and the number and size of each datagram that was no
+    /// probe (of which it hears with [`Carried::Nothing`]).
+    pub fn find_lost(&mut self, now: Time, mut lost: impl FnMut(u64, usize, Carried)) -> Lost {
+        let mut found = Lost::default();
+        self.loss_at = Time::NEVER;
+        let Some(largest) = self.largest_acked else { return found };
+        let delay = self.round_trip.loss_delay(self.granularity);
+        let mut span: Option<Time> = None;
+        let trouble = 3 * (self.round_trip.patience(self.granularity) + self.peer_delay);
+        for (index, sent) in self.sent.iter_mut().enumerate() {
+            let number = self.base + index as u64;
+            if number >= largest {
+                break;
+            }
+            if sent.state != State::UnderWay {
+                if sent.state == State::Done {
+                    span = None;
+                }
+                continue;
+            }
+            if largest - number < self.reorder && sent.at + delay > now {
+                self.loss_at = self.loss_at.min(sent.at + delay);
+                continue;
+            }
+            sent.state = State::Lost;
+            self.waiting -= 1;
+            found.datagrams += 1;
+            for index in 0..u64::from(sent.count) {
+                lost(number, 0, self.carried[(sent.carried - self.carried_base + index) as usize]);
+            }
+            if !sent.probe {
+                lost(number, sent.size as usize, Carried::Nothing);
+                self.bytes -= u64::from(sent.size);
+                found.latest = found.latest.max(Some(sent.at));
+                let since = *span.get_or_insert(sent.at);
+                found.persistent |= sent.at - since > trouble;
+                if number >= self.alarm_from {
+                    self.alarm.0 += 1;
+                }
+            }
+        }
+        found
+    }
+
+    /// The window was made smaller: a false alarm is one about what is lost from now on.
+    pub fn begin_alarm(&mut self, lost: u64) {
+        self.alarm = (lost, 0);
+        self.alarm_from = self.base;
+    }
+
+    /// When something counts as lost.
+    #[inline]
+    pub fn loss_at(&self) -> Time {
+        self.loss_at
+    }
+
+    /// When to ask whether anything arrived.
+    #[inline]
+    pub fn question_at(&self) -> Time {
+        if self.waiting == 0 {
+            return Time::NEVER;
+        }
+        let patience = self.round_trip.patience(self.granularity) + self.peer_delay;
+        let pause =
+            if self.questions == 0 { patience } else { (patience << self.questions.min(20)).min(self.pause_max.max(patience)) };
+        self.latest_sent + pause
+    }
+
+    /// Somebody asks just now.
+    pub fn asked(&mut self, now: Time) {
+        self.questions += 1;
+        self.latest_sent = now;
+    }
+
+    /// Tells `again` what the oldest datagrams under way carried, to be sent once more.
+    pub fn oldest(&self, most: usize, mut again: impl FnMut(Carried)) {
+        for sent in self.sent.iter().filter(|sent| sent.state == State::UnderWay && !sent.probe).take(most) {
+            for index in 0..u64::from(sent.count) {
+                again(self.carried[(sent.carried - self.carried_base + index) as usize]);
+            }
+        }
+    }
+
+    /// The peer is elsewhere: what was measured is void.
+    pub fn restart(&mut self, guess: Nanos) {
+        self.round_trip = RoundTrip::new(guess);
+        self.reorder = REORDER_START;
+    }
+}

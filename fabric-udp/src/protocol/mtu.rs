@@ -1,0 +1,181 @@
+//! How large a datagram may be: probing upward, and noticing that large ones no longer come through.
+
+use super::time::{MILLI, Nanos, Time};
+
+/// What every path carries.
+pub(crate) const MTU_FLOOR: usize = 1200;
+/// Sizes that paths are likely to have, as bytes of UDP payload: loopback, jumbo frames (IPv4, IPv6), Ethernet (IPv4, IPv6), tunnels.
+const STEPS: [usize; 8] = [65_507, 16_000, 8_972, 8_952, 4_000, 1_472, 1_452, 1_392];
+/// Probes of one size that may be lost before it counts as too large.
+const TRIES: u8 = 3;
+/// Large datagrams lost in a row, none of that size having arrived, that make a black hole.
+const SUSPICION_MAX: u32 = 8;
+/// When to look again, after a search and after a black hole.
+const AGAIN: Nanos = 600_000 * MILLI;
+const AGAIN_AFTER_HOLE: Nanos = 5_000 * MILLI;
+
+/// The search for the path's MTU.
+pub(crate) struct PathMtu {
+    current: usize,
+    /// What neither end nor link would exceed.
+    ceiling: usize,
+    /// A size known, or believed, not to get through.
+    too_large: usize,
+    /// The size being tried; whether a probe of it is under way.
+    under_way: bool,
+    tries: u8,
+    next: Time,
+    search: bool,
+    suspicion: u32,
+    /// The latest datagram above the floor that is known to have arrived.
+    arrived: Option<u64>,
+}
+
+impl PathMtu {
+    /// Begins with datagrams of `start` bytes. With `search`, larger ones up to `ceiling` are tried.
+    pub fn new(start: usize, ceiling: usize, search: bool) -> Self {
+        let current = start.min(ceiling);
+        Self {
+            current,
+            ceiling,
+            too_large: ceiling + 1,
+            under_way: false,
+            tries: 0,
+            next: Time::ZERO,
+            search,
+            suspicion: 0,
+            arrived: None,
+        }
+    }
+
+    /// Bytes of the largest datagram to send.
+    #[inline]
+    pub fn current(&self) -> usize {
+        self.current
+    }
+
+    fn candidate(&self) -> Option<usize> {
+        let fits = |size: &usize| *size > self.current && *size < self.too_large;
+        std::iter::once(self.ceiling).chain(STEPS).filter(fits).max()
+    }
+
+    /// The size of a probe that is to go now.
+    #[inline]
+    pub fn probe(&mut self, now: Time) -> Option<usize> {
+        if !self.search || self.under_way || now < self.next {
+            return None;
+        }
+        let candidate = self.candidate();
+        if candidate.is_none() {
+            self.too_large = self.ceiling + 1;
+            self.tries = 0;
+            self.next = if self.candidate().is_some() { now + AGAIN } else { Time::NEVER };
+        }
+        candidate
+    }
+
+    /// When the next probe is to go.
+    #[inline]
+    pub fn deadline(&self) -> Time {
+        if self.search && !self.under_way { self.next } else { Time::NEVER }
+    }
+
+    pub fn on_probe_sent(&mut self) {
+        self.under_way = true;
+    }
+
+    /// A probe arrived; whether that is news.
+    pub fn on_probe_acked(&mut self, size: usize) -> bool {
+        self.under_way = false;
+        self.tries = 0;
+        let larger = size > self.current && size <= self.ceiling;
+        if larger {
+            self.current = size;
+        }
+        larger
+    }
+
+    pub fn on_probe_lost(&mut self, size: usize) {
+        self.under_way = false;
+        self.tries += 1;
+        if self.tries >= TRIES {
+            self.tries = 0;
+            self.too_large = self.too_large.min(size);
+        }
+    }
+
+    /// The local link would not take a datagram of this size.
+    pub fn on_refused(&mut self, size: usize) {
+        self.under_way = false;
+        self.too_large = self.too_large.min(size);
+        self.current = self.current.min(MTU_FLOOR.max(size.saturating_sub(1)).min(self.ceiling));
+    }
+
+    /// The datagram of this number arrived, and it was above the floor.
+    #[inline]
+    pub fn on_large_acked(&mut self, number: u64) {
+        self.suspicion = 0;
+        self.arrived = self.arrived.max(Some(number));
+    }
+
+    /// A datagram that was no probe was lost. Whether datagrams are smaller from now on.
+    pub fn on_lost(&mut self, now: Time, number: u64, size: usize) -> bool {
+        // A large one that was sent later arrived: this loss has another cause.
+        if size <= MTU_FLOOR || self.current <= MTU_FLOOR || Some(number) < self.arrived {
+            return false;
+        }
+        self.suspicion += 1;
+        if self.suspicion < SUSPICION_MAX {
+            return false;
+        }
+        self.suspicion = 0;
+        self.current = MTU_FLOOR.min(self.ceiling);
+        self.too_large = self.ceiling + 1;
+        self.search = true;
+        self.next = now + AGAIN_AFTER_HOLE;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn search(mtu: &mut PathMtu, path: usize) -> usize {
+        let mut probes = 0;
+        while let Some(size) = mtu.probe(Time::ZERO) {
+            probes += 1;
+            mtu.on_probe_sent();
+            assert!(mtu.probe(Time::ZERO).is_none(), "one at a time");
+            if size <= path {
+                mtu.on_probe_acked(size);
+            } else {
+                mtu.on_probe_lost(size);
+            }
+        }
+        probes
+    }
+
+    #[test]
+    fn it_finds_usual_paths() {
+        for (path, found) in [(65_507, 65_507), (8_972, 8_972), (1_472, 1_472), (1_400, 1_392), (1_200, 1_200)] {
+            let mut mtu = PathMtu::new(MTU_FLOOR, 65_507, true);
+            let probes = search(&mut mtu, path);
+            assert!(mtu.current() == found && probes <= 24, "{path}: {} after {probes}", mtu.current());
+        }
+    }
+
+    #[test]
+    fn a_black_hole_makes_them_small_until_the_next_search() {
+        let mut mtu = PathMtu::new(9_000, 9_000, false);
+        mtu.on_large_acked(100);
+        for number in 0..100 {
+            assert!(!mtu.on_lost(Time::ZERO, number, 9_000), "a later one came through");
+        }
+        let fell: Vec<bool> = (101..).map(|number| mtu.on_lost(Time::ZERO, number, 9_000)).take(SUSPICION_MAX as usize).collect();
+        assert_eq!(fell.iter().position(|fell| *fell), Some(SUSPICION_MAX as usize - 1));
+        assert_eq!(mtu.current(), MTU_FLOOR);
+        assert!(mtu.probe(Time::ZERO).is_none());
+        assert_eq!(mtu.probe(Time::ZERO + AGAIN_AFTER_HOLE), Some(9_000));
+    }
+}

@@ -1,0 +1,288 @@
+//! One session: everything between this node and one life of another, by one pair of addresses.
+
+mod cargo;
+mod receive;
+mod timers;
+mod transmit;
+
+use super::ack::Received;
+use super::cipher::{Cipher, TAG_MAX};
+use super::config::Spans;
+use super::congestion::Controller;
+use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
+use super::header::HEADER;
+use super::lane::{Arrival, payload_max};
+use super::loss::Flight;
+use super::mtu::PathMtu;
+use super::pacing::Pacer;
+use super::stats::SessionStats;
+use super::time::Time;
+use super::transfer::TransferId;
+use super::{CloseReason, Event, Path, Peer, SessionId};
+use cargo::{Cargo, Closing, Control};
+use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};
+use std::collections::VecDeque;
+
+pub(crate) use receive::Opened;
+
+/// Ranges of an acknowledgement that travel with packets.
+const RANGES_ALONG: usize = 4;
+
+/// What was answered to who asked for a session, until they show that they got it.
+pub(crate) struct Offer {
+    pub nonce: u64,
+    pub accept: Vec<u8>,
+}
+
+/// The peer may be at another address.
+struct Move {
+    to: Path,
+    word: u64,
+    asked: bool,
+}
+
+pub(crate) struct Session {
+    pub id: SessionId,
+    /// How its peer names it.
+    remote: u32,
+    pub path: Path,
+    pub peer: Peer,
+    /// The other end has shown that it has the keys.
+    pub confirmed: bool,
+    pub offer: Option<Offer>,
+    /// The number of the request that led here.
+    pub nonce: u64,
+    /// What the other end wants the driver to know.
+    pub greeting: Vec<u8>,
+    /// It is over, and why. What waits for the driver may still be delivered.
+    pub over: Option<CloseReason>,
+    /// The other end was told, or needs not to be.
+    pub settled: bool,
+    /// In the endpoint's list of sessions with something to send.
+    pub queued: bool,
+    /// In the endpoint's list of sessions with something for the driver.
+    pub listed: bool,
+    cipher: Cipher,
+    received: Received,
+    flight: Flight,
+    congestion: Box<dyn Controller>,
+    pacer: Pacer,
+    mtu: PathMtu,
+    cargo: Cargo,
+    /// Datagrams that each class of traffic stood back for others.
+    passed_over: [u8; CLASSES],
+    /// Datagrams that may go whatever the window says.
+    questions: u8,
+    ping: bool,
+    /// The next datagram is to be as small as can be.
+    ping_alone: bool,
+    /// Up to this number datagrams went while the window was in use.
+    limited_until: u64,
+    paced_until: Time,
+    close_by: Time,
+    movement: Option<Move>,
+    response: Option<u64>,
+    last_heard: Time,
+    last_used: Time,
+    spans: Spans,
+    ack_every: u32,
+    secret: u64,
+    lane_window: u64,
+    stats: SessionStats,
+}
+
+/// Lanes and transfers, each of every priority.
+const CLASSES: usize = 2 * PRIORITIES;
+
+/// What a session is made of.
+pub(crate) struct Parts {
+    pub id: SessionId,
+    pub remote: u32,
+    pub path: Path,
+    pub peer: Peer,
+    pub cipher: Cipher,
+    pub flight: Flight,
+    pub congestion: Box<dyn Controller>,
+    pub mtu: PathMtu,
+    /// Bytes that the other end keeps for us on each lane, and we for it.
+    pub windows: (u64, u64),
+    pub buffer: usize,
+    pub spans: Spans,
+    pub ack_every: u32,
+    /// A number that nobody else knows.
+    pub secret: u64,
+}
+
+impl Session {
+    pub fn new(now: Time, parts: Parts, confirmed: bool) -> Self {
+        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, windows, buffer, spans, ack_every, secret } = parts;
+        Self {
+            id,
+            remote,
+            path,
+            peer,
+            confirmed,
+            offer: None,
+            nonce: 0,
+            greeting: Vec::new(),
+            over: None,
+            settled: false,
+            queued: false,
+            listed: false,
+            cipher,
+            received: Received::new(),
+            flight,
+            congestion,
+            pacer: Pacer::new(now),
+            mtu,
+            cargo: Cargo::new(windows, buffer),
+            passed_over: [0; CLASSES],
+            questions: 0,
+            // The other end waits for a sign that its answer arrived.
+            ping: true,
+            ping_alone: false,
+            limited_until: 0,
+            paced_until: Time::NEVER,
+            close_by: Time::NEVER,
+            movement: None,
+            response: None,
+            last_heard: now,
+            last_used: now,
+            spans,
+            ack_every,
+            secret,
+            lane_window: windows.0,
+            stats: SessionStats::default(),
+        }
+    }
+
+    /// The most payload of a packet that goes in one datagram just now.
+    pub fn packet_bytes(&self) -> usize {
+        let overhead = HEADER + TAG_MAX + PACKET_HEAD_MAX + ACK_LEN + (RANGES_ALONG - 1) * ACK_RANGE;
+        (self.mtu.current() - overhead).min(payload_max(self.lane_window))
+    }
+
+    pub fn refused(&self, priority: Priority) -> bool {
+        self.cargo.lanes_out[priority.index()].refused()
+    }
+
+    #[inline]
+    pub fn push(&mut self, now: Time, priority: Priority, head: &PacketHead, payload: &[u8]) -> Push {
+        if self.over.is_some() || self.cargo.closing != Closing::No {
+            return Push::Down(LinkDown::Damaged);
+        }
+        if !self.cargo.lanes_out[priority.index()].push(head, payload) {
+            return Push::Full;
+        }
+        self.stats.packets_out += 1;
+        self.last_used = now;
+        Push::Done
+    }
+
+    pub fn expect(&mut self, total: u64, limit: u64) -> u64 {
+        let transfer = self.cargo.transfers_in.expect(total, limit);
+        if total > 0 {
+            self.cargo.controls.push_back(Control::Grant(transfer));
+        }
+        transfer
+    }
+
+    pub fn grant(&mut self, transfer: u64, limit: u64) {
+        if self.cargo.transfers_in.grant(transfer, limit) {
+            self.cargo.controls.push_back(Control::Grant(transfer));
+        }
+    }
+
+    pub fn begin_transfer(
+        &mut self,
+        now: Time,
+        transfer: u64,
+        total: u64,
+        priority: Priority,
+    ) -> Result<(), super::TransferError> {
+        if self.over.is_some() || self.cargo.closing != Closing::No {
+            return Err(super::TransferError::Gone);
+        }
+        self.last_used = now;
+        self.cargo.transfers_out.begin(transfer, total, priority)
+    }
+
+    /// Gives a transfer up at this end; whether it was still running.
+    pub fn cancel(&mut self, transfer: u64, by_receiver: bool) -> bool {
+        let running =
+            if by_receiver { self.cargo.transfers_in.cancel(transfer) } else { self.cargo.transfers_out.cancel(transfer) };
+        if running {
+            self.cargo.controls.push_back(Control::Cancel { transfer, by_receiver });
+        }
+        running
+    }
+
+    /// Sends what was pushed, then says good-bye.
+    pub fn close(&mut self, now: Time, code: u8) {
+        if self.cargo.closing == Closing::No && self.over.is_none() {
+            self.cargo.closing = Closing::Finishing { code };
+            self.close_by = now + self.spans.dead;
+        }
+    }
+
+    pub fn end(&mut self, reason: CloseReason) {
+        if self.over.is_none() {
+            self.over = Some(reason);
+        }
+    }
+
+    /// Whether packets wait that the driver could have.
+    pub fn is_ready(&self) -> bool {
+        self.cargo.lanes_in.iter().any(|lane| lane.is_ready())
+    }
+
+    pub fn stats(&self) -> SessionStats {
+        SessionStats {
+            packets_in: self.cargo.lanes_in.iter().map(|lane| lane.delivered).sum(),
+            refused: self.cargo.lanes_in.iter().map(|lane| lane.refusals).sum(),
+            round_trip: self.flight.round_trip.smoothed,
+            round_trip_least: self.flight.round_trip.least,
+            window: self.congestion.window(),
+            under_way: self.flight.bytes,
+            mtu: self.mtu.current() as u64,
+            ..self.stats
+        }
+    }
+
+    /// Finds out whether the peer is still there.
+    pub fn ask_now(&mut self) {
+        self.ping = true;
+    }
+
+    pub fn is_flushed(&self) -> bool {
+        self.cargo.is_idle()
+    }
+
+    pub fn too_large(&mut self, size: usize) {
+        self.mtu.on_refused(size);
+        self.congestion.set_mtu(self.mtu.current());
+    }
+
+    pub fn tell_finished(&mut self, events: &mut VecDeque<Event>) {
+        while let Some(transfer) = self.cargo.transfers_out.finished.pop_front() {
+            events.push_back(Event::Sent { session: self.id, transfer: TransferId(transfer) });
+        }
+    }
+
+    /// Gives the driver what waits, even if it had refused it. Returns whether it wants to come back.
+    pub fn deliver<S: Sink>(&mut self, sink: &mut S, budget: &mut usize) -> bool {
+        let from = self.source();
+        for priority in Priority::ALL {
+            match self.cargo.lanes_in[priority.index()].retry(from, sink, budget) {
+                Arrival::Fine => {}
+                Arrival::Stop => return true,
+                Arrival::Broken(reason) => {
+                    sink.damaged(self.peer.node, priority, reason);
+                    self.over = Some(CloseReason::Damaged(reason));
+                    return false;
+                }
+            }
+        }
+        false
+    }
+}

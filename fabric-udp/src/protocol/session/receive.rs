@@ -1,0 +1,253 @@
+//! What a datagram does to a session.
+
+use super::{Closing, Move, Session};
+use crate::protocol::cipher::Cipher;
+use crate::protocol::frame::{self, Ack, Frame};
+use crate::protocol::header::Header;
+use crate::protocol::lane::{Arrival, Source};
+use crate::protocol::loss::Carried;
+use crate::protocol::time::Time;
+use crate::protocol::transfer::TransferId;
+use crate::protocol::wire::Reader;
+use crate::protocol::{CloseReason, Event, Path, Receive};
+use doorbell_fabric::Priority;
+use std::collections::VecDeque;
+
+/// What a datagram was.
+#[derive(Debug)]
+pub(crate) enum Opened<'d> {
+    /// Genuine and new; its body.
+    Body(&'d [u8]),
+    /// Its tag or checksum is wrong.
+    Corrupted,
+    /// It came before.
+    Duplicate,
+    /// It came from where the peer is not.
+    Misplaced,
+}
+
+impl Session {
+    /// Checks a datagram, and decrypts it in place.
+    #[inline]
+    pub fn open<'d>(&mut self, from: Path, header: &Header, datagram: &'d mut [u8]) -> Opened<'d> {
+        if !self.received.is_new(header.number) {
+            self.stats.duplicates += 1;
+            return Opened::Duplicate;
+        }
+        // Without a key nobody can tell a peer that moved from somebody who heard it.
+        if from != self.path && matches!(self.cipher, Cipher::Checked(_)) {
+            return Opened::Misplaced;
+        }
+        match self.cipher.open(header, datagram) {
+            Some(body) => Opened::Body(body),
+            None => {
+                self.stats.corrupted += 1;
+                Opened::Corrupted
+            }
+        }
+    }
+
+    /// Takes in the body of a genuine datagram. Returns whether the driver wants to come back; if `stopped`, it wanted that before.
+    pub fn take<R: Receive>(
+        &mut self,
+        now: Time,
+        from: Path,
+        header: &Header,
+        body: &[u8],
+        receiver: &mut R,
+        mut stopped: bool,
+        events: &mut VecDeque<Event>,
+    ) -> bool {
+        self.stats.datagrams_in += 1;
+        self.stats.bytes_in += body.len() as u64;
+        self.last_heard = now;
+        let latest = self.received.largest().is_none_or(|largest| header.number > largest);
+        let mut reader = Reader::new(body);
+        let mut wants_answer = false;
+        loop {
+            let frame = match frame::read(&mut reader) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                Err(reason) => {
+                    self.fail(None, reason, receiver);
+                    return stopped;
+                }
+            };
+            wants_answer |= !matches!(frame, Frame::Ack(_));
+            let broken = match frame {
+                Frame::Packet { priority, sequence, packet } => {
+                    let source = self.source();
+                    let lane = &mut self.cargo.lanes_in[priority.index()];
+                    let arrival = lane.on_packet(sequence, &packet, source, receiver, stopped);
+                    self.after_arrival(now, priority, arrival, &mut stopped)
+                }
+                Frame::Fragment { priority, sequence, total, offset, bytes } => {
+                    let source = self.source();
+                    let lane = &mut self.cargo.lanes_in[priority.index()];
+                    let arrival = lane.on_fragment((sequence, total, offset, bytes), source, receiver, stopped);
+                    self.after_arrival(now, priority, arrival, &mut stopped)
+                }
+                Frame::Data { transfer, offset, total, bytes } => {
+                    self.last_used = now;
+                    let session = self.id;
+                    let placed = self.cargo.transfers_in.on_data((transfer, offset, total), bytes, |at, bytes| {
+                        receiver.place(session, TransferId(transfer), at, bytes);
+                    });
+                    match placed {
+                        Ok(true) => {
+                            events.push_back(Event::Arrived { session, transfer: TransferId(transfer) });
+                            None
+                        }
+                        Ok(false) => None,
+                        Err(reason) => Some((None, reason)),
+                    }
+                }
+                Frame::Ack(ack) => self.on_ack(now, &ack).err().map(|reason| (None, reason)),
+                other => self.on_control(other, from, events).err().map(|reason| (None, reason)),
+            };
+            if let Some((priority, reason)) = broken {
+                self.fail(priority, reason, receiver);
+                return stopped;
+            }
+        }
+        self.received.insert(header.number, now, wants_answer, self.ack_every, self.spans.ack_delay);
+        if from != self.path && latest && self.movement.as_ref().is_none_or(|movement| movement.to != from) {
+            // Where a genuine datagram came from the peer may be, or somebody who repeats it: it has to answer from there.
+            let word = self.flight.next_number().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;
+            self.movement = Some(Move { to: from, word, asked: false });
+        }
+        self.tell_finished(events);
+        stopped
+    }
+
+    pub(super) fn source(&self) -> Source {
+        Source { node: self.peer.node, incarnation: self.peer.incarnation }
+    }
+
+    #[inline]
+    fn after_arrival(
+        &mut self,
+        now: Time,
+        priority: Priority,
+        arrival: Arrival,
+        stopped: &mut bool,
+    ) -> Option<(Option<Priority>, &'static str)> {
+        self.last_used = now;
+        match arrival {
+            Arrival::Fine => None,
+            Arrival::Stop => {
+                *stopped = true;
+                None
+            }
+            Arrival::Broken(reason) => Some((Some(priority), reason)),
+        }
+    }
+
+    /// The other end broke the rules: the session ends.
+    pub(super) fn fail<R: Receive>(&mut self, priority: Option<Priority>, reason: &'static str, receiver: &mut R) {
+        match priority {
+            Some(priority) => receiver.damaged(self.peer.node, priority, reason),
+            None => Priority::ALL.into_iter().for_each(|priority| receiver.damaged(self.peer.node, priority, reason)),
+        }
+        self.end(CloseReason::Damaged(reason));
+    }
+
+    fn on_control(&mut self, frame: Frame, from: Path, events: &mut VecDeque<Event>) -> Result<(), &'static str> {
+        match frame {
+            Frame::Credit { priority, refused, stamp, limit } => {
+                self.cargo.lanes_out[priority.index()].on_credit(refused, stamp, limit);
+            }
+            Frame::Grant { transfer, limit } => self.cargo.transfers_out.on_grant(transfer, limit)?,
+            Frame::Cancel { transfer, by_receiver } => {
+                let running = if by_receiver {
+                    self.cargo.transfers_out.cancel(transfer)
+                } else {
+                    self.cargo.transfers_in.cancel(transfer)
+                };
+                if running {
+                    events.push_back(Event::Cancelled {
+                        session: self.id,
+                        transfer: TransferId(transfer),
+                        outgoing: by_receiver,
+                    });
+                }
+            }
+            Frame::Close { code } => {
+                let reason =
+                    if matches!(self.cargo.closing, Closing::No) { CloseReason::ByPeer(code) } else { CloseReason::Local };
+                self.end(reason);
+            }
+            Frame::Challenge(word) => self.response = Some(word),
+            Frame::Response(word) => {
+                if let Some(movement) = self.movement.take_if(|movement| movement.word == word && movement.to == from) {
+                    self.path = movement.to;
+                    self.flight.restart(self.flight.round_trip.smoothed);
+                }
+            }
+            Frame::Ping | Frame::Ack(_) | Frame::Data { .. } | Frame::Packet { .. } | Frame::Fragment { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn on_ack(&mut self, now: Time, ack: &Ack) -> Result<(), &'static str> {
+        let Session { flight, cargo, .. } = self;
+        let (mut probe, mut answer) = (None, None);
+        let acked = flight.on_ack(now, ack, |carried| match carried {
+            Carried::Answer { largest } => answer = answer.max(Some(largest)),
+            Carried::Probe { size } => probe = probe.max(Some(size)),
+            carried => cargo.arrived(carried),
+        })?;
+        if let Some(largest) = answer {
+            self.received.forget_below(largest);
+        }
+        if let Some(number) = acked.large {
+            self.mtu.on_large_acked(number);
+        }
+        if let Some(size) = probe
+            && self.mtu.on_probe_acked(size as usize)
+        {
+            self.congestion.set_mtu(self.mtu.current());
+        }
+        if self.cargo.closing == Closing::Known {
+            self.end(CloseReason::Local);
+        }
+        self.stats.spurious += acked.spurious;
+        if acked.false_alarm {
+            self.congestion.on_false_alarm();
+        }
+        if let Some((number, sent)) = acked.latest {
+            self.questions = 0;
+            let round_trip = self.flight.round_trip;
+            let limited = number < self.limited_until;
+            self.congestion.on_ack(now, sent, acked.bytes, limited, round_trip.latest, round_trip.smoothed);
+            self.find_lost(now);
+        }
+        Ok(())
+    }
+
+    /// Counts as lost what is, and sends it again.
+    pub(super) fn find_lost(&mut self, now: Time) {
+        let Session { flight, cargo, mtu, stats, .. } = self;
+        let mut hole = false;
+        let lost = flight.find_lost(now, |number, size, carried| match carried {
+            Carried::Probe { size } => mtu.on_probe_lost(size as usize),
+            Carried::Nothing => hole |= mtu.on_lost(now, number, size),
+            carried => stats.bytes_again += cargo.again(carried),
+        });
+        if lost.datagrams == 0 {
+            return;
+        }
+        self.stats.lost += lost.datagrams;
+        if hole {
+            self.congestion.set_mtu(self.mtu.current());
+        }
+        if let Some(sent) = lost.latest {
+            if self.congestion.on_loss(now, sent) {
+                self.flight.begin_alarm(lost.datagrams);
+            }
+            if lost.persistent {
+                self.congestion.on_persistent_congestion();
+            }
+        }
+    }
+}

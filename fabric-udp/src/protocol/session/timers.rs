@@ -1,0 +1,95 @@
+//! What a session does when time passes.
+
+use super::{Closing, Session};
+use crate::protocol::CloseReason;
+use crate::protocol::time::Time;
+
+/// How often the other end is told that a session ends.
+const GOODBYES: u32 = 4;
+
+impl Session {
+    /// When [`on_timeout`](Self::on_timeout) is to be called next.
+    #[inline]
+    pub fn deadline(&self) -> Time {
+        if self.over.is_some() {
+            return Time::NEVER;
+        }
+        if !self.confirmed {
+            return self.last_heard + self.spans.dead;
+        }
+        let mut deadline = self.received.deadline().min(self.flight.loss_at()).min(self.flight.question_at());
+        deadline = deadline.min(self.close_by);
+        if self.flight.waiting == 0 {
+            deadline = deadline.min(self.last_heard + self.spans.keep_alive);
+        } else {
+            deadline = deadline.min(self.dead_at());
+        }
+        if self.flight.bytes < self.congestion.window() {
+            deadline = deadline.min(self.mtu.deadline()).min(self.paced_until);
+        }
+        match self.spans.idle {
+            Some(idle) => deadline.min(self.last_used + idle),
+            None => deadline,
+        }
+    }
+
+    /// A peer that says nothing until then is dead. It has three quarters of the time after the first question.
+    fn dead_at(&self) -> Time {
+        let asked = self.flight.waiting_since + (self.spans.dead - self.spans.keep_alive);
+        asked.max(self.last_heard + self.spans.dead)
+    }
+
+    /// This node itself stood still until now: the peer gets some more time.
+    pub fn forgive(&mut self, now: Time) {
+        self.last_heard = self.last_heard.max(Time::from_nanos(now.nanos().saturating_sub(self.spans.dead / 2)));
+    }
+
+    pub fn on_timeout(&mut self, now: Time) {
+        if self.over.is_some() {
+            return;
+        }
+        if !self.confirmed {
+            if self.last_heard + self.spans.dead <= now {
+                self.end(CloseReason::Silent);
+            }
+            return;
+        }
+        if self.flight.waiting > 0 && self.dead_at() <= now {
+            let closing = self.cargo.closing != Closing::No;
+            return self.end(if closing { CloseReason::Local } else { CloseReason::Silent });
+        }
+        if self.close_by <= now {
+            return self.end(CloseReason::Local);
+        }
+        if self.flight.loss_at() <= now {
+            self.find_lost(now);
+        }
+        if self.flight.question_at() <= now {
+            self.ask(now);
+        }
+        if self.flight.waiting == 0 && self.last_heard + self.spans.keep_alive <= now {
+            self.ping = true;
+        }
+        if let Some(idle) = self.spans.idle
+            && self.last_used + idle <= now
+            && self.cargo.closing == Closing::No
+        {
+            self.end(CloseReason::Idle);
+        }
+    }
+
+    /// Nothing came back for long: sends the oldest again, and the answer will tell about the others.
+    fn ask(&mut self, now: Time) {
+        self.stats.probe_timeouts += 1;
+        self.flight.asked(now);
+        let Session { flight, cargo, stats, .. } = self;
+        flight.oldest(2, |carried| stats.bytes_again += cargo.again(carried));
+        self.questions = 2;
+        if matches!(self.cargo.closing, Closing::Telling { .. }) && self.flight.questions > GOODBYES {
+            // The other end knows, and its answer was lost; or it will find out.
+            self.end(CloseReason::Local);
+        }
+        // A path that lost its large datagrams still answers a small one.
+        self.ping_alone = self.flight.questions >= 2;
+    }
+}

@@ -1,0 +1,360 @@
+//! The next datagram of a session.
+
+use super::{CLASSES, Closing, Control, Move, RANGES_ALONG, Session};
+use crate::protocol::frame::{
+    self, ACK_LEN, ACK_RANGE, CHALLENGE_LEN, CLOSE_LEN, CREDIT_LEN, FRAGMENT_HEAD, GRANT_LEN, PACKET_HEAD,
+};
+use crate::protocol::header::HEADER;
+use crate::protocol::loss::Carried;
+use crate::protocol::time::Time;
+use crate::protocol::transfer::TransferId;
+use crate::protocol::wire::Writer;
+use crate::protocol::{Event, Path, Source};
+use doorbell_fabric::Priority;
+use std::collections::VecDeque;
+
+/// Datagrams for which a class stands back before it goes first.
+const PATIENCE: u8 = 15;
+/// Most things one datagram carries.
+const CARRIED_MAX: u8 = 24;
+/// What the last frame of a datagram must have for its bytes to be left out of the checksum.
+const LEFT_OUT_LEAST: usize = 512;
+
+/// A datagram that was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub len: usize,
+    pub to: Path,
+    /// It goes alone, whatever its size.
+    pub alone: bool,
+}
+
+/// What is being put into one datagram.
+struct Draft<'b> {
+    writer: Writer<'b>,
+    count: u8,
+    wants_answer: bool,
+    /// Where the bytes of the last frame begin, if these are many.
+    tail: Option<usize>,
+}
+
+impl Session {
+    /// Whether [`transmit`](Self::transmit) may have something.
+    #[inline]
+    pub fn wants_to_send(&self, now: Time) -> bool {
+        if !self.confirmed || self.over.is_some() {
+            return false;
+        }
+        self.ping
+            || self.questions > 0
+            || self.received.is_due(now)
+            || self.cargo.has_news()
+            || self.cargo.has_bulk()
+            || self.response.is_some()
+            || self.mtu.deadline() <= now
+            || matches!(self.cargo.closing, Closing::Finishing { .. })
+            || self.movement.as_ref().is_some_and(|movement| !movement.asked)
+    }
+
+    /// Makes the next datagram of at most `most` bytes. `segment`: the size of those before it in the same run, which it may only
+    /// equal, or be the last.
+    pub fn transmit<S: Source>(
+        &mut self,
+        now: Time,
+        buf: &mut [u8],
+        segment: Option<usize>,
+        source: &mut S,
+        events: &mut VecDeque<Event>,
+    ) -> Option<Piece> {
+        if !self.confirmed || self.over.is_some() {
+            return None;
+        }
+        if segment.is_none()
+            && let Some(piece) = self.transmit_apart(now, buf)
+        {
+            return Some(piece);
+        }
+        if let Closing::Finishing { code } = self.cargo.closing
+            && self.cargo.is_idle()
+        {
+            self.cargo.closing = Closing::Telling { code, told: false };
+        }
+        let bulk = self.cargo.has_bulk() && self.may_send(now);
+        let due = self.received.is_due(now);
+        if !(bulk || due || self.ping || self.questions > 0 || self.cargo.has_news() || self.response.is_some()) {
+            return None;
+        }
+        let tag = self.cipher.tag();
+        let mtu = self.mtu.current();
+        let most = segment.unwrap_or(mtu).min(mtu).min(buf.len());
+        let mut draft = Draft { writer: Writer::new(&mut buf[..most - tag]), count: 0, wants_answer: false, tail: None };
+        draft.writer.space(HEADER);
+        if due || self.received.is_owed() {
+            self.write_answer(now, &mut draft, bulk);
+        }
+        self.write_news(&mut draft);
+        if bulk {
+            self.write_bulk(mtu - tag - HEADER, &mut draft, source, events);
+        }
+        if (self.ping || self.questions > 0) && !draft.wants_answer && draft.writer.room() > 0 {
+            frame::write_ping(&mut draft.writer);
+            draft.wants_answer = true;
+        }
+        if draft.wants_answer {
+            self.ping = false;
+        }
+        if draft.writer.len() == HEADER {
+            return None;
+        }
+        let mut covered = match draft.tail {
+            Some(tail) if self.cipher.may_leave_out() => tail as u16,
+            _ => 0,
+        };
+        // A little padding keeps a run of equal datagrams going, which is worth a system call.
+        let short = draft.writer.room();
+        if segment.is_some() && short > 0 && short <= most / 8 && bulk && self.cargo.has_bulk() {
+            frame::write_padding(&mut draft.writer, short);
+            covered = 0;
+        }
+        let len = draft.writer.len() + tag;
+        let (count, wants_answer) = (draft.count, draft.wants_answer);
+        self.finish(now, &mut buf[..len], covered, count, wants_answer, false);
+        Some(Piece { len, to: self.path, alone: false })
+    }
+
+    /// Whether window and pacing allow another datagram.
+    #[inline]
+    fn may_send(&mut self, now: Time) -> bool {
+        if self.questions > 0 {
+            return true;
+        }
+        let window = self.congestion.window();
+        if self.flight.bytes >= window {
+            self.limited_until = self.flight.next_number();
+            return false;
+        }
+        let ready = self.pacer.ready_at(now, self.mtu.current(), window, self.flight.round_trip.smoothed);
+        self.paced_until = if ready > now { ready } else { Time::NEVER };
+        ready <= now
+    }
+
+    /// Protects a datagram and notes that it went.
+    #[inline]
+    fn finish(&mut self, now: Time, datagram: &mut [u8], covered: u16, count: u8, wants_answer: bool, probe: bool) {
+        let number = self.flight.next_number();
+        self.cipher.seal(datagram, self.remote, number, covered);
+        self.flight.on_sent(now, datagram.len(), count, wants_answer, probe);
+        if wants_answer {
+            self.questions = self.questions.saturating_sub(1);
+            self.pacer.spend(datagram.len());
+            if self.flight.bytes * 2 >= self.congestion.window() {
+                self.limited_until = number + 1;
+            }
+        }
+        self.stats.datagrams_out += 1;
+        self.stats.bytes_out += datagram.len() as u64;
+    }
+
+    fn write_answer(&mut self, now: Time, draft: &mut Draft, along: bool) {
+        // With packets only a few ranges, so that these still fit; and all of them alone if there are more.
+        let Some(largest) = self.received.largest() else { return };
+        if draft.writer.room() < ACK_LEN {
+            return;
+        }
+        let most = if along { RANGES_ALONG } else { frame::ACK_RANGES_MAX };
+        let (delay, ranges) = self.received.answer(now);
+        frame::write_ack(&mut draft.writer, delay, ranges.take(most));
+        self.flight.carry(Carried::Answer { largest });
+        draft.count += 1;
+        const { assert!(ACK_LEN + ACK_RANGE * frame::ACK_RANGES_MAX < 1000) };
+    }
+
+    /// Credits, grants and the like.
+    fn write_news(&mut self, draft: &mut Draft) {
+        let mut carry = |draft: &mut Draft, what| {
+            self.flight.carry(what);
+            draft.count += 1;
+            draft.wants_answer = true;
+        };
+        if draft.writer.room() >= CHALLENGE_LEN
+            && let Some(word) = self.response.take()
+        {
+            frame::write_response(&mut draft.writer, word);
+            carry(draft, Carried::Nothing);
+        }
+        for (index, lane) in self.cargo.lanes_in.iter_mut().enumerate() {
+            if lane.untold && draft.writer.room() >= CREDIT_LEN {
+                let (refused, stamp, limit) = lane.credit();
+                frame::write_credit(&mut draft.writer, Priority::ALL[index], refused, stamp, limit);
+                carry(draft, Carried::Credit { lane: index as u8 });
+            }
+        }
+        while draft.count < CARRIED_MAX / 2 && draft.writer.room() >= GRANT_LEN {
+            let Some(control) = self.cargo.controls.pop_front() else { break };
+            match control {
+                Control::Grant(transfer) => {
+                    let Some(limit) = self.cargo.transfers_in.limit(transfer) else { continue };
+                    frame::write_grant(&mut draft.writer, transfer, limit);
+                    carry(draft, Carried::Grant { transfer });
+                }
+                Control::Cancel { transfer, by_receiver } => {
+                    frame::write_cancel(&mut draft.writer, transfer, by_receiver);
+                    carry(draft, Carried::Cancel { transfer, by_receiver });
+                }
+            }
+        }
+        if let Closing::Telling { code, told } = &mut self.cargo.closing
+            && !*told
+            && draft.writer.room() >= CLOSE_LEN
+        {
+            *told = true;
+            frame::write_close(&mut draft.writer, *code);
+            carry(draft, Carried::Close);
+        }
+    }
+
+    /// Packets and transfers, by priority, but for a class that stood back for long.
+    fn write_bulk<S: Source>(&mut self, whole: usize, draft: &mut Draft, source: &mut S, events: &mut VecDeque<Event>) {
+        let starving = (0..CLASSES).rev().find(|class| self.passed_over[*class] >= PATIENCE);
+        for class in starving.into_iter().chain(0..CLASSES) {
+            if draft.writer.room() < PACKET_HEAD.min(FRAGMENT_HEAD) || draft.count >= CARRIED_MAX {
+                break;
+            }
+            if self.write_class(class, whole, draft, source, events) {
+                self.passed_over[class] = 0;
+            }
+        }
+        for class in 0..CLASSES {
+            let waits = self.class_has_work(class);
+            let passed = &mut self.passed_over[class];
+            *passed = if waits { passed.saturating_add(1) } else { 0 };
+        }
+    }
+
+    fn class_has_work(&self, class: usize) -> bool {
+        if class.is_multiple_of(2) {
+            self.cargo.lanes_out[class / 2].has_work()
+        } else {
+            self.cargo.transfers_out.has_work(Priority::ALL[class / 2])
+        }
+    }
+
+    /// Even classes are lanes, odd ones transfers. Returns whether anything of it went.
+    #[inline]
+    fn write_class<S: Source>(
+        &mut self,
+        class: usize,
+        whole: usize,
+        draft: &mut Draft,
+        source: &mut S,
+        events: &mut VecDeque<Event>,
+    ) -> bool {
+        let before = draft.count;
+        if class.is_multiple_of(2) {
+            let lane = &mut self.cargo.lanes_out[class / 2];
+            while draft.count < CARRIED_MAX && lane.has_work() {
+                let start = draft.writer.len();
+                let Some(carried) = lane.write(&mut draft.writer, whole) else { break };
+                let head = match carried {
+                    Carried::Packets { count: 1, .. } => frame::PACKET_HEAD_MAX,
+                    Carried::Fragment { .. } => FRAGMENT_HEAD,
+                    _ => usize::MAX,
+                };
+                draft.note_tail(start, head);
+                self.flight.carry(carried);
+                draft.count += 1;
+            }
+        } else {
+            let priority = Priority::ALL[class / 2];
+            let (session, mut unreadable) = (self.id, Vec::new());
+            while draft.count < CARRIED_MAX && self.cargo.transfers_out.has_work(priority) {
+                let start = draft.writer.len();
+                let read = |transfer, offset, into: &mut [u8]| source.read(session, TransferId(transfer), offset, into);
+                let Some(carried) = self.cargo.transfers_out.write(priority, &mut draft.writer, read, &mut unreadable) else {
+                    break;
+                };
+                draft.note_tail(start, frame::DATA_HEAD);
+                self.flight.carry(carried);
+                draft.count += 1;
+            }
+            self.cargo.transfers_out.rotate(priority);
+            for transfer in unreadable {
+                self.cargo.tell(Control::Cancel { transfer, by_receiver: false });
+                events.push_back(Event::Cancelled { session, transfer: TransferId(transfer), outgoing: true });
+            }
+        }
+        draft.wants_answer |= draft.count > before;
+        draft.count > before
+    }
+
+    /// Datagrams that are no part of a run: probes for larger ones, and questions to where the peer may have moved.
+    #[inline]
+    fn transmit_apart(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
+        if self.movement.is_none() && !self.ping_alone && self.mtu.deadline() > now {
+            return None;
+        }
+        self.transmit_probe(now, buf)
+    }
+
+    #[cold]
+    fn transmit_probe(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
+        let tag = self.cipher.tag();
+        if let Some(Move { to, word, asked: asked @ false }) = &mut self.movement {
+            *asked = true;
+            let (to, word) = (*to, *word);
+            let len = HEADER + CHALLENGE_LEN + tag;
+            let mut writer = Writer::new(&mut buf[..len]);
+            writer.space(HEADER);
+            frame::write_challenge(&mut writer, word);
+            self.flight.carry(Carried::Nothing);
+            self.finish(now, &mut buf[..len], 0, 1, true, true);
+            return Some(Piece { len, to, alone: true });
+        }
+        if std::mem::take(&mut self.ping_alone) {
+            let len = HEADER + 1 + tag;
+            let mut writer = Writer::new(&mut buf[..len]);
+            writer.space(HEADER);
+            frame::write_ping(&mut writer);
+            self.finish(now, &mut buf[..len], 0, 0, true, false);
+            return Some(Piece { len, to: self.path, alone: true });
+        }
+        let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.congestion.window())?;
+        let mut writer = Writer::new(&mut buf[..size]);
+        writer.space(HEADER);
+        frame::write_ping(&mut writer);
+        let rest = writer.room() - tag;
+        frame::write_padding(&mut writer, rest);
+        self.mtu.on_probe_sent();
+        self.flight.carry(Carried::Probe { size: size as u32 });
+        self.finish(now, &mut buf[..size], 0, 1, true, true);
+        Some(Piece { len: size, to: self.path, alone: true })
+    }
+
+    /// The last datagram of a session that is over: what the other end is told, in case it waits for that.
+    pub fn farewell(&mut self, now: Time, code: Option<u8>) -> Vec<u8> {
+        let tag = self.cipher.tag();
+        let mut buf = vec![0; HEADER + ACK_LEN + CLOSE_LEN + tag];
+        let mut writer = Writer::new(&mut buf[..HEADER + ACK_LEN + CLOSE_LEN]);
+        writer.space(HEADER);
+        if self.received.largest().is_some() {
+            let (delay, ranges) = self.received.answer(now);
+            frame::write_ack(&mut writer, delay, ranges.take(1));
+        }
+        if let Some(code) = code {
+            frame::write_close(&mut writer, code);
+        }
+        let len = writer.len() + tag;
+        buf.truncate(len);
+        self.finish(now, &mut buf, 0, 0, false, false);
+        buf
+    }
+}
+
+impl Draft<'_> {
+    /// A frame was written at `start`, with `head` bytes before its own bytes.
+    #[inline]
+    fn note_tail(&mut self, start: usize, head: usize) {
+        let bytes = start.saturating_add(head);
+        self.tail = (bytes.saturating_add(LEFT_OUT_LEAST) <= self.writer.len()).then_some(bytes);
+    }
+}

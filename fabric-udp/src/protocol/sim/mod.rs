@@ -1,0 +1,219 @@
+//! A network in virtual time: nodes, and between them pipes that lose, delay, repeat, reorder and spoil datagrams. The same seed gives the
+//! same run.
+
+mod pipe;
+
+use super::{Endpoint, LinkId, Path, Receive, Source, Time};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::{Ipv4Addr, SocketAddr};
+
+use pipe::Pipe;
+pub use pipe::{Dice, Rules};
+
+/// What a node does beside its endpoint.
+pub trait Driver: Receive + Source {
+    /// Called whenever the node is awake: after datagrams, timers, or when it asked for it. Says when it wants to be called again.
+    fn turn(&mut self, now: Time, endpoint: &mut Endpoint) -> Option<Time>;
+}
+
+/// One node of the network.
+pub struct Node<D> {
+    /// Its sessions. `None`: it was killed.
+    pub endpoint: Option<Endpoint>,
+    /// What drives it.
+    pub driver: D,
+    /// Where it is reached.
+    pub address: SocketAddr,
+    wake: Time,
+}
+
+/// A datagram on its way.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Flying {
+    at: Time,
+    /// Keeps the order of what arrives at one moment.
+    order: u64,
+    from: SocketAddr,
+    to: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+/// What the network counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetworkStats {
+    /// Datagrams given to it.
+    pub sent: u64,
+    /// ... that it lost, for whatever reason.
+    pub lost: u64,
+    /// Copies it made.
+    pub duplicated: u64,
+    /// Datagrams it spoilt.
+    pub corrupted: u64,
+}
+
+/// Nodes and the pipes between them.
+pub struct Network<D> {
+    /// The nodes, in the order they were added.
+    pub nodes: Vec<Node<D>>,
+    /// What happened to datagrams.
+    pub stats: NetworkStats,
+    /// Every datagram that arrived anywhere, if they are to be kept: source, target, bytes.
+    pub record: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
+    now: Time,
+    order: u64,
+    flying: BinaryHeap<Reverse<Flying>>,
+    pipes: Vec<Pipe>,
+    /// Which pipe leads from one node to another.
+    routes: BTreeMap<(usize, usize), usize>,
+    default: Rules,
+    dice: Dice,
+    buf: Vec<u8>,
+}
+
+impl<D: Driver> Network<D> {
+    /// A network in which pipes follow `rules`, unless others are laid.
+    pub fn new(seed: u64, rules: Rules) -> Self {
+        Self {
+            nodes: Vec::new(),
+            stats: NetworkStats::default(),
+            record: None,
+            now: Time::ZERO + 1,
+            order: 0,
+            flying: BinaryHeap::new(),
+            pipes: Vec::new(),
+            routes: BTreeMap::new(),
+            default: rules,
+            dice: Dice::new(seed),
+            buf: vec![0; 1 << 16],
+        }
+    }
+
+    /// The address of a node.
+    pub fn address(index: usize) -> SocketAddr {
+        (Ipv4Addr::new(10, 0, (index >> 8) as u8, index as u8), 4000).into()
+    }
+
+    /// The way to a node by the only link.
+    pub fn path_to(index: usize) -> Path {
+        Path { link: LinkId(0), peer: Self::address(index) }
+    }
+
+    /// Adds a node.
+    pub fn add(&mut self, endpoint: Endpoint, driver: D) -> usize {
+        let address = Self::address(self.nodes.len());
+        self.nodes.push(Node { endpoint: Some(endpoint), driver, address, wake: Time::ZERO });
+        self.nodes.len() - 1
+    }
+
+    /// Lays a pipe, to be used for one or several directions.
+    pub fn lay(&mut self, rules: Rules, directions: &[(usize, usize)]) {
+        self.pipes.push(Pipe::new(rules));
+        for direction in directions {
+            self.routes.insert(*direction, self.pipes.len() - 1);
+        }
+    }
+
+    /// What time it is.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// One node's endpoint, to be told something. It must live. Call [`wake`](Self::wake) afterwards.
+    pub fn endpoint(&mut self, index: usize) -> &mut Endpoint {
+        self.nodes[index].endpoint.as_mut().expect("a living node")
+    }
+
+    /// Gives a node its turn at once.
+    pub fn wake(&mut self, index: usize) {
+        self.nodes[index].wake = self.now;
+    }
+
+    /// Puts a datagram on the network as if `from` had sent it.
+    pub fn inject(&mut self, from: SocketAddr, to: usize, bytes: Vec<u8>) {
+        let to = Self::address(to);
+        self.order += 1;
+        self.flying.push(Reverse(Flying { at: self.now, order: self.order, from, to, bytes }));
+    }
+
+    /// Runs until `done` or until `until`; whether it was done.
+    pub fn run(&mut self, until: Time, mut done: impl FnMut(&Self) -> bool) -> bool {
+        loop {
+            if done(self) {
+                return true;
+            }
+            let wake = (0..self.nodes.len()).min_by_key(|index| self.nodes[*index].wake);
+            let wake_at = wake.map_or(Time::NEVER, |index| self.nodes[index].wake);
+            let arrives_at = self.flying.peek().map_or(Time::NEVER, |flying| flying.0.at);
+            let next = wake_at.min(arrives_at);
+            if next > until || next == Time::NEVER {
+                self.now = self.now.max(until);
+                return done(self);
+            }
+            self.now = self.now.max(next);
+            if arrives_at <= wake_at
+                && let Some(Reverse(flying)) = self.flying.pop()
+            {
+                self.arrive(flying);
+            } else if let Some(index) = wake {
+                self.turn(index);
+            }
+        }
+    }
+
+    fn index_of(&self, address: SocketAddr) -> Option<usize> {
+        self.nodes.iter().position(|node| node.address == address)
+    }
+
+    fn arrive(&mut self, mut flying: Flying) {
+        if let Some(record) = &mut self.record {
+            record.push((flying.from, flying.to, flying.bytes.clone()));
+        }
+        let Some(index) = self.index_of(flying.to) else { return };
+        let Node { endpoint: Some(endpoint), driver, .. } = &mut self.nodes[index] else { return };
+        let from = Path { link: LinkId(0), peer: flying.from };
+        endpoint.handle_datagram(self.now, from, &mut flying.bytes, driver, false);
+        self.turn(index);
+    }
+
+    fn turn(&mut self, index: usize) {
+        let Node { endpoint: Some(endpoint), driver, wake, address } = &mut self.nodes[index] else {
+            self.nodes[index].wake = Time::NEVER;
+            return;
+        };
+        let from = *address;
+        endpoint.handle_timeout(self.now);
+        let again = driver.turn(self.now, endpoint);
+        let mut sent = Vec::new();
+        while let Some(transmit) = endpoint.poll_transmit(self.now, &mut self.buf, driver) {
+            assert!(transmit.len > 0 && transmit.segment > 0);
+            for datagram in self.buf[..transmit.len].chunks(transmit.segment) {
+                sent.push((transmit.path.peer, datagram.to_vec()));
+            }
+        }
+        // Nothing is ever due in the past, or virtual time stands still.
+        *wake = endpoint.poll_timeout().unwrap_or(Time::NEVER).min(again.unwrap_or(Time::NEVER)).max(self.now + 1);
+        for (to, bytes) in sent {
+            self.send(index, from, to, bytes);
+        }
+    }
+
+    fn send(&mut self, index: usize, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
+        self.stats.sent += 1;
+        let Some(target) = self.index_of(to) else {
+            self.stats.lost += 1;
+            return;
+        };
+        let default = &self.default;
+        let pipes = &mut self.pipes;
+        let pipe = *self.routes.entry((index, target)).or_insert_with(|| {
+            pipes.push(Pipe::new(default.clone()));
+            pipes.len() - 1
+        });
+        let copies = self.pipes[pipe].carry(self.now, bytes, &mut self.dice, &mut self.stats);
+        for (at, bytes) in copies {
+            self.order += 1;
+            self.flying.push(Reverse(Flying { at, order: self.order, from, to, bytes }));
+        }
+    }
+}

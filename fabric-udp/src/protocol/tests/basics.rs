@@ -1,0 +1,38 @@
+use super::*;
+use crate::protocol::sim::Rules;
+use crate::protocol::*;
+use doorbell_fabric::Priority;
+
+fn connected(network: &Net) -> bool {
+    network.nodes.iter().all(|node| node.driver.is_connected())
+}
+
+#[test]
+fn two_nodes_connect_and_talk() {
+    let streams = || Talker::with(Priority::ALL.map(|priority| Stream::new(priority, 500, (0, 900))).to_vec());
+    let mut network = pair(1, Rules::clean(50_000), |_| {}, [streams(), streams()]);
+    assert!(
+        network.run(Time::from_nanos(SECOND), |n| n.nodes[0].driver.count_from(1) == 1500
+            && n.nodes[1].driver.count_from(0) == 1500)
+    );
+    let stats = network.endpoint(0).stats();
+    assert_eq!((stats.connected, stats.junk, stats.corrupted, stats.stray), (1, 0, 0, 0));
+    let session = network.nodes[0].driver.session.unwrap();
+    let stats = network.endpoint(0).session_stats(session).unwrap();
+    assert_eq!((stats.lost, stats.bytes_again, stats.duplicates), (0, 0, 0), "{stats:?}");
+}
+
+#[test]
+fn an_idle_session_lives_and_a_silent_peer_is_dead_after_the_time() {
+    let mut network = pair(1, Rules::clean(50_000), |_| {}, [Talker::default(), Talker::default()]);
+    assert!(network.run(Time::from_nanos(SECOND), connected));
+    assert!(!network.run(Time::from_nanos(20 * SECOND), |n| n.nodes[0].driver.closed().is_some()));
+    let sent = network.stats.sent;
+    assert!(sent < 400, "{sent} datagrams in twenty idle seconds");
+    network.nodes[1].endpoint = None;
+    let killed = network.now();
+    assert!(network.run(Time::NEVER, |n| n.nodes[0].driver.closed().is_some()));
+    let took = network.now() - killed;
+    assert!((740 * MS..=1010 * MS).contains(&took), "{took}");
+    assert_eq!(network.nodes[0].driver.closed(), Some(CloseReason::Silent));
+}

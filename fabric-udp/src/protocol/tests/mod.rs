@@ -1,0 +1,9 @@
+//! The protocol on simulated networks.
+
+mod basics;
+mod lanes;
+mod sessions;
+mod talker;
+mod transfers;
+
+pub(crate) use talker::*;

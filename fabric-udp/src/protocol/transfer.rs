@@ -1,0 +1,274 @@
+//! Transfers: bytes with a place of their own, sent in any order and stored once each.
+//!
+//! The receiver names a transfer and says how far its sender may go; only then bytes flow. So bytes of a transfer that is not
+//! known are old or given up, and nothing is kept to recognise them.
+
+use super::frame::{self, DATA_HEAD};
+use super::loss::Carried;
+use super::ranges::RangeSet;
+use super::wire::Writer;
+use doorbell_fabric::{PRIORITIES, Priority};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Grants kept for transfers that this end has not begun.
+const EARLY_MAX: usize = 4096;
+/// Fewer bytes are not worth a frame, unless they are the last.
+const PIECE_LEAST: usize = 256;
+
+/// One transfer of one direction of a session, as its receiver named it. Never used again within the session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferId(pub u64);
+
+/// Why a transfer can't begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransferError {
+    /// There is no such session, or it is closing.
+    #[error("the session is gone")]
+    Gone,
+    /// A transfer of this name was begun before.
+    #[error("the transfer was begun before")]
+    Used,
+}
+
+/// The sending ends of a session's transfers.
+#[derive(Default)]
+pub(crate) struct TransfersOut {
+    running: BTreeMap<u64, Out>,
+    /// Those that have something to send, in turn.
+    queues: [VecDeque<u64>; PRIORITIES],
+    /// Grants that came before their transfer was begun.
+    early: BTreeMap<u64, u64>,
+    used: RangeSet,
+    /// Ended, and not told yet.
+    pub finished: VecDeque<u64>,
+}
+
+struct Out {
+    priority: Priority,
+    total: u64,
+    /// How far the receiver lets us go.
+    limit: u64,
+    /// The first byte never sent.
+    next: u64,
+    acked: RangeSet,
+    again: RangeSet,
+    queued: bool,
+}
+
+impl Out {
+    fn has_work(&self) -> bool {
+        self.next < self.limit.min(self.total) || !self.again.is_empty()
+    }
+}
+
+impl TransfersOut {
+    pub fn begin(&mut self, transfer: u64, total: u64, priority: Priority) -> Result<(), TransferError> {
+        if self.used.covers(transfer, transfer.saturating_add(1)) || transfer == u64::MAX {
+            return Err(TransferError::Used);
+        }
+        self.used.insert(transfer, transfer + 1);
+        let limit = self.early.remove(&transfer).unwrap_or(0);
+        if total == 0 {
+            self.finished.push_back(transfer);
+            return Ok(());
+        }
+        let out = Out { priority, total, limit, next: 0, acked: RangeSet::default(), again: RangeSet::default(), queued: false };
+        self.running.insert(transfer, out);
+        self.enqueue(transfer);
+        Ok(())
+    }
+
+    fn enqueue(&mut self, transfer: u64) {
+        if let Some(out) = self.running.get_mut(&transfer)
+            && !out.queued
+            && out.has_work()
+        {
+            out.queued = true;
+            self.queues[out.priority.index()].push_back(transfer);
+        }
+    }
+
+    /// Whether nothing waits for an acknowledgement or a grant.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    #[inline]
+    pub fn has_work(&self, priority: Priority) -> bool {
+        !self.queues[priority.index()].is_empty()
+    }
+
+    /// Forgets a transfer; whether it was running.
+    pub fn cancel(&mut self, transfer: u64) -> bool {
+        self.early.remove(&transfer);
+        self.running.remove(&transfer).is_some()
+    }
+
+    pub fn on_grant(&mut self, transfer: u64, limit: u64) -> Result<(), &'static str> {
+        if let Some(out) = self.running.get_mut(&transfer) {
+            out.limit = out.limit.max(limit);
+            self.enqueue(transfer);
+        } else if !self.used.covers(transfer, transfer.saturating_add(1)) {
+            let known = self.early.entry(transfer).or_default();
+            *known = limit.max(*known);
+            if self.early.len() > EARLY_MAX {
+                return Err("grants for too many transfers that nobody began");
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the next bytes of one transfer of this priority, read by `read`, which says whether it could. Transfers it could not read are
+    /// pushed to `unreadable`.
+    pub fn write(
+        &mut self,
+        priority: Priority,
+        writer: &mut Writer,
+        mut read: impl FnMut(u64, u64, &mut [u8]) -> bool,
+        unreadable: &mut Vec<u64>,
+    ) -> Option<Carried> {
+        let queue = &mut self.queues[priority.index()];
+        loop {
+            let transfer = *queue.front()?;
+            let Some(out) = self.running.get_mut(&transfer).filter(|out| out.has_work()) else {
+                if let Some(out) = self.running.get_mut(&transfer) {
+                    out.queued = false;
+                }
+                queue.pop_front();
+                continue;
+            };
+            let most = writer.room().checked_sub(DATA_HEAD)?.min(usize::from(u16::MAX)) as u64;
+            let left = match out.again.iter().next() {
+                Some((from, to)) => to - from,
+                None => out.limit.min(out.total) - out.next,
+            };
+            if most < left.min(PIECE_LEAST as u64) {
+                return None;
+            }
+            let (from, to) = match out.again.take_front(most) {
+                Some(range) => range,
+                None => {
+                    let to = out.limit.min(out.total).min(out.next + most);
+                    let from = std::mem::replace(&mut out.next, to);
+                    (from, to)
+                }
+            };
+            let total = out.total;
+            if !out.has_work() {
+                out.queued = false;
+                queue.pop_front();
+            }
+            let before = writer.len();
+            let into = frame::write_data(writer, transfer, from, total, (to - from) as usize);
+            if !read(transfer, from, into) {
+                writer.back_to(before);
+                self.running.remove(&transfer);
+                unreadable.push(transfer);
+                continue;
+            }
+            return Some(Carried::Data { transfer, offset: from, len: (to - from) as u32 });
+        }
+    }
+
+    /// Lets the next transfer of each priority have its turn.
+    pub fn rotate(&mut self, priority: Priority) {
+        let queue = &mut self.queues[priority.index()];
+        if queue.len() > 1 {
+            queue.rotate_left(1);
+        }
+    }
+
+    pub fn on_acked(&mut self, transfer: u64, offset: u64, len: u32) {
+        let Some(out) = self.running.get_mut(&transfer) else { return };
+        let end = offset + u64::from(len);
+        out.acked.insert(offset, end);
+        if !out.again.is_empty() {
+            out.again.remove(offset, end);
+        }
+        if out.acked.covers(0, out.total) {
+            self.running.remove(&transfer);
+            self.finished.push_back(transfer);
+        }
+    }
+
+    /// Returns how many bytes go again.
+    pub fn on_lost(&mut self, transfer: u64, offset: u64, len: u32) -> u64 {
+        let Some(out) = self.running.get_mut(&transfer) else { return 0 };
+        let mut bytes = 0;
+        let Out { acked, again, .. } = out;
+        acked.gaps(offset, offset + u64::from(len), |from, to| {
+            again.insert(from, to);
+            bytes += to - from;
+        });
+        self.enqueue(transfer);
+        bytes
+    }
+}
+
+/// The receiving ends of a session's transfers.
+#[derive(Default)]
+pub(crate) struct TransfersIn {
+    running: BTreeMap<u64, In>,
+    next: u64,
+}
+
+struct In {
+    total: u64,
+    limit: u64,
+    arrived: RangeSet,
+}
+
+impl TransfersIn {
+    /// Names a transfer of `total` bytes.
+    pub fn expect(&mut self, total: u64, limit: u64) -> u64 {
+        let transfer = self.next;
+        self.next += 1;
+        if total > 0 {
+            self.running.insert(transfer, In { total, limit, arrived: RangeSet::default() });
+        }
+        transfer
+    }
+
+    pub fn grant(&mut self, transfer: u64, limit: u64) -> bool {
+        match self.running.get_mut(&transfer) {
+            Some(running) if limit > running.limit => {
+                running.limit = limit;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// How far the sender may go, if the transfer goes on.
+    pub fn limit(&self, transfer: u64) -> Option<u64> {
+        self.running.get(&transfer).map(|running| running.limit)
+    }
+
+    pub fn cancel(&mut self, transfer: u64) -> bool {
+        self.running.remove(&transfer).is_some()
+    }
+
+    /// Bytes arrived: `place` gets those that are new. Returns whether the transfer is complete by that.
+    #[inline]
+    pub fn on_data(
+        &mut self,
+        (transfer, offset, total): (u64, u64, u64),
+        bytes: &[u8],
+        mut place: impl FnMut(u64, &[u8]),
+    ) -> Result<bool, &'static str> {
+        let Some(running) = self.running.get_mut(&transfer) else { return Ok(false) };
+        let end = offset + bytes.len() as u64;
+        if total != running.total {
+            return Err("a transfer of another length than was agreed");
+        }
+        if end > running.limit {
+            return Err("a transfer ran over its limit");
+        }
+        running.arrived.fill(offset, end, |from, to| place(from, &bytes[(from - offset) as usize..(to - offset) as usize]));
+        let complete = running.arrived.covers(0, total);
+        if complete {
+            self.running.remove(&transfer);
+        }
+        Ok(complete)
+    }
+}
