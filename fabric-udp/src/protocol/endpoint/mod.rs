@@ -411,6 +411,24 @@ impl Endpoint {
         self.stats
     }
 
+    /// Places ever used.
+    #[cfg(test)]
+    pub(crate) fn places(&self) -> usize {
+        self.sessions.places()
+    }
+
+    /// Sessions and attempts.
+    #[cfg(test)]
+    pub(crate) fn occupied(&self) -> usize {
+        self.sessions.occupied()
+    }
+
+    /// A datagram of a session with a body that no endpoint would send.
+    #[cfg(test)]
+    pub(crate) fn forge(&mut self, now: Time, session: SessionId, body: &[u8]) -> Vec<u8> {
+        self.sessions.live(session).expect("a session").1.forge(now, body)
+    }
+
     fn closed(&mut self, session: SessionId, peer: Option<Peer>, reason: CloseReason) {
         self.stats.closed += 1;
         self.events.push_back(Event::Closed { session, peer, reason });

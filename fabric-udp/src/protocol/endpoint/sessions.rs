@@ -76,6 +76,11 @@ impl Sessions {
         self.places.len()
     }
 
+    #[cfg(test)]
+    pub fn occupied(&self) -> usize {
+        self.places.len() - self.vacant.len()
+    }
+
     #[inline]
     pub fn get_mut(&mut self, index: usize) -> Option<&mut Session> {
         match &mut self.places.get_mut(index)?.entry {

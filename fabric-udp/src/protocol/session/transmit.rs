@@ -330,6 +330,14 @@ impl Session {
         Some(Piece { len: size, to: self.path, alone: true })
     }
 
+    #[cfg(test)]
+    pub fn forge(&mut self, now: Time, body: &[u8]) -> Vec<u8> {
+        let mut datagram = vec![0; HEADER + body.len() + self.cipher.tag()];
+        datagram[HEADER..HEADER + body.len()].copy_from_slice(body);
+        self.finish(now, &mut datagram, 0, 0, false, false);
+        datagram
+    }
+
     /// The last datagram of a session that is over: what the other end is told, in case it waits for that.
     pub fn farewell(&mut self, now: Time, code: Option<u8>) -> Vec<u8> {
         let tag = self.cipher.tag();

@@ -1,6 +1,8 @@
 //! The protocol on simulated networks.
 
 mod basics;
+mod conditions;
+mod hostile;
 mod lanes;
 mod sessions;
 mod talker;

@@ -81,7 +81,7 @@ fn an_orderly_end_comes_after_everything_that_was_sent() {
         1,
         Rules { loss: 0.05, ..Rules::clean(MS) },
         |c| c.dead_after = std::time::Duration::from_secs(9),
-        [talker, Talker::default()],
+        [talker, Talker::with(vec![])],
     );
     network.nodes[1].driver.refuse_some = 30;
     network.run(Time::from_nanos(9 * SECOND), |n| n.nodes[0].driver.streams[0].pushed == 500);
