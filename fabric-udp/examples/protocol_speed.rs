@@ -168,6 +168,12 @@ impl Bench {
 }
 
 fn main() {
+    // For a profiler: conversations only.
+    if std::env::args().nth(1).as_deref() == Some("turns") {
+        let mut bench = Bench::new(std::env::args().nth(2).is_some(), LinkConfig::LOOPBACK);
+        (0..20).for_each(|_| println!("{:.0} ns", bench.ping_pong(8)));
+        return;
+    }
     println!("{:34} {:>10} {:>10} {:>10} {:>10} {:>10}", "", "8 B turns", "8 B stream", "1 KiB str.", "lane GB/s", "put GB/s");
     let ethernet = LinkConfig { mtu: 1472, start: 1472, search: false };
     for (name, key, link) in [

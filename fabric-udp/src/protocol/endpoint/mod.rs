@@ -7,7 +7,7 @@ use super::config::Spans;
 use super::handshake::{Cookies, DomainSecret};
 use super::header::{Header, Kind};
 use super::random::Random;
-use super::session::{Opened, Session};
+use super::session::{Genuine, Opened, Session};
 use super::time::{Nanos, Time};
 use super::{
     CloseReason, Config, ConfigError, EndpointStats, Event, LinkId, Path, Peer, Receive, SessionId, SessionStats, Source,
@@ -177,7 +177,7 @@ impl Endpoint {
             return stopped;
         }
         let Some(session) = self.sessions.get_mut(index) else { return stopped };
-        stopped = session.take(now, from, &header, body, receiver, stopped, &mut self.events);
+        stopped = session.take(now, &Genuine { from, number: header.number, body }, receiver, stopped, &mut self.events);
         self.after(now, index);
         stopped
     }

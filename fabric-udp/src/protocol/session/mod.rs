@@ -23,7 +23,7 @@ use cargo::{Cargo, Closing, Control};
 use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};
 use std::collections::VecDeque;
 
-pub(crate) use receive::Opened;
+pub(crate) use receive::{Genuine, Opened};
 
 /// Ranges of an acknowledgement that travel with packets.
 const RANGES_ALONG: usize = 4;

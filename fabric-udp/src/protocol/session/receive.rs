@@ -13,6 +13,13 @@ use crate::protocol::{CloseReason, Event, Path, Receive};
 use doorbell_fabric::Priority;
 use std::collections::VecDeque;
 
+/// A datagram that is what its sender sent.
+pub(crate) struct Genuine<'d> {
+    pub from: Path,
+    pub number: u64,
+    pub body: &'d [u8],
+}
+
 /// What a datagram was.
 #[derive(Debug)]
 pub(crate) enum Opened<'d> {
@@ -51,17 +58,16 @@ impl Session {
     pub fn take<R: Receive>(
         &mut self,
         now: Time,
-        from: Path,
-        header: &Header,
-        body: &[u8],
+        genuine: &Genuine,
         receiver: &mut R,
         mut stopped: bool,
         events: &mut VecDeque<Event>,
     ) -> bool {
+        let Genuine { from, number, body } = *genuine;
         self.stats.datagrams_in += 1;
         self.stats.bytes_in += body.len() as u64;
         self.last_heard = now;
-        let latest = self.received.largest().is_none_or(|largest| header.number > largest);
+        let latest = self.received.largest().is_none_or(|largest| number > largest);
         let mut reader = Reader::new(body);
         let mut wants_answer = false;
         loop {
@@ -110,7 +116,7 @@ impl Session {
                 return stopped;
             }
         }
-        self.received.insert(header.number, now, wants_answer, self.ack_every, self.spans.ack_delay);
+        self.received.insert(number, now, wants_answer, self.ack_every, self.spans.ack_delay);
         if from != self.path && latest && self.movement.as_ref().is_none_or(|movement| movement.to != from) {
             // Where a genuine datagram came from the peer may be, or somebody who repeats it: it has to answer from there.
             let word = self.flight.next_number().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;

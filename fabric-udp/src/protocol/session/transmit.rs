@@ -94,6 +94,7 @@ impl Session {
         }
         self.write_news(&mut draft);
         if bulk {
+            self.last_used = now;
             self.write_bulk(mtu - tag - HEADER, &mut draft, source, events);
         }
         if (self.ping || self.questions > 0) && !draft.wants_answer && draft.writer.room() > 0 {
