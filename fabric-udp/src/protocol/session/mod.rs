@@ -66,6 +66,8 @@ pub(crate) struct Session {
     received: Received,
     flight: Flight,
     congestion: Box<dyn Controller>,
+    /// What `congestion` last said.
+    window: u64,
     pacer: Pacer,
     mtu: PathMtu,
     cargo: Cargo,
@@ -132,6 +134,7 @@ impl Session {
             cipher,
             received: Received::new(),
             flight,
+            window: congestion.window(),
             congestion,
             pacer: Pacer::new(now),
             mtu,
@@ -242,7 +245,7 @@ impl Session {
             refused: self.cargo.lanes_in.iter().map(|lane| lane.refusals).sum(),
             round_trip: self.flight.round_trip.smoothed,
             round_trip_least: self.flight.round_trip.least,
-            window: self.congestion.window(),
+            window: self.window,
             under_way: self.flight.bytes,
             mtu: self.mtu.current() as u64,
             ..self.stats
@@ -261,6 +264,7 @@ impl Session {
     pub fn too_large(&mut self, size: usize) {
         self.mtu.on_refused(size);
         self.congestion.set_mtu(self.mtu.current());
+        self.window = self.congestion.window();
     }
 
     pub fn tell_finished(&mut self, events: &mut VecDeque<Event>) {

@@ -71,7 +71,9 @@ impl Session {
         let mut reader = Reader::new(body);
         let mut wants_answer = false;
         loop {
-            let frame = match frame::read(&mut reader) {
+            // Looked at where it is: copying what was just written in smaller pieces stalls the processor.
+            let read = frame::read(&mut reader);
+            let frame = match &read {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
                 Err(reason) => {
@@ -84,16 +86,16 @@ impl Session {
                 Frame::Packet { priority, sequence, packet } => {
                     let source = self.source();
                     let lane = &mut self.cargo.lanes_in[priority.index()];
-                    let arrival = lane.on_packet(sequence, &packet, source, receiver, stopped);
-                    self.after_arrival(now, priority, arrival, &mut stopped)
+                    let arrival = lane.on_packet(*sequence, packet, source, receiver, stopped);
+                    self.after_arrival(now, *priority, arrival, &mut stopped)
                 }
-                Frame::Fragment { priority, sequence, total, offset, bytes } => {
+                &Frame::Fragment { priority, sequence, total, offset, bytes } => {
                     let source = self.source();
                     let lane = &mut self.cargo.lanes_in[priority.index()];
                     let arrival = lane.on_fragment((sequence, total, offset, bytes), source, receiver, stopped);
                     self.after_arrival(now, priority, arrival, &mut stopped)
                 }
-                Frame::Data { transfer, offset, total, bytes } => {
+                &Frame::Data { transfer, offset, total, bytes } => {
                     self.last_used = now;
                     let session = self.id;
                     let placed = self.cargo.transfers_in.on_data((transfer, offset, total), bytes, |at, bytes| {
@@ -108,7 +110,7 @@ impl Session {
                         Err(reason) => Some((None, reason)),
                     }
                 }
-                Frame::Ack(ack) => self.on_ack(now, &ack).err().map(|reason| (None, reason)),
+                Frame::Ack(ack) => self.on_ack(now, ack).err().map(|reason| (None, reason)),
                 other => self.on_control(other, from, events).err().map(|reason| (None, reason)),
             };
             if let Some((priority, reason)) = broken {
@@ -158,8 +160,8 @@ impl Session {
         self.end(CloseReason::Damaged(reason));
     }
 
-    fn on_control(&mut self, frame: Frame, from: Path, events: &mut VecDeque<Event>) -> Result<(), &'static str> {
-        match frame {
+    fn on_control(&mut self, frame: &Frame, from: Path, events: &mut VecDeque<Event>) -> Result<(), &'static str> {
+        match *frame {
             Frame::Credit { priority, refused, stamp, limit } => {
                 self.cargo.lanes_out[priority.index()].on_credit(refused, stamp, limit);
             }
@@ -228,6 +230,7 @@ impl Session {
             self.congestion.on_ack(now, sent, acked.bytes, limited, round_trip.latest, round_trip.smoothed);
             self.find_lost(now);
         }
+        self.window = self.congestion.window();
         Ok(())
     }
 
@@ -255,5 +258,6 @@ impl Session {
                 self.congestion.on_persistent_congestion();
             }
         }
+        self.window = self.congestion.window();
     }
 }

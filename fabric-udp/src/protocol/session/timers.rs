@@ -24,7 +24,7 @@ impl Session {
         } else {
             deadline = deadline.min(self.dead_at());
         }
-        if self.flight.bytes < self.congestion.window() {
+        if self.flight.bytes < self.window {
             deadline = deadline.min(self.mtu.deadline()).min(self.paced_until);
         }
         match self.spans.idle {

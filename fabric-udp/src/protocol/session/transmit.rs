@@ -129,7 +129,7 @@ impl Session {
         if self.questions > 0 {
             return true;
         }
-        let window = self.congestion.window();
+        let window = self.window;
         if self.flight.bytes >= window {
             self.limited_until = self.flight.next_number();
             return false;
@@ -148,7 +148,7 @@ impl Session {
         if wants_answer {
             self.questions = self.questions.saturating_sub(1);
             self.pacer.spend(datagram.len());
-            if self.flight.bytes * 2 >= self.congestion.window() {
+            if self.flight.bytes * 2 >= self.window {
                 self.limited_until = number + 1;
             }
         }
@@ -319,7 +319,7 @@ impl Session {
             self.finish(now, &mut buf[..len], 0, 0, true, false);
             return Some(Piece { len, to: self.path, alone: true });
         }
-        let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.congestion.window())?;
+        let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.window)?;
         let mut writer = Writer::new(&mut buf[..size]);
         writer.space(HEADER);
         frame::write_ping(&mut writer);
