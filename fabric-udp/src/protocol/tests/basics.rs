@@ -36,3 +36,9 @@ fn an_idle_session_lives_and_a_silent_peer_is_dead_after_the_time() {
     assert!((740 * MS..=1010 * MS).contains(&took), "{took}");
     assert_eq!(network.nodes[0].driver.closed(), Some(CloseReason::Silent));
 }
+
+#[test]
+fn an_endpoint_goes_from_thread_to_thread() {
+    fn goes<T: Send>() {}
+    goes::<Endpoint>();
+}

@@ -36,7 +36,7 @@ fn who_does_not_belong_is_told_why() {
     for (first, second, why) in [(1, 0, Rejection::HasNoKey), (1, 2, Rejection::WrongKey)] {
         let mut network = Net::new(5, Rules::clean(MS));
         for (index, byte) in [first, second].into_iter().enumerate() {
-            let config = Config { key: (byte > 0).then(|| DomainKey([byte; 32])), ..config(index as u16) };
+            let config = Config { key: (byte > 0).then_some(DomainKey([byte; 32])), ..config(index as u16) };
             network.add(Endpoint::new(config, seed_of(5, index as u64)).unwrap(), Talker::default());
         }
         connect(&mut network, 0, 1);
