@@ -95,8 +95,9 @@ impl Endpoint {
     }
 
     /// Asks for a session. [`Event::Connected`] or [`Event::Closed`] with this id will tell what became of it. `None`: there are as many
-    /// sessions as may be.
+    /// sessions as may be, or no such link.
     pub fn connect(&mut self, now: Time, target: Target) -> Option<SessionId> {
+        self.config.links.get(usize::from(target.path.link.0))?;
         let nonce = self.random.u64();
         let give_up = now + self.config.connect_for;
         let id = self.sessions.insert(|id| Entry::Attempt(Box::new(Attempt::new(id, now, target, nonce, give_up))))?;
@@ -202,6 +203,9 @@ impl Endpoint {
 
     /// Puts one packet on a lane. `Full`: as the target or the network takes no more just now. `bytes` are at most
     /// [`packet_bytes`](Self::packet_bytes); what was allowed once remains so. `Down`: the session is over, or closing.
+    ///
+    /// # Panics
+    /// If there are more than 65 535 bytes.
     #[inline]
     pub fn push(&mut self, now: Time, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
         let Some((index, session)) = self.sessions.live(session) else { return Push::Down(LinkDown::Damaged) };

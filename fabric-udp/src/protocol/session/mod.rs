@@ -174,6 +174,7 @@ impl Session {
         if self.over.is_some() || self.cargo.closing != Closing::No {
             return Push::Down(LinkDown::Damaged);
         }
+        assert!(payload.len() <= usize::from(u16::MAX), "a packet of more than packet_bytes() bytes");
         if !self.cargo.lanes_out[priority.index()].push(head, payload) {
             return Push::Full;
         }

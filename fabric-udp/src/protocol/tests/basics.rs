@@ -42,3 +42,20 @@ fn an_endpoint_goes_from_thread_to_thread() {
     fn goes<T: Send>() {}
     goes::<Endpoint>();
 }
+
+#[test]
+fn a_configuration_out_of_range_is_refused() {
+    let wrong = |change: fn(&mut Config)| {
+        let mut config = config(1);
+        change(&mut config);
+        Endpoint::new(config, [0; 32]).err().map(|error| error.field)
+    };
+    assert_eq!(wrong(|_| {}), None);
+    assert_eq!(wrong(|config| config.links.clear()), Some("links"));
+    assert_eq!(wrong(|config| config.links[0].start = 500), Some("links"));
+    assert_eq!(wrong(|config| config.lane_window = 100), Some("lane_window"));
+    assert_eq!(wrong(|config| config.greeting = vec![0; 513]), Some("greeting"));
+    let mut endpoint = Endpoint::new(config(1), [0; 32]).unwrap();
+    let path = Path { link: LinkId(1), ..Net::path_to(0) };
+    assert!(endpoint.connect(Time::ZERO, Target { path, rail: 0, node: None }).is_none(), "no such link");
+}
