@@ -305,7 +305,6 @@ fn a_park_ends_with_every_ring_of_the_bell() {
                 let woken =
                     port.park(Park { bell: &bell, expected: 1, timeout: Duration::from_secs(20), writable: false }).unwrap();
                 assert!(!woken.timeout, "the ring of round {i} was lost");
-                assert_eq!(woken.bell, bell.load(Ordering::SeqCst) == 0 || woken.bell, "{woken:?}");
             }
         }
         ringer.join().unwrap();
@@ -447,7 +446,6 @@ fn what_another_thread_took_wakes_nobody() {
                     .unwrap()
             });
             assert_eq!(taken, 1, "the poller's end kept it to itself, from gear {from_gear}");
-            assert!(matches!(to.kind(), Kind::Plain) || !to.glance() || from_gear < 3);
             assert_eq!(park(&mut *to, &bell, Duration::from_millis(20)), Woken { timeout: true, ..Woken::default() });
         }
     });
