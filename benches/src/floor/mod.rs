@@ -4,6 +4,7 @@
 //! - `copy`: longer ones are copied in and copied out, a word in another line says when; for streams there are several places;
 //!   for long ones it is done in chunks as well, so that both copies overlap.
 //! - `pull`: the receiver has the kernel copy, from the sender's own memory.
+//! - `udp`: datagrams by the plainest calls, one by one, together, and in runs that the kernel cuts and gathers.
 //! - `hop`: how long a cache line takes from one processor to the other just now, and whether they share a core.
 //!
 //! There are no envelopes, no tags and no checks, and nobody ever sleeps. The loops are those of C programs that measure the
@@ -18,6 +19,7 @@ mod mapping;
 mod patience;
 mod pull;
 mod ring;
+mod udp;
 
 pub use finish::Finish;
 pub use gate::Gate;
@@ -25,6 +27,7 @@ pub use hop::{Hop, HopProbe};
 pub use mapping::{Mapping, PairMemory, Shape};
 pub use patience::{Patience, Stopped};
 pub use pull::PullError;
+pub use udp::{Arrived, DATAGRAM_MOST, UdpEnd, UdpError, Way};
 
 use crate::exchange::{self, Buffers, Part, Section, Side};
 use crate::stream::{self, Flow, Messages};

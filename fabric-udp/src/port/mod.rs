@@ -1,1 +1,326 @@
-//! The port: datagrams in and out, through io_uring or plain sockets.
+//! Datagrams between the kernel and memory. Knows no protocol.
+//!
+//! A port is a bound socket with two ends. [`Direct`] is the end for every thread: calls that never wait. The [`Port`] is the end of the
+//! poller thread, which also waits, in one place for everything: a datagram, the doorbell word, the death of a process, and the clock. It
+//! has three gears:
+//!
+//! - **hot**: [`receive`](Port::receive) asks the socket itself. A system call a look, and the shortest way for a datagram.
+//! - **warm**: after [`warm`](Port::warm) a [`glance`](Port::glance) says whether there is something, without a system call.
+//! - **cold**: [`park`](Port::park) sleeps.
+//!
+//! [`Uring`] does this with io_uring, [`Plain`] with plain calls where io_uring is forbidden or too old; [`open`] chooses. Both
+//! send and receive in [`Run`]s: the kernel cuts (GSO) and gathers (GRO) them.
+//!
+//! Nothing is armed in the hot gear. What a thread takes by [`Direct`] meanwhile costs the poller nothing and wakes nobody.
+
+mod bell;
+mod calls;
+mod direct;
+mod notation;
+mod plain;
+pub mod relay;
+mod ring;
+mod socket;
+mod sources;
+mod uring;
+
+pub use direct::{Direct, Room};
+pub use plain::Plain;
+pub use socket::{OpenError, is_loopback_only};
+pub use uring::{Uring, UringError};
+
+use crate::Run;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// The poller's end of a socket. All of it is for one thread: the first one that parks or warms up, if it is not the one that opened it.
+pub trait Port: Send {
+    /// The other end: for any thread.
+    fn direct(&self) -> &Direct;
+
+    /// What it is, for people.
+    fn kind(&self) -> Kind;
+
+    /// Takes what has arrived: up to `budget` runs, each given to `each` in place. Says how many there were. Does not wait.
+    ///
+    /// In the hot gear this asks the socket. In the warm gear it looks at what the kernel has brought already, which without a
+    /// datagram costs no system call. After [`park`](Self::park) it is called until it returns less than `budget`, or datagrams that
+    /// the kernel brought wait for the next call.
+    ///
+    /// # Errors
+    /// Those of the socket or the ring themselves: it is to be closed. What became of a datagram that went out is none of them.
+    fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize>;
+
+    /// Shifts to the warm gear: from now on the kernel says by itself that something came.
+    ///
+    /// # Errors
+    /// Those of the ring.
+    fn warm(&mut self) -> io::Result<()>;
+
+    /// Warm gear: whether it is worth calling [`receive`](Self::receive). Makes no system call. Always true where the kernel does not
+    /// tell.
+    fn glance(&mut self) -> bool;
+
+    /// Shifts to the hot gear: nothing is armed any more. To be called before another thread receives by [`Direct`].
+    ///
+    /// # Errors
+    /// Those of the ring.
+    fn hot(&mut self) -> io::Result<()>;
+
+    /// Sleeps until something happens, in one system call, and says what did. Nothing is armed when it returns, so that it is followed
+    /// by the hot gear.
+    ///
+    /// # Errors
+    /// Those of the ring, or of the system.
+    fn park(&mut self, park: Park<'_>) -> io::Result<Woken>;
+
+    /// From now on parks end when the process behind a pidfd does; `token` says whose it was. A token that is watched already is
+    /// watched in place of it.
+    ///
+    /// # Errors
+    /// Those of the ring.
+    fn watch(&mut self, token: u64, process: OwnedFd) -> io::Result<()>;
+
+    /// Ceases to watch a process.
+    fn forget(&mut self, token: u64);
+
+    /// A watched process that has ended, if there is one. Each is told once. Does not wait; a thread that does not park calls it now and
+    /// then.
+    fn fallen(&mut self) -> Option<u64>;
+}
+
+/// What a parked thread waits for, beside datagrams and deaths.
+#[derive(Clone, Copy, Debug)]
+pub struct Park<'a> {
+    /// The doorbell word, which may be shared with other processes. Whoever changes it wakes its sleepers by `futex(2)`.
+    pub bell: &'a AtomicU32,
+    /// What it says as long as nobody rang; if it says something else the park ends at once.
+    pub expected: u32,
+    /// The longest it lasts.
+    pub timeout: Duration,
+    /// Whether it also ends when there is room for datagrams on their way out, after [`Sent::Full`].
+    pub writable: bool,
+}
+
+/// What ended a park. Several may be true; none, if it ended early for no reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Woken {
+    /// Something arrived, or there is [`trouble`](Direct::trouble), which ends parks until it is asked for.
+    pub datagram: bool,
+    /// The doorbell word changed.
+    pub bell: bool,
+    /// A process ended: see [`fallen`](Port::fallen).
+    pub death: bool,
+    /// There may be room for what is to be sent.
+    pub writable: bool,
+    /// The time was over.
+    pub timeout: bool,
+}
+
+/// What became of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Sent {
+    /// The kernel has all of it.
+    Sent,
+    /// There is no room just now. The caller keeps it, but for so many datagrams at its beginning.
+    Full {
+        /// Datagrams that the kernel has.
+        gone: usize,
+    },
+    /// It cannot go there, but for so many datagrams at its beginning. The port is as well as ever.
+    Failed {
+        /// Datagrams that the kernel has.
+        gone: usize,
+        /// Why.
+        trouble: Trouble,
+    },
+}
+
+/// Something is wrong on the way to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("datagrams to {peer}: {kind}")]
+pub struct Trouble {
+    /// Where the datagram was to go.
+    pub peer: SocketAddr,
+    /// What is wrong.
+    pub kind: TroubleKind,
+}
+
+/// What is wrong on the way to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TroubleKind {
+    /// Nobody has the port there.
+    Refused,
+    /// A datagram does not fit. It may go in smaller ones.
+    TooLong {
+        /// Bytes of the longest packet that fits, with the headers of IP and UDP, if it was said.
+        mtu: Option<u32>,
+    },
+    /// There is no way there.
+    Unreachable,
+    /// The system forbids it: a firewall, or broadcasting.
+    Forbidden,
+    /// Something else.
+    Other {
+        /// The number of the system's error.
+        errno: i32,
+    },
+}
+
+impl TroubleKind {
+    fn of(error: &io::Error) -> Option<Self> {
+        error.raw_os_error().and_then(Self::of_errno)
+    }
+
+    /// None if it is not about a destination.
+    fn of_errno(errno: i32) -> Option<Self> {
+        Some(match errno {
+            libc::ECONNREFUSED => Self::Refused,
+            libc::EMSGSIZE => Self::TooLong { mtu: None },
+            libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN | libc::ENETDOWN | libc::ENONET | libc::EADDRNOTAVAIL => {
+                Self::Unreachable
+            }
+            libc::EPERM | libc::EACCES => Self::Forbidden,
+            libc::EPROTO | libc::ENOPROTOOPT | libc::EOPNOTSUPP => Self::Other { errno },
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for TroubleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("nobody has this port there"),
+            Self::TooLong { mtu: Some(mtu) } => write!(f, "too long; packets of {mtu} bytes fit"),
+            Self::TooLong { mtu: None } => f.write_str("too long"),
+            Self::Unreachable => f.write_str("no way there"),
+            Self::Forbidden => f.write_str("forbidden by this system"),
+            Self::Other { errno } => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
+        }
+    }
+}
+
+/// What went in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// System calls, or completions, that moved something.
+    pub calls: u64,
+    /// Datagrams.
+    pub datagrams: u64,
+    /// Bytes of their payload.
+    pub bytes: u64,
+}
+
+/// What a port counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// What was received.
+    pub received: Traffic,
+    /// What was sent.
+    pub sent: Traffic,
+    /// Datagrams that arrived and found the receive buffer full: lost here, and not on the way. Known when the next one is received.
+    pub overflowed: u64,
+    /// Times that there was no room to send.
+    pub full: u64,
+    /// Runs that could not be sent.
+    pub failed: u64,
+    /// Datagrams that were thrown away for being longer than any can be, or from no address.
+    pub unusable: u64,
+}
+
+/// How a port waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Kind {
+    /// By io_uring, else by plain calls.
+    #[default]
+    Auto,
+    /// By io_uring.
+    Uring,
+    /// By plain calls.
+    Plain,
+}
+
+impl Kind {
+    const WORDS: [(Kind, &str); 3] = [(Kind::Auto, "auto"), (Kind::Uring, "io_uring"), (Kind::Plain, "plain")];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Self::WORDS.iter().find(|(kind, _)| kind == self).map_or("", |(_, word)| word);
+        f.pad(word)
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
+        found.map(|(kind, _)| *kind).ok_or_else(|| format!("'{word}' is no kind of port: auto, io_uring or plain"))
+    }
+}
+
+/// What the kernel brings by itself in the warm and the cold gear, where there is io_uring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Arm {
+    /// The datagrams.
+    #[default]
+    Datagrams,
+    /// The word that there are some, which stay in the socket.
+    Word,
+}
+
+/// How to open a port.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What to bind to. Port 0 is any that is free; a wildcard is every address of the machine, `[::]` those of both IP versions.
+    pub address: SocketAddr,
+    /// How it waits.
+    pub kind: Kind,
+    /// What io_uring brings.
+    pub arm: Arm,
+    /// Bytes that may wait in the socket: what is asked of the system, which grants less to processes without CAP_NET_ADMIN.
+    pub receive_buffer: usize,
+    /// Bytes that may be on their way out of the socket.
+    pub send_buffer: usize,
+    /// Whether the kernel cuts and gathers runs (GSO and GRO). Without, each datagram takes its own way through the kernel.
+    pub offload: bool,
+}
+
+impl Options {
+    /// The usual ones.
+    pub fn new(address: SocketAddr) -> Self {
+        let (receive_buffer, send_buffer) = (16 << 20, 4 << 20);
+        Self { address, kind: Kind::Auto, arm: Arm::default(), receive_buffer, send_buffer, offload: true }
+    }
+}
+
+/// Opens a port. Says once, as a warning, if io_uring was tried and could not be had.
+///
+/// # Errors
+/// The address cannot be had, or io_uring was insisted on.
+pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
+    let direct = Direct::new(socket::make(options)?);
+    if options.kind != Kind::Plain {
+        match Uring::new(direct.clone(), options.arm) {
+            Ok(port) => return Ok(Box::new(port)),
+            Err(reason) if options.kind == Kind::Uring => return Err(reason.into()),
+            Err(reason) => tracing::warn!(
+                address = %direct.local(),
+                "{reason}; the UDP port uses plain socket calls instead: all works, but a doorbell wakes the poller by way of a second thread"
+            ),
+        }
+    }
+    Ok(Box::new(Plain::new(direct).map_err(|source| OpenError::System {
+        attempt: "prepare to wait",
+        address: options.address,
+        source,
+    })?))
+}

@@ -1,0 +1,250 @@
+//! Datagrams by the plainest system calls: what no transport over UDP between two processes can beat.
+//!
+//! The two ends are connected to each other and never sleep. The loops are those of C programs that measure the same.
+
+use super::patience::{Patience, Stopped};
+use crate::clock::ticks;
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{MsgFlags, SockFlag, SockType, SockaddrIn, sockopt};
+use nix::sys::socket::{bind, connect, getsockname, recv, send, setsockopt, socket};
+use std::io;
+use std::net::SocketAddrV4;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Bytes of the longest datagram that travels in IPv4.
+pub const DATAGRAM_MOST: usize = 65_507;
+/// Datagrams handed over in one call, where they are not cut from a run.
+const TOGETHER: usize = 64;
+/// Looks that find nothing, after which a stream is over that its sender has ended.
+const LAST_LOOKS: u32 = 1000;
+
+/// One end, on this machine's loopback.
+#[derive(Debug)]
+pub struct UdpEnd {
+    socket: OwnedFd,
+}
+
+/// Why datagrams could not be sent or received.
+#[derive(Debug, thiserror::Error)]
+pub enum UdpError {
+    /// It was told to stop.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    /// What the system said.
+    #[error("a plain UDP socket failed in the middle of a measurement: {0}")]
+    System(#[from] Errno),
+}
+
+/// How a stream goes through the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Each datagram by itself, many in one call (`sendmmsg`).
+    Single,
+    /// In runs that the kernel cuts (GSO).
+    Cut,
+    /// In runs that the kernel cuts and gathers (GSO and GRO).
+    CutAndGathered,
+}
+
+/// What arrived of a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrived {
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// From the first to the last.
+    pub time: Duration,
+}
+
+impl Arrived {
+    /// Bytes a nanosecond, or gigabytes a second.
+    pub fn rate(&self) -> f64 {
+        self.bytes as f64 / (self.time.as_nanos() as f64).max(1.0)
+    }
+}
+
+impl UdpEnd {
+    /// Two ends that are connected to each other: one for each of two processes, as the second inherits it. `buffer`: bytes that may wait.
+    ///
+    /// # Errors
+    /// The system has no such sockets.
+    pub fn pair(buffer: usize) -> io::Result<[Self; 2]> {
+        use nix::sys::socket::AddressFamily::Inet;
+        let any: SockaddrIn = SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0).into();
+        let make = || -> io::Result<OwnedFd> {
+            let end = socket(Inet, SockType::Datagram, SockFlag::empty(), None)?;
+            bind(end.as_raw_fd(), &any)?;
+            // More than the system's limit where that is allowed; otherwise up to it.
+            let _ = setsockopt(&end, sockopt::RcvBufForce, &buffer).or_else(|_| setsockopt(&end, sockopt::RcvBuf, &buffer));
+            let _ = setsockopt(&end, sockopt::SndBufForce, &buffer).or_else(|_| setsockopt(&end, sockopt::SndBuf, &buffer));
+            Ok(end)
+        };
+        let (one, other) = (make()?, make()?);
+        connect(one.as_raw_fd(), &getsockname::<SockaddrIn>(other.as_raw_fd())?)?;
+        connect(other.as_raw_fd(), &getsockname::<SockaddrIn>(one.as_raw_fd())?)?;
+        Ok([Self { socket: one }, Self { socket: other }])
+    }
+
+    /// Sends first, `count` times, and gives the ticks of each round trip.
+    ///
+    /// # Errors
+    /// It was told to stop, or those of the socket.
+    pub fn ping(&self, message: &mut [u8], count: usize, patience: &Patience) -> Result<Vec<u64>, UdpError> {
+        let mut samples = vec![0; count];
+        for sample in &mut samples {
+            let start = ticks();
+            send(self.socket.as_raw_fd(), message, MsgFlags::empty())?;
+            self.receive(message, patience)?;
+            *sample = ticks() - start;
+        }
+        Ok(samples)
+    }
+
+    /// Answers, `count` times.
+    ///
+    /// # Errors
+    /// It was told to stop, or those of the socket.
+    pub fn pong(&self, message: &mut [u8], count: usize, patience: &Patience) -> Result<(), UdpError> {
+        for _ in 0..count {
+            self.receive(message, patience)?;
+            send(self.socket.as_raw_fd(), message, MsgFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, into: &mut [u8], patience: &Patience) -> Result<(), UdpError> {
+        let mut failed = None;
+        patience.until(|| match recv(self.socket.as_raw_fd(), into, MsgFlags::MSG_DONTWAIT) {
+            Ok(_) => true,
+            Err(Errno::EAGAIN) => false,
+            Err(error) => {
+                failed = Some(error);
+                true
+            }
+        })?;
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Sends datagrams of so many bytes for a time, and says how many bytes that was.
+    ///
+    /// # Errors
+    /// It was told to stop, or those of the socket.
+    pub fn pour(&self, bytes: usize, way: Way, time: Duration, patience: &Patience) -> Result<u64, UdpError> {
+        let mut sent = 0;
+        let end = Instant::now() + time;
+        if way == Way::Single {
+            let together = if bytes >= 60_000 { TOGETHER / 4 } else { TOGETHER };
+            let message = vec![1; bytes];
+            let parts = vec![[io::IoSlice::new(&message)]; together];
+            let mut headers = nix::sys::socket::MultiHeaders::<()>::preallocate(together, None);
+            let nowhere = vec![None; together];
+            while Instant::now() < end {
+                let went =
+                    nix::sys::socket::sendmmsg(self.socket.as_raw_fd(), &mut headers, &parts, &nowhere, [], MsgFlags::empty())?;
+                sent += (went.count() * bytes) as u64;
+                if patience.stopped() {
+                    return Err(Stopped.into());
+                }
+            }
+            return Ok(sent);
+        }
+        setsockopt(&self.socket, sockopt::UdpGsoSegment, &(bytes as i32))?;
+        let run = vec![1; bytes * (DATAGRAM_MOST / bytes).clamp(1, TOGETHER)];
+        while Instant::now() < end {
+            sent += send(self.socket.as_raw_fd(), &run, MsgFlags::empty())? as u64;
+            if patience.stopped() {
+                return Err(Stopped.into());
+            }
+        }
+        setsockopt(&self.socket, sockopt::UdpGsoSegment, &0)?;
+        Ok(sent)
+    }
+
+    /// Receives a stream until `ended` says that all of it was sent, and no more comes.
+    ///
+    /// # Errors
+    /// It was told to stop, or those of the socket.
+    pub fn drain(&self, way: Way, patience: &Patience, mut ended: impl FnMut() -> bool) -> Result<Arrived, UdpError> {
+        setsockopt(&self.socket, sockopt::UdpGroSegment, &(way == Way::CutAndGathered))?;
+        const RUNS: usize = 32;
+        let mut rooms = vec![vec![0_u8; 1 << 16]; RUNS];
+        let mut parts: Vec<_> =
+            rooms.iter_mut().map(|room| libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }).collect();
+        let mut headers: Vec<_> = parts
+            .iter_mut()
+            .map(|part| {
+                // SAFETY: integers and pointers, for which zero is a value.
+                let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+                (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (part, 1);
+                header
+            })
+            .collect();
+        let (mut bytes, mut first, mut last, mut idle) = (0, None, Instant::now(), 0);
+        while idle < LAST_LOOKS || !ended() {
+            let (socket, none) = (self.socket.as_raw_fd(), std::ptr::null_mut());
+            // SAFETY: as many headers as is said, each with one part that names a room of its own; all are made above and live on.
+            let count = unsafe { libc::recvmmsg(socket, headers.as_mut_ptr(), RUNS as u32, libc::MSG_DONTWAIT, none) };
+            match Errno::result(count) {
+                Ok(count) => {
+                    idle = 0;
+                    last = Instant::now();
+                    first.get_or_insert(last);
+                    bytes += headers[..count as usize].iter().map(|header| u64::from(header.msg_len)).sum::<u64>();
+                }
+                Err(Errno::EAGAIN) => idle += 1,
+                Err(error) => return Err(error.into()),
+            }
+            if patience.stopped() {
+                return Err(Stopped.into());
+            }
+        }
+        Ok(Arrived { bytes, time: first.map_or(Duration::ZERO, |first| last - first) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    fn patience() -> Patience {
+        Patience::new(Arc::new(AtomicBool::new(false)), true)
+    }
+
+    #[test]
+    fn what_is_sent_comes_back() {
+        let [ping, pong] = UdpEnd::pair(1 << 20).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| pong.pong(&mut [0; 100], 50, &patience()).unwrap());
+            let mut message = [7; 100];
+            assert_eq!(ping.ping(&mut message, 50, &patience()).unwrap().len(), 50);
+            assert_eq!(message, [7; 100]);
+        });
+    }
+
+    #[test]
+    fn streams_arrive_by_every_way() {
+        for (way, bytes) in [
+            (Way::Single, 64),
+            (Way::Single, 60_000),
+            (Way::Cut, 1400),
+            (Way::CutAndGathered, 1400),
+            (Way::CutAndGathered, 60_000),
+        ] {
+            let [from, to] = UdpEnd::pair(64 << 20).unwrap();
+            let ended = AtomicBool::new(false);
+            let (sent, arrived) = std::thread::scope(|scope| {
+                let drain = scope.spawn(|| to.drain(way, &patience(), || ended.load(SeqCst)).unwrap());
+                let sent = from.pour(bytes, way, Duration::from_millis(5), &patience()).unwrap();
+                ended.store(true, SeqCst);
+                (sent, drain.join().unwrap())
+            });
+            assert!(
+                arrived.bytes > 0 && arrived.bytes <= sent && arrived.bytes.is_multiple_of(bytes as u64),
+                "{arrived:?} of {sent}"
+            );
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What a port costs beside bare sockets: two pinned processes on loopback. `cargo run --release -p doorbell-udp --example port_figures`
+//!
+//! Rows are `what bytes value unit`. The bare sockets are those of the floor in `doorbell-benches`.
+
+use doorbell_benches::clock::{Clock, ticks};
+use doorbell_benches::floor::{Patience, UdpEnd, Way};
+use doorbell_udp::Run;
+use doorbell_udp::port::{Arm, Kind, Options, Park, Port, Sent, open};
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 60_000;
+const PARKED_ROUNDS: usize = 4_000;
+const STREAM: Duration = Duration::from_millis(700);
+/// Below every datagram that is part of a measurement.
+const END: &[u8] = &[0xee];
+
+fn main() {
+    let words: Vec<String> = std::env::args().collect();
+    if words.get(1).is_some_and(|word| word == "answer") {
+        return answer(&words[2..]);
+    }
+    pin(0);
+    let clock = Clock::calibrate();
+    for round in 0..3 {
+        println!("# round {round}");
+        for bytes in [8, 64, 1400] {
+            floor_latency(clock, bytes);
+            for (kind, arm, gear) in [
+                ("plain", "word", "hot"),
+                ("io_uring", "word", "hot"),
+                ("io_uring", "word", "warm"),
+                ("io_uring", "datagrams", "warm"),
+            ] {
+                latency(clock, kind, arm, gear, bytes);
+            }
+        }
+        for (kind, arm) in [("plain", "word"), ("io_uring", "word"), ("io_uring", "datagrams")] {
+            latency(clock, kind, arm, "parked", 8);
+        }
+        for (bytes, way, many) in
+            [(1400, Way::CutAndGathered, 46), (60_000, Way::CutAndGathered, 1), (60_000, Way::Single, 1), (64, Way::Single, 1)]
+        {
+            floor_stream(bytes, way);
+            for (kind, arm, gear) in [("plain", "word", "hot"), ("io_uring", "word", "hot"), ("io_uring", "datagrams", "warm")] {
+                stream(kind, arm, gear, bytes, many);
+            }
+        }
+    }
+}
+
+fn pin(processor: usize) {
+    // SAFETY: a local set of processors, all zero at first.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &set);
+    }
+}
+
+fn row(what: &str, bytes: usize, value: f64, unit: &str) {
+    println!("{what}\t{bytes}\t{value:.4}\t{unit}");
+}
+
+fn patience() -> Patience {
+    Patience::new(Arc::new(AtomicBool::new(false)), false)
+}
+
+fn quantile(mut samples: Vec<u64>, clock: Clock) -> f64 {
+    samples.drain(..samples.len() / 10);
+    samples.sort_unstable();
+    clock.ns(samples[samples.len() / 2] as f64)
+}
+
+fn port(kind: &str, arm: &str) -> Box<dyn Port> {
+    let kind = kind.parse::<Kind>().unwrap();
+    let arm = if arm == "word" { Arm::Word } else { Arm::Datagrams };
+    open(&Options { kind, arm, receive_buffer: 64 << 20, send_buffer: 64 << 20, ..Options::new("127.0.0.1:0".parse().unwrap()) })
+        .unwrap()
+}
+
+/// Starts the other process, which says its address.
+fn other(words: &[&str]) -> (Child, BufReader<std::process::ChildStdout>, SocketAddr) {
+    let mut child =
+        Command::new(std::env::current_exe().unwrap()).arg("answer").args(words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    (child, said, line.trim().parse().unwrap())
+}
+
+fn await_one(port: &mut dyn Port, gear: &str, bell: &AtomicU32) -> Option<(SocketAddr, bool)> {
+    loop {
+        let mut found = None;
+        match gear {
+            "warm" => while !port.glance() {},
+            "parked" => {
+                port.park(Park { bell, expected: 0, timeout: Duration::from_secs(5), writable: false }).unwrap();
+            }
+            _ => {}
+        }
+        port.receive(1, &mut |run| found = Some((run.peer, *run.bytes == *END))).unwrap();
+        if found.is_some() {
+            return found;
+        }
+    }
+}
+
+fn latency(clock: Clock, kind: &str, arm: &str, gear: &str, bytes: usize) {
+    let rounds = if gear == "parked" { PARKED_ROUNDS } else { ROUNDS };
+    let (mut child, _said, peer) = other(&["latency", kind, arm, gear]);
+    let mut port = port(kind, arm);
+    let bell = AtomicU32::new(0);
+    if gear == "warm" {
+        port.warm().unwrap();
+    }
+    let mut message = vec![1; bytes];
+    let mut samples = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        let start = ticks();
+        assert_eq!(port.direct().send(&Run { peer, bytes: &mut message, segment: bytes }), Sent::Sent);
+        await_one(&mut *port, gear, &bell);
+        samples.push(ticks() - start);
+    }
+    assert_eq!(port.direct().send(&Run { peer, bytes: &mut END.to_vec(), segment: 1 }), Sent::Sent);
+    child.wait().unwrap();
+    row(&format!("rtt {gear} {kind} {arm}"), bytes, quantile(samples, clock), "ns");
+}
+
+fn stream(kind: &str, arm: &str, gear: &str, bytes: usize, many: usize) {
+    let (mut child, mut said, peer) = other(&["stream", kind, arm, gear]);
+    let port = port(kind, arm);
+    let mut messages = vec![vec![1; bytes * many]; if many == 1 && bytes < 60_000 { 16 } else { 1 }];
+    let end = Instant::now() + STREAM;
+    let runs: Vec<_> = messages.iter_mut().map(|message| Run { peer, bytes: message, segment: bytes }).collect();
+    while Instant::now() < end {
+        match &runs[..] {
+            [run] => drop(std::hint::black_box(port.direct().send(run))),
+            runs => port.direct().send_all(runs, &mut |_, _| ()),
+        }
+    }
+    let sent = port.direct().statistics().sent;
+    for _ in 0..50 {
+        let _ = port.direct().send(&Run { peer, bytes: &mut END.to_vec(), segment: 1 });
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    child.wait().unwrap();
+    let figures: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let what = format!("stream {gear} {kind} {arm}");
+    row(&what, bytes, figures[0] / figures[1], "GB/s");
+    row(&what, bytes, figures[0] / bytes as f64 / figures[1] * 1e3, "M/s");
+    row(&what, bytes, 100.0 * (1.0 - figures[0] / sent.bytes as f64), "% lost");
+    row(&what, bytes, figures[2], "overflowed");
+}
+
+fn answer(words: &[String]) {
+    let [what, kind, arm, gear] = words else { panic!("what, kind, arm and gear") };
+    pin(1);
+    let mut port = port(kind, arm);
+    println!("{}", port.direct().local());
+    std::io::stdout().flush().unwrap();
+    let bell = AtomicU32::new(0);
+    if gear == "warm" {
+        port.warm().unwrap();
+    }
+    if what == "latency" {
+        let mut message = vec![1; 2000];
+        while let Some((peer, false)) = await_one(&mut *port, gear, &bell) {
+            let bytes = port.direct().statistics().received.bytes;
+            let count = port.direct().statistics().received.datagrams;
+            let len = (bytes / count) as usize;
+            let _ = port.direct().send(&Run { peer, bytes: &mut message[..len], segment: len });
+        }
+        return;
+    }
+    let (mut bytes, mut first, mut last, mut over) = (0, None, Instant::now(), false);
+    while !over {
+        let got = port
+            .receive(16, &mut |run| {
+                over |= *run.bytes == *END;
+                bytes += if over { 0 } else { run.bytes.len() };
+            })
+            .unwrap();
+        if got > 0 && !over {
+            last = Instant::now();
+            first.get_or_insert(last);
+        }
+    }
+    println!("{bytes} {} {}", (last - first.unwrap()).as_nanos(), port.direct().statistics().overflowed);
+}
+
+/// Both ends in this process tree: a thread stands in for the second process, as the kernel makes no difference.
+fn floor_latency(clock: Clock, bytes: usize) {
+    let [ping, pong] = UdpEnd::pair(4 << 20).unwrap();
+    let samples = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(1);
+            pong.pong(&mut vec![0; bytes], ROUNDS, &patience()).unwrap();
+        });
+        ping.ping(&mut vec![1; bytes], ROUNDS, &patience()).unwrap()
+    });
+    row("rtt floor", bytes, quantile(samples, clock), "ns");
+}
+
+fn floor_stream(bytes: usize, way: Way) {
+    let [from, to] = UdpEnd::pair(64 << 20).unwrap();
+    let ended = AtomicBool::new(false);
+    let arrived = std::thread::scope(|scope| {
+        let drain = scope.spawn(|| {
+            pin(1);
+            to.drain(way, &patience(), || ended.load(std::sync::atomic::Ordering::SeqCst)).unwrap()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        from.pour(bytes, way, STREAM, &patience()).unwrap();
+        ended.store(true, std::sync::atomic::Ordering::SeqCst);
+        drain.join().unwrap()
+    });
+    row(&format!("stream floor {way:?}"), bytes, arrived.rate(), "GB/s");
+    row(&format!("stream floor {way:?}"), bytes, arrived.rate() / bytes as f64 * 1e3, "M/s");
+}

@@ -1,0 +1,245 @@
+//! The system calls of a datagram socket. All of the port's `unsafe` is here and in [`ring`](super::ring).
+
+use super::notation::{CONTROL_BYTES, NAME_BYTES, Name, Orders, Remarks, Report};
+use crate::Run;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Datagrams or runs handed to the kernel in one call.
+pub const BATCH: usize = 16;
+/// Bytes of the longest run that the kernel can hand over, and some.
+pub const PAYLOAD_BYTES: usize = 1 << 16;
+
+/// Room for one run that arrives, laid out as io_uring wants it. The length is odd in pages, or the beginnings of all runs would contend
+/// for a few sets of the cache.
+#[repr(C, align(64))]
+pub struct Place {
+    /// What io_uring says of the rest.
+    pub found: [u8; 16],
+    pub name: [u8; NAME_ROOM],
+    pub control: [u8; CONTROL_BYTES],
+    pub payload: [u8; PAYLOAD_BYTES],
+    _odd: [u8; 4096],
+}
+
+/// Bytes kept for an address, so that all that follows is aligned.
+pub const NAME_ROOM: usize = NAME_BYTES.next_multiple_of(16);
+/// Where the payload begins in a place.
+pub const PAYLOAD_AT: usize = std::mem::offset_of!(Place, payload);
+
+const _: () = assert!(PAYLOAD_AT.is_multiple_of(64) && PAYLOAD_AT == 16 + NAME_ROOM + CONTROL_BYTES);
+
+/// Places that have not been written to cost no memory.
+pub fn places(count: usize) -> Box<[Place]> {
+    let layout = std::alloc::Layout::array::<Place>(count).expect("places are counted in tens");
+    if count == 0 {
+        return Box::default();
+    }
+    // SAFETY: the layout has a size; a place is made of bytes, for which zero is a value; the box frees it by the same layout.
+    unsafe {
+        let memory = std::alloc::alloc_zeroed(layout);
+        if memory.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        Box::from_raw(std::ptr::slice_from_raw_parts_mut(memory.cast(), count))
+    }
+}
+
+/// What the kernel says of a run that it put into a place.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// None if it is no address of the Internet.
+    pub peer: Option<SocketAddr>,
+    pub bytes: usize,
+    pub remarks: Remarks,
+    /// It was longer than the place.
+    pub truncated: bool,
+}
+
+/// Receives one run without waiting.
+pub fn receive(socket: BorrowedFd<'_>, place: &mut Place) -> io::Result<Arrival> {
+    let mut vector = libc::iovec { iov_base: place.payload.as_mut_ptr().cast(), iov_len: PAYLOAD_BYTES };
+    let mut header = header(&mut vector, &mut place.name, &mut place.control);
+    // SAFETY: the header names memory of `place` and a local vector, with their lengths; all of it outlives the call.
+    let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_DONTWAIT) };
+    if bytes < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(arrival(place, &header, bytes as usize))
+}
+
+/// Takes one report about a datagram that went out, and the address it went to, from the socket's queue of errors.
+pub fn receive_report(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>, Option<Report>)> {
+    #[repr(align(8))]
+    struct Control([u8; CONTROL_BYTES]);
+    let (mut name, mut control) = ([0; NAME_ROOM], Control([0; CONTROL_BYTES]));
+    let mut vector = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut header = header(&mut vector, &mut name, &mut control.0);
+    // SAFETY: the header names local memory with its lengths; the kernel is given no room for a payload.
+    let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) };
+    if bytes < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let remarks = Remarks::read(&control.0[..CONTROL_BYTES.min(header.msg_controllen)]);
+    Ok((Name::read(&name[..NAME_ROOM.min(header.msg_namelen as usize)]), remarks.report))
+}
+
+/// Receives as many runs as there are, and places for, without waiting; `arrivals` gets one for each.
+pub fn receive_many(socket: BorrowedFd<'_>, places: &mut [Place], arrivals: &mut [Option<Arrival>; BATCH]) -> io::Result<usize> {
+    let count = places.len().min(BATCH);
+    let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    for ((place, vector), message) in places.iter_mut().zip(&mut vectors).zip(&mut headers) {
+        let vector = vector.write(libc::iovec { iov_base: place.payload.as_mut_ptr().cast(), iov_len: PAYLOAD_BYTES });
+        message.write(libc::mmsghdr { msg_hdr: header(vector, &mut place.name, &mut place.control), msg_len: 0 });
+    }
+    let none = std::ptr::null_mut();
+    // SAFETY: the first `count` headers were written; each names memory of its own place and a local vector, all of which outlive the call.
+    let received =
+        unsafe { libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT, none) };
+    if received < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    for ((place, message), arrived) in places.iter().zip(&headers).zip(arrivals.iter_mut()).take(received as usize) {
+        // SAFETY: written above, for as many as there are places.
+        let message = unsafe { message.assume_init_ref() };
+        *arrived = Some(arrival(place, &message.msg_hdr, message.msg_len as usize));
+    }
+    Ok(received as usize)
+}
+
+fn header(vector: &mut libc::iovec, name: &mut [u8], control: &mut [u8]) -> libc::msghdr {
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = vector;
+    header.msg_iovlen = 1;
+    header.msg_name = name.as_mut_ptr().cast();
+    header.msg_namelen = name.len() as u32;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = control.len();
+    header
+}
+
+fn arrival(place: &Place, header: &libc::msghdr, bytes: usize) -> Arrival {
+    Arrival {
+        peer: Name::read(&place.name[..NAME_ROOM.min(header.msg_namelen as usize)]),
+        bytes: bytes.min(PAYLOAD_BYTES),
+        remarks: Remarks::read(&place.control[..CONTROL_BYTES.min(header.msg_controllen)]),
+        truncated: header.msg_flags & libc::MSG_TRUNC != 0,
+    }
+}
+
+/// Where to send, from where, and cut into what.
+#[derive(Clone, Copy)]
+pub struct Label {
+    name: Name,
+    orders: Orders,
+}
+
+impl Label {
+    /// `segment`: for the kernel to cut. `mapped`: the socket is one of IPv6.
+    pub fn new(peer: SocketAddr, segment: Option<u16>, source: Option<IpAddr>, mapped: bool) -> Self {
+        let mut label = Self { name: Name::new(peer, mapped), orders: Orders::none() };
+        if let Some(segment) = segment {
+            label.orders.segment(segment);
+        }
+        if let Some(source) = source {
+            label.orders.source(source, mapped);
+        }
+        label
+    }
+
+    fn header(&self, vector: &mut libc::iovec, bytes: &[u8]) -> libc::msghdr {
+        *vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: integers and pointers, for which zero is a value.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = vector;
+        header.msg_iovlen = 1;
+        header.msg_name = self.name.bytes.as_ptr().cast_mut().cast();
+        header.msg_namelen = self.name.len;
+        if self.orders.len > 0 {
+            header.msg_control = self.orders.bytes.as_ptr().cast_mut().cast();
+            header.msg_controllen = self.orders.len;
+        }
+        header
+    }
+}
+
+/// Sends bytes without waiting: all of them or none.
+pub fn send(socket: BorrowedFd<'_>, label: &Label, bytes: &[u8]) -> io::Result<()> {
+    let sent = if label.orders.len == 0 {
+        // SAFETY: two live slices with their lengths; the kernel only reads them.
+        unsafe {
+            let (name, len) = (label.name.bytes.as_ptr().cast(), label.name.len);
+            libc::sendto(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT, name, len)
+        }
+    } else {
+        let mut vector = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let header = label.header(&mut vector, bytes);
+        // SAFETY: the header names the label, a local vector and `bytes`, which outlive the call; the kernel only reads them.
+        unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_DONTWAIT) }
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sends up to [`BATCH`] runs without waiting, and says how many went. An error is that of the first.
+pub fn send_many(socket: BorrowedFd<'_>, runs: &[Run<'_>], mut label: impl FnMut(&Run<'_>) -> Label) -> io::Result<usize> {
+    let count = runs.len().min(BATCH);
+    let mut labels = [const { MaybeUninit::<Label>::uninit() }; BATCH];
+    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    for (((run, place), vector), message) in runs.iter().zip(&mut labels).zip(&mut vectors).zip(&mut headers) {
+        let msg_hdr = place.write(label(run)).header(vector, run.bytes);
+        message.write(libc::mmsghdr { msg_hdr, msg_len: 0 });
+    }
+    // SAFETY: the first `count` headers were written; each names its label, its vector and the bytes of its run, all of which outlive the
+    // call; but for the lengths in the headers the kernel only reads.
+    let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+}
+
+/// Sets an option of a socket that is an integer.
+pub fn set_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
+    let len = size_of::<i32>() as u32;
+    // SAFETY: a local integer with its length.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sleeps until one of the descriptors has something, or the time is over.
+pub fn poll(descriptors: &mut [libc::pollfd], timeout: Duration) -> io::Result<usize> {
+    let timeout = libc::timespec {
+        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: a live slice with its length, and a local time.
+    match unsafe { libc::ppoll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, &timeout, std::ptr::null()) } {
+        count if count >= 0 => Ok(count as usize),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sleeps while the word at an address holds a value, or until the time is over: then it is false. The address may be of memory that is
+/// gone.
+pub fn futex_wait(word: usize, expected: u32, timeout: Duration) -> bool {
+    let timeout = libc::timespec {
+        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: the kernel checks the address and only reads there, and the time is local.
+    let woken = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, expected, &timeout, std::ptr::null::<u32>(), 0) };
+    woken == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
+}
+
+/// Wakes whoever sleeps on the word at an address. The address may be of memory that is gone.
+pub fn futex_wake(word: usize) {
+    // SAFETY: the kernel uses the address as a name only.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX);
+    }
+}

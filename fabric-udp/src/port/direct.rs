@@ -1,0 +1,395 @@
+//! Direct calls on the socket: by any thread, none of which waits.
+
+#![forbid(unsafe_code)]
+
+use super::calls::{self, Arrival, BATCH, Label, Place};
+use super::socket::Made;
+use super::sources::Sources;
+use super::{Sent, Statistics, Traffic, Trouble, TroubleKind};
+use crate::Run;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Datagrams that older kernels cut from one run.
+const SEGMENTS_MOST: usize = 64;
+/// Bytes of a run, as an IPv4 packet holds them.
+const RUN_BYTES_MOST: usize = 65_507;
+/// Errors of other datagrams that a call gets over before it gives up.
+const STRANGERS_ERRORS: usize = 32;
+
+/// The socket of a port, for any thread. Clones are the same socket; it closes with the last of them and the port.
+#[derive(Clone)]
+pub struct Direct(Arc<Shared>);
+
+struct Shared {
+    socket: socket2::Socket,
+    local: SocketAddr,
+    receive_buffer: usize,
+    send_buffer: usize,
+    /// Whether the kernel cuts runs. Becomes false if an interface turns out to be unable to.
+    gso: AtomicBool,
+    gro: bool,
+    /// Whether it is a socket of IPv6.
+    mapped: bool,
+    /// Which address was asked by whom, if the socket has all addresses.
+    sources: Option<Sources>,
+    /// Whether there may be something in the socket's queue of errors.
+    troubled: AtomicBool,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counter(AtomicU64);
+
+impl Counter {
+    fn add(&self, more: u64) {
+        self.0.fetch_add(more, Relaxed);
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    received: [Counter; 3],
+    sent: [Counter; 3],
+    overflowed: Counter,
+    /// The kernel's count of lost datagrams as it was last seen.
+    overflow_seen: AtomicU32,
+    full: Counter,
+    failed: Counter,
+    unusable: Counter,
+}
+
+/// Where runs arrive. Whoever receives has one of its own.
+pub struct Room(pub(super) Box<[Place]>);
+
+impl Room {
+    /// Room for so many runs in one call: 1 to 16, of 68 KiB each, which cost memory as they are used.
+    pub fn new(runs: usize) -> Self {
+        Self(calls::places(runs.clamp(1, BATCH)))
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Room({})", self.0.len())
+    }
+}
+
+impl fmt::Debug for Direct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Direct").field("local", &self.0.local).finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Direct {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.socket.as_fd()
+    }
+}
+
+impl Direct {
+    pub(super) fn new(made: Made) -> Self {
+        let Made { socket, local, receive_buffer, send_buffer, gso, gro } = made;
+        let sources = local.ip().is_unspecified().then(Sources::new);
+        let (gso, mapped) = (AtomicBool::new(gso), local.is_ipv6());
+        let (troubled, counts) = (AtomicBool::new(false), Counts::default());
+        Self(Arc::new(Shared { socket, local, receive_buffer, send_buffer, gso, gro, mapped, sources, troubled, counts }))
+    }
+
+    /// The address it is bound to.
+    pub fn local(&self) -> SocketAddr {
+        self.0.local
+    }
+
+    /// Bytes that wait in the socket at most, as the kernel counts them: with its overhead, which for small datagrams is most of it.
+    pub fn receive_buffer(&self) -> usize {
+        self.0.receive_buffer
+    }
+
+    /// Bytes on their way out at most, as the kernel counts them.
+    pub fn send_buffer(&self) -> usize {
+        self.0.send_buffer
+    }
+
+    /// Whether the kernel cuts runs into datagrams, and whether it gathers datagrams into runs.
+    pub fn offloads(&self) -> (bool, bool) {
+        (self.0.gso.load(Relaxed), self.0.gro)
+    }
+
+    /// Takes what has arrived: up to `budget` runs, each given to `each` in place. Says how many there were; if fewer than `budget`, the
+    /// socket was empty. Does not wait. Any thread, with a room of its own.
+    ///
+    /// A run takes one call; with a budget of more than one, the second and further ones take a call together.
+    ///
+    /// # Errors
+    /// Those of the socket itself, which does not happen as long as it is open. What became of a datagram that went out is not one: see
+    /// [`trouble`](Self::trouble).
+    pub fn receive<F: FnMut(Run<'_>) + ?Sized>(&self, room: &mut Room, budget: usize, each: &mut F) -> io::Result<usize> {
+        let mut delivered = 0;
+        let mut errors = 0;
+        while delivered < budget {
+            let most = (budget - delivered).min(room.0.len());
+            let got = if delivered == 0 || most == 1 {
+                calls::receive(self.as_fd(), &mut room.0[0]).map(|arrival| {
+                    self.0.counts.received[0].add(1);
+                    self.deliver(&mut room.0[0], arrival, each);
+                    (1, 1)
+                })
+            } else {
+                let mut arrivals = [None; BATCH];
+                calls::receive_many(self.as_fd(), &mut room.0[..most], &mut arrivals).map(|count| {
+                    self.0.counts.received[0].add(1);
+                    for (place, arrival) in room.0.iter_mut().zip(arrivals.into_iter().flatten()) {
+                        self.deliver(place, arrival, each);
+                    }
+                    (count, most)
+                })
+            };
+            match got {
+                Ok((count, asked)) => {
+                    delivered += count;
+                    if count < asked {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if errors < STRANGERS_ERRORS && TroubleKind::of(&error).is_some() => {
+                    errors += 1;
+                    self.0.troubled.store(true, Relaxed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(delivered)
+    }
+
+    /// Counts a run and hands it over.
+    pub(super) fn deliver<F: FnMut(Run<'_>) + ?Sized>(&self, place: &mut Place, arrival: Arrival, each: &mut F) {
+        let counts = &self.0.counts;
+        if let Some(seen) = arrival.remarks.overflowed {
+            self.overflowed(seen);
+        }
+        let Some(peer) = arrival.peer.filter(|_| !arrival.truncated) else {
+            counts.unusable.add(1);
+            return;
+        };
+        let bytes = &mut place.payload[..arrival.bytes];
+        let segment = arrival.remarks.segment.filter(|segment| *segment > 0).unwrap_or(bytes.len());
+        counts.received[1].add(datagrams(bytes.len(), segment) as u64);
+        counts.received[2].add(bytes.len() as u64);
+        if let (Some(sources), Some(local)) = (&self.0.sources, arrival.remarks.local) {
+            sources.note(peer, local);
+        }
+        each(Run { peer, bytes, segment });
+    }
+
+    fn overflowed(&self, seen: u32) {
+        let counts = &self.0.counts;
+        let before = counts.overflow_seen.load(Relaxed);
+        // The count wraps; and a datagram that another thread took later may have been queued earlier.
+        if (seen.wrapping_sub(before) as i32) > 0 && counts.overflow_seen.compare_exchange(before, seen, Relaxed, Relaxed).is_ok()
+        {
+            counts.overflowed.add(u64::from(seen.wrapping_sub(before)));
+        }
+    }
+
+    /// Sends a run. Does not wait. Any thread.
+    ///
+    /// A run of up to 64 datagrams and 65 507 bytes takes one call, and goes whole or not at all; a longer one takes several.
+    pub fn send(&self, run: &Run<'_>) -> Sent {
+        let (len, segment) = (run.bytes.len(), run.segment.max(1));
+        let mut gone = 0;
+        loop {
+            let most = if self.gso(segment) { SEGMENTS_MOST.min(RUN_BYTES_MOST / segment).max(1) } else { 1 };
+            let part = &run.bytes[gone * segment..len.min((gone + most) * segment)];
+            match self.send_part(run, part) {
+                Ok(()) if (gone + most) * segment >= len => return Sent::Sent,
+                Ok(()) => gone += most,
+                Err(error) if error.raw_os_error() == Some(libc::EIO) && part.len() > segment => {
+                    // The interface cannot cut and has nobody who can. The loop goes on with datagrams one by one.
+                    if self.0.gso.swap(false, Relaxed) {
+                        tracing::warn!(peer = %run.peer, "an interface cannot cut runs into datagrams (UDP_SEGMENT); each takes a call now");
+                    }
+                }
+                Err(error) => return self.judge(run, gone, part.len() > segment, &error),
+            }
+        }
+    }
+
+    /// Sends runs, several in a call, and says of each what became of it. Ends with the first that found no room: it and those behind it
+    /// remain the caller's. Does not wait. Any thread.
+    pub fn send_all<F: FnMut(usize, Sent) + ?Sized>(&self, runs: &[Run<'_>], told: &mut F) {
+        let mut next = 0;
+        while next < runs.len() {
+            let together = runs[next..].iter().take(BATCH).take_while(|run| self.is_one_send(run)).count();
+            if together < 2 {
+                let sent = self.send(&runs[next]);
+                let full = matches!(sent, Sent::Full { .. });
+                told(next, sent);
+                if full {
+                    return;
+                }
+                next += 1;
+                continue;
+            }
+            let batch = &runs[next..next + together];
+            match calls::send_many(self.as_fd(), batch, |run| self.label(run, run.bytes.len())) {
+                Ok(count) => {
+                    self.0.counts.sent[0].add(1);
+                    for run in &batch[..count] {
+                        self.sent(run.bytes.len(), run.segment);
+                        told(next, Sent::Sent);
+                        next += 1;
+                    }
+                }
+                // Of its error the call says nothing but that it was the first run's, or another datagram's: one by one, then.
+                Err(_) => {
+                    let sent = self.send(&runs[next]);
+                    let full = matches!(sent, Sent::Full { .. });
+                    told(next, sent);
+                    if full {
+                        return;
+                    }
+                    next += 1;
+                }
+            }
+        }
+    }
+
+    /// What became of a datagram that went out earlier, if somebody on its way or at its end said so. Unauthenticated: a hint, and never a
+    /// proof. Does not wait, and makes no system call as long as there is nothing. Any thread.
+    pub fn trouble(&self) -> Option<Trouble> {
+        if !self.0.troubled.load(Relaxed) {
+            return None;
+        }
+        self.0.troubled.store(false, Relaxed);
+        for _ in 0..STRANGERS_ERRORS {
+            let (peer, report) = match calls::receive_report(self.as_fd()) {
+                Ok(found) => found,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                // Errors of datagrams are reported by any call, even by this one.
+                Err(_) => continue,
+            };
+            let (Some(peer), Some(report)) = (peer, report) else { continue };
+            let kind = TroubleKind::of_errno(report.errno);
+            let kind = match kind {
+                Some(TroubleKind::TooLong { .. }) => TroubleKind::TooLong { mtu: Some(report.mtu).filter(|mtu| *mtu > 0) },
+                // Told by the call that sent it.
+                _ if report.local => continue,
+                Some(kind) => kind,
+                None => TroubleKind::Other { errno: report.errno },
+            };
+            self.0.troubled.store(true, Relaxed);
+            return Some(Trouble { peer, kind });
+        }
+        self.0.troubled.store(true, Relaxed);
+        None
+    }
+
+    /// Whether something is known to be in the queue of errors.
+    pub(super) fn has_trouble(&self) -> bool {
+        self.0.troubled.load(Relaxed)
+    }
+
+    /// Something may be in the queue of errors.
+    pub(super) fn is_troubled(&self) {
+        self.0.troubled.store(true, Relaxed);
+    }
+
+    /// What was counted since the port was opened.
+    pub fn statistics(&self) -> Statistics {
+        let read = |counter: &Counter| counter.0.load(Relaxed);
+        let traffic = |[calls, datagrams, bytes]: &[Counter; 3]| Traffic {
+            calls: read(calls),
+            datagrams: read(datagrams),
+            bytes: read(bytes),
+        };
+        let counts = &self.0.counts;
+        Statistics {
+            received: traffic(&counts.received),
+            sent: traffic(&counts.sent),
+            overflowed: read(&counts.overflowed),
+            full: read(&counts.full),
+            failed: read(&counts.failed),
+            unusable: read(&counts.unusable),
+        }
+    }
+
+    /// Counts a call that received.
+    pub(super) fn called(&self) {
+        self.0.counts.received[0].add(1);
+    }
+
+    fn gso(&self, segment: usize) -> bool {
+        self.0.gso.load(Relaxed) && segment <= usize::from(u16::MAX)
+    }
+
+    fn is_one_call(&self, len: usize, segment: usize) -> bool {
+        len <= RUN_BYTES_MOST && len.div_ceil(segment) <= SEGMENTS_MOST
+    }
+
+    fn is_one_send(&self, run: &Run<'_>) -> bool {
+        let (len, segment) = (run.bytes.len(), run.segment.max(1));
+        len <= segment || (self.gso(segment) && self.is_one_call(len, segment))
+    }
+
+    fn label(&self, run: &Run<'_>, len: usize) -> Label {
+        let segment = (len > run.segment).then_some(run.segment as u16);
+        let source = self.0.sources.as_ref().and_then(|sources| sources.find(run.peer));
+        Label::new(run.peer, segment, source, self.0.mapped)
+    }
+
+    fn sent(&self, len: usize, segment: usize) {
+        self.0.counts.sent[1].add(datagrams(len, segment) as u64);
+        self.0.counts.sent[2].add(len as u64);
+    }
+
+    /// One call. Nothing is said to have gone that did not.
+    fn send_part(&self, run: &Run<'_>, part: &[u8]) -> io::Result<()> {
+        let label = self.label(run, part.len());
+        let mut tries = 0;
+        loop {
+            match calls::send(self.as_fd(), &label, part) {
+                Ok(()) => {
+                    self.0.counts.sent[0].add(1);
+                    self.sent(part.len(), run.segment);
+                    return Ok(());
+                }
+                // What an earlier datagram met with, be it to somebody else, is handed to whoever calls next, and once. So whatever is
+                // said a third time is about this one.
+                Err(error) if tries < 2 && TroubleKind::of(&error).is_some() => {
+                    self.0.troubled.store(true, Relaxed);
+                    tries += 1;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    #[cold]
+    fn judge(&self, run: &Run<'_>, gone: usize, cut: bool, error: &io::Error) -> Sent {
+        let errno = error.raw_os_error().unwrap_or_default();
+        if matches!(errno, libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) {
+            self.0.counts.full.add(1);
+            return Sent::Full { gone };
+        }
+        self.0.counts.failed.add(1);
+        let kind = match TroubleKind::of_errno(errno) {
+            Some(kind) => kind,
+            // What older kernels say of datagrams that are too long for the interface and would have to be cut from a run.
+            None if cut && errno == libc::EINVAL => TroubleKind::TooLong { mtu: None },
+            None => TroubleKind::Other { errno },
+        };
+        Sent::Failed { gone, trouble: Trouble { peer: run.peer, kind } }
+    }
+}
+
+fn datagrams(len: usize, segment: usize) -> usize {
+    len.div_ceil(segment.max(1)).max(1)
+}

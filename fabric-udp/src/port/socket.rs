@@ -1,0 +1,151 @@
+//! Making the socket.
+
+#![forbid(unsafe_code)]
+
+use super::Options;
+use super::calls::set_option;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+/// Why there is no port.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another socket has the address.
+    #[error("the UDP address {address} is in use by another socket; take another port, or port 0 for any that is free")]
+    AddressInUse {
+        /// What was asked for.
+        address: SocketAddr,
+    },
+    /// The machine has no such address.
+    #[error("{address} is no address of this machine; take one that `ip addr` lists, or the wildcard 0.0.0.0 or [::]")]
+    AddressNotAvailable {
+        /// What was asked for.
+        address: SocketAddr,
+    },
+    /// The system does not let this process have the address.
+    #[error("not permitted to bind the UDP address {address}; ports below 1024 need CAP_NET_BIND_SERVICE, so take a higher one")]
+    NotPermitted {
+        /// What was asked for.
+        address: SocketAddr,
+    },
+    /// The system has no such protocol.
+    #[error("this system has no sockets for {address}: {source}; take an address of the other IP version")]
+    NoSuchProtocol {
+        /// What was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// io_uring was asked for, and cannot be had.
+    #[error("io_uring was asked for and is not usable: {0}; leave the choice open to use plain socket calls instead")]
+    Uring(#[from] super::UringError),
+    /// Something else.
+    #[error("could not {attempt} for the UDP address {address}: {source}")]
+    System {
+        /// What was tried.
+        attempt: &'static str,
+        /// What was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl From<OpenError> for io::Error {
+    fn from(error: OpenError) -> Self {
+        let kind = match &error {
+            OpenError::AddressInUse { .. } => io::ErrorKind::AddrInUse,
+            OpenError::AddressNotAvailable { .. } => io::ErrorKind::AddrNotAvailable,
+            OpenError::NotPermitted { .. } => io::ErrorKind::PermissionDenied,
+            OpenError::NoSuchProtocol { .. } | OpenError::Uring(_) => io::ErrorKind::Unsupported,
+            OpenError::System { source, .. } => source.kind(),
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+/// Whether only this machine can reach a socket that is bound to the address.
+pub fn is_loopback_only(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+/// What the kernel agreed to.
+#[derive(Debug)]
+pub struct Made {
+    pub socket: Socket,
+    pub local: SocketAddr,
+    /// Bytes, as the kernel counts them: with its own overhead, several hundred for each datagram.
+    pub receive_buffer: usize,
+    pub send_buffer: usize,
+    /// Whether it cuts runs into datagrams, and gathers them.
+    pub gso: bool,
+    pub gro: bool,
+}
+
+/// A bound socket with all its options.
+pub fn make(options: &Options) -> Result<Made, OpenError> {
+    let address = options.address;
+    let failed = |attempt| move |source| OpenError::System { attempt, address, source };
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP)).map_err(
+        |source| match source.raw_os_error() {
+            Some(libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) => OpenError::NoSuchProtocol { address, source },
+            _ => OpenError::System { attempt: "make a socket", address, source },
+        },
+    )?;
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        // One socket for both versions.
+        socket.set_only_v6(false).map_err(failed("accept both IP versions"))?;
+    }
+    grow(&socket, options);
+    let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
+    // Datagrams are never cut on their way: whoever sends them has to know what fits. PROBE rather than DO, as it is the protocol that
+    // finds out, and what a stranger's ICMP claims is not to be believed.
+    let mut mtu = set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE);
+    // What becomes of datagrams that went out is told with their destination, and not to whoever makes the next call.
+    let mut errors = set(libc::IPPROTO_IP, libc::IP_RECVERR, 1);
+    let mut asked = Ok(());
+    if address.is_ipv6() {
+        mtu = mtu.and(set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE));
+        errors = errors.and(set(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1));
+    }
+    if address.ip().is_unspecified() {
+        asked = match address.is_ipv6() {
+            true => set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1),
+            false => set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1),
+        };
+    }
+    mtu.map_err(failed("forbid fragments"))?;
+    errors.map_err(failed("ask for reports of undeliverable datagrams"))?;
+    asked.map_err(failed("ask to which address datagrams were sent"))?;
+    set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1).map_err(failed("ask for the count of lost datagrams"))?;
+    // Kernels before 4.18 and 5.0 do neither, and all works without.
+    let gso = options.offload && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+    let gro = options.offload && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+    socket.bind(&address.into()).map_err(|source| match source.raw_os_error() {
+        Some(libc::EADDRINUSE) => OpenError::AddressInUse { address },
+        Some(libc::EADDRNOTAVAIL) => OpenError::AddressNotAvailable { address },
+        Some(libc::EACCES | libc::EPERM) => OpenError::NotPermitted { address },
+        _ => OpenError::System { attempt: "bind the socket", address, source },
+    })?;
+    let local = socket.local_addr().map_err(failed("ask for the address of the socket"))?;
+    let local = local.as_socket().ok_or_else(|| failed("read the address of the socket")(io::ErrorKind::InvalidData.into()))?;
+    let receive_buffer = socket.recv_buffer_size().map_err(failed("ask for the size of the receive buffer"))?;
+    let send_buffer = socket.send_buffer_size().map_err(failed("ask for the size of the send buffer"))?;
+    Ok(Made { socket, local, receive_buffer, send_buffer, gso, gro })
+}
+
+/// Asks for larger buffers: past the system's limit where that is allowed, else up to it. What came of it is asked for later.
+fn grow(socket: &Socket, options: &Options) {
+    let size = |bytes: usize| i32::try_from(bytes).unwrap_or(i32::MAX / 2);
+    let ask = |forced, plain, bytes| {
+        let bytes = size(bytes);
+        // Refused is not an error: the size that was really got is there to be read.
+        let _ = set_option(socket.as_fd(), libc::SOL_SOCKET, forced, bytes)
+            .or_else(|_| set_option(socket.as_fd(), libc::SOL_SOCKET, plain, bytes));
+    };
+    ask(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.receive_buffer);
+    ask(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.send_buffer);
+}
