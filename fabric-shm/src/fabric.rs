@@ -4,12 +4,11 @@
 //! others a few at a time, in turn.
 
 use crate::board::LatencyHistogram;
-use crate::copies::Distance;
 use crate::domain::{Membership, PeerInbox};
 use crate::doorbell::Bell;
 use crate::error::ShmError;
 use crate::faults::Faults;
-use crate::lane::{Consumer, Peek, Producer, RawMemory, Seen, age};
+use crate::lane::{Consumer, FirstWord, Peek, Producer, RawMemory, Seen, age};
 use crate::layout::{FLAG_FENCE, block_offset};
 use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{
@@ -93,7 +92,7 @@ struct Lane {
     latencies: Arc<LatencyHistogram>,
 }
 
-/// A lane that has something, for one packet.
+/// The lane that was busy last, for one packet.
 pub struct Hot<'a> {
     lane: &'a mut Lane,
     index: usize,
@@ -106,10 +105,54 @@ impl Hot<'_> {
         self.index
     }
 
-    /// The first packet.
+    /// Which life of which node sends here.
     #[inline(always)]
-    pub fn first(&self) -> Option<Seen> {
-        match self.lane.consumer.peek() {
+    pub fn source(&self) -> (NodeId, Incarnation) {
+        (self.lane.source, self.lane.incarnation)
+    }
+
+    /// Looks up to `rounds` times for a packet.
+    #[inline(always)]
+    pub fn watch(&self, rounds: u32) -> Option<FirstWord> {
+        let expected = self.lane.consumer.expected_line();
+        self.lane.consumer.watch(rounds, || {
+            if let Some(line) = expected {
+                crate::hint::prefetch(line);
+            }
+            doorbell_fabric::sync::spin_hint();
+        })
+    }
+
+    /// Takes the first packet if it is a whole message that `buf` holds, with this number, no time stamp, and an accepted tag.
+    /// What only other messages need is left out: this is the way of most.
+    #[inline(always)]
+    pub fn take_whole(
+        &mut self,
+        first: FirstWord,
+        sequence: u32,
+        accepts: impl FnOnce(u64) -> bool,
+        buf: &mut [u8],
+    ) -> Option<Envelope> {
+        let len = first.len();
+        let consumer = &mut self.lane.consumer;
+        if !first.is_whole() || len > buf.len() || consumer.unstamped_sequence() != Some(sequence) {
+            return None;
+        }
+        let tag = consumer.tag();
+        let place = if accepts(tag) { consumer.place(len, false)? } else { return None };
+        // SAFETY: its place, and nothing is taken before.
+        unsafe { consumer.payload_at(place, len) }.copy_to(buf);
+        if consumer.take_from(place, len) {
+            self.lane.ring_producer();
+        }
+        let Lane { source, incarnation, priority, .. } = *self.lane;
+        Some(Envelope { source, incarnation, tag, len, sequence, priority })
+    }
+
+    /// The first packet, whose first word was seen.
+    #[inline(always)]
+    pub fn examine(&self, first: FirstWord) -> Option<Seen> {
+        match self.lane.consumer.examine(first) {
             Peek::Packet(seen) => Some(seen),
             _ => None,
         }
@@ -151,7 +194,7 @@ impl Hot<'_> {
     pub fn take_rest(&mut self, mut received: usize, total: usize, buf: &mut [u8]) -> usize {
         let mut looks = 0;
         while received < total && looks < REST_LOOKS {
-            match self.first() {
+            match self.watch(1).and_then(|first| self.examine(first)) {
                 Some(seen) if seen.head.kind == PacketKind::Next && seen.len > 0 && seen.len <= total - received => {
                     self.take_into(&seen, &mut buf[received..]);
                     received += seen.len;
@@ -585,7 +628,7 @@ impl ShmFabric {
     /// Looks up to `rounds` times at the lane that was busy last, and returns it if it has something: the shortest way from
     /// a published word to its reader. Now and then it says `None` unasked, so that the caller polls all lanes.
     #[inline(always)]
-    pub fn hot(&mut self, rounds: u32) -> Option<Hot<'_>> {
+    pub fn hot(&mut self) -> Option<Hot<'_>> {
         let &index = self.busy.get(self.next_busy)?;
         // Before every look of all lanes that is due, so that `poll` does it.
         if self.looks + 1 >= IDLE_LOOKS || self.busy.len() > 1 || self.faults.is_some() || !self.changes.is_empty() {
@@ -593,17 +636,9 @@ impl ShmFabric {
         }
         self.looks += 1;
         let lane = &mut self.lanes[index];
-        let expected = lane.consumer.expected_line();
-        for _ in 0..rounds {
-            if lane.is_news() {
-                return Some(Hot { lane, index });
-            }
-            if let Some(line) = expected {
-                crate::hint::prefetch(line);
-            }
-            doorbell_fabric::sync::spin_hint();
-        }
-        None
+        // As `is_news` asks; nothing of it changes while this is watched.
+        let is_open = !lane.damaged && !lane.consumer.refusing() && lane.consumer.taken() != 0;
+        is_open.then_some(Hot { lane, index })
     }
 
     /// Looks up to `rounds` times at the lanes that were busy lately. True as soon as one has something.
@@ -724,11 +759,6 @@ pub struct ShmLink {
 unsafe impl Send for ShmLink {}
 
 impl ShmLink {
-    /// How far away the target is, if that was measured since it was last asked.
-    pub fn take_distance(&mut self) -> Option<Distance> {
-        self.producer.take_distance()
-    }
-
     /// The longest message that finds room in an idle lane whatever came before it.
     #[inline]
     pub fn most_at_once(&self) -> usize {
@@ -750,6 +780,24 @@ impl ShmLink {
     #[inline]
     pub fn own_ahead(&self) {
         self.producer.own_ahead(self.last_len);
+    }
+}
+
+impl ShmLink {
+    /// A whole message, if there is room as far as is known. False if not: then push it.
+    ///
+    /// # Safety
+    /// It is at most as long as [`packet_bytes`](Link::packet_bytes).
+    #[inline(always)]
+    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
+        // SAFETY: a slice; its length: caller.
+        let done = self.faults.is_none() && unsafe { self.producer.push_whole(tag, sequence, bytes.as_ptr(), bytes.len()) };
+        if done {
+            self.last_len = bytes.len();
+            // SAFETY: `_inbox` keeps the header page mapped.
+            unsafe { Bell::at(self.bell) }.ring(self.fenced);
+        }
+        done
     }
 }
 

@@ -200,6 +200,16 @@ impl Inbound {
         }
     }
 
+    /// A message of `len` bytes went from a lane to whoever waited for it.
+    #[inline(always)]
+    pub fn took(&mut self, lane: usize, len: usize) {
+        self.turned_away = false;
+        let expected = &mut self.assemblies[lane].expected;
+        *expected = expected.wrapping_add(1);
+        self.tally.messages += 1;
+        self.tally.bytes += len as u64;
+    }
+
     /// Gives up the message under way in a lane: its sender did. The receive that had taken it is posted again, first.
     #[cold]
     pub fn give_up(&mut self, lane: usize) {

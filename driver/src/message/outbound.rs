@@ -135,8 +135,15 @@ impl OutState {
     /// A short message, directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
         let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
+        if unsafe { link.push_whole(tag, self.sequence, bytes) } {
+            self.sequence = self.sequence.wrapping_add(1);
+            self.carried.add(1, bytes.len() as u64);
+            link.own_ahead();
+            return Push::Done;
+        }
+        let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
         // SAFETY: a slice; the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
         let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
         if push == Push::Done {

@@ -9,7 +9,6 @@ use crate::engine::monitor::Monitor;
 use crate::message::inbound::RecvOp;
 use doorbell_fabric::{Envelope, PRIORITIES, Payload};
 use doorbell_shm::board::{Figure, Record, RecordKind};
-use doorbell_shm::copies::Distance;
 use doorbell_shm::domain::{Membership, PeerInbox};
 use doorbell_shm::meeting::{Claim, End, Meeting, Meetings};
 use std::sync::Arc;
@@ -179,10 +178,6 @@ impl Incoming {
             return None;
         }
         let len = self.envelope.len;
-        // The origin wrote this line when it began, so the load takes one journey of a line.
-        let began = Instant::now();
-        std::hint::black_box(self.meeting()?.put());
-        let distance = Distance::measured(began.elapsed().as_nanos());
         self.source = match copy {
             Copy::Origin => None,
             // What can't be read goes through the lane.
@@ -193,7 +188,7 @@ impl Incoming {
             _ if receive.patient => local.place(receive.ptr, len),
             _ => Place::Nowhere,
         };
-        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some(), distance })
+        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some() })
     }
 
     fn note(&self, monitor: &Monitor, kind: RecordKind, at: u64, len: u64) {

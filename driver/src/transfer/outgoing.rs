@@ -15,7 +15,6 @@ use doorbell_fabric::{Incarnation, Link, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;
-use doorbell_shm::fabric::ShmLink;
 use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Run};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,8 +27,6 @@ const FIFO_AT_ONCE: u64 = 4 << 20;
 const ANSWER_WITHIN: Duration = Duration::from_micros(50);
 /// A target that has not copied anything for so long computes, or sleeps: the memory FIFO goes on.
 const PULLS_WITHIN: Duration = Duration::from_millis(10);
-/// Messages of this length are moved from both ends whatever the kernel's copy costs: caches do not hold them, nor should a lane.
-const LANE_MOST: usize = 4 << 20;
 /// From this length on the memory FIFO keeps a share of the message after the remote get has come...
 const FIFO_GOES_ON: u64 = 16 << 20;
 /// ...of one chunk in so many of the origin's.
@@ -245,7 +242,6 @@ impl Outgoing {
         transfer.get = Some(get);
         if let Some(Some(slots)) = self.slots.get_mut(source.index()) {
             slots.way.refused = get.target == Place::Nowhere;
-            slots.way.distance = get.distance.unwrap_or(slots.way.distance);
         }
         transfer.target = Remote::of(get.target, transfer.ends.len, &transfer.peer, local, true);
         true
@@ -359,18 +355,16 @@ impl Outgoing {
     }
 
     /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane.
-    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, link: &mut ShmLink, bytes: *const u8, len: usize) -> bool {
+    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize) -> bool {
         if local.is_in_region(bytes, len) {
             return true;
         }
         let Some(reach) = peer.reach() else { return false };
-        if self.copy != Copy::Auto || reach.is_here() || len >= LANE_MOST {
+        if self.copy != Copy::Auto || reach.is_here() {
             return true;
         }
         let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
-        let way = &mut slots.get_or_insert_default().way;
-        way.distance = link.take_distance().unwrap_or(way.distance);
-        way.is_kernel(cma::toll())
+        slots.get_or_insert_default().way.is_kernel(cma::toll())
     }
 }
 

@@ -39,11 +39,31 @@ pub struct Seen {
     place: Place,
 }
 
+/// Where the payload of the first packet lies.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub enum Place {
+    /// In its cell.
     Inline,
-    /// Position in the data ring.
+    /// At this position of the data ring.
     Data(u64),
+}
+
+/// The first word of the packet that is first in its lane.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstWord(u64);
+
+impl FirstWord {
+    /// Whether the packet is a whole message.
+    #[inline(always)]
+    pub fn is_whole(self) -> bool {
+        (self.0 >> 32) as u8 == PacketKind::Whole as u8
+    }
+
+    /// Bytes of its payload.
+    #[inline(always)]
+    pub fn len(self) -> usize {
+        (self.0 >> 40) as usize
+    }
 }
 
 /// What is first in a lane.
@@ -88,33 +108,58 @@ impl<M: LaneMemory> Consumer<M> {
         self.memory.cell_word(self.cell(), word::CHECK).load(Ordering::Acquire)
     }
 
+    /// Looks up to `rounds` times for a packet, and does `between` after each look in vain. What the packet's first word said.
+    #[inline(always)]
+    pub fn watch(&self, rounds: u32, mut between: impl FnMut()) -> Option<FirstWord> {
+        // Acquire: pairs with PUBLISH.
+        let (word, position) = (self.memory.cell_word(self.cell(), word::CHECK), (self.head + 1) as u32);
+        for _ in 0..rounds {
+            let check = word.load(Ordering::Acquire);
+            if check as u32 == position && check >> 32 != 0 {
+                return Some(FirstWord(check));
+            }
+            between();
+        }
+        None
+    }
+
+    /// Where the payload of the first packet lies, of which the first word says that it has `len` bytes. `None` if that is not within the
+    /// lane.
+    #[inline(always)]
+    pub fn place(&self, len: usize, has_total: bool) -> Option<Place> {
+        if len <= INLINE_BYTES && !has_total {
+            return Some(Place::Inline);
+        }
+        let place = self.memory.cell_word(self.cell(), word::PLACE).load(Ordering::Relaxed);
+        let ring = self.memory.data_bytes() as u64;
+        let (ahead, offset) = (place.wrapping_sub(self.data_head), place & (ring - 1));
+        let is_inside =
+            place.is_multiple_of(64) && ahead <= ring && ahead + data_room(len) <= ring && offset + len as u64 <= ring;
+        is_inside.then_some(Place::Data(place))
+    }
+
     /// Looks at the first packet, without taking it.
     #[inline(always)]
     pub fn peek(&self) -> Peek {
-        let check = self.first_word();
-        if check as u32 != (self.head + 1) as u32 || check >> 32 == 0 {
-            return Peek::Empty;
-        }
+        self.watch(1, || ()).map_or(Peek::Empty, |first| self.examine(first))
+    }
+
+    /// Looks at the first packet, whose first word was seen since the last was taken.
+    #[inline(always)]
+    pub fn examine(&self, FirstWord(check): FirstWord) -> Peek {
         let cell = self.cell();
         let load = |index| self.memory.cell_word(cell, index).load(Ordering::Relaxed);
         let len = (check >> 40) as usize;
-        let (kind, place, total) = match PacketKind::from_number((check >> 32) as u8) {
-            Some(kind) if len <= INLINE_BYTES && !kind.has_total() => (kind, Place::Inline, len as u64),
-            Some(kind) => {
-                let place = load(word::PLACE);
-                let total = if kind.has_total() { load(word::TOTAL) } else { len as u64 };
-                let ring = self.memory.data_bytes() as u64;
-                let (ahead, offset) = (place.wrapping_sub(self.data_head), place & (ring - 1));
-                if !place.is_multiple_of(64) || ahead > ring || ahead + data_room(len) > ring || offset + len as u64 > ring {
-                    return Peek::Damaged("a packet's payload lies outside the lane");
-                }
-                if total < len as u64 && kind == PacketKind::First {
-                    return Peek::Damaged("a packet is longer than its message");
-                }
-                (kind, Place::Data(place), total)
-            }
-            None => return Peek::Damaged("a packet of unknown kind"),
+        let Some(kind) = PacketKind::from_number((check >> 32) as u8) else {
+            return Peek::Damaged("a packet of unknown kind");
         };
+        let Some(place) = self.place(len, kind.has_total()) else {
+            return Peek::Damaged("a packet's payload lies outside the lane");
+        };
+        let total = if kind.has_total() { load(word::TOTAL) } else { len as u64 };
+        if total < len as u64 && kind == PacketKind::First {
+            return Peek::Damaged("a packet is longer than its message");
+        }
         let sequence = load(word::SEQUENCE);
         let head = PacketHead { kind, tag: load(word::TAG), sequence: sequence as u32, total };
         Peek::Packet(Seen { head, len, stamp: (sequence >> 32) as u32, place })
@@ -141,24 +186,40 @@ impl<M: LaneMemory> Consumer<M> {
         }
     }
 
+    /// The tag of the first packet.
+    #[inline(always)]
+    pub fn tag(&self) -> u64 {
+        self.memory.cell_word(self.cell(), word::TAG).load(Ordering::Relaxed)
+    }
+
+    /// The sequence number of the first packet, unless it bears a time stamp.
+    #[inline(always)]
+    pub fn unstamped_sequence(&self) -> Option<u32> {
+        u32::try_from(self.memory.cell_word(self.cell(), word::SEQUENCE).load(Ordering::Relaxed)).ok()
+    }
+
     /// Gives the first packet's place back. `seen` comes from the latest `peek`. True if the producer's bell is to be rung: it
     /// waits for room, and there is some now.
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, seen: &Seen) -> bool {
+        self.take_from(seen.place, seen.len)
+    }
+
+    /// The same, of `len` bytes that lie at `place`.
+    #[inline(always)]
+    #[must_use]
+    pub fn take_from(&mut self, place: Place, len: usize) -> bool {
         self.head += 1;
         self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
-        if let Place::Data(place) = seen.place {
-            self.data_head = place + data_room(seen.len);
-            self.last_len = seen.len;
-        }
         // Once a quarter lap: the line with these words is the producer's to read, and every store here costs it a miss.
-        if self.head - self.head_told >= self.memory.cell_count() as u64 / 4
-            || self.data_head - self.data_head_told >= self.memory.data_bytes() as u64 / 4
-        {
-            return self.tell();
+        let mut is_due = self.head - self.head_told >= self.memory.cell_count() as u64 / 4;
+        if let Place::Data(place) = place {
+            self.data_head = place + data_room(len);
+            self.last_len = len;
+            is_due |= self.data_head - self.data_head_told >= self.memory.data_bytes() as u64 / 4;
         }
-        false
+        is_due && self.tell()
     }
 
     /// Takes the first packet and the parts that follow it, if they are of a message that its sender gave up. For a message that
@@ -268,11 +329,21 @@ impl Consumer<RawMemory> {
     /// `seen` comes from the latest `peek`, and nothing is taken while the payload lives.
     #[inline(always)]
     pub unsafe fn payload(&self, seen: &Seen) -> Payload<'_> {
-        let ptr = match seen.place {
+        // SAFETY: caller.
+        unsafe { self.payload_at(seen.place, seen.len) }
+    }
+
+    /// The same, of `len` bytes at `place`.
+    ///
+    /// # Safety
+    /// `place` is the [place](Self::place) of `len` bytes of the first packet, and nothing is taken while the payload lives.
+    #[inline(always)]
+    pub unsafe fn payload_at(&self, place: Place, len: usize) -> Payload<'_> {
+        let ptr = match place {
             Place::Inline => self.memory.inline_at(self.cell()),
             Place::Data(place) => self.memory.data_at((place & (self.memory.data_bytes() as u64 - 1)) as usize),
         };
-        // SAFETY: peek checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
-        unsafe { Payload::from_raw(ptr, seen.len) }
+        // SAFETY: `place` checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
+        unsafe { Payload::from_raw(ptr, len) }
     }
 }

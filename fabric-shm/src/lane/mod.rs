@@ -21,7 +21,7 @@ mod consumer;
 mod memory;
 mod producer;
 
-pub use consumer::{Consumer, Peek, Seen};
+pub use consumer::{Consumer, FirstWord, Peek, Place, Seen};
 #[cfg(not(loom))]
 pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};

@@ -31,8 +31,6 @@ pub struct Producer<M> {
     data_head_seen: u64,
     /// How far the consumer's processor was when last looked.
     distance: Distance,
-    /// Measured since somebody asked.
-    measured: bool,
     waiting: bool,
     /// When a packet that might be offered was last pushed, in ticks.
     pushed_at: u64,
@@ -53,7 +51,6 @@ impl<M: LaneMemory> Producer<M> {
             head_seen: 0,
             data_head_seen: 0,
             distance: Distance::default(),
-            measured: false,
             waiting: false,
             pushed_at: 0,
         })
@@ -120,41 +117,75 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         let cell = (self.tail & (cells - 1)) as usize;
-        if len <= INLINE_BYTES && !head.kind.has_total() {
+        // SAFETY: `len` bytes are readable (caller).
+        if let Err(push) = unsafe { self.write(cell, bytes, len, head.kind.has_total()) } {
+            return push;
+        }
+        if head.kind.has_total() {
+            self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
+        }
+        self.publish(cell, head.kind, head.tag, head.sequence, len);
+        Push::Done
+    }
+
+    /// A whole message: as [`push`](Self::push), without what only others need. False if there is no room as far as is known: then push it.
+    ///
+    /// # Safety
+    /// As of [`push`](Self::push).
+    #[inline(always)]
+    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
+        let cells = self.memory.cell_count() as u64;
+        if self.tail - self.head_seen >= cells - 1 {
+            return false;
+        }
+        let cell = (self.tail & (cells - 1)) as usize;
+        // SAFETY: `len` bytes are readable (caller).
+        let is_written = unsafe { self.write(cell, bytes, len, false) }.is_ok();
+        if is_written {
+            self.publish(cell, PacketKind::Whole, tag, sequence, len);
+        }
+        is_written
+    }
+
+    /// Writes a payload into a cell, or into the data ring and its place into the cell.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`, and `len` is at most `packet_bytes()`.
+    #[inline(always)]
+    unsafe fn write(&mut self, cell: usize, bytes: *const u8, len: usize, has_total: bool) -> Result<(), Push> {
+        if len <= INLINE_BYTES && !has_total {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { self.write_inline(cell, bytes, len) };
-        } else {
-            let place = match self.reserve(len) {
-                Ok(place) => place,
-                Err(push) => return push,
-            };
-            // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
-            unsafe {
-                self.memory.write_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, bytes, len, self.distance)
-            };
-            if self.is_worth_offering(len) {
-                self.memory.offer_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, len);
-            }
-            self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-            if head.kind.has_total() {
-                self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
-            }
-            self.data_tail = place + data_room(len);
+            return Ok(());
         }
-        self.memory.cell_word(cell, word::TAG).store(head.tag, Ordering::Relaxed);
+        let place = self.reserve(len)?;
+        let offset = (place & (self.memory.data_bytes() as u64 - 1)) as usize;
+        // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
+        unsafe { self.memory.write_data(offset, bytes, len, self.distance) };
+        if self.is_worth_offering(len) {
+            self.memory.offer_data(offset, len);
+        }
+        self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
+        self.data_tail = place + data_room(len);
+        Ok(())
+    }
+
+    /// Makes the packet seen whose payload is written.
+    #[inline(always)]
+    fn publish(&mut self, cell: usize, kind: PacketKind, tag: u64, sequence: u32, len: usize) {
+        self.memory.cell_word(cell, word::TAG).store(tag, Ordering::Relaxed);
         let stamp = if STAMPED && self.tail & (STAMP_EVERY - 1) == 0 { stamp() } else { 0 };
-        self.memory.cell_word(cell, word::SEQUENCE).store(head.sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
+        self.memory.cell_word(cell, word::SEQUENCE).store(sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
         fault_point!("lane.written");
         // PUBLISH: release, so that whoever sees this word sees the rest of the cell and the data.
         #[cfg(not(all(loom, planted_bug = "publish")))]
         const PUBLISH: Ordering = Ordering::Release;
         #[cfg(all(loom, planted_bug = "publish"))]
         const PUBLISH: Ordering = Ordering::Relaxed;
-        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, head.kind as u8, len), PUBLISH);
+        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, kind as u8, len), PUBLISH);
         self.tail += 1;
-        self.memory.own_cell((self.tail & (cells - 1)) as usize);
+        self.memory.own_cell((self.tail & (self.memory.cell_count() as u64 - 1)) as usize);
         fault_point!("lane.published");
-        Push::Done
     }
 
     /// Whether the consumer likely waits for these lines. In a stream it is behind, and offering them would only cost time.
@@ -211,11 +242,6 @@ impl<M: LaneMemory> Producer<M> {
         Ok(place)
     }
 
-    /// How far away the consumer is, if that was measured since it was last asked.
-    pub fn take_distance(&mut self) -> Option<Distance> {
-        std::mem::take(&mut self.measured).then_some(self.distance)
-    }
-
     /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
     #[cold]
     fn look_at_head(&mut self) -> Result<(), LinkDown> {
@@ -228,7 +254,7 @@ impl<M: LaneMemory> Producer<M> {
         if let Some(began) = clock {
             // The consumer wrote this line since we last looked, so the load took one journey of a line.
             if let Some(distance) = Distance::measured(began.elapsed().as_nanos()) {
-                (self.distance, self.measured) = (distance, true);
+                self.distance = distance;
             }
         }
         let data_head = self.memory.control(Control::DataHead).load(HEAD);

@@ -198,7 +198,6 @@ fn begin(
     order: &Order<'_>,
 ) -> Option<Begun> {
     let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
-    let link = state.link.as_mut()?;
-    let worth = order.len >= RENDEZVOUS_BYTES && outgoing.is_worth(peer, local, link, order.bytes, order.len);
+    let worth = state.link.is_some() && order.len >= RENDEZVOUS_BYTES && outgoing.is_worth(peer, local, order.bytes, order.len);
     worth.then(|| outgoing.begin(peer, outbound, state, local, order))
 }
