@@ -2,7 +2,8 @@
 
 #[cfg(not(loom))]
 use super::RawMemory;
-use super::{Control, INLINE_BYTES, LaneMemory, data_room, word};
+use super::bulk::{BulkMemory, Drained, IN_BULK};
+use super::{Control, INLINE_BYTES, LaneMemory, word};
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
@@ -17,11 +18,13 @@ pub struct Consumer<M> {
     memory: M,
     /// Position of the next packet.
     head: u64,
-    /// Position of the next byte in the data ring.
-    data_head: u64,
     /// What the producer was last told.
     head_told: u64,
-    data_head_told: u64,
+    data: Drained,
+    bulk: Option<(BulkMemory, Drained)>,
+    /// The bulk ring that is offered, until that is answered.
+    offered: u64,
+    answered: bool,
     /// Bytes of the last payload that did not fit into its cell.
     last_len: usize,
     refusing: bool,
@@ -46,6 +49,8 @@ pub enum Place {
     Inline,
     /// At this position of the data ring.
     Data(u64),
+    /// At this position of the bulk ring.
+    Bulk(u64),
 }
 
 /// The first word of the packet that is first in its lane.
@@ -80,7 +85,18 @@ pub enum Peek {
 impl<M: LaneMemory> Consumer<M> {
     /// The reader of a lane that is blank, or was [`reset`](Self::reset).
     pub fn new(memory: M) -> Self {
-        Self { memory, head: 0, data_head: 0, head_told: 0, data_head_told: 0, last_len: usize::MAX, refusing: false }
+        let data = Drained::new(memory.data_bytes());
+        Self {
+            memory,
+            head: 0,
+            head_told: 0,
+            data,
+            bulk: None,
+            offered: 0,
+            answered: false,
+            last_len: usize::MAX,
+            refusing: false,
+        }
     }
 
     /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
@@ -131,11 +147,11 @@ impl<M: LaneMemory> Consumer<M> {
             return Some(Place::Inline);
         }
         let place = self.memory.cell_word(self.cell(), word::PLACE).load(Ordering::Relaxed);
-        let ring = self.memory.data_bytes() as u64;
-        let (ahead, offset) = (place.wrapping_sub(self.data_head), place & (ring - 1));
-        let is_inside =
-            place.is_multiple_of(64) && ahead <= ring && ahead + data_room(len) <= ring && offset + len as u64 <= ring;
-        is_inside.then_some(Place::Data(place))
+        if place & IN_BULK != 0 {
+            let (place, (_, ring)) = (place & !IN_BULK, self.bulk.as_ref()?);
+            return ring.holds(place, len).then_some(Place::Bulk(place));
+        }
+        self.data.holds(place, len).then_some(Place::Data(place))
     }
 
     /// Looks at the first packet, without taking it.
@@ -183,6 +199,12 @@ impl<M: LaneMemory> Consumer<M> {
             Place::Data(place) => unsafe {
                 self.memory.read_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, dst, seen.len);
             },
+            Place::Bulk(place) => {
+                if let Some((memory, _)) = &self.bulk {
+                    // SAFETY: as above.
+                    unsafe { std::ptr::copy_nonoverlapping(memory.at(place), dst, seen.len) };
+                }
+            }
         }
     }
 
@@ -215,9 +237,10 @@ impl<M: LaneMemory> Consumer<M> {
         // Once a quarter lap: the line with these words is the producer's to read, and every store here costs it a miss.
         let mut is_due = self.head - self.head_told >= self.memory.cell_count() as u64 / 4;
         if let Place::Data(place) = place {
-            self.data_head = place + data_room(len);
             self.last_len = len;
-            is_due |= self.data_head - self.data_head_told >= self.memory.data_bytes() as u64 / 4;
+            is_due |= self.data.take(place, len);
+        } else if let (Place::Bulk(place), Some((_, ring))) = (place, &mut self.bulk) {
+            is_due |= ring.take(place, len);
         }
         is_due && self.tell()
     }
@@ -254,15 +277,23 @@ impl<M: LaneMemory> Consumer<M> {
 
     /// Whether there is something to tell.
     pub fn has_untold(&self) -> bool {
-        self.head != self.head_told || self.data_head != self.data_head_told
+        let untold = |ring: &Drained| ring.head != ring.told;
+        self.head != self.head_told || untold(&self.data) || self.bulk.as_ref().is_some_and(|(_, ring)| untold(ring))
     }
 
     /// Tells the producer how far this end has read. Release: our reads happen before its next writes there. True if the
     /// producer waits for it.
     pub fn tell(&mut self) -> bool {
         self.memory.control(Control::Head).store(self.head, Ordering::Release);
-        self.memory.control(Control::DataHead).store(self.data_head, Ordering::Release);
-        (self.head_told, self.data_head_told) = (self.head, self.data_head);
+        self.memory.control(Control::DataHead).store(self.data.head, Ordering::Release);
+        (self.head_told, self.data.told) = (self.head, self.data.head);
+        if let Some((_, ring)) = &mut self.bulk {
+            self.memory.control(Control::BulkHead).store(ring.head, Ordering::Release);
+            ring.told = ring.head;
+        } else if !self.answered {
+            // Acquire: what is offered was there before.
+            self.offered = self.memory.control(Control::Bulk).load(Ordering::Acquire);
+        }
         // As with the bell: a producer about to sleep says so, fences for both, and looks at the head once more.
         light_barrier();
         self.memory.control(Control::Waiting).load(Ordering::Relaxed) != 0
@@ -283,6 +314,27 @@ impl<M: LaneMemory> Consumer<M> {
         self.refusing
     }
 
+    /// The number of the region that the producer offers as a bulk ring, until that is answered.
+    #[inline(always)]
+    pub fn offered(&self) -> Option<u32> {
+        if self.offered == 0 { None } else { u32::try_from(self.offered - 1).ok() }
+    }
+
+    /// Answers the offer: from now on packets may lie in this ring. Without one there will be none in this life of the producer.
+    ///
+    /// # Safety
+    /// The memory stays mapped until the lane is [reset](Self::reset) or dropped.
+    #[cold]
+    pub unsafe fn answer(&mut self, ring: Option<BulkMemory>) {
+        let offered = std::mem::take(&mut self.offered);
+        self.answered = true;
+        if let Some(memory) = ring {
+            self.bulk = Some((memory, Drained::new(memory.len())));
+            // Release: pairs with the producer's look, though it only makes it write.
+            self.memory.control(Control::BulkTaken).store(offered, Ordering::Release);
+        }
+    }
+
     /// Who produces here: an incarnation, or 0. A hint, as another process may write it.
     #[inline]
     pub fn owner(&self) -> u64 {
@@ -301,8 +353,12 @@ impl<M: LaneMemory> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.data_head) = (0, 0);
-        self.memory.control(Control::Waiting).store(0, Ordering::Relaxed);
+        self.head = 0;
+        self.data = Drained::new(self.memory.data_bytes());
+        (self.bulk, self.offered, self.answered) = (None, 0, false);
+        for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
+            self.memory.control(control).store(0, Ordering::Relaxed);
+        }
         self.tell();
         self.refusing = true;
         self.refuse(false);
@@ -319,7 +375,7 @@ impl Consumer<RawMemory> {
     /// that it is still writing.
     #[inline(always)]
     pub fn expected_line(&self) -> Option<*const u8> {
-        let at = (self.data_head & (self.memory.data_bytes() as u64 - 1)) as usize;
+        let at = (self.data.head & (self.memory.data_bytes() as u64 - 1)) as usize;
         (self.last_len <= 64).then(|| self.memory.data_at(at))
     }
 
@@ -342,6 +398,8 @@ impl Consumer<RawMemory> {
         let ptr = match place {
             Place::Inline => self.memory.inline_at(self.cell()),
             Place::Data(place) => self.memory.data_at((place & (self.memory.data_bytes() as u64 - 1)) as usize),
+            // Without a ring there is no such place.
+            Place::Bulk(place) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
         };
         // SAFETY: `place` checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
         unsafe { Payload::from_raw(ptr, len) }

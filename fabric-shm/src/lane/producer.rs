@@ -1,5 +1,6 @@
 //! The end of a lane that writes.
 
+use super::bulk::{BULK_LEAST, BulkMemory, Filled, IN_BULK};
 use super::{Control, INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, data_room, stamp, word};
 use crate::copies::Distance;
 use doorbell_fabric::sync::Ordering;
@@ -24,16 +25,24 @@ pub struct Producer<M> {
     memory: M,
     /// Position of the next packet.
     tail: u64,
-    /// Position of the next byte in the data ring.
-    data_tail: u64,
     /// How far the consumer had read when last looked.
     head_seen: u64,
-    data_head_seen: u64,
+    data: Filled,
+    bulk: Option<Bulk>,
     /// How far the consumer's processor was when last looked.
     distance: Distance,
     waiting: bool,
     /// When a packet that might be offered was last pushed, in ticks.
     pushed_at: u64,
+}
+
+/// A ring that was offered to the consumer.
+struct Bulk {
+    memory: BulkMemory,
+    ring: Filled,
+    offer: u64,
+    /// The consumer has it, too.
+    taken: bool,
 }
 
 impl<M: LaneMemory> Producer<M> {
@@ -44,12 +53,13 @@ impl<M: LaneMemory> Producer<M> {
         // Acquire: pairs with the release of `Consumer::reset`, whose blank cells this producer must not overtake.
         owner.compare_exchange(0, incarnation as u64, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         fault_point!("lane.claimed");
+        let data = Filled::new(memory.data_bytes());
         Some(Self {
             memory,
             tail: 0,
-            data_tail: 0,
             head_seen: 0,
-            data_head_seen: 0,
+            data,
+            bulk: None,
             distance: Distance::default(),
             waiting: false,
             pushed_at: 0,
@@ -74,7 +84,11 @@ impl<M: LaneMemory> Producer<M> {
         let packets = len.div_ceil(packet) as u64;
         let fits = |lane: &Self| {
             lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
-                && lane.data_tail - lane.data_head_seen + data_room(len) + packet as u64 <= lane.memory.data_bytes() as u64
+                && match &lane.bulk {
+                    // The last packet may be a short one.
+                    Some(bulk) if bulk.taken && packet >= BULK_LEAST => bulk.ring.fits(len, packet) && lane.data.fits(packet, packet),
+                    _ => lane.data.fits(len, packet),
+                }
         };
         fits(self) || (self.look_at_head().is_ok() && fits(self))
     }
@@ -159,14 +173,23 @@ impl<M: LaneMemory> Producer<M> {
             return Ok(());
         }
         let place = self.reserve(len)?;
-        let offset = (place & (self.memory.data_bytes() as u64 - 1)) as usize;
-        // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
-        unsafe { self.memory.write_data(offset, bytes, len, self.distance) };
-        if self.is_worth_offering(len) {
-            self.memory.offer_data(offset, len);
+        if place & IN_BULK != 0 {
+            if let Some(bulk) = &mut self.bulk {
+                let place = place & !IN_BULK;
+                // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
+                unsafe { std::ptr::copy_nonoverlapping(bytes, bulk.memory.at(place), len) };
+                bulk.ring.tail = place + data_room(len);
+            }
+        } else {
+            let offset = (place & (self.memory.data_bytes() as u64 - 1)) as usize;
+            // SAFETY: as above.
+            unsafe { self.memory.write_data(offset, bytes, len, self.distance) };
+            if self.is_worth_offering(len) {
+                self.memory.offer_data(offset, len);
+            }
+            self.data.tail = place + data_room(len);
         }
         self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-        self.data_tail = place + data_room(len);
         Ok(())
     }
 
@@ -203,7 +226,7 @@ impl<M: LaneMemory> Producer<M> {
     #[inline]
     pub fn own_ahead(&self, len: usize) {
         if len > INLINE_BYTES && len <= OWN_AHEAD_BYTES {
-            self.memory.own_data((self.data_tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
+            self.memory.own_data((self.data.tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
         }
     }
 
@@ -225,21 +248,30 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    /// Where the next `len` bytes go: at the data tail, or at the ring's start if they would not fit in one piece.
+    /// Where the next `len` bytes go, in the data ring or in the bulk ring.
     #[inline(always)]
     fn reserve(&mut self, len: usize) -> Result<u64, Push> {
-        let ring = self.memory.data_bytes() as u64;
-        let left = ring - (self.data_tail & (ring - 1));
-        let place = if len as u64 <= left { self.data_tail } else { self.data_tail + left };
-        let end = place + data_room(len);
-        if end - self.data_head_seen > ring {
-            match self.look_at_head() {
-                Ok(()) if end - self.data_head_seen <= ring => {}
-                Ok(()) => return Err(Push::Full),
-                Err(down) => return Err(Push::Down(down)),
-            }
+        let place = |lane: &Self| match &lane.bulk {
+            Some(bulk) if bulk.taken && len >= BULK_LEAST => bulk.ring.place(len).map(|place| place | IN_BULK),
+            _ => lane.data.place(len),
+        };
+        if let Some(place) = place(self) {
+            return Ok(place);
         }
-        Ok(place)
+        self.look_at_head().map_err(Push::Down)?;
+        place(self).ok_or(Push::Full)
+    }
+
+    /// Offers a ring of this process, the region with this number, for long payloads. Once for each lane.
+    ///
+    /// # Safety
+    /// The memory stays mapped, and writable, as long as this producer lives.
+    #[cold]
+    pub unsafe fn offer_bulk(&mut self, memory: BulkMemory, number: u32) {
+        let offer = u64::from(number) + 1;
+        self.bulk = Some(Bulk { memory, ring: Filled::new(memory.len()), offer, taken: false });
+        // Release: the region is there before it is offered.
+        self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }
 
     /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
@@ -258,14 +290,19 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         let data_head = self.memory.control(Control::DataHead).load(HEAD);
-        // As distances: a forged word can at worst look like a full or an empty lane, or it is found out.
-        if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen
-            || data_head.wrapping_sub(self.data_head_seen) > self.data_tail - self.data_head_seen
-        {
+        // As with the data rings: as a distance.
+        if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {
             return Err(LinkDown::Damaged);
         }
         self.head_seen = head;
-        self.data_head_seen = data_head;
+        self.data.see(data_head)?;
+        if let Some(bulk) = &mut self.bulk {
+            if bulk.taken {
+                bulk.ring.see(self.memory.control(Control::BulkHead).load(HEAD))?;
+            } else {
+                bulk.taken = self.memory.control(Control::BulkTaken).load(HEAD) == bulk.offer;
+            }
+        }
         Ok(())
     }
 }
