@@ -191,7 +191,7 @@ impl OpenFile {
         }
     }
 
-    /// Bytes for which there was memory when it was opened: fewer than its length if it has holes.
+    /// Bytes for which there was memory when it was opened: fewer than its length if it has holes, where the file system can tell.
     pub fn reserved(&self) -> u64 {
         match self {
             Self::Posix(file) => file.reserved(),
