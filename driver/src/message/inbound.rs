@@ -27,8 +27,8 @@ pub struct Inbound {
     pub assemblies: Vec<Assembly>,
     /// Messages that both ends move.
     pub incoming: Vec<Incoming>,
-    /// Words of other engines that came.
-    pub controls: Vec<(NodeId, Control)>,
+    /// What came besides messages, for the engine, and from whom.
+    pub news: Vec<(NodeId, News)>,
     /// Memory of others in which messages lie that are lent.
     pub lenders: Lenders,
     /// The latest transfers that ended.
@@ -48,6 +48,14 @@ pub struct Inbound {
     in_the_way: usize,
     /// Counts turns of those that pull.
     pulls: u32,
+}
+
+/// What is no message, but concerns the engine.
+pub enum News {
+    /// A word of another engine.
+    Control(Control),
+    /// The node broke the rules, in this way.
+    Broken(&'static str),
 }
 
 /// Counts, for people.
@@ -186,7 +194,7 @@ impl Inbound {
             posted: VecDeque::new(),
             assemblies: (0..membership.max_nodes() * PRIORITIES).map(|_| Assembly::default()).collect(),
             incoming: Vec::new(),
-            controls: Vec::new(),
+            news: Vec::new(),
             lenders,
             reports: Reports::default(),
             membership,

@@ -42,8 +42,8 @@ pub struct Outgoing {
     turns: u32,
     /// Transfers for which somebody waits.
     active: usize,
-    /// A target that broke the rules of a meeting.
-    broken: Option<NodeId>,
+    /// Targets that broke the rules of a meeting.
+    broken: Vec<NodeId>,
     reports: Reports,
     monitor: Arc<Monitor>,
 }
@@ -123,7 +123,7 @@ impl Outgoing {
             from_high,
             turns: 0,
             active: 0,
-            broken: None,
+            broken: Vec::new(),
             reports: Reports::default(),
             monitor,
         }
@@ -255,7 +255,9 @@ impl Outgoing {
         while let Some(transfer) = self.transfers.get_mut(at) {
             if transfer.look() {
                 let transfer = self.transfers.swap_remove(at);
-                self.broken = self.broken.or(transfer.broken.then_some(transfer.out.target));
+                if transfer.broken && !self.broken.contains(&transfer.out.target) {
+                    self.broken.push(transfer.out.target);
+                }
                 self.free(transfer);
             } else {
                 at += 1;
@@ -286,9 +288,9 @@ impl Outgoing {
         ended
     }
 
-    /// A target that broke the rules of a meeting, told once.
-    pub fn take_broken(&mut self) -> Option<NodeId> {
-        self.broken.take()
+    /// Targets that broke the rules of a meeting, told once.
+    pub fn take_broken(&mut self) -> Vec<NodeId> {
+        std::mem::take(&mut self.broken)
     }
 
     /// Whether a transfer that was not answered stands behind one that was, to the same node: its target is at work, and will come to

@@ -206,17 +206,14 @@ impl Engine {
     /// Takes what arrived, for `direct` first of all that no posted receive accepts. Returns how many packets it took.
     #[inline(always)]
     pub fn poll<D: Direct>(&mut self, direct: &mut D, poller: bool) -> usize {
-        let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false, broken: None };
+        let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false };
         let taken = self.fabric.poll(&mut dispatch, TURN_PACKETS);
         self.by_poller = poller;
         if self.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
             // The poller sleeps on the bell, and this thread looks by itself now: no sender need ring.
             self.fabric.bell().disarm();
         }
-        if let Some((node, reason)) = dispatch.broken {
-            self.on_broken(node, reason);
-        }
-        if !self.inbound.controls.is_empty() {
+        if !self.inbound.news.is_empty() {
             self.obey();
         }
         while let Some(change) = self.fabric.next_change() {

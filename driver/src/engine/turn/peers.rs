@@ -61,7 +61,9 @@ impl Engine {
         if self.fabric.live(outbound.target) != Some(wanted) {
             return Err(self.unreachable(outbound.target, Some(wanted)));
         }
-        if state.damaged && life == wanted {
+        if self.is_damaged(outbound.target, wanted) {
+            // The caller holds this way out, so it was passed over when that was noticed.
+            state.fail(|| Error::Damaged { node: outbound.target });
             return Err(Error::Damaged { node: outbound.target });
         }
         match self.fabric.connect(outbound.target, wanted, outbound.priority) {
@@ -89,7 +91,7 @@ impl Engine {
         if let Some(live) = self.fabric.live(node)
             && incarnation.is_none_or(|wanted| wanted == live)
         {
-            if self.damaged[node.index()] == Some(live) {
+            if self.is_damaged(node, live) {
                 return Some(Error::Damaged { node });
             }
             return None;
@@ -144,6 +146,10 @@ impl Engine {
         // The others of its lanes, too: what it does wrong in one place it may go on doing in another.
         self.fabric.close_lanes(node);
         self.tell(Event::Damaged { node, reason });
+        if let Some(life) = self.fabric.live(node) {
+            // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
+            self.fail_ways(node, life, || Error::Damaged { node });
+        }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
     }
@@ -162,14 +168,7 @@ impl Engine {
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
                 self.ends[node.index()] = Some(end);
-                self.outgoing.fail(Some((node, incarnation)), || end.error(node));
-                for way in self.ways[node.index() * PRIORITIES..][..PRIORITIES].iter().filter_map(OnceLock::get) {
-                    if let Some(mut state) = way.state.enter(Token::current())
-                        && state.incarnation == incarnation
-                    {
-                        state.fail(|| end.error(node));
-                    }
-                }
+                self.fail_ways(node, incarnation, || end.error(node));
                 // After its ways out were cut: nothing can be lent to it from here on.
                 let (loans, bytes) = self.lender.drop_holds(node, incarnation);
                 if loans > 0 {
@@ -194,6 +193,24 @@ impl Engine {
                     let bound = receive.accepts.bound_to() == Some(node) && ended;
                     bound.then(|| end.map_or(Error::NoSuchNode { node }, |end| end.error(node)))
                 });
+            }
+        }
+    }
+
+    /// Whether this life of a node broke the rules.
+    fn is_damaged(&self, node: NodeId, life: Incarnation) -> bool {
+        self.damaged.get(node.index()).copied().flatten() == Some(life)
+    }
+
+    /// Ends everything that is on its way to a life of a node, and cuts the ways there. A way that this thread holds is left to
+    /// [`connect`](Self::connect).
+    fn fail_ways(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
+        self.outgoing.fail(Some((node, life)), &error);
+        for way in self.ways[node.index() * PRIORITIES..][..PRIORITIES].iter().filter_map(OnceLock::get) {
+            if let Some(mut state) = way.state.enter(Token::current())
+                && state.incarnation == life
+            {
+                state.fail(&error);
             }
         }
     }
