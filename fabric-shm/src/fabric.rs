@@ -42,8 +42,12 @@ pub enum Change {
     Died(NodeId, Incarnation),
     /// Everything that a node which left or died had published has been delivered.
     Drained(NodeId, Incarnation),
-    /// A segment of it was truncated under our mapping: its lanes are read no more. If it is this node's own, anybody may have done it.
+    /// Its inbox was truncated under our mapping: its lanes are read no more.
     Cut(NodeId),
+    /// This node's own inbox was truncated, by whomever: no lane is read any more.
+    Severed,
+    /// Something else of this node was truncated, on which no messages depend.
+    Truncated(&'static str),
 }
 
 enum Slot {
@@ -68,8 +72,10 @@ pub struct ShmFabric {
     looks: u32,
     generation: u32,
     closing: usize,
-    /// Somebody truncated a segment of this node, and that was told.
-    own_cut: bool,
+    /// Somebody truncated this node's inbox, and that was told.
+    severed: bool,
+    /// What else of this node was truncated, and told.
+    truncated: Option<&'static str>,
     changes: VecDeque<Change>,
     faults: Option<Faults>,
     latencies: Arc<LatencyHistogram>,
@@ -289,7 +295,8 @@ impl ShmFabric {
             looks: 0,
             generation: membership.generation().wrapping_sub(1),
             closing: 0,
-            own_cut: false,
+            severed: false,
+            truncated: None,
             changes: VecDeque::new(),
             faults,
             latencies,
@@ -367,9 +374,15 @@ impl ShmFabric {
     /// Asks of every known peer whether it lives: some 500 ns each.
     pub fn check_peers(&mut self) {
         self.glance();
-        if !self.own_cut && self.membership.is_cut() {
-            self.own_cut = true;
-            self.changes.push_back(Change::Cut(self.membership.id()));
+        if !self.severed && self.membership.is_severed() {
+            self.severed = true;
+            self.reopen();
+            self.changes.push_back(Change::Severed);
+        }
+        let truncated = self.membership.truncated();
+        if self.truncated != truncated {
+            self.truncated = truncated;
+            self.changes.extend(truncated.map(Change::Truncated));
         }
         for index in 0..self.slots.len() {
             let Slot::Live(inbox) = &self.slots[index] else { continue };
@@ -472,7 +485,8 @@ impl ShmFabric {
     fn reopen(&mut self) {
         self.open.clear();
         for (index, slot) in self.slots.iter().enumerate() {
-            if !matches!(slot, Slot::Vacant) {
+            // What is in one's own lanes is nobody's any more once they were cut off.
+            if !matches!(slot, Slot::Vacant) && !self.severed {
                 self.open.extend((0..PRIORITIES).map(|p| index * PRIORITIES + p));
             }
         }

@@ -143,7 +143,7 @@ impl<D: Direct> Dispatch<'_, D> {
             Err(Miss::Broken(reason)) => return Verdict::Broken(reason),
         };
         if let Some(receive) = self.inbound.posted_for(&envelope) {
-            receive.complete(envelope, lending.lend(&lease).payload());
+            receive.complete_loan(envelope, &lending.lend(&lease));
             self.count(lane, envelope.len);
             self.inbound.turned_away = false;
             return self.received();

@@ -55,7 +55,7 @@ pub enum Sink {
     Nowhere(Option<usize>),
 }
 
-/// How long an origin that broke the rules may take to let go of a buffer.
+/// How long an origin that broke the rules, or can't say so, may take to let go of a buffer.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Bytes of a packet of the smallest lane that there may be.
 const PACKET_LEAST: u64 = 4096;
@@ -287,9 +287,6 @@ impl Incoming {
         // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
             tracing::debug!(node = self.envelope.source.0, %error, "a chunk of a message can't be read");
-            if source.is_cut() {
-                return Err("the region of a message was truncated");
-            }
             // An origin that is dead will be told of; one that took the message back since has closed already. Otherwise nobody can move
             // this chunk any more: its origin learns that, and the receive waits for another message.
             if source.is_alive() {
@@ -382,10 +379,14 @@ impl Incoming {
     /// goes on or dies, for the buffer is its to write until then.
     fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>, deadline: Option<Instant>) {
         let Some(meeting) = self.meeting() else { return };
+        let began = Instant::now();
         while deadline.is_none_or(|deadline| Instant::now() < deadline) {
-            let Some(progress) = meeting.progress(self.generation()) else { return };
-            let others = progress.last.saturating_sub(self.claimed);
-            if meeting.put().chunks >= others || !peer.is_some_and(|peer| peer.is_alive()) {
+            let has_let_go = match meeting.progress(self.generation()) {
+                Some(progress) => meeting.put().chunks >= progress.last.saturating_sub(self.claimed),
+                // Somebody wrote over it, or truncated it: nobody will say so any more.
+                None => began.elapsed() >= SETTLE,
+            };
+            if has_let_go || !peer.is_some_and(|peer| peer.is_alive()) {
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));

@@ -376,6 +376,12 @@ impl PosixFile {
         self.len
     }
 
+    /// Whether it has lost nothing of its length and its memory since it was opened.
+    pub fn is_whole(&self) -> io::Result<bool> {
+        let found = self.file.metadata()?;
+        Ok(found.len() >= self.len && reserved(&self.file, &found) >= self.reserved)
+    }
+
     pub fn is_held(&self) -> io::Result<bool> {
         let mut lock = first_byte();
         fcntl(&*self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
@@ -398,7 +404,7 @@ impl PosixFile {
     }
 
     fn created(self, segment: Segment, owned: bool) -> Created {
-        let hold = owned.then(|| Hold::Posix(self.file));
-        Created { segment, identity: self.identity, hold }
+        let identity = self.identity;
+        Created { segment, identity, hold: owned.then_some(Hold::Posix(self)) }
     }
 }

@@ -29,6 +29,9 @@ impl Engine {
         self.checked = Instant::now();
         self.fabric.check_peers();
         self.on_changes();
+        if self.severed {
+            self.resign();
+        }
     }
 
     /// Looks who came and went, if the directory changed.
@@ -53,6 +56,10 @@ impl Engine {
             return Ok(());
         }
         self.glance();
+        if self.severed {
+            state.fail(|| self.severed());
+            return Err(self.severed());
+        }
         let life = state.incarnation;
         if self.fabric.live(outbound.target) != Some(life) {
             // The caller holds this way out, so what is queued here was passed over when the end of its life was noticed.
@@ -83,6 +90,9 @@ impl Engine {
     }
 
     fn never_as_seen(&self, accepts: &Match) -> Option<Error> {
+        if self.severed {
+            return Some(self.severed());
+        }
         let node = accepts.bound_to()?;
         let incarnation = accepts.bound_to_life();
         if node.index() >= self.ends.len() {
@@ -157,7 +167,13 @@ impl Engine {
     #[cold]
     pub(super) fn on_change(&mut self, change: Change) {
         match change {
-            Change::Cut(node) => self.on_broken(node, "a segment of it was truncated"),
+            Change::Cut(node) => self.on_broken(node, "its inbox was truncated"),
+            Change::Truncated(reason) => self.on_own_damage(reason),
+            Change::Severed => {
+                self.severed = true;
+                self.on_own_damage("its inbox was truncated");
+                self.resign();
+            }
             Change::Joined(node, incarnation) => {
                 self.monitor.record_peer(RecordKind::Joined, node, incarnation);
                 self.tell(Event::Joined { node, incarnation });
@@ -212,6 +228,34 @@ impl Engine {
             {
                 state.fail(&error);
             }
+        }
+    }
+
+    fn on_own_damage(&mut self, reason: &'static str) {
+        let (node, incarnation) = self.me();
+        tracing::warn!(node = node.0, reason, "somebody truncated what this node shares");
+        self.monitor.record_peer(RecordKind::Damaged, node, incarnation);
+        self.tell(Event::Damaged { node, reason });
+    }
+
+    fn me(&self) -> (NodeId, Incarnation) {
+        let membership = self.fabric.membership();
+        (membership.id(), membership.incarnation())
+    }
+
+    fn severed(&self) -> Error {
+        Error::Severed { node: self.me().0 }
+    }
+
+    /// What others sent is lost, and they do not know. So everything ends here, and this node is dead to the others, who know what to do
+    /// then. Again at every look whether the peers live, for what was begun since.
+    #[cold]
+    fn resign(&mut self) {
+        let node = self.me().0;
+        let cut = self.end_all(Token::current(), || Error::Severed { node });
+        self.monitor.counters.end_waits(|| Error::Severed { node });
+        if cut {
+            self.fabric.membership().resign();
         }
     }
 
