@@ -4,6 +4,7 @@ use doorbell::{Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
 use doorbell_shm::layout::{LaneGeometry, block_offset};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{finishes, running, soon, until};
+use nix::sys::signal::{SigSet, Signal};
 use std::fs::File;
 use std::time::Instant;
 
@@ -254,4 +255,27 @@ fn messages_go_on_without_board_and_directory() {
         assert!([a, b].into_iter().all(|node| node.leave().is_ok()));
         doorbell_shm::domain::clean(domain.space(), Some(domain.name()), true).unwrap();
     }
+}
+
+/// A thread that blocks the signal is ended with its process by such a fault: the poller must not have that from the thread that made it.
+#[test]
+fn the_poller_lets_the_signal_in() {
+    let domain = Domain::new("blocked");
+    let mut only = SigSet::empty();
+    only.add(Signal::SIGBUS);
+    only.thread_block().unwrap();
+    let node = Node::builder(domain.name()).progress(Progress::Poller).join().unwrap();
+    only.thread_unblock().unwrap();
+    let of_task = |task: &std::path::Path, file: &str| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+    let lets_in = |task: &std::path::Path| {
+        let status = of_task(task, "status");
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).map(str::trim);
+        blocked.and_then(|mask| u64::from_str_radix(mask, 16).ok()).is_none_or(|mask| mask & 1 << (libc::SIGBUS - 1) == 0)
+    };
+    until("all pollers let it in", || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|entry| entry.path());
+        let pollers: Vec<_> = tasks.filter(|task| of_task(task, "comm").starts_with("doorbell-poller")).collect();
+        (!pollers.is_empty() && pollers.iter().all(|task| lets_in(task))).then_some(())
+    });
+    node.leave().unwrap();
 }
