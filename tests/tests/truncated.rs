@@ -1,6 +1,6 @@
 //! Files that somebody truncates under those who use them: whatever depended on them fails by name, at both ends, and nothing else does.
 
-use doorbell::{Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
+use doorbell::{Copy, Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
 use doorbell_shm::layout::{LaneGeometry, block_offset};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{finishes, running, soon, until};
@@ -20,8 +20,12 @@ struct Pair {
 
 impl Pair {
     fn new(what: &str, progress: Progress) -> Self {
+        Self::with(what, progress, Copy::Auto)
+    }
+
+    fn with(what: &str, progress: Progress, copy: Copy) -> Self {
         let domain = Domain::new(what);
-        let join = |id| Node::builder(domain.name()).max_nodes(4).id(id).progress(progress).join().unwrap();
+        let join = |id| Node::builder(domain.name()).max_nodes(4).id(id).progress(progress).copy(copy).join().unwrap();
         let (a, b) = (join(0), join(1));
         a.wait_for(2, soon()).unwrap();
         let pair = Self { a, b, domain };
@@ -203,6 +207,34 @@ fn a_region_that_is_truncated_hurts_nothing_but_what_is_in_it() {
     pair.talk();
     assert_eq!(damaged(b), None);
     drop(regions);
+    pair.leave();
+}
+
+/// The copy fails at the receive's buffer, which is nobody's fault but its owner's: the receive ends, and the send says so.
+#[test]
+fn a_buffer_that_cannot_be_written_is_not_blamed_on_the_sender() {
+    let pair = Pair::with("buffer", Progress::Adaptive, Copy::Target);
+    let (a, b) = (&pair.a, &pair.b);
+    let region = b.region::<u8>(8 * MIB).unwrap();
+    // SAFETY: nobody has a key, and the slice is used by one receive only.
+    let buf = unsafe { &mut *std::ptr::from_mut(region.as_mut_slice()) };
+    // Only its end is gone, where the target begins to copy.
+    pair.file(".1.r0").set_len(7 * MIB as u64).unwrap();
+    let (sender, receiver) = (a.clone(), b.clone());
+    let send = running("a send", move || sender.send(B, 1, &vec![1; 8 * MIB]));
+    let received = finishes("a receive", move || receiver.recv(Match::from(A), buf));
+    let sent = send.join();
+    // Where the kernel's copy is refused, all goes through the lane, and is written here.
+    if let Err(error) = received {
+        let Error::Invalid { what } = error else { panic!("{error}") };
+        assert!(what.contains("can't be received at"), "{what}");
+        let Err(Error::Invalid { what }) = sent else { panic!("{sent:?}") };
+        assert!(what.contains("node 1 receives it into"), "{what}");
+    } else {
+        println!("nothing was copied by the kernel: {sent:?} {:?}", b.transfers().unwrap());
+    }
+    pair.talk();
+    assert_eq!((damaged(a), drop(region)), (None, ()));
     pair.leave();
 }
 

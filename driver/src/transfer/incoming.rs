@@ -6,11 +6,13 @@ use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::{Copy, Place};
 use crate::engine::monitor::Monitor;
+use crate::engine::op::Outcome;
+use crate::error::Error;
 use crate::message::inbound::RecvOp;
 use doorbell_fabric::{Envelope, PRIORITIES, Payload};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Membership, PeerInbox};
-use doorbell_shm::meeting::{Claim, End, Meeting, Meetings};
+use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Refusal};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -288,9 +290,13 @@ impl Incoming {
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
             tracing::debug!(node = self.envelope.source.0, %error, "a chunk of a message can't be read");
             // An origin that is dead will be told of; one that took the message back since has closed already. Otherwise nobody can move
-            // this chunk any more: its origin learns that, and the receive waits for another message.
+            // this chunk any more: its origin learns that, and the receive waits for another message, unless it was the buffer.
             if source.is_alive() {
-                meeting.refuse(u64::from(self.put.ticket.generation));
+                let is_ours = source.can_read_all(at, len);
+                let why = if is_ours { Refusal::Unwritable } else { Refusal::Unreadable };
+                if meeting.refuse(u64::from(self.put.ticket.generation), why) && is_ours {
+                    self.fail_unwritable();
+                }
             }
             self.source = None;
             return Ok(false);
@@ -301,6 +307,20 @@ impl Incoming {
         self.note(monitor, RecordKind::Pull, at, len);
         monitor.tallies.add(Figure::BytesPulled, len);
         Ok(true)
+    }
+
+    /// The system can't write a part of the receive's buffer: it waits for nothing any more. After closing.
+    #[cold]
+    fn fail_unwritable(&self) {
+        let Sink::Receive(receive) = &self.sink else { return };
+        if let Some(Remote::Private(peer, _)) = self.source.as_ref().filter(|_| self.granted) {
+            self.wait_until_let_go(Some(peer), None);
+        }
+        let (len, node, at) = (self.envelope.len, self.envelope.source, receive.ptr);
+        let what = format!(
+            "a message of {len} bytes from node {node} can't be received at {at:p}: the system can't write a part of that memory; receive into other memory"
+        );
+        receive.op.finish(Outcome::Failed(Error::Invalid { what }));
     }
 
     /// The receive counter: what is still to come. At zero the message is complete.

@@ -15,7 +15,7 @@ use doorbell_fabric::{Incarnation, Link, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;
-use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Run};
+use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Refusal, Run};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -398,19 +398,20 @@ impl Transfer {
         }
         if progress.closed {
             // From over there: its receiver took it and wants no more of it, or can't.
-            let refused = self.meeting().is_some_and(|meeting| meeting.is_refused(generation));
-            self.op.finish(if refused { Outcome::Failed(self.unreadable()) } else { Outcome::Sent });
+            let refusal = self.meeting().and_then(|meeting| meeting.refusal(generation));
+            self.op.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
         }
         progress.finished || progress.closed
     }
 
     #[cold]
-    fn unreadable(&self) -> Error {
+    fn refused(&self, why: Refusal) -> Error {
         let (len, node, at) = (self.ends.len, self.out.target, self.bytes);
-        let why = "the system lets no other process read a part of its memory";
-        Error::Invalid {
-            what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}; send a copy of it"),
-        }
+        let why = match why {
+            Refusal::Unreadable => "the system lets no other process read a part of its memory; send a copy of it".to_owned(),
+            Refusal::Unwritable => format!("the system can't write a part of the memory that node {node} receives it into"),
+        };
+        Error::Invalid { what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}") }
     }
 
     /// The send counter: what is still to move. At zero the send is complete.
