@@ -25,11 +25,15 @@ impl Forger {
     }
 
     fn join_as(id: u16, name: &str, space: &Space) -> Self {
+        Self::join_at(Priority::Normal, id, name, space)
+    }
+
+    fn join_at(priority: Priority, id: u16, name: &str, space: &Space) -> Self {
         let options = JoinOptions { id: Some(NodeId(id)), ..JoinOptions::new(name, space.clone()) };
         let membership = Membership::join(options).unwrap();
         let target = membership.open_peer(NodeId(0)).unwrap();
         // SAFETY: a whole block, mapped as long as `target`.
-        let memory = unsafe { RawMemory::new(target.block().0, membership.lanes().lane(Priority::Normal)) };
+        let memory = unsafe { RawMemory::new(target.block().0, membership.lanes().lane(priority)) };
         Self { producer: Producer::claim(memory, membership.incarnation().0).unwrap(), sequence: 0, target, membership }
     }
 
@@ -203,4 +207,29 @@ fn two_peers_that_break_the_rules_at_once_are_both_named() {
             (named.contains(&1) && named.contains(&2)).then_some(())
         });
     }
+}
+
+/// Its lanes are damaged for what it did elsewhere. Those that it never claimed may be the next life's by the time it is gone: what that
+/// one published there is heard, and those that it had are free.
+#[test]
+fn a_successor_is_heard_in_the_lanes_that_its_forerunner_did_not_have() {
+    let space = Space::heap();
+    let node = victim("heirs", &space);
+    let mut forger = Forger::join("heirs", &space);
+    assert!(forger.push(PacketKind::Next, 0, 8, &[0; 8]));
+    until("it is found out", || {
+        node.progress().unwrap();
+        damaged(&node)
+    });
+    drop(forger);
+    // Before the victim has looked.
+    let mut heir = Forger::join_at(Priority::High, 1, "heirs", &space);
+    assert!(heir.push(PacketKind::Whole, 5, 1, &[9]));
+    let mut buf = [0];
+    let got = node.recv_by(Match::from(NodeId(1)).tag(5), &mut buf, doorbell_tests::patience::soon()).unwrap();
+    assert_eq!((got.incarnation, got.priority, buf), (heir.membership.incarnation(), Priority::High, [9]));
+    // SAFETY: as in `join`.
+    let memory = unsafe { RawMemory::new(heir.target.block().0, heir.membership.lanes().lane(Priority::Normal)) };
+    assert!(Producer::claim(memory, heir.membership.incarnation().0).is_some());
+    assert!(all_damaged(&node).is_empty());
 }
