@@ -386,9 +386,10 @@ impl ShmFabric {
         }
         for index in 0..self.slots.len() {
             let Slot::Live(inbox) = &self.slots[index] else { continue };
+            let inbox = inbox.clone();
             if inbox.is_cut() && !self.lanes[index * PRIORITIES].damaged && inbox.id() != self.membership.id() {
                 self.changes.push_back(Change::Cut(inbox.id()));
-                self.lanes[index * PRIORITIES..][..PRIORITIES].iter_mut().for_each(|lane| lane.damaged = true);
+                self.close_lanes(inbox.id());
             }
             if !inbox.is_alive() {
                 let (node, incarnation) = (inbox.id(), inbox.incarnation());
