@@ -41,7 +41,7 @@ pub struct OutState {
     pub link: Option<ShmLink>,
     /// The life of the target that the lane leads to.
     pub incarnation: Incarnation,
-    /// That life wrote something into the lane's shared words that no target would.
+    /// That life wrote something into the lane's shared words that no target would, and the engine was not told yet.
     pub damaged: bool,
     sequence: u32,
     queue: VecDeque<SendOp>,

@@ -380,7 +380,7 @@ impl Shared {
             engine.monitor().record(&Record::new(RecordKind::Left));
             engine.show();
         }
-        self.monitor.counters.close();
+        self.monitor.counters.end_waits(|| Error::Closed);
         self.bell().wake();
     }
 

@@ -118,7 +118,10 @@ impl Node {
     pub(crate) fn start(shared: Arc<Shared>, with_poller: bool) -> Result<Node> {
         let handle = if with_poller {
             let shared = shared.clone();
-            let spawned = std::thread::Builder::new().name("doorbell-poller".into()).spawn(move || poller::run(shared));
+            let spawned = std::thread::Builder::new().name("doorbell-poller".into()).spawn(move || {
+                doorbell_shm::bus::unblock();
+                poller::run(shared);
+            });
             Some(spawned.map_err(|error| Error::Invalid {
                 what: format!(
                     "could not start the poller thread ({error}); join with Progress::Inline, or raise the limit of threads"

@@ -241,7 +241,7 @@ impl Node {
     /// it returns `Full` instead, so that nodes which all send before they receive do not wait for each other for ever.
     ///
     /// # Errors
-    /// [`Error::Full`]; [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`];
+    /// [`Error::Full`]; [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`];
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
     #[inline]
     pub fn send(&self, node: NodeId, tag: u64, bytes: &[u8]) -> Result<()> {

@@ -3,6 +3,7 @@
 use super::Engine;
 use crate::engine::baton::Token;
 use crate::error::Error;
+use crate::message::inbound::News;
 use crate::message::outbound::{OutState, Outbound};
 use crate::node::way_index;
 use crate::transfer::descriptor::Control;
@@ -65,6 +66,11 @@ impl Engine {
                 at -= 1;
                 self.sending.swap_remove(at);
             }
+            let (life, broken) = (state.incarnation, std::mem::take(&mut state.damaged));
+            drop(state);
+            if broken && self.fabric.live(outbound.target) == Some(life) {
+                self.on_broken(outbound.target, "it says that it has read what it was not sent");
+            }
         }
         for priority in Priority::ALL {
             self.monitor.tallies.fifo_depth(priority, depths[priority.index()]);
@@ -89,17 +95,18 @@ impl Engine {
         reports
     }
 
-    /// Words of other engines came: direct-put descriptors are injected, counters lowered.
+    /// Words of other engines came: direct-put descriptors are injected, counters lowered. Or somebody broke the rules.
     #[cold]
     pub(super) fn obey(&mut self) {
-        for (source, word) in std::mem::take(&mut self.inbound.controls) {
-            match word {
-                Control::RemoteGet(get) => {
+        for (source, news) in std::mem::take(&mut self.inbound.news) {
+            match news {
+                News::Broken(reason) => self.on_broken(source, reason),
+                News::Control(Control::RemoteGet(get)) => {
                     if !self.outgoing.acknowledge(source, get, &self.local) {
                         tracing::trace!(node = source.0, "a remote get for a transfer that is over");
                     }
                 }
-                Control::Lower(lower) => {
+                News::Control(Control::Lower(lower)) => {
                     // A stale key lowers nothing.
                     let _ = self.monitor.counters.lower_by_key(&lower.key, lower.bytes);
                 }
@@ -138,7 +145,7 @@ impl Engine {
             }
         }
         work += self.outgoing.step(me);
-        if let Some(target) = self.outgoing.take_broken() {
+        for target in self.outgoing.take_broken() {
             self.on_broken(target, "more chunks claimed than the message has, or a meeting named anew");
         }
         work
