@@ -3,6 +3,7 @@
 use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
 use crate::lane::{Consumer, FirstWord, Peek, RawMemory, Seen, age};
+use crate::region::PeerRegion;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketKind, Payload, Priority};
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ pub(super) struct Lane {
     /// It is damaged for what its node did elsewhere: its life may never have claimed it.
     pub(super) by_association: bool,
     pub(super) latencies: Arc<LatencyHistogram>,
+    /// What its producer's bulk ring lies in.
+    pub(super) bulk: Option<PeerRegion>,
 }
 
 impl Lane {
@@ -50,6 +53,7 @@ impl Lane {
 
     pub(super) fn reset(&mut self) {
         self.consumer.reset();
+        self.bulk = None;
         self.producer = None;
         self.damaged = false;
     }

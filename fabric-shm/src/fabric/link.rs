@@ -3,13 +3,16 @@
 use crate::domain::PeerInbox;
 use crate::doorbell::Bell;
 use crate::faults::Faults;
-use crate::lane::{Producer, RawMemory};
+use crate::lane::{BulkMemory, Producer, RawMemory};
+use crate::region::OwnRegion;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
 use std::sync::Arc;
 
 /// The sending half of one lane.
 pub struct ShmLink {
     pub(super) producer: Producer<RawMemory>,
+    /// What its bulk ring lies in.
+    pub(super) bulk: Option<OwnRegion>,
     /// The header page of the target's inbox.
     pub(super) bell: *mut u8,
     pub(super) fenced: bool,
@@ -43,6 +46,24 @@ impl ShmLink {
     #[inline]
     pub fn own_ahead(&self) {
         self.producer.own_ahead(self.last_len);
+    }
+}
+
+impl ShmLink {
+    /// Offers a region as a bulk ring, once: from then on, if the target takes it, long payloads go there. Gives back one that can't be.
+    pub fn offer_bulk(&mut self, region: OwnRegion) -> Option<OwnRegion> {
+        // SAFETY: the link keeps the region as long as the producer, which is dropped before it.
+        let ring = unsafe { BulkMemory::new(region.ptr(), region.len()) };
+        let (Some(ring), None) = (ring, &self.bulk) else { return Some(region) };
+        // SAFETY: as above; the region is this node's own.
+        unsafe { self.producer.offer_bulk(ring, region.number()) };
+        self.bulk = Some(region);
+        None
+    }
+
+    /// Ends the link, and gives its bulk ring back.
+    pub fn into_bulk(self) -> Option<OwnRegion> {
+        self.bulk
     }
 }
 

@@ -107,6 +107,7 @@ impl ShmFabric {
                 damaged: false,
                 by_association: false,
                 latencies: latencies.clone(),
+                bulk: None,
             }
         };
         let count = membership.max_nodes();
@@ -173,6 +174,9 @@ impl ShmFabric {
     /// Takes up to `budget` packets from one lane.
     #[inline(always)]
     fn poll_lane<S: Sink>(&mut self, index: usize, sink: &mut S, budget: usize) -> (usize, bool) {
+        if self.lanes[index].consumer.offered().is_some() {
+            self.take_bulk_ring(index);
+        }
         let lane = &mut self.lanes[index];
         let mut taken = 0;
         if !lane.is_of_known_life() {
@@ -342,7 +346,7 @@ impl Fabric for ShmFabric {
             .ok_or_else(|| ShmError::lane_busy(self.membership.domain(), target))?;
         let fenced = inbox.flags() & FLAG_FENCE != 0 || !Barriers::join().machine;
         let faults = self.faults.as_mut().map(Faults::fork);
-        Ok(ShmLink { producer, bell: inbox.header(), fenced, faults, last_len: 0, _inbox: inbox })
+        Ok(ShmLink { producer, bulk: None, bell: inbox.header(), fenced, faults, last_len: 0, _inbox: inbox })
     }
 
     #[inline]

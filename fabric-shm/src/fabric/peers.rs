@@ -5,7 +5,8 @@ use super::{Change, ShmFabric, Slot};
 use crate::domain::PeerInbox;
 use crate::doorbell::Bell;
 use crate::error::ShmError;
-use crate::lane::Peek;
+use crate::lane::{BulkMemory, Peek};
+use crate::region::PeerRegion;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES};
 use std::sync::Arc;
 
@@ -53,7 +54,9 @@ impl ShmFabric {
         for index in 0..self.slots.len() {
             let Slot::Live(inbox) = &self.slots[index] else { continue };
             let inbox = inbox.clone();
-            if inbox.is_cut() && !self.lanes[index * PRIORITIES].damaged && inbox.id() != self.membership.id() {
+            let lanes = &self.lanes[index * PRIORITIES..][..PRIORITIES];
+            let is_cut = inbox.is_cut() || lanes.iter().any(|lane| lane.bulk.as_ref().is_some_and(PeerRegion::is_cut));
+            if is_cut && !lanes[0].damaged && inbox.id() != self.membership.id() {
                 self.changes.push_back(Change::Cut(inbox.id()));
                 self.close_lanes(inbox.id());
             }
@@ -67,6 +70,20 @@ impl ShmFabric {
             }
         }
         self.close_drained();
+    }
+
+    /// A producer offers a bulk ring for its lane. One that can't be mapped, or is none, is declined: then long messages take the lane's own.
+    #[cold]
+    pub(super) fn take_bulk_ring(&mut self, index: usize) {
+        let lane = &mut self.lanes[index];
+        let Some(number) = lane.consumer.offered() else { return };
+        let region = self.membership.open_region(lane.source, lane.incarnation, number, false);
+        let region = region.inspect_err(|error| tracing::debug!(node = lane.source.0, %error, "a bulk ring is not taken")).ok();
+        // SAFETY: the lane keeps the region until it is reset.
+        let ring = region.as_ref().and_then(|region| unsafe { BulkMemory::new(region.ptr(), region.len()) });
+        // SAFETY: as above.
+        unsafe { lane.consumer.answer(ring) };
+        lane.bulk = region;
     }
 
     #[cold]

@@ -107,7 +107,10 @@ impl Drained {
     #[inline(always)]
     pub fn holds(&self, place: u64, len: usize) -> bool {
         let (ahead, offset) = (place.wrapping_sub(self.head), place & (self.bytes - 1));
-        place.is_multiple_of(64) && ahead <= self.bytes && ahead + data_room(len) <= self.bytes && offset + len as u64 <= self.bytes
+        place.is_multiple_of(64)
+            && ahead <= self.bytes
+            && ahead + data_room(len) <= self.bytes
+            && offset + len as u64 <= self.bytes
     }
 
     /// After `len` bytes at `place` were read. Whether it is time to tell the producer: once a quarter lap.

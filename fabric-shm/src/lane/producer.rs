@@ -86,7 +86,9 @@ impl<M: LaneMemory> Producer<M> {
             lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
                 && match &lane.bulk {
                     // The last packet may be a short one.
-                    Some(bulk) if bulk.taken && packet >= BULK_LEAST => bulk.ring.fits(len, packet) && lane.data.fits(packet, packet),
+                    Some(bulk) if bulk.taken && packet >= BULK_LEAST => {
+                        bulk.ring.fits(len, packet) && lane.data.fits(packet, packet)
+                    }
                     _ => lane.data.fits(len, packet),
                 }
         };

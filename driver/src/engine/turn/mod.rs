@@ -18,6 +18,7 @@ use crate::message::dispatch::Dispatch;
 use crate::message::inbound::{Direct, Inbound, Nobody};
 use crate::message::outbound::Outbound;
 use crate::message::pool::Pool;
+use crate::message::ways::Ways;
 use crate::node::events::Event;
 use crate::region::table::RegionTable;
 use crate::transfer::Copy;
@@ -28,7 +29,7 @@ use doorbell_fabric::{Fabric, Incarnation};
 use doorbell_shm::board::{Figure, Figures};
 use doorbell_shm::fabric::ShmFabric;
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Looks at the lanes between two looks at transfers.
@@ -55,6 +56,8 @@ pub struct EngineSettings {
     pub fifo_from_high: bool,
     /// The most bytes of memory for loans.
     pub loan_bytes: usize,
+    /// The most bytes of bulk rings.
+    pub bulk_bytes: usize,
 }
 
 /// The state that whoever drives may touch: behind the node's baton.
@@ -93,9 +96,6 @@ pub struct Engine {
     /// Whether threads of the application and the poller take turns.
     adaptive: bool,
 }
-
-/// The ways out, by node and priority.
-pub type Ways = [OnceLock<Arc<Outbound>>];
 
 impl Engine {
     /// An engine over the lanes of one node.
@@ -166,7 +166,7 @@ impl Engine {
         let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
         let (pooled_bytes, pooled_bytes_most) = pool.bytes();
         let mut figures = self.monitor.tallies.read();
-        for way in self.ways.iter().filter_map(OnceLock::get) {
+        for way in self.ways.iter() {
             let (messages, bytes) = way.carried.read();
             figures[Figure::MessagesOut] += messages;
             figures[Figure::BytesOut] += bytes;
@@ -321,7 +321,7 @@ impl Engine {
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;
-        for way in self.ways.iter().filter_map(OnceLock::get) {
+        for way in self.ways.iter() {
             match way.state.enter(me) {
                 Some(mut state) => state.fail(&error),
                 None => all = false,

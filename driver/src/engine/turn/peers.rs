@@ -7,10 +7,9 @@ use crate::message::Match;
 use crate::message::outbound::{OutState, Outbound};
 use crate::node::events::Event;
 use crate::transfer::incoming::Look;
-use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES};
+use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::fabric::Change;
-use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Events kept for somebody to ask for; the oldest are dropped and counted.
@@ -222,7 +221,7 @@ impl Engine {
     /// [`connect`](Self::connect).
     fn fail_ways(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
         self.outgoing.fail(Some((node, life)), &error);
-        for way in self.ways[node.index() * PRIORITIES..][..PRIORITIES].iter().filter_map(OnceLock::get) {
+        for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
             if let Some(mut state) = way.state.enter(Token::current())
                 && state.incarnation == life
             {

@@ -5,7 +5,6 @@ use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::message::inbound::News;
 use crate::message::outbound::{OutState, Outbound};
-use crate::node::way_index;
 use crate::transfer::descriptor::Control;
 use crate::transfer::incoming::Look;
 use crate::transfer::memory::Local;
@@ -174,8 +173,7 @@ impl Engine {
 
     /// A word to another node's engine, at high priority. False if there is no room now.
     pub fn send_control(&mut self, me: Token, node: NodeId, life: Incarnation, word: &[u8]) -> Result<bool, Error> {
-        let Some(slot) = self.ways.get(way_index(node, Priority::High)) else { return Err(Error::NoSuchNode { node }) };
-        let outbound = slot.get_or_init(|| Arc::new(Outbound::new(node, Priority::High))).clone();
+        let Some(outbound) = self.ways.get(node, Priority::High).cloned() else { return Err(Error::NoSuchNode { node }) };
         let Some(mut state) = outbound.state.enter(me) else { return Ok(false) };
         self.connect(&outbound, &mut state, life)?;
         if state.is_started() {
@@ -206,5 +204,8 @@ fn begin(
 ) -> Option<Begun> {
     let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
     let worth = state.link.is_some() && order.len >= RENDEZVOUS_BYTES && outgoing.is_worth(peer, local, order.bytes, order.len);
+    if !worth && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+        outbound.wants_bulk.store(true, Ordering::Relaxed);
+    }
     worth.then(|| outgoing.begin(peer, outbound, state, local, order))
 }
