@@ -194,13 +194,16 @@ impl Meeting {
         self.end(generation, CLOSED)
     }
 
-    /// Target: gives up, as bytes that it has claimed can't be copied. False if that is too late.
+    /// Target: gives up, as bytes that it has claimed can't be copied. False if the transfer was over: then it may be that they could not
+    /// as their origin had taken them back.
     pub fn refuse(&self, generation: u64, why: Refusal) -> bool {
         let pulled = self.pulled(generation);
         let said = Refusal::ALL.into_iter().find(|(refusal, _)| *refusal == why);
         self.set_pulled(generation, said.map_or(PULLED_MASK, |(_, said)| said));
-        let closed = self.close(generation);
-        if !closed {
+        let closed = self.try_end(generation, CLOSED).is_ok();
+        if closed {
+            fault_point!("meeting.closed");
+        } else {
             self.set_pulled(generation, pulled);
         }
         closed
@@ -213,10 +216,7 @@ impl Meeting {
     }
 
     fn end(&self, generation: u64, how: u64) -> bool {
-        let ended = self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
-        });
-        match ended {
+        match self.try_end(generation, how) {
             Ok(_) if how == FINISHED => {
                 fault_point!("meeting.finished");
                 true
@@ -227,6 +227,13 @@ impl Meeting {
             }
             Err(word) => word >> GENERATION_SHIFT == generation && word & how != 0,
         }
+    }
+
+    /// The word as it was: in an error if the transfer was over before.
+    fn try_end(&self, generation: u64, how: u64) -> Result<u64, u64> {
+        self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
+        })
     }
 
     /// Origin: has put so much in all. Release: the bytes are in their place before.
@@ -388,6 +395,7 @@ mod tests {
         meeting.set_pulled(1, 100);
         assert_eq!((meeting.pulled(1), meeting.pulled(2)), (100, 0));
         assert!(meeting.close(1) && meeting.refusal(1).is_none());
+        assert!(!meeting.refuse(1, Refusal::Unwritable) && meeting.refusal(1).is_none());
         meeting.open(2);
         meeting.set_pulled(1, 200);
         assert_eq!((meeting.pulled(2), meeting.refuse(1, Refusal::Unreadable), meeting.refusal(2)), (0, false, None));
