@@ -112,7 +112,7 @@ impl Hot<'_> {
         accepts: impl FnOnce(u64) -> bool,
         buf: &mut [u8],
     ) -> Option<Envelope> {
-        let len = first.len();
+        let len = first.payload_bytes();
         let consumer = &mut self.lane.consumer;
         if !first.is_whole() || len > buf.len() || consumer.unstamped_sequence() != Some(sequence) {
             return None;

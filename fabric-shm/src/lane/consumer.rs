@@ -66,7 +66,7 @@ impl FirstWord {
 
     /// Bytes of its payload.
     #[inline(always)]
-    pub fn len(self) -> usize {
+    pub fn payload_bytes(self) -> usize {
         (self.0 >> 40) as usize
     }
 }
