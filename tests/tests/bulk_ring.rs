@@ -33,7 +33,7 @@ fn sends_long_messages() {
     let mut buf = vec![0; 4 << 20];
     for number in 0..told("MESSAGES").parse().unwrap() {
         node.send(NodeId(0), number, &pattern::bytes(length(number), number)).unwrap();
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             let envelope = node.recv(Match::any().tag(number), &mut buf).unwrap();
             pattern::check(&buf[..envelope.len], number);
         }
@@ -46,7 +46,7 @@ fn receive(node: &Node, number: u64, buf: &mut [u8]) -> Result<(), Error> {
     let envelope = node.recv_by(Match::from(NodeId(1)).tag(number), buf, soon())?;
     assert_eq!(envelope.len, length(number));
     pattern::check(&buf[..envelope.len], number);
-    if number % 3 == 0 {
+    if number.is_multiple_of(3) {
         node.send_by(NodeId(1), number, &buf[..envelope.len], soon())?;
     }
     Ok(())

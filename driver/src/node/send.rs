@@ -13,6 +13,7 @@ use crate::transfer::outgoing as transfer;
 use crate::transfer::outgoing::Order;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Incarnation, Link, NodeId, Priority, Push};
+use doorbell_shm::fabric::ShmLink;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
@@ -156,7 +157,8 @@ impl Shared {
     #[cold]
     fn add_bulk(&self, me: Token, outbound: &Outbound) {
         if outbound.wants_bulk.swap(false, Ordering::Relaxed) {
-            let ring = self.ways().rings().take(self.membership(), || self.regions().next_number());
+            let distance = outbound.state.enter(me).and_then(|state| state.link.as_ref().map(ShmLink::distance));
+            let ring = self.ways().rings().take(self.membership(), distance.unwrap_or_default(), || self.regions().next_number());
             match outbound.state.enter(me) {
                 Some(mut state) => state.set_bulk(ring),
                 None => ring.into_iter().for_each(|ring| self.ways().rings().put(ring)),

@@ -1,5 +1,6 @@
 //! The sending half of one lane.
 
+use crate::copies::Distance;
 use crate::domain::PeerInbox;
 use crate::doorbell::Bell;
 use crate::faults::Faults;
@@ -59,6 +60,11 @@ impl ShmLink {
         unsafe { self.producer.offer_bulk(ring, region.number()) };
         self.bulk = Some(region);
         None
+    }
+
+    /// How far away the target's processor was when that was last seen.
+    pub fn distance(&self) -> Distance {
+        self.producer.distance()
     }
 
     /// Ends the link, and gives its bulk ring back.

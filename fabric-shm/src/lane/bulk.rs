@@ -8,10 +8,15 @@
 //! Positions and rules are those of the data ring; the lowest bit of a cell's place says which of the two is meant.
 
 use super::data_room;
+use crate::copies::Distance;
 use doorbell_fabric::LinkDown;
 
 /// Payloads from this length on go to the bulk ring, if there is one.
 pub const BULK_LEAST: usize = 8 << 10;
+/// So much of a bulk ring is used between processors that share a cache, which is to hold it.
+const NEAR_BYTES: u64 = 2 << 20;
+/// The consumer tells how far it has read at least so often.
+const TOLD_WITHIN: u64 = 256 << 10;
 /// How long a bulk ring may be: a power of two.
 pub const BULK_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 30;
 /// Set in a cell's place if it is one of the bulk ring. Places are multiples of a line.
@@ -53,6 +58,8 @@ impl BulkMemory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filled {
     pub bytes: u64,
+    /// Of them, those that are used: the others are skipped.
+    pub used: u64,
     /// Position of the next byte.
     pub tail: u64,
     /// How far the consumer had read when last looked.
@@ -61,21 +68,26 @@ pub(super) struct Filled {
 
 impl Filled {
     pub fn new(bytes: usize) -> Self {
-        Self { bytes: bytes as u64, tail: 0, head_seen: 0 }
+        Self { bytes: bytes as u64, used: bytes as u64, tail: 0, head_seen: 0 }
     }
 
     /// Where the next `len` bytes go: at the tail, or at the ring's start if they would not fit in one piece. `None` if there is no room,
     /// as far as is known.
     #[inline(always)]
     pub fn place(&self, len: usize) -> Option<u64> {
-        let left = self.bytes - (self.tail & (self.bytes - 1));
-        let place = if len as u64 <= left { self.tail } else { self.tail + left };
+        let offset = self.tail & (self.bytes - 1);
+        let place = if offset + len as u64 <= self.used { self.tail } else { self.tail + (self.bytes - offset) };
         (place + data_room(len) - self.head_seen <= self.bytes).then_some(place)
     }
 
     /// Whether `len` bytes fit, in packets of `packet` bytes.
     pub fn fits(&self, len: usize, packet: usize) -> bool {
-        self.tail - self.head_seen + data_room(len) + packet as u64 <= self.bytes
+        self.tail - self.head_seen + data_room(len) + packet as u64 <= self.used
+    }
+
+    /// Between processors that share a cache, a part of the ring is enough.
+    pub fn adapt(&mut self, distance: Distance) {
+        self.used = if distance == Distance::Near { self.bytes.min(NEAR_BYTES) } else { self.bytes };
     }
 
     /// What the consumer says of itself: as a distance, a forged word can at worst look like a full or an empty ring, or it is found out.
@@ -113,10 +125,10 @@ impl Drained {
             && offset + len as u64 <= self.bytes
     }
 
-    /// After `len` bytes at `place` were read. Whether it is time to tell the producer: once a quarter lap.
+    /// After `len` bytes at `place` were read. Whether it is time to tell the producer: once a quarter lap at least.
     #[inline(always)]
     pub fn take(&mut self, place: u64, len: usize) -> bool {
         self.head = place + data_room(len);
-        self.head - self.told >= self.bytes / 4
+        self.head - self.told >= (self.bytes / 4).min(TOLD_WITHIN)
     }
 }

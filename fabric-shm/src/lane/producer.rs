@@ -110,6 +110,11 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
+    /// How far the consumer's processor was when last looked.
+    pub fn distance(&self) -> Distance {
+        self.distance
+    }
+
     /// Packets pushed so far.
     #[inline]
     pub fn pushed(&self) -> u64 {
@@ -301,6 +306,7 @@ impl<M: LaneMemory> Producer<M> {
         if let Some(bulk) = &mut self.bulk {
             if bulk.taken {
                 bulk.ring.see(self.memory.control(Control::BulkHead).load(HEAD))?;
+                bulk.ring.adapt(self.distance);
             } else {
                 bulk.taken = self.memory.control(Control::BulkTaken).load(HEAD) == bulk.offer;
             }

@@ -330,9 +330,10 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
             block.memory().cell_word(0, word::PLACE).store(place, std::sync::atomic::Ordering::Relaxed);
             let is_right = with_ring && (place == 1 || place == 65);
             match consumer.peek() {
-                // SAFETY: from the latest peek.
                 Peek::Packet(seen) => {
-                    assert!(is_right && unsafe { consumer.payload(&seen) }.to_vec().iter().all(|byte| *byte == 0))
+                    // SAFETY: from the latest peek.
+                    let bytes = unsafe { consumer.payload(&seen) }.to_vec();
+                    assert!(is_right && bytes.iter().all(|byte| *byte == 0));
                 }
                 Peek::Damaged(_) => assert!(!is_right, "{place}"),
                 Peek::Empty => panic!("nothing at {place}"),
