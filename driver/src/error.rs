@@ -85,10 +85,19 @@ pub enum Error {
         /// The most bytes that may be lent.
         limit: usize,
     },
-    /// The peer wrote something into shared memory that no peer should. What it sends is read no further.
-    #[error("node {node} broke the rules of the shared memory; its messages are read no further until it joins anew")]
+    /// The peer wrote something into shared memory that no peer should, or somebody truncated its. If it was a region, what lay there is
+    /// lost; else what it sends is read no further.
+    #[error(
+        "shared memory of node {node} was damaged, by it or by another process: what lay there is lost; ask it for a key of another region, or wait until it joins anew"
+    )]
     Damaged {
         /// Which node.
+        node: NodeId,
+    },
+    /// Another process truncated this node's inbox, and with it what others sent. The node counts as dead to all of them from then on.
+    #[error("the inbox of this node ({node}) was truncated by another process; what others send is lost: leave, and join anew")]
+    Severed {
+        /// This node.
         node: NodeId,
     },
     /// A key can't be used like this. Nothing was copied.
@@ -174,7 +183,7 @@ impl Error {
     /// Whether the operation may have taken place all the same.
     pub fn certainty(&self) -> Certainty {
         match self {
-            Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Damaged { .. } => Certainty::Unknown,
+            Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Damaged { .. } | Error::Severed { .. } => Certainty::Unknown,
             _ => Certainty::DidNotHappen,
         }
     }
@@ -186,7 +195,8 @@ impl Error {
             | Error::PeerDied { node, .. }
             | Error::PeerLeft { node, .. }
             | Error::NoSuchNode { node }
-            | Error::Damaged { node } => Some(*node),
+            | Error::Damaged { node }
+            | Error::Severed { node } => Some(*node),
             Error::Timeout { node, .. } | Error::Key { node, .. } => *node,
             _ => None,
         }
@@ -208,6 +218,7 @@ impl From<Error> for std::io::Error {
             Error::Timeout { .. } => ErrorKind::TimedOut,
             Error::Cancelled => ErrorKind::Interrupted,
             Error::PeerDied { .. } | Error::PeerLeft { .. } => ErrorKind::ConnectionReset,
+            Error::Severed { .. } => ErrorKind::ConnectionAborted,
             Error::NoSuchNode { .. } | Error::Key { why: KeyFault::Stale | KeyFault::Unknown, .. } => ErrorKind::NotFound,
             Error::Key { why: KeyFault::ReadOnly, .. } => ErrorKind::PermissionDenied,
             Error::Key { .. } => ErrorKind::InvalidInput,

@@ -24,7 +24,6 @@
 use crate::engine::baton::Token;
 use crate::{Faults, Node, NodeBuilder, Result, Space};
 use doorbell_fabric::sync::{AtomicU64, Ordering};
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
@@ -119,7 +118,7 @@ pub fn stop(node: &Node) -> Stopped {
         let me = Token::current();
         // The engine first, then the ways out: nobody makes a new one without the engine.
         let engine = shared.enter(me, "stop");
-        let ways: Vec<_> = shared.ways().iter().filter_map(OnceLock::get).filter_map(|way| way.state.enter(me)).collect();
+        let ways: Vec<_> = shared.ways().iter().filter_map(|way| way.state.enter(me)).collect();
         let _ = stands.send(());
         let _ = until.recv();
         drop(ways);

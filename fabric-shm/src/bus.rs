@@ -1,10 +1,17 @@
 //! Memory that is cut off under a mapping: whoever may open a segment may truncate it, and then whoever touches a page that is gone gets
 //! SIGBUS.
 //!
-//! A handler, installed with the first mapping, puts a page of zeros in the place of one that is gone, if it is of a mapping in the table
-//! here, and says so in the table; the owner of the mapping finds it [cut](Watch::is_cut) and tells who is to blame. Every other
-//! fault goes to whoever handled the signal before. With `DOORBELL_SIGBUS=off` no handler is installed, and such a fault ends the
-//! process.
+//! A handler, installed with the first mapping, puts zeros in the place of a page that is gone and of all behind it, if it is of a mapping
+//! in the table here, and says so in the table; the owner of the mapping finds it cut and tells who is to blame. Every
+//! other fault goes to whoever handled the signal before. With `DOORBELL_SIGBUS=off` no handler is installed, and such a fault ends
+//! the process.
+//!
+//! All behind it, as that is what a truncation takes, and as a process can have some 65000 mappings only: so a mapping becomes two at
+//! most. If the file has got its length back by then, pages are replaced that it has, and this process sees no more what others write
+//! there. Nor need it: what is cut is given up as a whole.
+//!
+//! The kernel ends a process at once if the thread that faults blocks the signal. Doorbell's own threads [let it in](unblock); a
+//! program that blocks it in its own must not have them call Doorbell, or is ended by a truncation.
 
 use crate::layout::PAGE;
 use crate::space::forked;
@@ -122,8 +129,8 @@ fn take() -> &'static Slot {
     }
 }
 
-/// The slot in whose range an address is. Async-signal-safe.
-fn find(address: usize) -> Option<&'static Slot> {
+/// The slot in whose range an address is, and where that range ends. Async-signal-safe.
+fn find(address: usize) -> Option<(&'static Slot, usize)> {
     let page = (address / PAGE) as u64;
     let mut part = Some(&TABLE);
     while let Some(slots) = part {
@@ -131,12 +138,23 @@ fn find(address: usize) -> Option<&'static Slot> {
             let range = slot.range.load(Ordering::Acquire);
             let (first, pages) = (range >> PAGES_BITS, range & PAGES_MAX as u64);
             if page.wrapping_sub(first) < pages {
-                return Some(slot);
+                return Some((slot, (first + pages) as usize * PAGE));
             }
         }
         part = slots.next();
     }
     None
+}
+
+/// Lets the signal in in the calling thread, which has its mask from the thread that made it.
+pub fn unblock() {
+    // SAFETY: a structure of integers, filled in before it is used; changes the calling thread's mask and nothing else.
+    unsafe {
+        let mut only: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut only);
+        libc::sigaddset(&raw mut only, libc::SIGBUS);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, null_mut());
+    }
 }
 
 fn install() {
@@ -170,12 +188,12 @@ extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     // SAFETY: the kernel's own, for as long as the handler runs; errno is this thread's.
     let (code, address, errno) = unsafe { ((*info).si_code, (*info).si_addr().addr(), *libc::__errno_location()) };
     if code == libc::BUS_ADRERR
-        && let Some(slot) = find(address)
+        && let Some((slot, end)) = find(address)
         && (!forked() || slot.kept.load(Ordering::Relaxed))
     {
         // Before zeros are there for others to read. If there will be none, the process ends anyway.
         slot.cut.store(true, Ordering::SeqCst);
-        if !blank(address, slot.kept.load(Ordering::Relaxed)) {
+        if !blank(address, end, slot.kept.load(Ordering::Relaxed)) {
             return pass_on(signal, info, context);
         }
         // SAFETY: as above.
@@ -185,20 +203,25 @@ extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     pass_on(signal, info, context);
 }
 
-/// Puts a page of zeros where an address is: in forked children, too, if they keep the rest of the mapping.
-fn blank(address: usize, kept: bool) -> bool {
-    let page = std::ptr::without_provenance_mut::<libc::c_void>(address & !(PAGE - 1));
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
-    // SAFETY: the page is of a mapping in the table, and the thread that touched it is here, so that it is mapped still. What is
-    // read and written through such a mapping may be anything at any time.
-    unsafe {
-        let blank = libc::mmap(page, PAGE, protection, flags, -1, 0);
-        if blank != libc::MAP_FAILED && !kept {
-            // As the rest of the mapping. The fault is mended without it, too.
-            libc::madvise(page, PAGE, libc::MADV_DONTFORK);
+/// Puts zeros where an address is and up to `end`, or in that page alone if the system refuses so much: in forked children, too, if they
+/// keep the rest of the mapping.
+fn blank(address: usize, end: usize, kept: bool) -> bool {
+    let start = address & !(PAGE - 1);
+    let page = std::ptr::without_provenance_mut::<libc::c_void>(start);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    [end - start, PAGE].into_iter().any(|len| {
+        // SAFETY: the pages are of a mapping in the table, and the thread that touched it is here, so that it is mapped still. What is
+        // read and written through such a mapping may be anything at any time.
+        unsafe {
+            let blank = libc::mmap(page, len, protection, flags, -1, 0);
+            if blank != libc::MAP_FAILED && !kept {
+                // As the rest of the mapping. The fault is mended without it, too.
+                libc::madvise(page, len, libc::MADV_DONTFORK);
+            }
+            blank != libc::MAP_FAILED
         }
-        blank != libc::MAP_FAILED
-    }
+    })
 }
 
 /// A fault that is none of ours: whoever was there before is asked, or the process ends as if nobody was here.
@@ -269,20 +292,47 @@ mod tests {
         assert!(whole.is_cut());
     }
 
+    /// Mappings of this process that lie in a range.
+    fn parts(range: std::ops::Range<usize>) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let start = |line: &str| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        maps.lines().filter(|line| range.contains(&start(line))).count()
+    }
+
+    /// More pages than a process can have mappings, touched in the order that makes most of them.
+    #[test]
+    fn a_mapping_becomes_two_at_most() {
+        const PAGES: usize = 70_000;
+        let file = file(PAGES);
+        let mapping = Mapping::new(&file, 0, PAGES * PAGE, true).unwrap();
+        let at = mapping.start().as_ptr();
+        // SAFETY: within the mapping.
+        let word = |page: usize| unsafe { &*at.add(page * PAGE).cast::<AtomicU64>() };
+        word(0).store(7, Ordering::Relaxed);
+        file.set_len(PAGE as u64).unwrap();
+        // From the end on, so that each page is gone when it is touched; then all between.
+        for page in (1..PAGES).rev().step_by(2).chain(1..PAGES) {
+            word(page).store(1, Ordering::Relaxed);
+        }
+        assert_eq!(word(0).load(Ordering::Relaxed), 7);
+        assert!(mapping.is_cut());
+        assert_eq!(parts(at.addr()..at.addr() + PAGES * PAGE), 2);
+    }
+
     #[test]
     fn ranges_are_found_as_long_as_they_are_watched() {
         let base = 0x5000_0000_0000_usize;
         let at = |pages: usize| std::ptr::without_provenance_mut(base + pages * PAGE);
         let watches: Vec<_> = (0..3 * SLOTS).map(|number| Watch::new(at(number * 3), 2 * PAGE - 1)).collect();
         for (number, watch) in watches.iter().enumerate() {
-            let found = |byte: usize| find(base + number * 3 * PAGE + byte).is_some_and(|slot| std::ptr::eq(slot, watch.0));
+            let found = |byte: usize| find(base + number * 3 * PAGE + byte).is_some_and(|(slot, _)| std::ptr::eq(slot, watch.0));
             assert_eq!([0, 2 * PAGE - 1, 2 * PAGE].map(found), [true, true, false]);
         }
         drop(watches);
         assert!((0..9 * SLOTS).all(|page| find(base + page * PAGE).is_none()));
     }
 
-    /// Its own fault, and one that is sent: as if there were no handler.
+    /// Its own fault, and the signal sent, which says nothing of an address: as if there were no handler.
     #[test]
     fn other_faults_end_a_process_as_ever() {
         // So that the child knows what it is.
@@ -296,7 +346,11 @@ mod tests {
                 // SAFETY: a mapping of its own, of a page that there is not.
                 unsafe {
                     if sent {
+                        // Twice: the handler of Rust's runtime, which was there before, takes itself away at the first.
                         libc::raise(libc::SIGBUS);
+                        libc::raise(libc::SIGBUS);
+                        // Whoever gets here was not ended by it.
+                        libc::_exit(1);
                     }
                     file.set_len(0).unwrap();
                     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);

@@ -9,7 +9,7 @@
 
 use crate::domain::Owner;
 use crate::doorbell::Bell;
-use crate::layout::{DOORBELL_OFFSET, HEADER_BYTES, REACH_OFFSET};
+use crate::layout::{DOORBELL_OFFSET, HEADER_BYTES, PAGE, REACH_OFFSET};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -131,22 +131,44 @@ impl Reach {
     /// Whether the first and the last of `len` bytes at `remote_addr` can be read: not all memory of a process can be, though its owner
     /// may read it (secret memory, that of devices), and none of a process whose first thread has ended. One system call.
     pub fn can_read(&self, remote_addr: u64, len: usize) -> bool {
+        let ends = (remote_addr, len.checked_sub(1).and_then(|last| remote_addr.checked_add(last as u64)));
+        match ends {
+            (first, Some(last)) => self.can_read_bytes(&[first, last]),
+            (_, None) => len == 0,
+        }
+    }
+
+    /// Whether a byte of each page of `len` bytes at `remote_addr` can be read: tells whose memory it was that a copy failed at. A system
+    /// call for every 64 pages.
+    pub fn can_read_all(&self, remote_addr: u64, len: usize) -> bool {
+        let Some(end) = remote_addr.checked_add(len as u64) else { return false };
+        let page = |address: u64| address / PAGE as u64;
+        let bytes: Vec<u64> =
+            (page(remote_addr)..page(end.saturating_sub(1)) + 1).map(|at| remote_addr.max(at * PAGE as u64)).collect();
+        len == 0 || bytes.chunks(64).all(|some| self.can_read_bytes(some))
+    }
+
+    /// Single bytes, 64 at most.
+    fn can_read_bytes(&self, addresses: &[u64]) -> bool {
         let Way::Process(pid) = self.way else { return true };
-        let Ok(first) = address(remote_addr) else { return false };
-        let Some(last) = len.checked_sub(1).and_then(|last| first.checked_add(last)) else { return len == 0 };
-        let mut bytes = [0_u8; 2];
-        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let remote = [first, last].map(|at| libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: 1 });
-        // SAFETY: two bytes of ours; the kernel checks the other addresses.
-        let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), 2, 0) };
-        read == bytes.len() as isize
+        let mut bytes = [0_u8; 64];
+        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: addresses.len().min(bytes.len()) };
+        let mut remote = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 }; 64];
+        for (remote, at) in remote.iter_mut().zip(addresses) {
+            let Ok(at) = address(*at) else { return false };
+            remote.iov_base = std::ptr::without_provenance_mut(at);
+        }
+        // SAFETY: as many bytes of ours; the kernel checks the other addresses.
+        let read =
+            unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), local.iov_len as libc::c_ulong, 0) };
+        read == local.iov_len as isize
     }
 
     /// Copies `len` bytes from `remote_addr` of the peer. One system call for two GiB, two more before and after to ask
     /// whether it is still the peer. Does not wait for the peer; thread-safe.
     ///
     /// # Errors
-    /// What the system says: `EFAULT` if the peer has no such memory, `EPERM` if access is no longer allowed, `ESRCH` if the
+    /// What the system says: `EFAULT` if the peer has no such memory, or `dst` can't be written, `EPERM` if access is no longer allowed, `ESRCH` if the
     /// peer died, during the copy at the latest. After an error `dst` may hold anything.
     ///
     /// # Safety

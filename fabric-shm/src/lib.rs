@@ -28,7 +28,7 @@ macro_rules! fault_point {
 
 pub mod board;
 #[cfg(not(loom))]
-mod bus;
+pub mod bus;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cma;

@@ -34,7 +34,7 @@ const LAST_SHIFT: u32 = 24;
 const CLOSED: u64 = 1 << 48;
 const FINISHED: u64 = 1 << 49;
 const GENERATION_SHIFT: u32 = 50;
-/// Bits of the number of bytes that were pulled. All of them say that the message can't be read: none is so long.
+/// Bits of the number of bytes that were pulled. The greatest numbers say why the target gave up: no message is so long.
 const PULLED_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
 /// A slot for one transfer, in shared memory. All zero is free.
@@ -84,6 +84,19 @@ pub struct Run {
     pub first: u64,
     /// How many, at least one.
     pub count: u64,
+}
+
+/// Why a target gave up a message of which it had claimed a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The origin's bytes can't be read.
+    Unreadable,
+    /// The target's own buffer can't be written.
+    Unwritable,
+}
+
+impl Refusal {
+    const ALL: [(Self, u64); 2] = [(Self::Unreadable, PULLED_MASK), (Self::Unwritable, PULLED_MASK - 1)];
 }
 
 /// How far a transfer is, as both sides see it.
@@ -181,27 +194,29 @@ impl Meeting {
         self.end(generation, CLOSED)
     }
 
-    /// Target: gives up, as bytes that it has claimed can't be read. False if that is too late.
-    pub fn refuse(&self, generation: u64) -> bool {
+    /// Target: gives up, as bytes that it has claimed can't be copied. False if the transfer was over: then it may be that they could not
+    /// as their origin had taken them back.
+    pub fn refuse(&self, generation: u64, why: Refusal) -> bool {
         let pulled = self.pulled(generation);
-        self.set_pulled(generation, PULLED_MASK);
-        let closed = self.close(generation);
-        if !closed {
+        let said = Refusal::ALL.into_iter().find(|(refusal, _)| *refusal == why);
+        self.set_pulled(generation, said.map_or(PULLED_MASK, |(_, said)| said));
+        let closed = self.try_end(generation, CLOSED).is_ok();
+        if closed {
+            fault_point!("meeting.closed");
+        } else {
             self.set_pulled(generation, pulled);
         }
         closed
     }
 
-    /// Whether it was the target that gave up, as it can't read the message.
-    pub fn is_refused(&self, generation: u64) -> bool {
-        self.pulled(generation) == PULLED_MASK
+    /// Why the target gave up, if it said so.
+    pub fn refusal(&self, generation: u64) -> Option<Refusal> {
+        let pulled = self.pulled(generation);
+        Refusal::ALL.into_iter().find_map(|(refusal, said)| (said == pulled).then_some(refusal))
     }
 
     fn end(&self, generation: u64, how: u64) -> bool {
-        let ended = self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
-        });
-        match ended {
+        match self.try_end(generation, how) {
             Ok(_) if how == FINISHED => {
                 fault_point!("meeting.finished");
                 true
@@ -212,6 +227,13 @@ impl Meeting {
             }
             Err(word) => word >> GENERATION_SHIFT == generation && word & how != 0,
         }
+    }
+
+    /// The word as it was: in an error if the transfer was over before.
+    fn try_end(&self, generation: u64, how: u64) -> Result<u64, u64> {
+        self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
+        })
     }
 
     /// Origin: has put so much in all. Release: the bytes are in their place before.
@@ -372,13 +394,18 @@ mod tests {
         meeting.open(1);
         meeting.set_pulled(1, 100);
         assert_eq!((meeting.pulled(1), meeting.pulled(2)), (100, 0));
-        assert!(meeting.close(1) && !meeting.is_refused(1));
+        assert!(meeting.close(1) && meeting.refusal(1).is_none());
+        assert!(!meeting.refuse(1, Refusal::Unwritable) && meeting.refusal(1).is_none());
         meeting.open(2);
         meeting.set_pulled(1, 200);
-        assert_eq!((meeting.pulled(2), meeting.refuse(1), meeting.is_refused(2)), (0, false, false));
-        assert!(meeting.refuse(2) && meeting.is_refused(2) && !meeting.finish(2));
-        meeting.open(3);
-        assert!(meeting.finish(3) && !meeting.refuse(3) && !meeting.is_refused(3));
+        assert_eq!((meeting.pulled(2), meeting.refuse(1, Refusal::Unreadable), meeting.refusal(2)), (0, false, None));
+        for (generation, why) in [(2, Refusal::Unreadable), (3, Refusal::Unwritable)] {
+            meeting.open(generation);
+            assert!(meeting.refuse(generation, why) && !meeting.finish(generation));
+            assert_eq!(meeting.refusal(generation), Some(why));
+        }
+        meeting.open(4);
+        assert!(meeting.finish(4) && !meeting.refuse(4, Refusal::Unwritable) && meeting.refusal(4).is_none());
     }
 
     #[test]

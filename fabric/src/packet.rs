@@ -105,15 +105,28 @@ impl<'a> Payload<'a> {
     #[inline]
     pub fn copy_to(&self, buf: &mut [u8]) -> usize {
         let len = self.len.min(buf.len());
-        if len == 8 {
-            // The commonest length; a call of memcpy takes longer than the rest of a receive.
-            // SAFETY: 8 bytes are readable at `ptr` and writable in `buf`.
-            unsafe { buf.as_mut_ptr().cast::<u64>().write_unaligned(self.ptr.cast::<u64>().read_unaligned()) };
-            return len;
+        // The commonest lengths: a call of memcpy takes longer than the rest of a receive.
+        match len {
+            // SAFETY: so many bytes are readable at `ptr` and writable in `buf`.
+            8 => unsafe { self.copy_ends::<8>(buf, len) },
+            // SAFETY: as above.
+            32..=64 => unsafe { self.copy_ends::<32>(buf, len) },
+            // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`; `buf` is exclusive, so they do not overlap.
+            _ => unsafe { std::ptr::copy_nonoverlapping(self.ptr, buf.as_mut_ptr(), len) },
         }
-        // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`; `buf` is exclusive, so they do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(self.ptr, buf.as_mut_ptr(), len) };
         len
+    }
+
+    /// Copies the first and the last `N` of `len` bytes: all of them, as `len` is at most twice as many.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `ptr` and writable in `buf`, and `len` is at least `N`.
+    #[inline(always)]
+    unsafe fn copy_ends<const N: usize>(&self, buf: &mut [u8], len: usize) {
+        for at in [0, len - N] {
+            // SAFETY: `at + N <= len` (caller). Arrays of bytes need no alignment.
+            unsafe { buf.as_mut_ptr().add(at).cast::<[u8; N]>().write(self.ptr.add(at).cast::<[u8; N]>().read()) };
+        }
     }
 
     /// Copies the bytes into a vector.

@@ -1,10 +1,10 @@
 //! What no node of ours sends, and what it must not cost whoever gets it.
 
-use doorbell::{Event, Match, Node, NodeId, Priority, Progress, Space};
+use doorbell::{Error, Event, Match, Node, NodeId, Priority, Progress, Space};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::lane::{Producer, RawMemory};
-use doorbell_shm::layout::MEETINGS_OFFSET;
+use doorbell_shm::layout::{MEETINGS_OFFSET, block_offset};
 use doorbell_tests::patience::until;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,22 +16,25 @@ struct Forger {
     producer: Producer<RawMemory>,
     sequence: u32,
     target: PeerInbox,
-    _membership: Membership,
+    membership: Membership,
 }
 
 impl Forger {
     fn join(name: &str, space: &Space) -> Self {
-        let options = JoinOptions { id: Some(NodeId(1)), ..JoinOptions::new(name, space.clone()) };
+        Self::join_as(1, name, space)
+    }
+
+    fn join_as(id: u16, name: &str, space: &Space) -> Self {
+        Self::join_at(Priority::Normal, id, name, space)
+    }
+
+    fn join_at(priority: Priority, id: u16, name: &str, space: &Space) -> Self {
+        let options = JoinOptions { id: Some(NodeId(id)), ..JoinOptions::new(name, space.clone()) };
         let membership = Membership::join(options).unwrap();
         let target = membership.open_peer(NodeId(0)).unwrap();
         // SAFETY: a whole block, mapped as long as `target`.
-        let memory = unsafe { RawMemory::new(target.block().0, membership.lanes().lane(Priority::Normal)) };
-        Self {
-            producer: Producer::claim(memory, membership.incarnation().0).unwrap(),
-            sequence: 0,
-            target,
-            _membership: membership,
-        }
+        let memory = unsafe { RawMemory::new(target.block().0, membership.lanes().lane(priority)) };
+        Self { producer: Producer::claim(memory, membership.incarnation().0).unwrap(), sequence: 0, target, membership }
     }
 
     /// False if there is no room.
@@ -39,13 +42,20 @@ impl Forger {
         let head = PacketHead { kind, tag, sequence: self.sequence, total };
         // SAFETY: a slice, shorter than a packet may be.
         let done = unsafe { self.producer.push(&head, bytes.as_ptr(), bytes.len()) } == Push::Done;
-        self.sequence += u32::from(done && kind == PacketKind::Rts);
+        self.sequence += u32::from(done && matches!(kind, PacketKind::Rts | PacketKind::Whole));
         done
     }
 
     fn meeting(&self, slot: u64) -> &AtomicU64 {
         // SAFETY: within the block, aligned.
         unsafe { &*self.target.block().0.add(MEETINGS_OFFSET + slot as usize * 128).cast() }
+    }
+
+    /// Where the victim's transfer to this node meets it.
+    fn own_meeting(&self, slot: usize) -> &AtomicU64 {
+        let block = block_offset(NodeId(0), &self.membership.lanes());
+        // SAFETY: within the inbox, aligned.
+        unsafe { &*self.membership.inbox().ptr().add(block + MEETINGS_OFFSET + slot * 128).cast() }
     }
 
     /// Announces a message of `len` bytes. The meeting is open.
@@ -62,13 +72,16 @@ fn victim(name: &str, space: &Space) -> Node {
 }
 
 fn damaged(node: &Node) -> Option<&'static str> {
-    std::iter::from_fn(|| node.try_event().unwrap()).find_map(|event| match event {
-        Event::Damaged { node, reason } => {
-            assert_eq!(node, NodeId(1));
-            Some(reason)
-        }
-        _ => None,
+    all_damaged(node).pop().map(|(node, reason)| {
+        assert_eq!(node, 1);
+        reason
     })
+}
+
+fn all_damaged(node: &Node) -> Vec<(u16, &'static str)> {
+    let events = std::iter::from_fn(|| node.try_event().unwrap());
+    let damaged = |event| if let Event::Damaged { node, reason } = event { Some((node.0, reason)) } else { None };
+    events.filter_map(damaged).collect()
 }
 
 /// Every part of a message that nobody has asked for takes memory of its own.
@@ -118,8 +131,8 @@ fn a_peer_that_broke_the_rules_is_read_no_further_in_any_lane() {
     let node = victim("lanes", &space);
     let mut forger = Forger::join("lanes", &space);
     // SAFETY: as in `join`.
-    let memory = unsafe { RawMemory::new(forger.target.block().0, forger._membership.lanes().lane(Priority::High)) };
-    let mut other = Producer::claim(memory, forger._membership.incarnation().0).unwrap();
+    let memory = unsafe { RawMemory::new(forger.target.block().0, forger.membership.lanes().lane(Priority::High)) };
+    let mut other = Producer::claim(memory, forger.membership.incarnation().0).unwrap();
     assert!(forger.push(PacketKind::Next, 0, 8, &[0; 8]));
     until("it is found out", || {
         node.progress().unwrap();
@@ -130,4 +143,93 @@ fn a_peer_that_broke_the_rules_is_read_no_further_in_any_lane() {
     assert_eq!(unsafe { other.push(&head, [1].as_ptr(), 1) }, Push::Done);
     (0..100).for_each(|_| _ = node.progress().unwrap());
     assert_eq!(node.stats().unwrap().messages_in, 0);
+}
+
+/// A node that broke the rules may never read on, so what waits for it to do so would wait for ever.
+#[test]
+fn what_is_on_its_way_to_a_peer_that_broke_the_rules_fails() {
+    let space = Space::heap();
+    let node = victim("queued", &space);
+    let mut forger = Forger::join("queued", &space);
+    let receive = node.start_recv(Match::from(NodeId(1)), [0; 8]).unwrap();
+    let transfers: Vec<_> = (0..3).map(|tag| node.start_send(NodeId(1), tag, vec![1; 1 << 20]).unwrap()).collect();
+    // More than the lane holds.
+    let queued: Vec<_> = (0..200).map(|tag| node.start_send(NodeId(1), tag, vec![1; 16 << 10]).unwrap()).collect();
+    (0..100).for_each(|_| _ = node.progress().unwrap());
+    assert!(!queued[199].test() && transfers.iter().all(|transfer| !transfer.test()));
+    assert!(forger.push(PacketKind::Next, 0, 8, &[0; 8]));
+    until("it is found out", || {
+        node.progress().unwrap();
+        damaged(&node)
+    });
+    let is_named = |error: &Error| matches!(error, Error::Damaged { node: NodeId(1) });
+    assert!(receive.wait().result.is_err_and(|error| is_named(&error)));
+    for transfer in transfers {
+        assert!(transfer.test(), "a transfer goes on");
+        assert!(transfer.wait().result.is_err_and(|error| is_named(&error)));
+    }
+    let ended: Vec<_> = queued.into_iter().map(|send| (send.test(), send.wait_by(std::time::Instant::now()))).collect();
+    assert!(ended.iter().all(|(done, _)| *done), "a send is queued still");
+    let failed = |send: &doorbell::Completion<_>| send.result.as_ref().is_err_and(is_named);
+    assert!(ended.last().is_some_and(|(_, send)| send.as_ref().is_ok_and(failed)));
+    assert!(node.send(NodeId(1), 1, &[1]).is_err_and(|error| is_named(&error)));
+    assert!(node.start_send(NodeId(1), 1, vec![1; 1 << 20]).is_err_and(|error| is_named(&error)));
+    assert!(node.recv(Match::from(NodeId(1)), &mut [0; 8]).is_err_and(|error| is_named(&error)));
+}
+
+/// Two in one look at the lanes, and two in one step of the transfers: both are told of.
+#[test]
+fn two_peers_that_break_the_rules_at_once_are_both_named() {
+    for by_lane in [true, false] {
+        let space = Space::heap();
+        let node = victim("both", &space);
+        let mut forgers = [1, 2].map(|id| Forger::join_as(id, "both", &space));
+        let _sends = if by_lane {
+            // So that both lanes are looked at every time.
+            for forger in &mut forgers {
+                assert!(forger.push(PacketKind::Whole, 5, 8, &[0; 8]));
+                until("it comes", || node.progress().is_ok_and(|work| work > 0).then_some(()));
+            }
+            assert!(forgers.iter_mut().all(|forger| forger.push(PacketKind::Next, 0, 8, &[0; 8])));
+            None
+        } else {
+            let sends = [1, 2].map(|id| node.start_send(NodeId(id), 1, vec![1; 1 << 20]).unwrap());
+            for forger in &forgers {
+                assert_ne!(forger.own_meeting(0).load(Ordering::Relaxed), 0);
+                forger.own_meeting(0).store(0, Ordering::Relaxed);
+            }
+            Some(sends)
+        };
+        let mut named = Vec::new();
+        until("both are found out", || {
+            node.progress().unwrap();
+            named.extend(all_damaged(&node).into_iter().map(|(node, _)| node));
+            (named.contains(&1) && named.contains(&2)).then_some(())
+        });
+    }
+}
+
+/// Its lanes are damaged for what it did elsewhere. Those that it never claimed may be the next life's by the time it is gone: what that
+/// one published there is heard, and those that it had are free.
+#[test]
+fn a_successor_is_heard_in_the_lanes_that_its_forerunner_did_not_have() {
+    let space = Space::heap();
+    let node = victim("heirs", &space);
+    let mut forger = Forger::join("heirs", &space);
+    assert!(forger.push(PacketKind::Next, 0, 8, &[0; 8]));
+    until("it is found out", || {
+        node.progress().unwrap();
+        damaged(&node)
+    });
+    drop(forger);
+    // Before the victim has looked.
+    let mut heir = Forger::join_at(Priority::High, 1, "heirs", &space);
+    assert!(heir.push(PacketKind::Whole, 5, 1, &[9]));
+    let mut buf = [0];
+    let got = node.recv_by(Match::from(NodeId(1)).tag(5), &mut buf, doorbell_tests::patience::soon()).unwrap();
+    assert_eq!((got.incarnation, got.priority, buf), (heir.membership.incarnation(), Priority::High, [9]));
+    // SAFETY: as in `join`.
+    let memory = unsafe { RawMemory::new(heir.target.block().0, heir.membership.lanes().lane(Priority::Normal)) };
+    assert!(Producer::claim(memory, heir.membership.incarnation().0).is_some());
+    assert!(all_damaged(&node).is_empty());
 }

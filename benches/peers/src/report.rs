@@ -13,6 +13,10 @@ const MOVED: f64 = 1.5;
 /// Hops that differ by more are those of two moods, which are told apart.
 const MOODS: f64 = 2.0;
 
+/// Sections of a round that must have been in one mood for the round to count: processors that moved to and fro between two looks
+/// show in a few of them.
+const SECTIONS_LEAST: usize = 3;
+
 /// What was found so far.
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -99,7 +103,8 @@ impl Findings {
         for section in self.seen.get(&(work, bytes, who))?.iter().filter(|section| mood.has(section.hop)) {
             rounds.entry(section.round).or_default().push(section.ns);
         }
-        let medians: Vec<f64> = rounds.values().filter_map(|ns| Spread::of(ns)).map(|spread| spread.median).collect();
+        let told = rounds.values().filter(|sections| sections.len() >= SECTIONS_LEAST);
+        let medians: Vec<f64> = told.filter_map(|ns| Spread::of(ns)).map(|spread| spread.median).collect();
         Spread::of(&medians)
     }
 }
@@ -378,8 +383,9 @@ mod tests {
         let hop = |ns, hops| Seen { ns, hops, shared: false };
         let answer = |seen: Vec<Seen>| Ok(Answer { legs: vec![seen], ..Answer::default() });
         let near = [100.0, 110.0];
-        findings.add(Who::Doorbell, Work::Rate, 0, answer(vec![hop(10.0, near), hop(99.0, [100.0, 300.0])]));
-        findings.add(Who::Ucx, Work::Rate, 0, answer(vec![hop(25.0, near)]));
+        let thrice = |ns| vec![hop(ns, near); SECTIONS_LEAST];
+        findings.add(Who::Doorbell, Work::Rate, 0, answer([thrice(10.0), vec![hop(99.0, [100.0, 300.0])]].concat()));
+        findings.add(Who::Ucx, Work::Rate, 0, answer(thrice(25.0)));
         findings.add(Who::Mpi, Work::Rate, 0, Err("hung".into()));
         assert!(!findings.is_worth_a_try(Who::Mpi, Work::Rate) && !findings.failed(Who::Doorbell));
         assert_eq!(findings.left_out, 1);
@@ -396,10 +402,12 @@ mod tests {
         let seen = |ns, hop| Seen { ns, hops: [hop; 2], shared: false };
         for round in 0..3 {
             let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
+            // In the last round the processors were far apart for longer.
+            let legs = if round < 2 { legs } else { vec![[10.0, 40.0, 41.0, 42.0].map(|ns| seen(ns, if ns < 20.0 { 70.0 } else { 250.0 })).to_vec()] };
             findings.add(Who::Doorbell, Work::Rate, round, Ok(Answer { legs, ..Answer::default() }));
         }
         let moods = findings.moods();
         let median = |mood| findings.spread(Work::Rate, 8, Who::Doorbell, mood).map(|spread| spread.median);
-        assert_eq!((moods.len(), median(moods[0]), median(moods[1])), (2, Some(12.0), Some(40.0)));
+        assert_eq!((moods.len(), median(moods[0]), median(moods[1])), (2, Some(12.0), Some(41.0)));
     }
 }

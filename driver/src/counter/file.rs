@@ -129,11 +129,11 @@ impl CounterFile {
         });
     }
 
-    /// Ends all waits: the node leaves. Who begins to wait later finds the node closed.
-    pub(crate) fn close(&self) {
+    /// Ends all waits: the node leaves, after which nobody begins to wait, or was cut off from those who would lower its counters.
+    pub(crate) fn end_waits(&self, error: impl Fn() -> Error) {
         for index in 0..COUNTERS {
             let waits = self.counters.with(index, |told, _| std::mem::take(&mut told.waits));
-            waits.into_iter().flatten().for_each(|op| op.finish(Outcome::Failed(Error::Closed)));
+            waits.into_iter().flatten().for_each(|op| op.finish(Outcome::Failed(error())));
         }
     }
 }

@@ -17,7 +17,7 @@ impl Node {
     /// counter that is gone, lowers nothing and is no error.
     ///
     /// # Errors
-    /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn notify(&self, key: CounterKey, bytes: u64) -> Result<()> {
         self.notify_until(key, bytes, None)
     }

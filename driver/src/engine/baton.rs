@@ -214,8 +214,16 @@ impl<T> Drop for BatonGuard<'_, T> {
     fn drop(&mut self) {
         if let Some(inside) = self.biased {
             inside.store(0, Ordering::Release);
-            return;
+        } else {
+            self.unlock();
         }
+    }
+}
+
+impl<T> BatonGuard<'_, T> {
+    /// Out of line: whoever comes often has the bias.
+    #[inline(never)]
+    fn unlock(&mut self) {
         // SAFETY: this guard is the only one (enter).
         let held = unsafe { &mut *self.held() };
         if held.last == self.me.0 {

@@ -46,6 +46,12 @@ impl Lent {
         self.len
     }
 
+    /// Whether somebody truncated the memory, and a page that was gone was touched here: what was read may be zeros.
+    #[inline]
+    pub fn is_cut(&self) -> bool {
+        self.from.region.is_cut()
+    }
+
     #[inline(always)]
     pub(super) fn ptr(&self) -> *const u8 {
         // SAFETY: within the arena (Lenders::find).
@@ -106,9 +112,6 @@ impl Lenders {
     pub(crate) fn known(&self, node: NodeId, life: Incarnation, lease: &Lease) -> Option<Result<&Arc<Lending>, Miss>> {
         let source = self.sources.get(node.index())?.as_ref().filter(|source| source.life == life)?;
         let lending = source.arenas.iter().find(|lending| lending.region.number() == lease.arena)?;
-        if lending.region.is_cut() {
-            return Some(Err(Miss::Broken("the memory of its loans was truncated")));
-        }
         let fits = lease.offset.checked_add(lease.len).is_some_and(|end| end <= lending.region.len() as u64);
         Some(if fits { Ok(lending) } else { Err(Miss::Broken("a loan lies outside its arena")) })
     }

@@ -21,6 +21,8 @@ const FIRST: usize = 1 << 20;
 const SOME: usize = 4;
 /// Bytes of an arena that is made although readers could be asked for blocks: at most.
 const COMFORT: usize = 32 << 20;
+/// Loans from this length on are asked for as soon as another was sent.
+const WARM_BYTES: usize = 256 << 10;
 /// The most arenas of a node.
 pub(super) const ARENAS_MAX: usize = 256;
 
@@ -212,8 +214,9 @@ impl Lender {
             books.arenas.hold(block);
         }
         self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(len as u64), Ordering::Relaxed);
-        // Now, while the message is on its way, and not when the next loan is written.
-        if books.arenas.is_used_up(block) {
+        // Now, while the message is on its way, and not when the next loan is written. A large block that just came back is still in the
+        // caches, and its turn is next.
+        if len >= WARM_BYTES || books.arenas.is_used_up(block) {
             books.collect();
         }
         Ok(push)

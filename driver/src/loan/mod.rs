@@ -340,6 +340,30 @@ mod tests {
         }
     }
 
+    /// Where there was no room for comfort, nobody looks for it at every loan: that takes the domain's lock and makes a file.
+    #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
+    fn room_that_was_not_there_is_not_looked_for_again() {
+        const LONG: usize = 1 << 20;
+        let space = Space::heap();
+        let [a, b] = [(); 2].map(|()| Node::builder("cramped").space(space.clone()).join().unwrap());
+        drop(a.loan_bytes(LONG).unwrap());
+        let one = a.loan_stats().unwrap().reserved;
+        let next = a.shared().regions().next_number();
+        // No further arena can be made, as their names are taken.
+        let _taken: Vec<_> =
+            (next..next + 100).map(|number| a.shared().membership().create_region(number + 1, 1).unwrap()).collect();
+        let mut kept = Vec::new();
+        for _ in 0..40 {
+            a.loan_bytes(LONG).unwrap().send(b.id(), 1).unwrap();
+            kept.push(b.take_bytes(Match::any()).unwrap());
+            kept.drain(..kept.len().saturating_sub(3));
+        }
+        assert_eq!(a.loan_stats().unwrap().reserved, one);
+        // As large as wished, and as small as would do.
+        assert_eq!(a.shared().regions().next_number(), next + 1 + 2);
+    }
+
     #[test]
     fn what_a_reader_writes_gives_nothing_back_but_its_own() {
         let space = Space::heap();

@@ -135,6 +135,12 @@ impl<T: Lendable + ?Sized> Taken<T> {
         matches!(self.bytes, Bytes::Lent(_))
     }
 
+    /// Whether all that was read of it so far was what its owner wrote: false once somebody truncated its owner's memory and a part that
+    /// was gone was read here, as zeros. Ask after reading.
+    pub fn is_whole(&self) -> bool {
+        !matches!(&self.bytes, Bytes::Lent(lent) if lent.is_cut())
+    }
+
     /// Its bytes in place, to be read without trusting them to stay as they are.
     #[inline]
     pub fn payload(&self) -> Payload<'_> {
@@ -305,7 +311,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::WrongSize`] if the message is no `T`: the error owns the message. [`Error::PeerDied`], [`Error::PeerLeft`],
-    /// [`Error::NoSuchNode`], [`Error::Damaged`]; [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    /// [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
     #[inline]
     pub fn take<T: Lendable + ?Sized>(&self, accepts: Match) -> Result<Taken<T>> {
         self.shared().take(accepts, None)

@@ -1,7 +1,7 @@
 //! A packet that arrives: checked, matched, and given to whom it belongs.
 
 use super::Message;
-use super::inbound::{Active, Direct, Inbound, Into, RecvOp};
+use super::inbound::{Active, Direct, Inbound, Into, News, RecvOp};
 use crate::engine::op::Outcome;
 use crate::loan::{Lease, Miss};
 use crate::transfer::descriptor::{Control, DirectPut, Ticket};
@@ -21,8 +21,6 @@ pub struct Dispatch<'a, D> {
     pub poller: bool,
     /// `direct` has its message.
     pub satisfied: bool,
-    /// Who broke the rules, and how.
-    pub broken: Option<(NodeId, &'static str)>,
 }
 
 impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
@@ -45,7 +43,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
             PacketKind::Chunk => return self.chunk(lane, head, payload),
             PacketKind::Control => {
                 let Some(word) = Control::decode(payload) else { return Verdict::Broken("a control packet of unknown kind") };
-                self.inbound.controls.push((source, word));
+                self.inbound.news.push((source, News::Control(word)));
                 return Verdict::Taken;
             }
             PacketKind::Whole | PacketKind::First | PacketKind::Rts | PacketKind::Loan => {}
@@ -102,7 +100,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
     }
 
     fn damaged(&mut self, source: NodeId, _priority: Priority, reason: &'static str) {
-        self.broken = Some((source, reason));
+        self.inbound.news.push((source, News::Broken(reason)));
     }
 }
 
@@ -145,7 +143,7 @@ impl<D: Direct> Dispatch<'_, D> {
             Err(Miss::Broken(reason)) => return Verdict::Broken(reason),
         };
         if let Some(receive) = self.inbound.posted_for(&envelope) {
-            receive.complete(envelope, lending.lend(&lease).payload());
+            receive.complete_loan(envelope, &lending.lend(&lease));
             self.count(lane, envelope.len);
             self.inbound.turned_away = false;
             return self.received();

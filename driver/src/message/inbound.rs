@@ -4,6 +4,7 @@ use super::pool::{Pool, Pooled};
 use super::{Match, Message};
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
+use crate::error::Error;
 use crate::loan::{Lenders, Lent};
 use crate::transfer::LEAST_SHARE;
 use crate::transfer::descriptor::Control;
@@ -27,8 +28,8 @@ pub struct Inbound {
     pub assemblies: Vec<Assembly>,
     /// Messages that both ends move.
     pub incoming: Vec<Incoming>,
-    /// Words of other engines that came.
-    pub controls: Vec<(NodeId, Control)>,
+    /// What came besides messages, for the engine, and from whom.
+    pub news: Vec<(NodeId, News)>,
     /// Memory of others in which messages lie that are lent.
     pub lenders: Lenders,
     /// The latest transfers that ended.
@@ -48,6 +49,14 @@ pub struct Inbound {
     in_the_way: usize,
     /// Counts turns of those that pull.
     pulls: u32,
+}
+
+/// What is no message, but concerns the engine.
+pub enum News {
+    /// A word of another engine.
+    Control(Control),
+    /// The node broke the rules, in this way.
+    Broken(&'static str),
 }
 
 /// Counts, for people.
@@ -161,13 +170,23 @@ impl Direct for Nobody {
 impl RecvOp {
     /// Ends it with a whole message.
     pub fn complete(self, envelope: Envelope, payload: Payload<'_>) {
+        self.op.finish(self.take(envelope, payload));
+    }
+
+    /// Ends it with a message that is lent.
+    pub fn complete_loan(self, envelope: Envelope, lent: &Lent) {
+        let outcome = self.take(envelope, lent.payload());
+        // Not before the copy: to touch it is to find out.
+        let is_cut = lent.is_cut();
+        self.op.finish(if is_cut { Outcome::Failed(Error::Damaged { node: envelope.source }) } else { outcome });
+    }
+
+    fn take(&self, envelope: Envelope, payload: Payload<'_>) -> Outcome {
         if payload.len() > self.capacity {
-            let message = Box::new(Message { envelope, bytes: payload.to_vec() });
-            self.op.finish(Outcome::Truncated(message));
-        } else {
-            self.write(0, payload);
-            self.op.finish(Outcome::Received(envelope));
+            return Outcome::Truncated(Box::new(Message { envelope, bytes: payload.to_vec() }));
         }
+        self.write(0, payload);
+        Outcome::Received(envelope)
     }
 
     /// Copies a piece to its place. The caller checked that it ends within the capacity.
@@ -186,7 +205,7 @@ impl Inbound {
             posted: VecDeque::new(),
             assemblies: (0..membership.max_nodes() * PRIORITIES).map(|_| Assembly::default()).collect(),
             incoming: Vec::new(),
-            controls: Vec::new(),
+            news: Vec::new(),
             lenders,
             reports: Reports::default(),
             membership,
@@ -198,6 +217,16 @@ impl Inbound {
             in_the_way: 0,
             pulls: 0,
         }
+    }
+
+    /// A message of `len` bytes went from a lane to whoever waited for it.
+    #[inline(always)]
+    pub fn took(&mut self, lane: usize, len: usize) {
+        self.turned_away = false;
+        let expected = &mut self.assemblies[lane].expected;
+        *expected = expected.wrapping_add(1);
+        self.tally.messages += 1;
+        self.tally.bytes += len as u64;
     }
 
     /// Gives up the message under way in a lane: its sender did. The receive that had taken it is posted again, first.
@@ -338,7 +367,7 @@ impl Inbound {
         }
         match self.pool.take(&receive.accepts) {
             Some(Pooled::Whole(message)) => receive.complete(message.envelope, Payload::private(&message.bytes)),
-            Some(Pooled::Lent(envelope, lent)) => receive.complete(envelope, lent.payload()),
+            Some(Pooled::Lent(envelope, lent)) => receive.complete_loan(envelope, &lent),
             Some(Pooled::Coming(id)) => self.attach(id, receive),
             None => {
                 let at = self.posted.partition_point(|other| other.number < receive.number);

@@ -72,9 +72,19 @@ impl Match {
     /// Whether it accepts a message of this source and tag.
     #[inline(always)]
     pub fn accepts(&self, source: NodeId, incarnation: Incarnation, tag: u64) -> bool {
+        self.accepts_tag(tag) && self.accepts_source(source, incarnation)
+    }
+
+    /// Whether it accepts messages of this tag.
+    #[inline(always)]
+    pub(crate) fn accepts_tag(&self, tag: u64) -> bool {
         tag & self.mask == self.tag
-            && self.from.is_none_or(|from| from == source)
-            && self.incarnation.is_none_or(|wanted| wanted == incarnation)
+    }
+
+    /// Whether it accepts messages of this life of this node.
+    #[inline(always)]
+    pub(crate) fn accepts_source(&self, source: NodeId, incarnation: Incarnation) -> bool {
+        self.from.is_none_or(|from| from == source) && self.incarnation.is_none_or(|wanted| wanted == incarnation)
     }
 
     /// Whether it accepts this message.

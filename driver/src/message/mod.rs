@@ -1,6 +1,8 @@
 //! Messages: matching, the pool of those nobody has asked for yet, and the queues of those on their way out.
 
 #[cfg(not(loom))]
+pub mod bulk;
+#[cfg(not(loom))]
 pub mod dispatch;
 #[cfg(not(loom))]
 pub mod inbound;
@@ -9,6 +11,8 @@ pub mod matching;
 pub mod outbound;
 #[cfg(not(loom))]
 pub mod pool;
+#[cfg(not(loom))]
+pub mod ways;
 
 pub use matching::Match;
 

@@ -4,11 +4,13 @@ use crate::engine::baton::Baton;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::loan::LEASE_BYTES;
+use crate::message::bulk::BulkRings;
 use crate::transfer::RENDEZVOUS_BYTES;
 use crate::transfer::outgoing::{Begun, Order};
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::fabric::ShmLink;
+use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,6 +31,8 @@ pub struct Outbound {
     pub priority: Priority,
     /// Whether the engine has it in its list of those with something queued.
     pub listed: AtomicBool,
+    /// Long messages take the lane, and a bulk ring was not asked for yet.
+    pub wants_bulk: AtomicBool,
     /// What went this way so far.
     pub carried: Arc<Carried>,
     /// The rest, for one thread at a time.
@@ -41,11 +45,14 @@ pub struct OutState {
     pub link: Option<ShmLink>,
     /// The life of the target that the lane leads to.
     pub incarnation: Incarnation,
-    /// That life wrote something into the lane's shared words that no target would.
+    /// That life wrote something into the lane's shared words that no target would, and the engine was not told yet.
     pub damaged: bool,
     sequence: u32,
     queue: VecDeque<SendOp>,
     carried: Arc<Carried>,
+    rings: Arc<BulkRings>,
+    /// There is a bulk ring, or it can't be had.
+    asked: bool,
 }
 
 /// What went one way so far. Written by whoever has the way, with plain stores; read by anybody.
@@ -95,7 +102,7 @@ impl SendOp {
 
 impl Outbound {
     /// A way out that leads nowhere yet.
-    pub fn new(target: NodeId, priority: Priority) -> Self {
+    pub fn new(target: NodeId, priority: Priority, rings: Arc<BulkRings>) -> Self {
         let carried = Arc::new(Carried { messages: AtomicU64::new(0), bytes: AtomicU64::new(0) });
         let state = OutState {
             link: None,
@@ -104,8 +111,11 @@ impl Outbound {
             sequence: 0,
             queue: VecDeque::new(),
             carried: carried.clone(),
+            rings,
+            asked: false,
         };
-        Self { target, priority, listed: AtomicBool::new(false), carried, state: Baton::new(state) }
+        let (listed, wants_bulk) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { target, priority, listed, wants_bulk, carried, state: Baton::new(state) }
     }
 }
 
@@ -121,6 +131,27 @@ pub enum Sent {
 }
 
 impl OutState {
+    /// A long message takes the lane. True if it is time to ask for a bulk ring.
+    pub fn is_without_bulk(&self) -> bool {
+        !self.asked && self.link.is_some()
+    }
+
+    /// Gives the lane a bulk ring, or says that there is none to be had.
+    pub fn set_bulk(&mut self, ring: Option<OwnRegion>) {
+        self.asked = true;
+        let refused = match (&mut self.link, ring) {
+            (Some(link), Some(ring)) => link.offer_bulk(ring),
+            (None, ring) => ring,
+            (_, None) => None,
+        };
+        refused.into_iter().for_each(|ring| self.rings.put(ring));
+    }
+
+    fn cut(&mut self) {
+        self.link.take().and_then(ShmLink::into_bulk).into_iter().for_each(|ring| self.rings.put(ring));
+        self.asked = false;
+    }
+
     /// Whether messages wait in the queue: a new one must line up behind them.
     #[inline(always)]
     pub fn is_queued(&self) -> bool {
@@ -135,8 +166,15 @@ impl OutState {
     /// A short message, directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
         let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
+        if unsafe { link.push_whole(tag, self.sequence, bytes) } {
+            self.sequence = self.sequence.wrapping_add(1);
+            self.carried.add(1, bytes.len() as u64);
+            link.own_ahead();
+            return Push::Done;
+        }
+        let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
         // SAFETY: a slice; the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
         let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
         if push == Push::Done {
@@ -360,7 +398,7 @@ impl OutState {
 
     /// Ends every queued send with an error and cuts the lane.
     pub fn fail(&mut self, error: impl Fn() -> Error) {
-        self.link = None;
+        self.cut();
         for send in self.queue.drain(..) {
             send.op.finish(Outcome::Failed(error()));
         }
@@ -373,6 +411,7 @@ impl OutState {
             debug_assert!(self.queue.is_empty(), "what is queued is for the life before");
             self.sequence = 0;
         }
+        self.cut();
         self.link = link;
         self.incarnation = incarnation;
     }

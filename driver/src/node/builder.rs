@@ -32,6 +32,7 @@ pub struct NodeBuilder {
     wait: Wait,
     pool_bytes: usize,
     loan_bytes: usize,
+    bulk_bytes: usize,
     patience: Duration,
     copy: Copy,
     fifo_from_high: bool,
@@ -52,6 +53,7 @@ impl NodeBuilder {
             wait: Wait::default(),
             pool_bytes: 64 << 20,
             loan_bytes: 64 << 20,
+            bulk_bytes: 32 << 20,
             patience: Duration::from_secs(10),
             copy: Copy::default(),
             fifo_from_high: false,
@@ -137,6 +139,14 @@ impl NodeBuilder {
         self
     }
 
+    /// How much shared memory this node takes at most for rings by which long messages in private memory go to their targets where the
+    /// kernel's copy is dear; 32 MiB if nothing is said. A ring is made when a target gets its second long message: of 2 MiB, or of 16 MiB
+    /// if the processors share no cache. Targets for which there is none get theirs through the lane's own, smaller ring, more slowly.
+    pub fn bulk_bytes(mut self, limit: usize) -> Self {
+        self.bulk_bytes = limit;
+        self
+    }
+
     /// Who copies large messages: see [`enum@Copy`].
     pub fn copy(mut self, copy: Copy) -> Self {
         self.copy = copy;
@@ -193,6 +203,7 @@ impl NodeBuilder {
             copy: self.copy,
             fifo_from_high: self.fifo_from_high,
             loan_bytes: self.loan_bytes,
+            bulk_bytes: self.bulk_bytes,
         };
         let shared = Shared::new(fabric, self.wait, self.progress, settings);
         Node::start(Arc::new(shared), self.progress != Progress::Inline)

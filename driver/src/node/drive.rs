@@ -1,17 +1,18 @@
 //! What all handles of a node share, and how their threads drive and wait.
 
-use super::{Stats, way_index};
+use super::Stats;
 use crate::Result;
 use crate::engine::baton::{Baton, BatonGuard, Token};
 use crate::engine::helm::Helm;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::Op;
 use crate::engine::poller::{PollerWord, Progress};
-use crate::engine::turn::{Engine, EngineSettings, Ways};
+use crate::engine::turn::{Engine, EngineSettings};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
 use crate::loan::Lender;
 use crate::message::outbound::Outbound;
+use crate::message::ways::Ways;
 use crate::region::table::RegionTable;
 use crate::transfer::TransferReport;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +21,7 @@ use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Turns in a row before the clock is looked at.
@@ -47,8 +48,7 @@ pub struct Shared {
 impl Shared {
     pub(crate) fn new(fabric: ShmFabric, wait: Wait, progress: Progress, settings: EngineSettings) -> Self {
         let membership = fabric.membership().clone();
-        let ways: Arc<Ways> =
-            (0..way_index(NodeId(membership.max_nodes() as u16), Priority::High)).map(|_| OnceLock::new()).collect();
+        let ways = Arc::new(Ways::new(membership.max_nodes(), settings.bulk_bytes));
         let turns = Arc::new(AtomicU64::new(0));
         let regions: Arc<RegionTable> = Arc::default();
         let monitor = Arc::new(Monitor::new(&membership));
@@ -183,11 +183,10 @@ impl Shared {
 
     /// The way to a node's present life, made if need be. Control path.
     pub(crate) fn way(&self, me: Token, node: NodeId, priority: Priority) -> Result<(Arc<Outbound>, Incarnation)> {
-        let Some(slot) = self.ways.get(way_index(node, priority)) else { return Err(Error::NoSuchNode { node }) };
+        let Some(outbound) = self.ways.get(node, priority) else { return Err(Error::NoSuchNode { node }) };
         let mut engine = self.enter(me, "peer")?;
         engine.glance();
         let Some(incarnation) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
-        let outbound = slot.get_or_init(|| Arc::new(Outbound::new(node, priority)));
         if let Some(mut state) = outbound.state.enter(me) {
             engine.connect(outbound, &mut state, incarnation)?;
         }
@@ -197,8 +196,7 @@ impl Shared {
     /// The way to a node at normal priority, with the life it leads to: the path of [`Node::send`](super::Node::send).
     #[inline]
     pub(crate) fn known_way(&self, me: Token, node: NodeId) -> Result<(&Arc<Outbound>, Incarnation)> {
-        let slot = self.ways.get(way_index(node, Priority::Normal)).ok_or(Error::NoSuchNode { node })?;
-        if let Some(outbound) = slot.get()
+        if let Some(outbound) = self.ways.known(node, Priority::Normal)
             && let Some(state) = outbound.state.enter(me)
             && state.link.is_some()
         {
@@ -207,7 +205,7 @@ impl Shared {
             return Ok((outbound, incarnation));
         }
         let (_, incarnation) = self.way(me, node, Priority::Normal)?;
-        slot.get().map(|outbound| (outbound, incarnation)).ok_or(Error::NoSuchNode { node })
+        self.ways.known(node, Priority::Normal).map(|outbound| (outbound, incarnation)).ok_or(Error::NoSuchNode { node })
     }
 
     /// Drives until `op` is done. False if the deadline passed first, or if `stuck` said that it can't come to an end.
@@ -380,7 +378,7 @@ impl Shared {
             engine.monitor().record(&Record::new(RecordKind::Left));
             engine.show();
         }
-        self.monitor.counters.close();
+        self.monitor.counters.end_waits(|| Error::Closed);
         self.bell().wake();
     }
 

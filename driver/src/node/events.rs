@@ -27,7 +27,8 @@ pub enum Event {
         /// Which life of it.
         incarnation: Incarnation,
     },
-    /// It wrote something into shared memory that no peer should; what it sends is read no further.
+    /// It wrote something into shared memory that no peer should, or its inbox was truncated: what it sends is read no further. Or it is
+    /// this node itself, of whose memory somebody truncated a part.
     Damaged {
         /// Which node.
         node: NodeId,
@@ -53,7 +54,7 @@ impl std::fmt::Display for Event {
             Event::Joined { node, incarnation } => write!(f, "node {node} joined ({incarnation:?})"),
             Event::Left { node, incarnation } => write!(f, "node {node} left ({incarnation:?})"),
             Event::Died { node, incarnation } => write!(f, "node {node} died ({incarnation:?})"),
-            Event::Damaged { node, reason } => write!(f, "node {node} broke the rules: {reason}"),
+            Event::Damaged { node, reason } => write!(f, "node {node} is damaged: {reason}"),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
 use crate::transfer::TransferReport;
 use crate::{Result, message::outbound::Outbound};
-use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority, Role};
+use doorbell_fabric::{Incarnation, NodeId, Priority, Role};
 use doorbell_shm::domain::Member;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -118,7 +118,10 @@ impl Node {
     pub(crate) fn start(shared: Arc<Shared>, with_poller: bool) -> Result<Node> {
         let handle = if with_poller {
             let shared = shared.clone();
-            let spawned = std::thread::Builder::new().name("doorbell-poller".into()).spawn(move || poller::run(shared));
+            let spawned = std::thread::Builder::new().name("doorbell-poller".into()).spawn(move || {
+                doorbell_shm::bus::unblock();
+                poller::run(shared);
+            });
             Some(spawned.map_err(|error| Error::Invalid {
                 what: format!(
                     "could not start the poller thread ({error}); join with Progress::Inline, or raise the limit of threads"
@@ -320,9 +323,4 @@ impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("domain", &self.domain()).field("id", &self.id()).finish_non_exhaustive()
     }
-}
-
-/// Where the way out to a node of one priority is kept.
-pub(crate) fn way_index(node: NodeId, priority: Priority) -> usize {
-    node.index() * PRIORITIES + priority.index()
 }

@@ -10,6 +10,7 @@ use crate::engine::poller::Progress;
 use crate::engine::turn::{Engine, HotTake};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
+use crate::loan::Lent;
 use crate::message::inbound::{Direct, Nobody, RecvOp};
 use crate::message::pool::Pooled;
 use crate::message::{Match, Message};
@@ -66,6 +67,13 @@ impl Direct for IntoBuffer<'_> {
         }
     }
 
+    fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
+        self.take(envelope, lent.payload());
+        if lent.is_cut() {
+            self.got = Some(Err(Error::Damaged { node: envelope.source }));
+        }
+    }
+
     fn take_long(&mut self) -> Option<RecvOp> {
         let op = Op::new();
         self.long = Some(op.clone());
@@ -81,7 +89,7 @@ impl Direct for IntoBuffer<'_> {
 struct InPlace<F, R> {
     accepts: Match,
     read: Option<F>,
-    got: Option<R>,
+    got: Option<Result<R>>,
 }
 
 impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
@@ -91,7 +99,14 @@ impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
 
     fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
         if let Some(read) = self.read.take() {
-            self.got = Some(read(envelope, payload));
+            self.got = Some(Ok(read(envelope, payload)));
+        }
+    }
+
+    fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
+        self.take(envelope, lent.payload());
+        if lent.is_cut() {
+            self.got = Some(Err(Error::Damaged { node: envelope.source }));
         }
     }
 
@@ -223,7 +238,7 @@ impl Shared {
     ) -> Result<R> {
         let mut direct = InPlace { accepts, read: Some(read), got: None };
         self.receive_whole("recv_with", accepts, deadline, &mut direct, |_, _| {})?;
-        direct.got.ok_or(Error::Timeout { operation: "recv_with", node: accepts.bound_to() })
+        direct.got.unwrap_or(Err(Error::Timeout { operation: "recv_with", node: accepts.bound_to() }))
     }
 
     /// A receive of a whole message by whoever waits. `hot` may look for a shorter way first.
@@ -397,7 +412,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Truncated`] if the message is longer than `buf`: the error owns the message. [`Error::PeerDied`],
-    /// [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`]; [`Error::Forked`], [`Error::Reentrant`],
+    /// [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Forked`], [`Error::Reentrant`],
     /// [`Error::Closed`].
     #[inline]
     pub fn recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Envelope> {

@@ -1,8 +1,8 @@
 //! Sending.
 
+use super::Node;
 use super::drive::Shared;
 use super::request::Request;
-use super::{Node, way_index};
 use crate::Result;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
@@ -11,7 +11,9 @@ use crate::error::Error;
 use crate::message::outbound::{Outbound, SendOp, Sent, WHOLE_BYTES};
 use crate::transfer::outgoing as transfer;
 use crate::transfer::outgoing::Order;
+use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Incarnation, Link, NodeId, Priority, Push};
+use doorbell_shm::fabric::ShmLink;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
@@ -104,6 +106,9 @@ impl Shared {
         patience: Patience,
     ) -> Result<Begun> {
         let node = outbound.target;
+        if outbound.wants_bulk.load(Ordering::Relaxed) {
+            self.add_bulk(me, outbound);
+        }
         let mut engine = self.enter(me, "send")?;
         // Leaving closes the flag first and ends what is queued then, under the baton: nothing is queued after that.
         self.check()?;
@@ -146,6 +151,19 @@ impl Shared {
         drop(engine);
         self.hand_over();
         Ok(Begun::Queued(op))
+    }
+
+    /// Asks for a bulk ring before the batons are taken: making one may take its time.
+    #[cold]
+    fn add_bulk(&self, me: Token, outbound: &Outbound) {
+        if outbound.wants_bulk.swap(false, Ordering::Relaxed) {
+            let distance = outbound.state.enter(me).and_then(|state| state.link.as_ref().map(ShmLink::distance));
+            let ring = self.ways().rings().take(self.membership(), distance.unwrap_or_default(), || self.regions().next_number());
+            match outbound.state.enter(me) {
+                Some(mut state) => state.set_bulk(ring),
+                None => ring.into_iter().for_each(|ring| self.ways().rings().put(ring)),
+            }
+        }
     }
 
     /// Takes a queued send back. False if it was under way no more: it has ended.
@@ -241,7 +259,7 @@ impl Node {
     /// it returns `Full` instead, so that nodes which all send before they receive do not wait for each other for ever.
     ///
     /// # Errors
-    /// [`Error::Full`]; [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`];
+    /// [`Error::Full`]; [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`];
     /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
     #[inline]
     pub fn send(&self, node: NodeId, tag: u64, bytes: &[u8]) -> Result<()> {
@@ -302,7 +320,7 @@ impl Shared {
     /// The way to a node at normal priority, if there is one already.
     #[inline(always)]
     fn known(&self, node: NodeId) -> Option<&Arc<Outbound>> {
-        self.ways().get(way_index(node, Priority::Normal))?.get()
+        self.ways().known(node, Priority::Normal)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::counter::CounterKey;
 use doorbell_fabric::{Incarnation, NodeId, Payload};
-use doorbell_shm::copies::Distance;
 use doorbell_shm::meeting::{CHUNKS_MAX, Ends, MEETINGS};
 
 /// The smallest chunk a message is cut into, in bytes.
@@ -109,15 +108,11 @@ pub struct RemoteGet {
     pub target: Place,
     /// Whether the target copies, too.
     pub pulls: bool,
-    /// How far away the target found the origin to be, if it could tell.
-    pub distance: Option<Distance>,
 }
 
 /// Control packets are told apart by the upper half of their first word.
 const REMOTE_GET: u64 = 1 << 32;
 const PULLS: u64 = 1 << 40;
-const NEAR: u64 = 1 << 41;
-const FAR: u64 = 1 << 42;
 
 impl RemoteGet {
     /// Bytes on the wire: they fit into a cell.
@@ -127,28 +122,17 @@ impl RemoteGet {
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let [kind, value] = self.target.words();
         let pulls = if self.pulls { PULLS } else { 0 };
-        let distance = match self.distance {
-            None => 0,
-            Some(Distance::Near) => NEAR,
-            Some(Distance::Far) => FAR,
-        };
-        bytes([self.ticket.word() | REMOTE_GET | pulls | distance, kind, value])
+        bytes([self.ticket.word() | REMOTE_GET | pulls, kind, value])
     }
 
     /// From a control packet's payload.
     pub fn decode(payload: Payload<'_>) -> Option<Self> {
         let [head, kind, value] = words(payload)?;
-        if head & !(PULLS | NEAR | FAR) & !0xffff_ffff != REMOTE_GET {
+        if head & !PULLS & !0xffff_ffff != REMOTE_GET {
             return None;
         }
         let ticket = Ticket::from_word(head & 0xffff_ffff)?;
-        let distance = match head & (NEAR | FAR) {
-            0 => None,
-            NEAR => Some(Distance::Near),
-            FAR => Some(Distance::Far),
-            _ => return None,
-        };
-        Some(Self { ticket, target: Place::from_words([kind, value])?, pulls: head & PULLS != 0, distance })
+        Some(Self { ticket, target: Place::from_words([kind, value])?, pulls: head & PULLS != 0 })
     }
 }
 
@@ -243,8 +227,7 @@ mod tests {
             let put = DirectPut { ticket, ends, source: place };
             let decoded = DirectPut::decode(Payload::private(&put.encode()), len);
             prop_assert_eq!(decoded, (ends.chunks() <= CHUNKS_MAX).then_some(put));
-            let distance = [None, Some(Distance::Near), Some(Distance::Far)][ticket.slot as usize % 3];
-            let get = RemoteGet { ticket, target: place, pulls, distance };
+            let get = RemoteGet { ticket, target: place, pulls };
             prop_assert_eq!(Control::decode(Payload::private(&get.encode())), Some(Control::RemoteGet(get)));
             let key = CounterKey { node: NodeId(ticket.slot), incarnation: Incarnation(7), index: 5, generation: len as u32 };
             let lower = Lower { key, bytes: len };

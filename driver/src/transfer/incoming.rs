@@ -6,12 +6,13 @@ use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::{Copy, Place};
 use crate::engine::monitor::Monitor;
+use crate::engine::op::Outcome;
+use crate::error::Error;
 use crate::message::inbound::RecvOp;
 use doorbell_fabric::{Envelope, PRIORITIES, Payload};
 use doorbell_shm::board::{Figure, Record, RecordKind};
-use doorbell_shm::copies::Distance;
 use doorbell_shm::domain::{Membership, PeerInbox};
-use doorbell_shm::meeting::{Claim, End, Meeting, Meetings};
+use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Refusal};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,7 @@ pub enum Sink {
     Nowhere(Option<usize>),
 }
 
-/// How long an origin that broke the rules may take to let go of a buffer.
+/// How long an origin that broke the rules, or can't say so, may take to let go of a buffer.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Bytes of a packet of the smallest lane that there may be.
 const PACKET_LEAST: u64 = 4096;
@@ -179,10 +180,6 @@ impl Incoming {
             return None;
         }
         let len = self.envelope.len;
-        // The origin wrote this line when it began, so the load takes one journey of a line.
-        let began = Instant::now();
-        std::hint::black_box(self.meeting()?.put());
-        let distance = Distance::measured(began.elapsed().as_nanos());
         self.source = match copy {
             Copy::Origin => None,
             // What can't be read goes through the lane.
@@ -193,7 +190,7 @@ impl Incoming {
             _ if receive.patient => local.place(receive.ptr, len),
             _ => Place::Nowhere,
         };
-        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some(), distance })
+        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some() })
     }
 
     fn note(&self, monitor: &Monitor, kind: RecordKind, at: u64, len: u64) {
@@ -292,13 +289,14 @@ impl Incoming {
         // SAFETY: `at + len` lies within the message, for which the buffer is long enough (Sink), and it is ours until the op ends.
         if let Err(error) = unsafe { source.read(at, base.add(at as usize), len) } {
             tracing::debug!(node = self.envelope.source.0, %error, "a chunk of a message can't be read");
-            if source.is_cut() {
-                return Err("the region of a message was truncated");
-            }
             // An origin that is dead will be told of; one that took the message back since has closed already. Otherwise nobody can move
-            // this chunk any more: its origin learns that, and the receive waits for another message.
+            // this chunk any more: its origin learns that, and the receive waits for another message, unless it was the buffer.
             if source.is_alive() {
-                meeting.refuse(u64::from(self.put.ticket.generation));
+                let is_ours = source.can_read_all(at, len);
+                let why = if is_ours { Refusal::Unwritable } else { Refusal::Unreadable };
+                if meeting.refuse(u64::from(self.put.ticket.generation), why) && is_ours {
+                    self.fail_unwritable();
+                }
             }
             self.source = None;
             return Ok(false);
@@ -309,6 +307,20 @@ impl Incoming {
         self.note(monitor, RecordKind::Pull, at, len);
         monitor.tallies.add(Figure::BytesPulled, len);
         Ok(true)
+    }
+
+    /// The system can't write a part of the receive's buffer: it waits for nothing any more. After closing.
+    #[cold]
+    fn fail_unwritable(&self) {
+        let Sink::Receive(receive) = &self.sink else { return };
+        if let Some(Remote::Private(peer, _)) = self.source.as_ref().filter(|_| self.granted) {
+            self.wait_until_let_go(Some(peer), None);
+        }
+        let (len, node, at) = (self.envelope.len, self.envelope.source, receive.ptr);
+        let what = format!(
+            "a message of {len} bytes from node {node} can't be received at {at:p}: the system can't write a part of that memory; receive into other memory"
+        );
+        receive.op.finish(Outcome::Failed(Error::Invalid { what }));
     }
 
     /// The receive counter: what is still to come. At zero the message is complete.
@@ -387,10 +399,14 @@ impl Incoming {
     /// goes on or dies, for the buffer is its to write until then.
     fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>, deadline: Option<Instant>) {
         let Some(meeting) = self.meeting() else { return };
+        let began = Instant::now();
         while deadline.is_none_or(|deadline| Instant::now() < deadline) {
-            let Some(progress) = meeting.progress(self.generation()) else { return };
-            let others = progress.last.saturating_sub(self.claimed);
-            if meeting.put().chunks >= others || !peer.is_some_and(|peer| peer.is_alive()) {
+            let has_let_go = match meeting.progress(self.generation()) {
+                Some(progress) => meeting.put().chunks >= progress.last.saturating_sub(self.claimed),
+                // Somebody wrote over it, or truncated it: nobody will say so any more.
+                None => began.elapsed() >= SETTLE,
+            };
+            if has_let_go || !peer.is_some_and(|peer| peer.is_alive()) {
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));

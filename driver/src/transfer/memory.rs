@@ -82,6 +82,14 @@ impl Remote {
         matches!(self, Self::Region(region, _) if region.is_cut())
     }
 
+    /// Whether all of `len` bytes from `at` on can be read: if so, a copy from there failed at where it went.
+    pub fn can_read_all(&self, at: u64, len: u64) -> bool {
+        match self {
+            Self::Private(peer, address) => peer.reach().is_some_and(|reach| reach.can_read_all(address + at, len as usize)),
+            Self::Region(..) => !self.is_cut(),
+        }
+    }
+
     /// Whether the other end lives, if a copy that failed left that open.
     pub fn is_alive(&self) -> bool {
         match self {

@@ -15,8 +15,7 @@ use doorbell_fabric::{Incarnation, Link, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;
-use doorbell_shm::fabric::ShmLink;
-use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Run};
+use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Refusal, Run};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,8 +27,6 @@ const FIFO_AT_ONCE: u64 = 4 << 20;
 const ANSWER_WITHIN: Duration = Duration::from_micros(50);
 /// A target that has not copied anything for so long computes, or sleeps: the memory FIFO goes on.
 const PULLS_WITHIN: Duration = Duration::from_millis(10);
-/// Messages of this length are moved from both ends whatever the kernel's copy costs: caches do not hold them, nor should a lane.
-const LANE_MOST: usize = 4 << 20;
 /// From this length on the memory FIFO keeps a share of the message after the remote get has come...
 const FIFO_GOES_ON: u64 = 16 << 20;
 /// ...of one chunk in so many of the origin's.
@@ -45,8 +42,8 @@ pub struct Outgoing {
     turns: u32,
     /// Transfers for which somebody waits.
     active: usize,
-    /// A target that broke the rules of a meeting.
-    broken: Option<NodeId>,
+    /// Targets that broke the rules of a meeting.
+    broken: Vec<NodeId>,
     reports: Reports,
     monitor: Arc<Monitor>,
 }
@@ -126,7 +123,7 @@ impl Outgoing {
             from_high,
             turns: 0,
             active: 0,
-            broken: None,
+            broken: Vec::new(),
             reports: Reports::default(),
             monitor,
         }
@@ -245,7 +242,6 @@ impl Outgoing {
         transfer.get = Some(get);
         if let Some(Some(slots)) = self.slots.get_mut(source.index()) {
             slots.way.refused = get.target == Place::Nowhere;
-            slots.way.distance = get.distance.unwrap_or(slots.way.distance);
         }
         transfer.target = Remote::of(get.target, transfer.ends.len, &transfer.peer, local, true);
         true
@@ -259,7 +255,9 @@ impl Outgoing {
         while let Some(transfer) = self.transfers.get_mut(at) {
             if transfer.look() {
                 let transfer = self.transfers.swap_remove(at);
-                self.broken = self.broken.or(transfer.broken.then_some(transfer.out.target));
+                if transfer.broken && !self.broken.contains(&transfer.out.target) {
+                    self.broken.push(transfer.out.target);
+                }
                 self.free(transfer);
             } else {
                 at += 1;
@@ -290,9 +288,9 @@ impl Outgoing {
         ended
     }
 
-    /// A target that broke the rules of a meeting, told once.
-    pub fn take_broken(&mut self) -> Option<NodeId> {
-        self.broken.take()
+    /// Targets that broke the rules of a meeting, told once.
+    pub fn take_broken(&mut self) -> Vec<NodeId> {
+        std::mem::take(&mut self.broken)
     }
 
     /// Whether a transfer that was not answered stands behind one that was, to the same node: its target is at work, and will come to
@@ -359,18 +357,16 @@ impl Outgoing {
     }
 
     /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane.
-    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, link: &mut ShmLink, bytes: *const u8, len: usize) -> bool {
+    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize) -> bool {
         if local.is_in_region(bytes, len) {
             return true;
         }
         let Some(reach) = peer.reach() else { return false };
-        if self.copy != Copy::Auto || reach.is_here() || len >= LANE_MOST {
+        if self.copy != Copy::Auto || reach.is_here() {
             return true;
         }
         let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
-        let way = &mut slots.get_or_insert_default().way;
-        way.distance = link.take_distance().unwrap_or(way.distance);
-        way.is_kernel(cma::toll())
+        slots.get_or_insert_default().way.is_kernel(cma::toll())
     }
 }
 
@@ -402,19 +398,20 @@ impl Transfer {
         }
         if progress.closed {
             // From over there: its receiver took it and wants no more of it, or can't.
-            let refused = self.meeting().is_some_and(|meeting| meeting.is_refused(generation));
-            self.op.finish(if refused { Outcome::Failed(self.unreadable()) } else { Outcome::Sent });
+            let refusal = self.meeting().and_then(|meeting| meeting.refusal(generation));
+            self.op.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
         }
         progress.finished || progress.closed
     }
 
     #[cold]
-    fn unreadable(&self) -> Error {
+    fn refused(&self, why: Refusal) -> Error {
         let (len, node, at) = (self.ends.len, self.out.target, self.bytes);
-        let why = "the system lets no other process read a part of its memory";
-        Error::Invalid {
-            what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}; send a copy of it"),
-        }
+        let why = match why {
+            Refusal::Unreadable => "the system lets no other process read a part of its memory; send a copy of it".to_owned(),
+            Refusal::Unwritable => format!("the system can't write a part of the memory that node {node} receives it into"),
+        };
+        Error::Invalid { what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}") }
     }
 
     /// The send counter: what is still to move. At zero the send is complete.

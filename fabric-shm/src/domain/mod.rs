@@ -105,10 +105,17 @@ pub struct Membership {
     board: Segment,
     identities: [(String, Identity); 2],
     /// What makes this node count as alive; `None` once it left.
-    holds: Mutex<Option<[Option<Hold>; 2]>>,
+    holds: Mutex<Option<Holds>>,
     regions: Arc<Registry>,
     /// What others probe: see [`crate::cma`].
     _beacon: Beacon,
+}
+
+/// What makes a node count as alive. Empty once it [resigned](Membership::resign).
+#[derive(Debug, Default)]
+struct Holds {
+    _board: Option<Hold>,
+    inbox: Option<Hold>,
 }
 
 impl Membership {
@@ -191,7 +198,7 @@ impl Membership {
             inbox,
             board,
             identities: [(board_name, board_identity), (inbox_name, inbox_identity)],
-            holds: Mutex::new(Some([board_hold, inbox_hold])),
+            holds: Mutex::new(Some(Holds { _board: board_hold, inbox: inbox_hold })),
             regions: Arc::default(),
             _beacon: beacon,
         })
@@ -314,12 +321,23 @@ impl Membership {
         drop(self.take_holds());
     }
 
-    fn take_holds(&self) -> Option<[Option<Hold>; 2]> {
+    /// Is dead to the others from now on, as it can't keep up its part: they notice as they notice any death. [`leave`](Self::leave)
+    /// still cleans up, unless a successor has done so. Before this, nothing may be left that could write into a lane: it may be
+    /// another's soon. A second call does nothing.
+    pub fn resign(&self) {
+        if !forked()
+            && let Some(holds) = &mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            *holds = Holds::default();
+        }
+    }
+
+    fn take_holds(&self) -> Option<Holds> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|holds| holds.inbox.is_none())
     }
 
     pub(crate) fn space(&self) -> &Space {
@@ -334,9 +352,20 @@ impl Membership {
         &self.regions
     }
 
-    /// Whether somebody truncated what this node shares with all others, and a page that was gone was touched here.
-    pub fn is_cut(&self) -> bool {
-        self.inbox.is_cut() || self.board.is_cut() || self.directory.is_cut() || self.regions.is_cut()
+    /// Whether somebody truncated this node's inbox: what others send it may be lost. One system call.
+    pub fn is_severed(&self) -> bool {
+        let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        self.inbox.is_cut() || holds.as_ref().is_some_and(|holds| holds.inbox.as_ref().is_some_and(|inbox| !inbox.is_whole()))
+    }
+
+    /// What else of this node somebody truncated, as far as a page that was gone was touched here. Messages go on without it.
+    pub fn truncated(&self) -> Option<&'static str> {
+        let parts = [
+            (self.board.is_cut(), "its board was truncated: its figures are not to be seen"),
+            (self.directory.is_cut(), "the domain's directory was truncated: whoever joins is not seen"),
+            (self.regions.is_cut(), "a region of its own was truncated: what was in it is lost"),
+        ];
+        parts.into_iter().find_map(|(is_cut, what)| is_cut.then_some(what))
     }
 
     fn directory(&self) -> &Directory {

@@ -2,7 +2,8 @@
 
 #[cfg(not(loom))]
 use super::RawMemory;
-use super::{Control, INLINE_BYTES, LaneMemory, data_room, word};
+use super::bulk::{BulkMemory, Drained, IN_BULK};
+use super::{Control, INLINE_BYTES, LaneMemory, word};
 #[cfg(not(loom))]
 use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
@@ -17,11 +18,13 @@ pub struct Consumer<M> {
     memory: M,
     /// Position of the next packet.
     head: u64,
-    /// Position of the next byte in the data ring.
-    data_head: u64,
     /// What the producer was last told.
     head_told: u64,
-    data_head_told: u64,
+    data: Drained,
+    bulk: Option<(BulkMemory, Drained)>,
+    /// The bulk ring that is offered, until that is answered.
+    offered: u64,
+    answered: bool,
     /// Bytes of the last payload that did not fit into its cell.
     last_len: usize,
     refusing: bool,
@@ -39,11 +42,33 @@ pub struct Seen {
     place: Place,
 }
 
+/// Where the payload of the first packet lies.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub enum Place {
+    /// In its cell.
     Inline,
-    /// Position in the data ring.
+    /// At this position of the data ring.
     Data(u64),
+    /// At this position of the bulk ring.
+    Bulk(u64),
+}
+
+/// The first word of the packet that is first in its lane.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstWord(u64);
+
+impl FirstWord {
+    /// Whether the packet is a whole message.
+    #[inline(always)]
+    pub fn is_whole(self) -> bool {
+        (self.0 >> 32) as u8 == PacketKind::Whole as u8
+    }
+
+    /// Bytes of its payload.
+    #[inline(always)]
+    pub fn payload_bytes(self) -> usize {
+        (self.0 >> 40) as usize
+    }
 }
 
 /// What is first in a lane.
@@ -60,7 +85,18 @@ pub enum Peek {
 impl<M: LaneMemory> Consumer<M> {
     /// The reader of a lane that is blank, or was [`reset`](Self::reset).
     pub fn new(memory: M) -> Self {
-        Self { memory, head: 0, data_head: 0, head_told: 0, data_head_told: 0, last_len: usize::MAX, refusing: false }
+        let data = Drained::new(memory.data_bytes());
+        Self {
+            memory,
+            head: 0,
+            head_told: 0,
+            data,
+            bulk: None,
+            offered: 0,
+            answered: false,
+            last_len: usize::MAX,
+            refusing: false,
+        }
     }
 
     /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
@@ -88,33 +124,58 @@ impl<M: LaneMemory> Consumer<M> {
         self.memory.cell_word(self.cell(), word::CHECK).load(Ordering::Acquire)
     }
 
+    /// Looks up to `rounds` times for a packet, and does `between` after each look in vain. What the packet's first word said.
+    #[inline(always)]
+    pub fn watch(&self, rounds: u32, mut between: impl FnMut()) -> Option<FirstWord> {
+        // Acquire: pairs with PUBLISH.
+        let (word, position) = (self.memory.cell_word(self.cell(), word::CHECK), (self.head + 1) as u32);
+        for _ in 0..rounds {
+            let check = word.load(Ordering::Acquire);
+            if check as u32 == position && check >> 32 != 0 {
+                return Some(FirstWord(check));
+            }
+            between();
+        }
+        None
+    }
+
+    /// Where the payload of the first packet lies, of which the first word says that it has `len` bytes. `None` if that is not within the
+    /// lane.
+    #[inline(always)]
+    pub fn place(&self, len: usize, has_total: bool) -> Option<Place> {
+        if len <= INLINE_BYTES && !has_total {
+            return Some(Place::Inline);
+        }
+        let place = self.memory.cell_word(self.cell(), word::PLACE).load(Ordering::Relaxed);
+        if place & IN_BULK != 0 {
+            let (place, (_, ring)) = (place & !IN_BULK, self.bulk.as_ref()?);
+            return ring.holds(place, len).then_some(Place::Bulk(place));
+        }
+        self.data.holds(place, len).then_some(Place::Data(place))
+    }
+
     /// Looks at the first packet, without taking it.
     #[inline(always)]
     pub fn peek(&self) -> Peek {
-        let check = self.first_word();
-        if check as u32 != (self.head + 1) as u32 || check >> 32 == 0 {
-            return Peek::Empty;
-        }
+        self.watch(1, || ()).map_or(Peek::Empty, |first| self.examine(first))
+    }
+
+    /// Looks at the first packet, whose first word was seen since the last was taken.
+    #[inline(always)]
+    pub fn examine(&self, FirstWord(check): FirstWord) -> Peek {
         let cell = self.cell();
         let load = |index| self.memory.cell_word(cell, index).load(Ordering::Relaxed);
         let len = (check >> 40) as usize;
-        let (kind, place, total) = match PacketKind::from_number((check >> 32) as u8) {
-            Some(kind) if len <= INLINE_BYTES && !kind.has_total() => (kind, Place::Inline, len as u64),
-            Some(kind) => {
-                let place = load(word::PLACE);
-                let total = if kind.has_total() { load(word::TOTAL) } else { len as u64 };
-                let ring = self.memory.data_bytes() as u64;
-                let (ahead, offset) = (place.wrapping_sub(self.data_head), place & (ring - 1));
-                if !place.is_multiple_of(64) || ahead > ring || ahead + data_room(len) > ring || offset + len as u64 > ring {
-                    return Peek::Damaged("a packet's payload lies outside the lane");
-                }
-                if total < len as u64 && kind == PacketKind::First {
-                    return Peek::Damaged("a packet is longer than its message");
-                }
-                (kind, Place::Data(place), total)
-            }
-            None => return Peek::Damaged("a packet of unknown kind"),
+        let Some(kind) = PacketKind::from_number((check >> 32) as u8) else {
+            return Peek::Damaged("a packet of unknown kind");
         };
+        let Some(place) = self.place(len, kind.has_total()) else {
+            return Peek::Damaged("a packet's payload lies outside the lane");
+        };
+        let total = if kind.has_total() { load(word::TOTAL) } else { len as u64 };
+        if total < len as u64 && kind == PacketKind::First {
+            return Peek::Damaged("a packet is longer than its message");
+        }
         let sequence = load(word::SEQUENCE);
         let head = PacketHead { kind, tag: load(word::TAG), sequence: sequence as u32, total };
         Peek::Packet(Seen { head, len, stamp: (sequence >> 32) as u32, place })
@@ -138,7 +199,25 @@ impl<M: LaneMemory> Consumer<M> {
             Place::Data(place) => unsafe {
                 self.memory.read_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, dst, seen.len);
             },
+            Place::Bulk(place) => {
+                if let Some((memory, _)) = &self.bulk {
+                    // SAFETY: as above.
+                    unsafe { std::ptr::copy_nonoverlapping(memory.at(place), dst, seen.len) };
+                }
+            }
         }
+    }
+
+    /// The tag of the first packet.
+    #[inline(always)]
+    pub fn tag(&self) -> u64 {
+        self.memory.cell_word(self.cell(), word::TAG).load(Ordering::Relaxed)
+    }
+
+    /// The sequence number of the first packet, unless it bears a time stamp.
+    #[inline(always)]
+    pub fn unstamped_sequence(&self) -> Option<u32> {
+        u32::try_from(self.memory.cell_word(self.cell(), word::SEQUENCE).load(Ordering::Relaxed)).ok()
     }
 
     /// Gives the first packet's place back. `seen` comes from the latest `peek`. True if the producer's bell is to be rung: it
@@ -146,19 +225,24 @@ impl<M: LaneMemory> Consumer<M> {
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, seen: &Seen) -> bool {
+        self.take_from(seen.place, seen.len)
+    }
+
+    /// The same, of `len` bytes that lie at `place`.
+    #[inline(always)]
+    #[must_use]
+    pub fn take_from(&mut self, place: Place, len: usize) -> bool {
         self.head += 1;
         self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
-        if let Place::Data(place) = seen.place {
-            self.data_head = place + data_room(seen.len);
-            self.last_len = seen.len;
-        }
         // Once a quarter lap: the line with these words is the producer's to read, and every store here costs it a miss.
-        if self.head - self.head_told >= self.memory.cell_count() as u64 / 4
-            || self.data_head - self.data_head_told >= self.memory.data_bytes() as u64 / 4
-        {
-            return self.tell();
+        let mut is_due = self.head - self.head_told >= self.memory.cell_count() as u64 / 4;
+        if let Place::Data(place) = place {
+            self.last_len = len;
+            is_due |= self.data.take(place, len);
+        } else if let (Place::Bulk(place), Some((_, ring))) = (place, &mut self.bulk) {
+            is_due |= ring.take(place, len);
         }
-        false
+        is_due && self.tell()
     }
 
     /// Takes the first packet and the parts that follow it, if they are of a message that its sender gave up. For a message that
@@ -193,15 +277,23 @@ impl<M: LaneMemory> Consumer<M> {
 
     /// Whether there is something to tell.
     pub fn has_untold(&self) -> bool {
-        self.head != self.head_told || self.data_head != self.data_head_told
+        let untold = |ring: &Drained| ring.head != ring.told;
+        self.head != self.head_told || untold(&self.data) || self.bulk.as_ref().is_some_and(|(_, ring)| untold(ring))
     }
 
     /// Tells the producer how far this end has read. Release: our reads happen before its next writes there. True if the
     /// producer waits for it.
     pub fn tell(&mut self) -> bool {
         self.memory.control(Control::Head).store(self.head, Ordering::Release);
-        self.memory.control(Control::DataHead).store(self.data_head, Ordering::Release);
-        (self.head_told, self.data_head_told) = (self.head, self.data_head);
+        self.memory.control(Control::DataHead).store(self.data.head, Ordering::Release);
+        (self.head_told, self.data.told) = (self.head, self.data.head);
+        if let Some((_, ring)) = &mut self.bulk {
+            self.memory.control(Control::BulkHead).store(ring.head, Ordering::Release);
+            ring.told = ring.head;
+        } else if !self.answered {
+            // Acquire: what is offered was there before.
+            self.offered = self.memory.control(Control::Bulk).load(Ordering::Acquire);
+        }
         // As with the bell: a producer about to sleep says so, fences for both, and looks at the head once more.
         light_barrier();
         self.memory.control(Control::Waiting).load(Ordering::Relaxed) != 0
@@ -222,6 +314,27 @@ impl<M: LaneMemory> Consumer<M> {
         self.refusing
     }
 
+    /// The number of the region that the producer offers as a bulk ring, until that is answered.
+    #[inline(always)]
+    pub fn offered(&self) -> Option<u32> {
+        if self.offered == 0 { None } else { u32::try_from(self.offered - 1).ok() }
+    }
+
+    /// Answers the offer: from now on packets may lie in this ring. Without one there will be none in this life of the producer.
+    ///
+    /// # Safety
+    /// The memory stays mapped until the lane is [reset](Self::reset) or dropped.
+    #[cold]
+    pub unsafe fn answer(&mut self, ring: Option<BulkMemory>) {
+        let offered = std::mem::take(&mut self.offered);
+        self.answered = true;
+        if let Some(memory) = ring {
+            self.bulk = Some((memory, Drained::new(memory.len())));
+            // Release: pairs with the producer's look, though it only makes it write.
+            self.memory.control(Control::BulkTaken).store(offered, Ordering::Release);
+        }
+    }
+
     /// Who produces here: an incarnation, or 0. A hint, as another process may write it.
     #[inline]
     pub fn owner(&self) -> u64 {
@@ -240,8 +353,12 @@ impl<M: LaneMemory> Consumer<M> {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
         }
-        (self.head, self.data_head) = (0, 0);
-        self.memory.control(Control::Waiting).store(0, Ordering::Relaxed);
+        self.head = 0;
+        self.data = Drained::new(self.memory.data_bytes());
+        (self.bulk, self.offered, self.answered) = (None, 0, false);
+        for control in [Control::Waiting, Control::Bulk, Control::BulkHead, Control::BulkTaken] {
+            self.memory.control(control).store(0, Ordering::Relaxed);
+        }
         self.tell();
         self.refusing = true;
         self.refuse(false);
@@ -258,7 +375,7 @@ impl Consumer<RawMemory> {
     /// that it is still writing.
     #[inline(always)]
     pub fn expected_line(&self) -> Option<*const u8> {
-        let at = (self.data_head & (self.memory.data_bytes() as u64 - 1)) as usize;
+        let at = (self.data.head & (self.memory.data_bytes() as u64 - 1)) as usize;
         (self.last_len <= 64).then(|| self.memory.data_at(at))
     }
 
@@ -268,11 +385,23 @@ impl Consumer<RawMemory> {
     /// `seen` comes from the latest `peek`, and nothing is taken while the payload lives.
     #[inline(always)]
     pub unsafe fn payload(&self, seen: &Seen) -> Payload<'_> {
-        let ptr = match seen.place {
+        // SAFETY: caller.
+        unsafe { self.payload_at(seen.place, seen.len) }
+    }
+
+    /// The same, of `len` bytes at `place`.
+    ///
+    /// # Safety
+    /// `place` is the [place](Self::place) of `len` bytes of the first packet, and nothing is taken while the payload lives.
+    #[inline(always)]
+    pub unsafe fn payload_at(&self, place: Place, len: usize) -> Payload<'_> {
+        let ptr = match place {
             Place::Inline => self.memory.inline_at(self.cell()),
             Place::Data(place) => self.memory.data_at((place & (self.memory.data_bytes() as u64 - 1)) as usize),
+            // Without a ring there is no such place.
+            Place::Bulk(place) => self.bulk.as_ref().map_or(std::ptr::null(), |(memory, _)| memory.at(place)),
         };
-        // SAFETY: peek checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
-        unsafe { Payload::from_raw(ptr, seen.len) }
+        // SAFETY: `place` checked that the bytes lie in the lane, which is mapped as long as its memory (RawMemory::new).
+        unsafe { Payload::from_raw(ptr, len) }
     }
 }

@@ -8,7 +8,7 @@ use crate::hint;
 use crate::layout::{CELL_BYTES, LanePlace};
 use doorbell_fabric::sync::AtomicU64;
 
-/// The control words of a lane. The first three are written by the consumer, the others by the producer.
+/// The control words of a lane. The first five are written by the consumer, the others by the producer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Control {
@@ -18,10 +18,16 @@ pub enum Control {
     DataHead = 1,
     /// Not zero while the consumer takes no more messages from this lane: its pool is full.
     Refused = 2,
+    /// Bytes of the bulk ring read and given back.
+    BulkHead = 3,
+    /// The bulk ring that the consumer has mapped: what was [offered](Control::Bulk).
+    BulkTaken = 4,
     /// The incarnation that produces here; zero when the lane is free to be claimed.
     Owner = 16,
     /// Not zero while the producer waits for room and may be asleep: then it wants its bell rung when there is some.
     Waiting = 17,
+    /// The number of the region, and one, that the producer offers as a bulk ring.
+    Bulk = 18,
 }
 
 /// A lane's memory. What lies behind it may be written by another process at any time.
@@ -178,7 +184,7 @@ impl LaneMemory for RawMemory {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!((Control::Waiting as usize + 1) * 8 <= crate::layout::CONTROL_BYTES);
+const _: () = assert!((Control::Bulk as usize + 1) * 8 <= crate::layout::CONTROL_BYTES);
 
 /// Lane memory that loom watches.
 #[cfg(loom)]

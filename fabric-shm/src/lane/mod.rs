@@ -17,11 +17,13 @@
 //! A producer that dies at any instruction has either published its packet or not; what it wrote without publishing is
 //! never seen. The consumer trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
 
+mod bulk;
 mod consumer;
 mod memory;
 mod producer;
 
-pub use consumer::{Consumer, Peek, Seen};
+pub use bulk::{BULK_BYTES, BULK_LEAST, BulkMemory};
+pub use consumer::{Consumer, FirstWord, Peek, Place, Seen};
 #[cfg(not(loom))]
 pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};

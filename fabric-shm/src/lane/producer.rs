@@ -1,5 +1,6 @@
 //! The end of a lane that writes.
 
+use super::bulk::{BULK_LEAST, BulkMemory, Filled, IN_BULK};
 use super::{Control, INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, data_room, stamp, word};
 use crate::copies::Distance;
 use doorbell_fabric::sync::Ordering;
@@ -24,18 +25,24 @@ pub struct Producer<M> {
     memory: M,
     /// Position of the next packet.
     tail: u64,
-    /// Position of the next byte in the data ring.
-    data_tail: u64,
     /// How far the consumer had read when last looked.
     head_seen: u64,
-    data_head_seen: u64,
+    data: Filled,
+    bulk: Option<Bulk>,
     /// How far the consumer's processor was when last looked.
     distance: Distance,
-    /// Measured since somebody asked.
-    measured: bool,
     waiting: bool,
     /// When a packet that might be offered was last pushed, in ticks.
     pushed_at: u64,
+}
+
+/// A ring that was offered to the consumer.
+struct Bulk {
+    memory: BulkMemory,
+    ring: Filled,
+    offer: u64,
+    /// The consumer has it, too.
+    taken: bool,
 }
 
 impl<M: LaneMemory> Producer<M> {
@@ -46,14 +53,14 @@ impl<M: LaneMemory> Producer<M> {
         // Acquire: pairs with the release of `Consumer::reset`, whose blank cells this producer must not overtake.
         owner.compare_exchange(0, incarnation as u64, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         fault_point!("lane.claimed");
+        let data = Filled::new(memory.data_bytes());
         Some(Self {
             memory,
             tail: 0,
-            data_tail: 0,
             head_seen: 0,
-            data_head_seen: 0,
+            data,
+            bulk: None,
             distance: Distance::default(),
-            measured: false,
             waiting: false,
             pushed_at: 0,
         })
@@ -77,7 +84,13 @@ impl<M: LaneMemory> Producer<M> {
         let packets = len.div_ceil(packet) as u64;
         let fits = |lane: &Self| {
             lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
-                && lane.data_tail - lane.data_head_seen + data_room(len) + packet as u64 <= lane.memory.data_bytes() as u64
+                && match &lane.bulk {
+                    // The last packet may be a short one.
+                    Some(bulk) if bulk.taken && packet >= BULK_LEAST => {
+                        bulk.ring.fits(len, packet) && lane.data.fits(packet, packet)
+                    }
+                    _ => lane.data.fits(len, packet),
+                }
         };
         fits(self) || (self.look_at_head().is_ok() && fits(self))
     }
@@ -95,6 +108,11 @@ impl<M: LaneMemory> Producer<M> {
             self.waiting = waits;
             self.memory.control(Control::Waiting).store(waits as u64, Ordering::Relaxed);
         }
+    }
+
+    /// How far the consumer's processor was when last looked.
+    pub fn distance(&self) -> Distance {
+        self.distance
     }
 
     /// Packets pushed so far.
@@ -120,41 +138,84 @@ impl<M: LaneMemory> Producer<M> {
             }
         }
         let cell = (self.tail & (cells - 1)) as usize;
-        if len <= INLINE_BYTES && !head.kind.has_total() {
+        // SAFETY: `len` bytes are readable (caller).
+        if let Err(push) = unsafe { self.write(cell, bytes, len, head.kind.has_total()) } {
+            return push;
+        }
+        if head.kind.has_total() {
+            self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
+        }
+        self.publish(cell, head.kind, head.tag, head.sequence, len);
+        Push::Done
+    }
+
+    /// A whole message: as [`push`](Self::push), without what only others need. False if there is no room as far as is known: then push it.
+    ///
+    /// # Safety
+    /// As of [`push`](Self::push).
+    #[inline(always)]
+    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
+        let cells = self.memory.cell_count() as u64;
+        if self.tail - self.head_seen >= cells - 1 {
+            return false;
+        }
+        let cell = (self.tail & (cells - 1)) as usize;
+        // SAFETY: `len` bytes are readable (caller).
+        let is_written = unsafe { self.write(cell, bytes, len, false) }.is_ok();
+        if is_written {
+            self.publish(cell, PacketKind::Whole, tag, sequence, len);
+        }
+        is_written
+    }
+
+    /// Writes a payload into a cell, or into the data ring and its place into the cell.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`, and `len` is at most `packet_bytes()`.
+    #[inline(always)]
+    unsafe fn write(&mut self, cell: usize, bytes: *const u8, len: usize, has_total: bool) -> Result<(), Push> {
+        if len <= INLINE_BYTES && !has_total {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { self.write_inline(cell, bytes, len) };
-        } else {
-            let place = match self.reserve(len) {
-                Ok(place) => place,
-                Err(push) => return push,
-            };
-            // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
-            unsafe {
-                self.memory.write_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, bytes, len, self.distance)
-            };
-            if self.is_worth_offering(len) {
-                self.memory.offer_data((place & (self.memory.data_bytes() as u64 - 1)) as usize, len);
-            }
-            self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
-            if head.kind.has_total() {
-                self.memory.cell_word(cell, word::TOTAL).store(head.total, Ordering::Relaxed);
-            }
-            self.data_tail = place + data_room(len);
+            return Ok(());
         }
-        self.memory.cell_word(cell, word::TAG).store(head.tag, Ordering::Relaxed);
+        let place = self.reserve(len)?;
+        if place & IN_BULK != 0 {
+            if let Some(bulk) = &mut self.bulk {
+                let place = place & !IN_BULK;
+                // SAFETY: readable (caller); inside the ring and not yet given to the consumer (reserve).
+                unsafe { std::ptr::copy_nonoverlapping(bytes, bulk.memory.at(place), len) };
+                bulk.ring.tail = place + data_room(len);
+            }
+        } else {
+            let offset = (place & (self.memory.data_bytes() as u64 - 1)) as usize;
+            // SAFETY: as above.
+            unsafe { self.memory.write_data(offset, bytes, len, self.distance) };
+            if self.is_worth_offering(len) {
+                self.memory.offer_data(offset, len);
+            }
+            self.data.tail = place + data_room(len);
+        }
+        self.memory.cell_word(cell, word::PLACE).store(place, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Makes the packet seen whose payload is written.
+    #[inline(always)]
+    fn publish(&mut self, cell: usize, kind: PacketKind, tag: u64, sequence: u32, len: usize) {
+        self.memory.cell_word(cell, word::TAG).store(tag, Ordering::Relaxed);
         let stamp = if STAMPED && self.tail & (STAMP_EVERY - 1) == 0 { stamp() } else { 0 };
-        self.memory.cell_word(cell, word::SEQUENCE).store(head.sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
+        self.memory.cell_word(cell, word::SEQUENCE).store(sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
         fault_point!("lane.written");
         // PUBLISH: release, so that whoever sees this word sees the rest of the cell and the data.
         #[cfg(not(all(loom, planted_bug = "publish")))]
         const PUBLISH: Ordering = Ordering::Release;
         #[cfg(all(loom, planted_bug = "publish"))]
         const PUBLISH: Ordering = Ordering::Relaxed;
-        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, head.kind as u8, len), PUBLISH);
+        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, kind as u8, len), PUBLISH);
         self.tail += 1;
-        self.memory.own_cell((self.tail & (cells - 1)) as usize);
+        self.memory.own_cell((self.tail & (self.memory.cell_count() as u64 - 1)) as usize);
         fault_point!("lane.published");
-        Push::Done
     }
 
     /// Whether the consumer likely waits for these lines. In a stream it is behind, and offering them would only cost time.
@@ -172,7 +233,7 @@ impl<M: LaneMemory> Producer<M> {
     #[inline]
     pub fn own_ahead(&self, len: usize) {
         if len > INLINE_BYTES && len <= OWN_AHEAD_BYTES {
-            self.memory.own_data((self.data_tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
+            self.memory.own_data((self.data.tail & (self.memory.data_bytes() as u64 - 1)) as usize, len);
         }
     }
 
@@ -194,26 +255,30 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    /// Where the next `len` bytes go: at the data tail, or at the ring's start if they would not fit in one piece.
+    /// Where the next `len` bytes go, in the data ring or in the bulk ring.
     #[inline(always)]
     fn reserve(&mut self, len: usize) -> Result<u64, Push> {
-        let ring = self.memory.data_bytes() as u64;
-        let left = ring - (self.data_tail & (ring - 1));
-        let place = if len as u64 <= left { self.data_tail } else { self.data_tail + left };
-        let end = place + data_room(len);
-        if end - self.data_head_seen > ring {
-            match self.look_at_head() {
-                Ok(()) if end - self.data_head_seen <= ring => {}
-                Ok(()) => return Err(Push::Full),
-                Err(down) => return Err(Push::Down(down)),
-            }
+        let place = |lane: &Self| match &lane.bulk {
+            Some(bulk) if bulk.taken && len >= BULK_LEAST => bulk.ring.place(len).map(|place| place | IN_BULK),
+            _ => lane.data.place(len),
+        };
+        if let Some(place) = place(self) {
+            return Ok(place);
         }
-        Ok(place)
+        self.look_at_head().map_err(Push::Down)?;
+        place(self).ok_or(Push::Full)
     }
 
-    /// How far away the consumer is, if that was measured since it was last asked.
-    pub fn take_distance(&mut self) -> Option<Distance> {
-        std::mem::take(&mut self.measured).then_some(self.distance)
+    /// Offers a ring of this process, the region with this number, for long payloads. Once for each lane.
+    ///
+    /// # Safety
+    /// The memory stays mapped, and writable, as long as this producer lives.
+    #[cold]
+    pub unsafe fn offer_bulk(&mut self, memory: BulkMemory, number: u32) {
+        let offer = u64::from(number) + 1;
+        self.bulk = Some(Bulk { memory, ring: Filled::new(memory.len()), offer, taken: false });
+        // Release: the region is there before it is offered.
+        self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }
 
     /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
@@ -228,18 +293,24 @@ impl<M: LaneMemory> Producer<M> {
         if let Some(began) = clock {
             // The consumer wrote this line since we last looked, so the load took one journey of a line.
             if let Some(distance) = Distance::measured(began.elapsed().as_nanos()) {
-                (self.distance, self.measured) = (distance, true);
+                self.distance = distance;
             }
         }
         let data_head = self.memory.control(Control::DataHead).load(HEAD);
-        // As distances: a forged word can at worst look like a full or an empty lane, or it is found out.
-        if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen
-            || data_head.wrapping_sub(self.data_head_seen) > self.data_tail - self.data_head_seen
-        {
+        // As with the data rings: as a distance.
+        if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {
             return Err(LinkDown::Damaged);
         }
         self.head_seen = head;
-        self.data_head_seen = data_head;
+        self.data.see(data_head)?;
+        if let Some(bulk) = &mut self.bulk {
+            if bulk.taken {
+                bulk.ring.see(self.memory.control(Control::BulkHead).load(HEAD))?;
+                bulk.ring.adapt(self.distance);
+            } else {
+                bulk.taken = self.memory.control(Control::BulkTaken).load(HEAD) == bulk.offer;
+            }
+        }
         Ok(())
     }
 }

@@ -231,3 +231,135 @@ fn a_lane_is_claimed_once_until_it_is_reset() {
     assert_eq!(push(&mut second, PacketKind::Whole, 0, b"hello"), Push::Done);
     assert_eq!(pop(&mut consumer).unwrap().1, b"hello");
 }
+
+/// A bulk ring in the heap.
+fn bulk(room: &mut Vec<u8>) -> BulkMemory {
+    // SAFETY: the tests keep the vector as it is for as long as their lanes.
+    unsafe { BulkMemory::new(room.as_mut_ptr(), room.len()) }.unwrap()
+}
+
+#[test]
+fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
+    let block = Block::new(16, 64 << 10);
+    let mut room = vec![0; 256 << 10];
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    let mut consumer = Consumer::new(block.memory());
+    assert_eq!(consumer.offered(), None);
+    // SAFETY: the vector outlives both.
+    unsafe { producer.offer_bulk(bulk(&mut room), 6) };
+    let long = message(1, BULK_LEAST);
+    // Not before the consumer has it.
+    let mut sequence = 0;
+    while consumer.offered().is_none() {
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &long), Push::Done);
+        assert_eq!(pop(&mut consumer).unwrap().1, long);
+        sequence += 1;
+    }
+    assert!(room.iter().all(|byte| *byte == 0));
+    assert_eq!(consumer.offered(), Some(6));
+    // SAFETY: as above.
+    unsafe { consumer.answer(Some(bulk(&mut room))) };
+    assert_eq!(consumer.offered(), None);
+    // More than the ring holds, so that it is gone round several times, and short ones between.
+    for number in 0..200_u32 {
+        let len = [BULK_LEAST, 16 << 10, 7, BULK_LEAST + 13, 100][number as usize % 5];
+        let sent = message(sequence, len);
+        assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &sent), Push::Done, "{number}");
+        assert_eq!(pop(&mut consumer).unwrap().1, sent, "{number}");
+        sequence += 1;
+    }
+    assert!(room.iter().filter(|byte| **byte != 0).count() > room.len() / 2);
+    // As much as there is room for, and no more; everything in order.
+    let mut sent = Vec::new();
+    loop {
+        let next = message(sequence, 16 << 10);
+        match push(&mut producer, PacketKind::Whole, sequence, &next) {
+            Push::Done => sent.push(next),
+            push => break assert_eq!(push, Push::Full),
+        }
+        sequence += 1;
+    }
+    // More than the data ring holds.
+    assert!(sent.len() > 4, "{}", sent.len());
+    for expected in sent {
+        assert_eq!(pop(&mut consumer).unwrap().1, expected);
+    }
+    assert!(pop(&mut consumer).is_none());
+}
+
+#[test]
+fn a_bulk_ring_that_is_declined_or_was_another_lifes_is_not_used() {
+    let block = Block::new(16, 64 << 10);
+    let mut room = vec![0; 64 << 10];
+    for answered in [false, true] {
+        let mut producer = Producer::claim(block.memory(), 1).unwrap();
+        let mut consumer = Consumer::new(block.memory());
+        // SAFETY: the vector outlives both.
+        unsafe { producer.offer_bulk(bulk(&mut room), 0) };
+        let long = message(1, BULK_LEAST);
+        for sequence in 0..40 {
+            assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &long), Push::Done);
+            assert_eq!(pop(&mut consumer).unwrap().1, long);
+            if answered && consumer.offered().is_some() {
+                // SAFETY: no memory.
+                unsafe { consumer.answer(None) };
+            }
+            assert!(!answered || sequence < 20 || consumer.offered().is_none());
+        }
+        assert!(room.iter().all(|byte| *byte == 0));
+        consumer.reset();
+    }
+    let mut next = Consumer::new(block.memory());
+    let _ = next.tell();
+    assert_eq!(next.offered(), None);
+}
+
+#[test]
+fn forged_places_in_a_bulk_ring_are_found_out() {
+    let block = Block::new(16, 64 << 10);
+    let mut room = vec![0; 64 << 10];
+    for with_ring in [false, true] {
+        for place in [1, 3, 64 + 1, (64 << 10) + 1, (56 << 10) + 65, u64::MAX, u64::MAX - 62, 1 << 63 | 1, 33] {
+            let mut producer = Producer::claim(block.memory(), 1).unwrap();
+            let mut consumer = Consumer::new(block.memory());
+            if with_ring {
+                // SAFETY: the vector outlives it.
+                unsafe { consumer.answer(Some(bulk(&mut room))) };
+            }
+            assert_eq!(push(&mut producer, PacketKind::Whole, 0, &message(0, 16 << 10)), Push::Done);
+            block.memory().cell_word(0, word::PLACE).store(place, std::sync::atomic::Ordering::Relaxed);
+            let is_right = with_ring && (place == 1 || place == 65);
+            match consumer.peek() {
+                Peek::Packet(seen) => {
+                    // SAFETY: from the latest peek.
+                    let bytes = unsafe { consumer.payload(&seen) }.to_vec();
+                    assert!(is_right && bytes.iter().all(|byte| *byte == 0));
+                }
+                Peek::Damaged(_) => assert!(!is_right, "{place}"),
+                Peek::Empty => panic!("nothing at {place}"),
+            }
+            consumer.reset();
+        }
+    }
+}
+
+#[test]
+fn a_consumer_that_says_it_read_what_was_not_written_is_found_out() {
+    let block = Block::new(16, 64 << 10);
+    let mut room = vec![0; 64 << 10];
+    let mut producer = Producer::claim(block.memory(), 1).unwrap();
+    // SAFETY: the vector outlives it.
+    unsafe { producer.offer_bulk(bulk(&mut room), 3) };
+    let control = |control, value| block.memory().control(control).store(value, std::sync::atomic::Ordering::Relaxed);
+    control(Control::BulkTaken, 4);
+    control(Control::BulkHead, 1 << 20);
+    let end =
+        (0..100).find_map(|sequence| match push(&mut producer, PacketKind::Whole, sequence, &message(sequence, 16 << 10)) {
+            Push::Done => None,
+            end => Some(end),
+        });
+    // The data ring is full first, and with that it looks: the ring counts as taken, of which nothing can have been read.
+    let end =
+        if end == Some(Push::Full) { push(&mut producer, PacketKind::Whole, 100, &message(0, 16 << 10)) } else { end.unwrap() };
+    assert!(matches!(end, Push::Down(_)), "{end:?}");
+}

@@ -147,8 +147,8 @@ pub(crate) struct Created {
 /// While it exists, the segment's owner counts as alive.
 #[derive(Debug)]
 pub(crate) enum Hold {
-    /// The descriptor that has the lock on the segment's first byte.
-    Posix(HeldFile),
+    /// The open file whose first byte is locked.
+    Posix(posix::PosixFile),
     /// The flag that says so.
     Heap(Arc<AtomicBool>),
 }
@@ -157,8 +157,17 @@ impl Hold {
     /// The descriptor by which the system can be asked who holds it; -1 if there is none.
     pub fn descriptor(&self) -> i32 {
         match self {
-            Self::Posix(file) => file.as_raw_fd(),
+            Self::Posix(file) => file.file().as_raw_fd(),
             Self::Heap(_) => -1,
+        }
+    }
+
+    /// Whether the segment is as long as it was made, and has all its memory: nobody truncated it, not even for a moment. A moment is
+    /// seen on tmpfs only. One system call; if the system does not answer, nothing says that it is not.
+    pub fn is_whole(&self) -> bool {
+        match self {
+            Self::Posix(file) => file.is_whole().unwrap_or(true),
+            Self::Heap(_) => true,
         }
     }
 }
@@ -169,7 +178,7 @@ impl Drop for Hold {
             // Release: who sees the owner dead sees all that it wrote.
             Self::Heap(alive) => alive.store(false, Ordering::Release),
             // To close the descriptor is not enough: a mapping keeps the open file, and so the lock.
-            Self::Posix(file) if !forked() => posix::unlock(file),
+            Self::Posix(file) if !forked() => posix::unlock(file.file()),
             Self::Posix(_) => {}
         }
     }
@@ -191,7 +200,7 @@ impl OpenFile {
         }
     }
 
-    /// Bytes for which there was memory when it was opened: fewer than its length if it has holes.
+    /// Bytes for which there was memory when it was opened: fewer than its length if it has holes, where the file system can tell.
     pub fn reserved(&self) -> u64 {
         match self {
             Self::Posix(file) => file.reserved(),

@@ -11,7 +11,7 @@ use crate::mapping::Mapping;
 use crate::segment::Segment;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FcntlArg, fcntl};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -317,6 +317,13 @@ pub(super) fn is_held_by(file: Identity, pid: libc::pid_t, fd: i32) -> bool {
     })
 }
 
+/// Bytes of a file for which there is memory: fewer than its length if it has holes, which take memory when they are read. Only tmpfs
+/// counts like this: elsewhere blocks are of a disk, compressed or allocated late, and what is read of a hole can be given up again.
+fn reserved(file: &File, found: &Metadata) -> u64 {
+    let is_tmpfs = nix::sys::statfs::fstatfs(file).is_ok_and(|system| system.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC);
+    if is_tmpfs { found.blocks().saturating_mul(512) } else { found.len() }
+}
+
 fn last_holder(file: &File) -> Option<u32> {
     let mut bytes = [0; 11];
     let read = file.read_at(&mut bytes, 0).ok()?;
@@ -357,7 +364,8 @@ impl PosixFile {
             return not_ours(format!("owned by user {}", found.uid()));
         }
         let identity = Identity { device: found.dev(), inode: found.ino() };
-        Ok(Self { file, identity, len: found.len(), reserved: found.blocks().saturating_mul(512) })
+        let reserved = reserved(&file, &found);
+        Ok(Self { file, identity, len: found.len(), reserved })
     }
 
     pub fn file(&self) -> &File {
@@ -366,6 +374,12 @@ impl PosixFile {
 
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Whether it has lost nothing of its length and its memory since it was opened.
+    pub fn is_whole(&self) -> io::Result<bool> {
+        let found = self.file.metadata()?;
+        Ok(found.len() >= self.len && reserved(&self.file, &found) >= self.reserved)
     }
 
     pub fn is_held(&self) -> io::Result<bool> {
@@ -380,7 +394,7 @@ impl PosixFile {
         gated(|| Mapping::new(&self.file, offset, len, writable)).map(Segment::mapped)
     }
 
-    /// Bytes for which there is memory: fewer than its length if it has holes.
+    /// Bytes for which there was memory when it was opened: see [`reserved`].
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
@@ -390,7 +404,7 @@ impl PosixFile {
     }
 
     fn created(self, segment: Segment, owned: bool) -> Created {
-        let hold = owned.then(|| Hold::Posix(self.file));
-        Created { segment, identity: self.identity, hold }
+        let identity = self.identity;
+        Created { segment, identity, hold: owned.then_some(Hold::Posix(self)) }
     }
 }

@@ -14,7 +14,8 @@ pub const LONGEST: usize = 200 << 10;
 
 pub fn echo() {
     let words = Words::inherited();
-    let node = NodeBuilder::from_env().unwrap().id(crate::HONEST).copy(doorbell::Copy::Both).max_nodes(8).join().unwrap();
+    let builder = || NodeBuilder::from_env().unwrap().id(crate::HONEST).copy(doorbell::Copy::Both).max_nodes(8);
+    let mut node = builder().join().unwrap();
     node.wait_for(2, soon()).unwrap();
     words[at::READY].fetch_add(1, SeqCst);
     let mut buf = vec![0; LONGEST];
@@ -25,6 +26,11 @@ pub fn echo() {
             Err(Error::PeerLeft { .. } | Error::PeerDied { .. }) => std::thread::yield_now(),
             // To make memory for loans takes the domain's lock, which others may have.
             Err(Error::Shm(error)) if error.is_retryable() => {}
+            Err(Error::Severed { .. }) if crate::part().0 == "truncate" => {
+                if let Ok(next) = builder().patience(Duration::from_millis(500)).join() {
+                    crate::victim::leave(std::mem::replace(&mut node, next));
+                }
+            }
             Err(_) if crate::part().0 == "truncate" => {}
             Err(error) => panic!("the honest node: {error}"),
         }

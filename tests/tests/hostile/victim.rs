@@ -69,6 +69,9 @@ struct Victim {
     foe: NodeId,
     /// Its own memory is cut off by others: what it holds is not its own any more.
     cut: bool,
+    progress: Progress,
+    /// Nobody can send it anything any more.
+    severed: bool,
 }
 
 /// A panic in whichever thread is the end.
@@ -87,8 +90,7 @@ pub fn stand() {
     let random = Random::new(seed);
     let mut options = random.clone();
     let progress = *options.pick(&[Progress::Adaptive, Progress::Inline, Progress::Poller]);
-    let builder = NodeBuilder::from_env().unwrap().id(crate::VICTIM).progress(progress).pool_bytes(8 * MIB);
-    let node = builder.copy(doorbell::Copy::Both).max_nodes(8).join().unwrap();
+    let node = builder(progress).join().unwrap();
     let (given, secret) = (node.region::<u8>(MIB).unwrap(), node.region::<u8>(MIB).unwrap());
     let private = pattern::bytes(MIB, seed);
     secret.write(0, &private).unwrap();
@@ -98,8 +100,23 @@ pub fn stand() {
     let buf = vec![0; 2 * LONGEST];
     let foe = NodeId(if way == "impersonate" { MADE } else { HOSTILE });
     let cut = way == "truncate";
-    let mut victim =
-        Victim { node, words, random, dog, key: None, counter: None, given, secret, private, echoes: 0, buf, foe, cut };
+    let mut victim = Victim {
+        node,
+        words,
+        random,
+        dog,
+        key: None,
+        counter: None,
+        given,
+        secret,
+        private,
+        echoes: 0,
+        buf,
+        foe,
+        cut,
+        progress,
+        severed: false,
+    };
     victim.node.wait_for(2, Instant::now() + HANG).unwrap();
     victim.words[at::READY].fetch_add(1, SeqCst);
     // Until all are there.
@@ -116,6 +133,11 @@ pub fn stand() {
     let Victim { node, given, secret, .. } = victim;
     drop((given, secret));
     leave(node);
+}
+
+fn builder(progress: Progress) -> NodeBuilder {
+    let builder = NodeBuilder::from_env().unwrap().id(crate::VICTIM).progress(progress).pool_bytes(8 * MIB);
+    builder.copy(doorbell::Copy::Both).max_nodes(8)
 }
 
 /// Leaves; who takes the domain's lock and keeps it can prevent no more than that files are removed.
@@ -137,6 +159,22 @@ impl Victim {
         if self.random.chance(10) {
             self.look(seed);
         }
+        if self.severed {
+            self.join_anew();
+        }
+    }
+
+    /// As another life: whoever truncates may be at it, so it may take several attempts.
+    fn join_anew(&mut self) {
+        self.dog.feed("join anew");
+        let Ok(node) = builder(self.progress).patience(Duration::from_millis(500)).join() else { return };
+        let former = std::mem::replace(&mut self.node, node);
+        self.severed = false;
+        if let (Ok(given), Ok(secret)) = (self.node.region::<u8>(MIB), self.node.region::<u8>(MIB)) {
+            (self.given, self.secret) = (given, secret);
+        }
+        // After its regions: it has been dead to the others since it was cut off.
+        leave(former);
     }
 
     /// Nobody touched what nobody was given.
@@ -184,7 +222,8 @@ impl Victim {
     }
 
     /// What may happen to talk with others when files are cut off.
-    fn excuse(&self, error: &Error) {
+    fn excuse(&mut self, error: &Error) {
+        self.severed |= matches!(error, Error::Severed { .. });
         assert!(!matches!(error, Error::Closed | Error::Forked | Error::Reentrant { .. }), "{error}");
         self.words[at::ECHOES].fetch_add(1, SeqCst);
     }

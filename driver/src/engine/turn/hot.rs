@@ -27,15 +27,25 @@ impl Engine {
             return None;
         }
         let inbound = &mut self.inbound;
-        let mut hot = self.fabric.hot(rounds)?;
-        let seen = hot.first()?;
-        let envelope = hot.envelope(&seen);
+        let mut hot = self.fabric.hot()?;
         let assembly = &mut inbound.assemblies[hot.index()];
+        // What can be asked before there is a message is asked before.
+        let (source, incarnation) = hot.source();
+        if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
+            return None;
+        }
+        let first = hot.watch(rounds)?;
+        if let Some(envelope) = hot.take_whole(first, assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
+            self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            inbound.took(hot.index(), envelope.len);
+            return Some(HotTake::Whole(envelope));
+        }
+        let seen = hot.examine(first)?;
+        let envelope = hot.envelope(&seen);
         if envelope.len > buf.len()
-            || assembly.active.is_some()
             || !matches!(seen.head.kind, PacketKind::Whole | PacketKind::First)
             || envelope.sequence != assembly.expected
-            || !accepts.matches(&envelope)
+            || !accepts.accepts_tag(envelope.tag)
         {
             return None;
         }
@@ -46,10 +56,7 @@ impl Engine {
         {
             return Some(HotTake::Part(op));
         }
-        inbound.turned_away = false;
-        assembly.expected = assembly.expected.wrapping_add(1);
-        inbound.tally.messages += 1;
-        inbound.tally.bytes += envelope.len as u64;
+        inbound.took(hot.index(), envelope.len);
         Some(HotTake::Whole(envelope))
     }
 
@@ -72,15 +79,15 @@ impl Engine {
             return None;
         }
         let inbound = &mut self.inbound;
-        let mut hot = self.fabric.hot(rounds)?;
-        let seen = hot.first()?;
-        let envelope = hot.envelope(&seen);
+        let mut hot = self.fabric.hot()?;
         let assembly = &mut inbound.assemblies[hot.index()];
-        if seen.head.kind != PacketKind::Loan
-            || assembly.active.is_some()
-            || envelope.sequence != assembly.expected
-            || !accepts.matches(&envelope)
-        {
+        let (source, incarnation) = hot.source();
+        if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
+            return None;
+        }
+        let seen = hot.watch(rounds).and_then(|first| hot.examine(first))?;
+        let envelope = hot.envelope(&seen);
+        if seen.head.kind != PacketKind::Loan || envelope.sequence != assembly.expected || !accepts.accepts_tag(envelope.tag) {
             return None;
         }
         let lease = Lease::decode(hot.payload(&seen))?;
@@ -89,10 +96,7 @@ impl Engine {
         let lent = lending.lend(&lease);
         hot.take_into(&seen, &mut []);
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        inbound.turned_away = false;
-        assembly.expected = assembly.expected.wrapping_add(1);
-        inbound.tally.messages += 1;
-        inbound.tally.bytes += lease.len;
+        inbound.took(hot.index(), lease.len as usize);
         Some((Envelope { len: lease.len as usize, ..envelope }, lent))
     }
 }

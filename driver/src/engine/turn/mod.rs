@@ -18,6 +18,7 @@ use crate::message::dispatch::Dispatch;
 use crate::message::inbound::{Direct, Inbound, Nobody};
 use crate::message::outbound::Outbound;
 use crate::message::pool::Pool;
+use crate::message::ways::Ways;
 use crate::node::events::Event;
 use crate::region::table::RegionTable;
 use crate::transfer::Copy;
@@ -28,7 +29,7 @@ use doorbell_fabric::{Fabric, Incarnation};
 use doorbell_shm::board::{Figure, Figures};
 use doorbell_shm::fabric::ShmFabric;
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Looks at the lanes between two looks at transfers.
@@ -55,6 +56,8 @@ pub struct EngineSettings {
     pub fifo_from_high: bool,
     /// The most bytes of memory for loans.
     pub loan_bytes: usize,
+    /// The most bytes of bulk rings.
+    pub bulk_bytes: usize,
 }
 
 /// The state that whoever drives may touch: behind the node's baton.
@@ -72,6 +75,8 @@ pub struct Engine {
     ends: Vec<Option<End>>,
     /// The life of each node that broke the rules.
     damaged: Vec<Option<Incarnation>>,
+    /// This node's inbox was truncated: nothing can be done any more.
+    severed: bool,
     ways: Arc<Ways>,
     /// Changes with every poll: tells the poller that somebody else drives.
     turns: Arc<AtomicU64>,
@@ -91,9 +96,6 @@ pub struct Engine {
     /// Whether threads of the application and the poller take turns.
     adaptive: bool,
 }
-
-/// The ways out, by node and priority.
-pub type Ways = [OnceLock<Arc<Outbound>>];
 
 impl Engine {
     /// An engine over the lanes of one node.
@@ -120,6 +122,7 @@ impl Engine {
             events_dropped: 0,
             ends: (0..nodes).map(|_| None).collect(),
             damaged: vec![None; nodes],
+            severed: false,
             ways,
             turns,
             monitor,
@@ -163,7 +166,7 @@ impl Engine {
         let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
         let (pooled_bytes, pooled_bytes_most) = pool.bytes();
         let mut figures = self.monitor.tallies.read();
-        for way in self.ways.iter().filter_map(OnceLock::get) {
+        for way in self.ways.iter() {
             let (messages, bytes) = way.carried.read();
             figures[Figure::MessagesOut] += messages;
             figures[Figure::BytesOut] += bytes;
@@ -206,17 +209,14 @@ impl Engine {
     /// Takes what arrived, for `direct` first of all that no posted receive accepts. Returns how many packets it took.
     #[inline(always)]
     pub fn poll<D: Direct>(&mut self, direct: &mut D, poller: bool) -> usize {
-        let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false, broken: None };
+        let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false };
         let taken = self.fabric.poll(&mut dispatch, TURN_PACKETS);
         self.by_poller = poller;
         if self.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
             // The poller sleeps on the bell, and this thread looks by itself now: no sender need ring.
             self.fabric.bell().disarm();
         }
-        if let Some((node, reason)) = dispatch.broken {
-            self.on_broken(node, reason);
-        }
-        if !self.inbound.controls.is_empty() {
+        if !self.inbound.news.is_empty() {
             self.obey();
         }
         while let Some(change) = self.fabric.next_change() {
@@ -294,8 +294,14 @@ impl Engine {
 
     /// Ends everything: the node leaves.
     pub fn close(&mut self, me: Token) {
+        self.end_all(me, || Error::Closed);
+        self.sending.clear();
+    }
+
+    /// Ends everything that is pending, and cuts all ways out. False if this thread holds one of them, which is still as it was.
+    pub(super) fn end_all(&mut self, me: Token, error: impl Fn() -> Error) -> bool {
         self.inbound.lenders.end();
-        self.fail_posted(|_| Some(Error::Closed));
+        self.fail_posted(|_| Some(error()));
         for lane in 0..self.inbound.assemblies.len() {
             self.inbound.give_up(lane);
         }
@@ -309,19 +315,21 @@ impl Engine {
         {
             // Nobody writes into its buffer after this.
             self.unpost(&op);
-            op.finish(Outcome::Failed(Error::Closed));
+            op.finish(Outcome::Failed(error()));
         }
-        self.outgoing.fail(None, || Error::Closed);
-        self.fail_posted(|_| Some(Error::Closed));
-        self.sending.clear();
+        self.outgoing.fail(None, &error);
+        self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
-        for way in self.ways.iter().filter_map(OnceLock::get) {
-            if let Some(mut state) = way.state.enter(me) {
-                state.fail(|| Error::Closed);
+        let mut all = true;
+        for way in self.ways.iter() {
+            match way.state.enter(me) {
+                Some(mut state) => state.fail(&error),
+                None => all = false,
             }
         }
         for (_, op) in &self.inbound.watchers {
             op.nudge();
         }
+        all
     }
 }

@@ -7,10 +7,9 @@ use crate::message::Match;
 use crate::message::outbound::{OutState, Outbound};
 use crate::node::events::Event;
 use crate::transfer::incoming::Look;
-use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES};
+use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::fabric::Change;
-use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Events kept for somebody to ask for; the oldest are dropped and counted.
@@ -29,6 +28,9 @@ impl Engine {
         self.checked = Instant::now();
         self.fabric.check_peers();
         self.on_changes();
+        if self.severed {
+            self.resign();
+        }
     }
 
     /// Looks who came and went, if the directory changed.
@@ -53,6 +55,10 @@ impl Engine {
             return Ok(());
         }
         self.glance();
+        if self.severed {
+            state.fail(|| self.severed());
+            return Err(self.severed());
+        }
         let life = state.incarnation;
         if self.fabric.live(outbound.target) != Some(life) {
             // The caller holds this way out, so what is queued here was passed over when the end of its life was noticed.
@@ -61,7 +67,9 @@ impl Engine {
         if self.fabric.live(outbound.target) != Some(wanted) {
             return Err(self.unreachable(outbound.target, Some(wanted)));
         }
-        if state.damaged && life == wanted {
+        if self.is_damaged(outbound.target, wanted) {
+            // The caller holds this way out, so it was passed over when that was noticed.
+            state.fail(|| Error::Damaged { node: outbound.target });
             return Err(Error::Damaged { node: outbound.target });
         }
         match self.fabric.connect(outbound.target, wanted, outbound.priority) {
@@ -81,6 +89,9 @@ impl Engine {
     }
 
     fn never_as_seen(&self, accepts: &Match) -> Option<Error> {
+        if self.severed {
+            return Some(self.severed());
+        }
         let node = accepts.bound_to()?;
         let incarnation = accepts.bound_to_life();
         if node.index() >= self.ends.len() {
@@ -89,7 +100,7 @@ impl Engine {
         if let Some(live) = self.fabric.live(node)
             && incarnation.is_none_or(|wanted| wanted == live)
         {
-            if self.damaged[node.index()] == Some(live) {
+            if self.is_damaged(node, live) {
                 return Some(Error::Damaged { node });
             }
             return None;
@@ -144,6 +155,10 @@ impl Engine {
         // The others of its lanes, too: what it does wrong in one place it may go on doing in another.
         self.fabric.close_lanes(node);
         self.tell(Event::Damaged { node, reason });
+        if let Some(life) = self.fabric.live(node) {
+            // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
+            self.fail_ways(node, life, || Error::Damaged { node });
+        }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
     }
@@ -151,7 +166,13 @@ impl Engine {
     #[cold]
     pub(super) fn on_change(&mut self, change: Change) {
         match change {
-            Change::Cut(node) => self.on_broken(node, "a segment of it was truncated"),
+            Change::Cut(node) => self.on_broken(node, "its inbox was truncated"),
+            Change::Truncated(reason) => self.on_own_damage(reason),
+            Change::Severed => {
+                self.severed = true;
+                self.on_own_damage("its inbox was truncated");
+                self.resign();
+            }
             Change::Joined(node, incarnation) => {
                 self.monitor.record_peer(RecordKind::Joined, node, incarnation);
                 self.tell(Event::Joined { node, incarnation });
@@ -162,14 +183,7 @@ impl Engine {
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
                 self.ends[node.index()] = Some(end);
-                self.outgoing.fail(Some((node, incarnation)), || end.error(node));
-                for way in self.ways[node.index() * PRIORITIES..][..PRIORITIES].iter().filter_map(OnceLock::get) {
-                    if let Some(mut state) = way.state.enter(Token::current())
-                        && state.incarnation == incarnation
-                    {
-                        state.fail(|| end.error(node));
-                    }
-                }
+                self.fail_ways(node, incarnation, || end.error(node));
                 // After its ways out were cut: nothing can be lent to it from here on.
                 let (loans, bytes) = self.lender.drop_holds(node, incarnation);
                 if loans > 0 {
@@ -195,6 +209,52 @@ impl Engine {
                     bound.then(|| end.map_or(Error::NoSuchNode { node }, |end| end.error(node)))
                 });
             }
+        }
+    }
+
+    /// Whether this life of a node broke the rules.
+    fn is_damaged(&self, node: NodeId, life: Incarnation) -> bool {
+        self.damaged.get(node.index()).copied().flatten() == Some(life)
+    }
+
+    /// Ends everything that is on its way to a life of a node, and cuts the ways there. A way that this thread holds is left to
+    /// [`connect`](Self::connect).
+    fn fail_ways(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
+        self.outgoing.fail(Some((node, life)), &error);
+        for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
+            if let Some(mut state) = way.state.enter(Token::current())
+                && state.incarnation == life
+            {
+                state.fail(&error);
+            }
+        }
+    }
+
+    fn on_own_damage(&mut self, reason: &'static str) {
+        let (node, incarnation) = self.me();
+        tracing::warn!(node = node.0, reason, "somebody truncated what this node shares");
+        self.monitor.record_peer(RecordKind::Damaged, node, incarnation);
+        self.tell(Event::Damaged { node, reason });
+    }
+
+    fn me(&self) -> (NodeId, Incarnation) {
+        let membership = self.fabric.membership();
+        (membership.id(), membership.incarnation())
+    }
+
+    fn severed(&self) -> Error {
+        Error::Severed { node: self.me().0 }
+    }
+
+    /// What others sent is lost, and they do not know. So everything ends here, and this node is dead to the others, who know what to do
+    /// then. Again at every look whether the peers live, for what was begun since.
+    #[cold]
+    fn resign(&mut self) {
+        let node = self.me().0;
+        let cut = self.end_all(Token::current(), || Error::Severed { node });
+        self.monitor.counters.end_waits(|| Error::Severed { node });
+        if cut {
+            self.fabric.membership().resign();
         }
     }
 

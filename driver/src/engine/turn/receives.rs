@@ -63,7 +63,7 @@ impl Engine {
                 receive.complete(message.envelope, Payload::private(&message.bytes));
                 return;
             }
-            Some(Pooled::Lent(envelope, lent)) => return receive.complete(envelope, lent.payload()),
+            Some(Pooled::Lent(envelope, lent)) => return receive.complete_loan(envelope, &lent),
             Some(Pooled::Coming(id)) => return self.inbound.attach(id, receive),
             None => {}
         }

@@ -3,8 +3,8 @@
 use super::Engine;
 use crate::engine::baton::Token;
 use crate::error::Error;
+use crate::message::inbound::News;
 use crate::message::outbound::{OutState, Outbound};
-use crate::node::way_index;
 use crate::transfer::descriptor::Control;
 use crate::transfer::incoming::Look;
 use crate::transfer::memory::Local;
@@ -65,6 +65,11 @@ impl Engine {
                 at -= 1;
                 self.sending.swap_remove(at);
             }
+            let (life, broken) = (state.incarnation, std::mem::take(&mut state.damaged));
+            drop(state);
+            if broken && self.fabric.live(outbound.target) == Some(life) {
+                self.on_broken(outbound.target, "it says that it has read what it was not sent");
+            }
         }
         for priority in Priority::ALL {
             self.monitor.tallies.fifo_depth(priority, depths[priority.index()]);
@@ -89,17 +94,18 @@ impl Engine {
         reports
     }
 
-    /// Words of other engines came: direct-put descriptors are injected, counters lowered.
+    /// Words of other engines came: direct-put descriptors are injected, counters lowered. Or somebody broke the rules.
     #[cold]
     pub(super) fn obey(&mut self) {
-        for (source, word) in std::mem::take(&mut self.inbound.controls) {
-            match word {
-                Control::RemoteGet(get) => {
+        for (source, news) in std::mem::take(&mut self.inbound.news) {
+            match news {
+                News::Broken(reason) => self.on_broken(source, reason),
+                News::Control(Control::RemoteGet(get)) => {
                     if !self.outgoing.acknowledge(source, get, &self.local) {
                         tracing::trace!(node = source.0, "a remote get for a transfer that is over");
                     }
                 }
-                Control::Lower(lower) => {
+                News::Control(Control::Lower(lower)) => {
                     // A stale key lowers nothing.
                     let _ = self.monitor.counters.lower_by_key(&lower.key, lower.bytes);
                 }
@@ -138,7 +144,7 @@ impl Engine {
             }
         }
         work += self.outgoing.step(me);
-        if let Some(target) = self.outgoing.take_broken() {
+        for target in self.outgoing.take_broken() {
             self.on_broken(target, "more chunks claimed than the message has, or a meeting named anew");
         }
         work
@@ -167,8 +173,7 @@ impl Engine {
 
     /// A word to another node's engine, at high priority. False if there is no room now.
     pub fn send_control(&mut self, me: Token, node: NodeId, life: Incarnation, word: &[u8]) -> Result<bool, Error> {
-        let Some(slot) = self.ways.get(way_index(node, Priority::High)) else { return Err(Error::NoSuchNode { node }) };
-        let outbound = slot.get_or_init(|| Arc::new(Outbound::new(node, Priority::High))).clone();
+        let Some(outbound) = self.ways.get(node, Priority::High).cloned() else { return Err(Error::NoSuchNode { node }) };
         let Some(mut state) = outbound.state.enter(me) else { return Ok(false) };
         self.connect(&outbound, &mut state, life)?;
         if state.is_started() {
@@ -198,7 +203,9 @@ fn begin(
     order: &Order<'_>,
 ) -> Option<Begun> {
     let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
-    let link = state.link.as_mut()?;
-    let worth = order.len >= RENDEZVOUS_BYTES && outgoing.is_worth(peer, local, link, order.bytes, order.len);
+    let worth = state.link.is_some() && order.len >= RENDEZVOUS_BYTES && outgoing.is_worth(peer, local, order.bytes, order.len);
+    if !worth && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+        outbound.wants_bulk.store(true, Ordering::Relaxed);
+    }
     worth.then(|| outgoing.begin(peer, outbound, state, local, order))
 }

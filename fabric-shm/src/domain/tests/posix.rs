@@ -13,9 +13,18 @@ pub struct Directory(pub PathBuf);
 
 impl Directory {
     pub fn new() -> Self {
+        Self::within(std::env::temp_dir())
+    }
+
+    /// In memory, as segments should be.
+    pub fn in_memory() -> Self {
+        Self::within("/dev/shm".into())
+    }
+
+    fn within(directory: PathBuf) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("doorbell-test-{}-{number}", std::process::id()));
+        let path = directory.join(format!("doorbell-test-{}-{number}", std::process::id()));
         fs::create_dir(&path).unwrap();
         Self(path)
     }

@@ -1,0 +1,45 @@
+//! All ways out of a node.
+
+use crate::message::bulk::BulkRings;
+use crate::message::outbound::Outbound;
+use doorbell_fabric::{NodeId, PRIORITIES, Priority};
+use std::sync::{Arc, OnceLock};
+
+/// The ways out, by node and priority. Each is made when it is first needed, and stays. Thread-safe.
+pub struct Ways {
+    slots: Box<[OnceLock<Arc<Outbound>>]>,
+    rings: Arc<BulkRings>,
+}
+
+impl Ways {
+    /// Ways to so many nodes, with at most so many bytes of bulk rings.
+    pub fn new(nodes: usize, bulk_bytes: usize) -> Self {
+        let slots = (0..nodes * PRIORITIES).map(|_| OnceLock::new()).collect();
+        Self { slots, rings: Arc::new(BulkRings::new(bulk_bytes)) }
+    }
+
+    fn slot(&self, node: NodeId, priority: Priority) -> Option<&OnceLock<Arc<Outbound>>> {
+        self.slots.get(node.index() * PRIORITIES + priority.index())
+    }
+
+    /// The way to a node, if it was made.
+    #[inline(always)]
+    pub fn known(&self, node: NodeId, priority: Priority) -> Option<&Arc<Outbound>> {
+        self.slot(node, priority)?.get()
+    }
+
+    /// The way to a node, made if need be. `None` if no node can have this id.
+    pub fn get(&self, node: NodeId, priority: Priority) -> Option<&Arc<Outbound>> {
+        Some(self.slot(node, priority)?.get_or_init(|| Arc::new(Outbound::new(node, priority, self.rings.clone()))))
+    }
+
+    /// Those that were made.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Outbound>> {
+        self.slots.iter().filter_map(OnceLock::get)
+    }
+
+    /// The bulk rings of all of them.
+    pub fn rings(&self) -> &BulkRings {
+        &self.rings
+    }
+}

@@ -1,0 +1,123 @@
+//! The sending half of one lane.
+
+use crate::copies::Distance;
+use crate::domain::PeerInbox;
+use crate::doorbell::Bell;
+use crate::faults::Faults;
+use crate::lane::{BulkMemory, Producer, RawMemory};
+use crate::region::OwnRegion;
+use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
+use std::sync::Arc;
+
+/// The sending half of one lane.
+pub struct ShmLink {
+    pub(super) producer: Producer<RawMemory>,
+    /// What its bulk ring lies in.
+    pub(super) bulk: Option<OwnRegion>,
+    /// The header page of the target's inbox.
+    pub(super) bell: *mut u8,
+    pub(super) fenced: bool,
+    pub(super) faults: Option<Faults>,
+    pub(super) last_len: usize,
+    pub(super) _inbox: Arc<PeerInbox>,
+}
+
+// SAFETY: `bell` points into the mapping that `_inbox` keeps; it is reached through atomics only.
+unsafe impl Send for ShmLink {}
+
+impl ShmLink {
+    /// The longest message that finds room in an idle lane whatever came before it.
+    #[inline]
+    pub fn most_at_once(&self) -> usize {
+        self.producer.data_bytes() / 2
+    }
+
+    /// Whether a message of `len` bytes in packets of `packet` bytes fits now, as a whole.
+    pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
+        self.producer.has_room(len, packet)
+    }
+
+    /// Says whether messages wait for room on this link: see [`Producer::wait_for_room`].
+    #[inline]
+    pub fn wait_for_room(&mut self, waits: bool) {
+        self.producer.wait_for_room(waits);
+    }
+
+    /// Makes the processor own the lines that a message like the last would fill, while the caller waits for an answer.
+    #[inline]
+    pub fn own_ahead(&self) {
+        self.producer.own_ahead(self.last_len);
+    }
+}
+
+impl ShmLink {
+    /// Offers a region as a bulk ring, once: from then on, if the target takes it, long payloads go there. Gives back one that can't be.
+    pub fn offer_bulk(&mut self, region: OwnRegion) -> Option<OwnRegion> {
+        // SAFETY: the link keeps the region as long as the producer, which is dropped before it.
+        let ring = unsafe { BulkMemory::new(region.ptr(), region.len()) };
+        let (Some(ring), None) = (ring, &self.bulk) else { return Some(region) };
+        // SAFETY: as above; the region is this node's own.
+        unsafe { self.producer.offer_bulk(ring, region.number()) };
+        self.bulk = Some(region);
+        None
+    }
+
+    /// How far away the target's processor was when that was last seen.
+    pub fn distance(&self) -> Distance {
+        self.producer.distance()
+    }
+
+    /// Ends the link, and gives its bulk ring back.
+    pub fn into_bulk(self) -> Option<OwnRegion> {
+        self.bulk
+    }
+}
+
+impl ShmLink {
+    /// A whole message, if there is room as far as is known. False if not: then push it.
+    ///
+    /// # Safety
+    /// It is at most as long as [`packet_bytes`](Link::packet_bytes).
+    #[inline(always)]
+    pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
+        // SAFETY: a slice; its length: caller.
+        let done = self.faults.is_none() && unsafe { self.producer.push_whole(tag, sequence, bytes.as_ptr(), bytes.len()) };
+        if done {
+            self.last_len = bytes.len();
+            // SAFETY: `_inbox` keeps the header page mapped.
+            unsafe { Bell::at(self.bell) }.ring(self.fenced);
+        }
+        done
+    }
+}
+
+impl Link for ShmLink {
+    #[inline]
+    unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
+        // The producer keeps room for it, and whoever gives up does not come again.
+        if head.kind != PacketKind::GivenUp
+            && let Some(faults) = &mut self.faults
+            && faults.full()
+        {
+            return Push::Full;
+        }
+        // SAFETY: caller.
+        let push = unsafe { self.producer.push(head, bytes, len) };
+        if push == Push::Done {
+            self.last_len = len;
+            // SAFETY: `_inbox` keeps the header page mapped.
+            unsafe { Bell::at(self.bell) }.ring(self.fenced);
+        }
+        push
+    }
+
+    #[inline]
+    fn packet_bytes(&self) -> usize {
+        self.producer.packet_bytes()
+    }
+
+    #[inline]
+    fn refused(&self) -> bool {
+        self.producer.refused()
+    }
+}

@@ -1,0 +1,220 @@
+//! Who came and who went, and what that means for their lanes.
+
+use super::hot::Lane;
+use super::{Change, ShmFabric, Slot};
+use crate::domain::PeerInbox;
+use crate::doorbell::Bell;
+use crate::error::ShmError;
+use crate::lane::{BulkMemory, Peek};
+use crate::region::PeerRegion;
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES};
+use std::sync::Arc;
+
+impl ShmFabric {
+    /// Reads nothing more of what the present life of a node publishes: it broke the rules.
+    pub fn close_lanes(&mut self, node: NodeId) {
+        if self.slots.get(node.index()).is_some_and(|slot| !matches!(slot, Slot::Vacant)) {
+            for lane in self.lanes[node.index() * PRIORITIES..][..PRIORITIES].iter_mut() {
+                lane.by_association |= !lane.damaged;
+                lane.damaged = true;
+            }
+        }
+    }
+
+    /// Whether everything that this life of a node published has been delivered, and no more can come.
+    pub fn drained(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        match self.slots.get(node.index()) {
+            Some(Slot::Live(inbox)) => inbox.incarnation() != incarnation,
+            Some(Slot::Closing(closing)) => *closing != incarnation,
+            _ => true,
+        }
+    }
+
+    /// Looks at the directory if it changed. A load where it did not.
+    #[inline]
+    pub fn glance(&mut self) {
+        if self.membership.generation() != self.generation {
+            self.read_directory();
+        }
+    }
+
+    /// Asks of every known peer whether it lives: some 500 ns each.
+    pub fn check_peers(&mut self) {
+        self.glance();
+        if !self.severed && self.membership.is_severed() {
+            self.severed = true;
+            self.reopen();
+            self.changes.push_back(Change::Severed);
+        }
+        let truncated = self.membership.truncated();
+        if self.truncated != truncated {
+            self.truncated = truncated;
+            self.changes.extend(truncated.map(Change::Truncated));
+        }
+        for index in 0..self.slots.len() {
+            let Slot::Live(inbox) = &self.slots[index] else { continue };
+            let inbox = inbox.clone();
+            let lanes = &self.lanes[index * PRIORITIES..][..PRIORITIES];
+            let is_cut = inbox.is_cut() || lanes.iter().any(|lane| lane.bulk.as_ref().is_some_and(PeerRegion::is_cut));
+            if is_cut && !lanes[0].damaged && inbox.id() != self.membership.id() {
+                self.changes.push_back(Change::Cut(inbox.id()));
+                self.close_lanes(inbox.id());
+            }
+            if !inbox.is_alive() {
+                let (node, incarnation) = (inbox.id(), inbox.incarnation());
+                // SAFETY: the peer's header page is mapped as long as `inbox`.
+                let departed = unsafe { Bell::at(inbox.header()) }.departed();
+                self.slots[index] = Slot::Closing(incarnation);
+                self.closing += 1;
+                self.changes.push_back(if departed { Change::Left(node, incarnation) } else { Change::Died(node, incarnation) });
+            }
+        }
+        self.close_drained();
+    }
+
+    /// A producer offers a bulk ring for its lane. One that can't be mapped, or is none, is declined: then long messages take the lane's own.
+    #[cold]
+    pub(super) fn take_bulk_ring(&mut self, index: usize) {
+        let lane = &mut self.lanes[index];
+        let Some(number) = lane.consumer.offered() else { return };
+        let region = self.membership.open_region(lane.source, lane.incarnation, number, false);
+        let region = region.inspect_err(|error| tracing::debug!(node = lane.source.0, %error, "a bulk ring is not taken")).ok();
+        // SAFETY: the lane keeps the region until it is reset.
+        let ring = region.as_ref().and_then(|region| unsafe { BulkMemory::new(region.ptr(), region.len()) });
+        // SAFETY: as above.
+        unsafe { lane.consumer.answer(ring) };
+        lane.bulk = region;
+    }
+
+    #[cold]
+    fn read_directory(&mut self) {
+        // The generation first: what changes while we read brings us here again.
+        self.generation = self.membership.generation();
+        let members = self.membership.members();
+        // Whoever we know and the directory no longer names may have left: ask the kernel, not the directory.
+        if (0..self.slots.len()).any(|index| match &self.slots[index] {
+            Slot::Live(inbox) => !members.iter().any(|m| m.id.index() == index && m.incarnation == inbox.incarnation()),
+            _ => false,
+        }) {
+            self.check_peers();
+        }
+        for index in 0..self.slots.len() {
+            if matches!(self.slots[index], Slot::Vacant) {
+                self.close_unseen(index);
+            }
+        }
+        for member in members {
+            let index = member.id.index();
+            if index >= self.slots.len() || !matches!(self.slots[index], Slot::Vacant) {
+                continue;
+            }
+            match self.membership.open_peer(member.id) {
+                Ok(inbox) if inbox.incarnation() == member.incarnation => self.open_slot(index, inbox),
+                Ok(_) => {}
+                // It died before we looked. It is told of once, though it stays listed until the next node joins.
+                Err(ShmError::NodeDead { incarnation, .. }) => {
+                    if self.told[index] != incarnation {
+                        self.close_slot(index, incarnation, true);
+                    }
+                }
+                Err(error) => tracing::debug!(node = member.id.0, %error, "could not open the inbox of a listed node"),
+            }
+        }
+        self.reopen();
+    }
+
+    fn open_slot(&mut self, index: usize, inbox: PeerInbox) {
+        let inbox = Arc::new(inbox);
+        for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
+            lane.incarnation = inbox.incarnation();
+            lane.producer = Some(inbox.clone());
+        }
+        self.changes.push_back(Change::Joined(inbox.id(), inbox.incarnation()));
+        self.told[index] = inbox.incarnation();
+        self.slots[index] = Slot::Live(inbox);
+    }
+
+    /// A life that came, sent and went between two looks is heard all the same: what it published lies in its lanes.
+    fn close_unseen(&mut self, index: usize) {
+        let lanes = &self.lanes[index * PRIORITIES..][..PRIORITIES];
+        let owners: [u64; PRIORITIES] = std::array::from_fn(|priority| lanes[priority].consumer.owner());
+        if owners == [0; PRIORITIES] {
+            return;
+        }
+        // After the owners: whoever has claimed a lane is listed by then, or has gone. One lane may be the next life's already
+        // while another still holds what the former sent.
+        let listed = self.membership.member(NodeId(index as u16)).map(|member| member.incarnation.0 as u64);
+        let Some(owner) = owners.into_iter().find(|owner| *owner != 0 && Some(*owner) != listed) else { return };
+        match u32::try_from(owner) {
+            Ok(owner) => self.close_slot(index, Incarnation(owner), false),
+            // Nobody of ours writes that.
+            Err(_) => self.lanes[index * PRIORITIES..][..PRIORITIES].iter_mut().for_each(Lane::reset),
+        }
+    }
+
+    /// A life that nobody here has seen is gone, and its lanes are to be read.
+    fn close_slot(&mut self, index: usize, incarnation: Incarnation, died: bool) {
+        let node = NodeId(index as u16);
+        for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
+            lane.incarnation = incarnation;
+        }
+        self.changes.push_back(Change::Joined(node, incarnation));
+        self.changes.push_back(if died { Change::Died(node, incarnation) } else { Change::Left(node, incarnation) });
+        self.told[index] = incarnation;
+        self.slots[index] = Slot::Closing(incarnation);
+        self.closing += 1;
+    }
+
+    /// Makes the list of lanes to look at anew. Small and rare.
+    fn reopen(&mut self) {
+        self.open.clear();
+        for (index, slot) in self.slots.iter().enumerate() {
+            // What is in one's own lanes is nobody's any more once they were cut off.
+            if !matches!(slot, Slot::Vacant) && !self.severed {
+                self.open.extend((0..PRIORITIES).map(|p| index * PRIORITIES + p));
+            }
+        }
+        self.busy.retain(|lane| self.open.contains(lane));
+        for lane in &mut self.lanes {
+            lane.busy = false;
+        }
+        for &lane in &self.busy {
+            self.lanes[lane].busy = true;
+        }
+    }
+
+    /// Frees the lanes of nodes that are gone once all they published was taken.
+    #[cold]
+    pub(super) fn close_drained(&mut self) {
+        if self.closing == 0 {
+            return;
+        }
+        let mut changed = false;
+        for index in 0..self.slots.len() {
+            let Slot::Closing(incarnation) = self.slots[index] else { continue };
+            let lanes = &mut self.lanes[index * PRIORITIES..][..PRIORITIES];
+            let is_drained =
+                |lane: &Lane| lane.damaged || !lane.is_of_known_life() || !matches!(lane.consumer.peek(), Peek::Packet(_));
+            if lanes.iter().all(is_drained) {
+                for lane in lanes {
+                    // A lane that this life never claimed may by now be claimed by the next.
+                    let was_its = lane.consumer.taken() != 0 || lane.consumer.owner() == incarnation.0 as u64;
+                    if was_its || (lane.damaged && !lane.by_association) {
+                        lane.reset();
+                    }
+                    (lane.damaged, lane.by_association) = (false, false);
+                    lane.producer = None;
+                }
+                self.slots[index] = Slot::Vacant;
+                self.closing -= 1;
+                self.changes.push_back(Change::Drained(NodeId(index as u16), incarnation));
+                changed = true;
+            }
+        }
+        if changed {
+            // The next life may be listed already.
+            self.generation = self.generation.wrapping_sub(1);
+            self.reopen();
+        }
+    }
+}

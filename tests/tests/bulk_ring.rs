@@ -1,0 +1,103 @@
+//! Long messages between processes that can't read each other's memory: through a ring of the sender's own.
+
+use doorbell::{Error, Match, Node, NodeBuilder, NodeId};
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::{PATIENCE, soon, until};
+use doorbell_tests::pattern;
+use doorbell_tests::process::{Process, told};
+
+doorbell_tests::roles! {
+    "sends long messages" => sends_long_messages,
+}
+
+/// Lengths of messages: shorter than a packet, of several, of more than a ring.
+const LENGTHS: [usize; 7] = [64 << 10, 100, 9000, 1 << 20, (33 << 10) + 7, 3 << 20, 300_001];
+const MESSAGES: u64 = 70;
+
+/// Starts the sender, and waits until it has joined.
+fn start(domain: &Domain, node: &Node, messages: u64) -> Process {
+    let start = Process::start("sends long messages").tell("DOORBELL_DOMAIN", domain.name()).tell("DOORBELL_NODE", "1");
+    let start = start.tell("DOORBELL_CMA", "off").tell("MESSAGES", messages.to_string());
+    let process = start.go();
+    node.wait_for(2, soon()).unwrap();
+    process
+}
+
+fn length(number: u64) -> usize {
+    LENGTHS[number as usize % LENGTHS.len()]
+}
+
+/// Sends as many as it is told, in turns with answers.
+fn sends_long_messages() {
+    let node = NodeBuilder::from_env().unwrap().join().unwrap();
+    let mut buf = vec![0; 4 << 20];
+    for number in 0..told("MESSAGES").parse().unwrap() {
+        node.send(NodeId(0), number, &pattern::bytes(length(number), number)).unwrap();
+        if number.is_multiple_of(3) {
+            let envelope = node.recv(Match::any().tag(number), &mut buf).unwrap();
+            pattern::check(&buf[..envelope.len], number);
+        }
+    }
+    node.recv(Match::any().tag(u64::MAX), &mut buf).unwrap();
+    node.leave().unwrap();
+}
+
+fn receive(node: &Node, number: u64, buf: &mut [u8]) -> Result<(), Error> {
+    let envelope = node.recv_by(Match::from(NodeId(1)).tag(number), buf, soon())?;
+    assert_eq!(envelope.len, length(number));
+    pattern::check(&buf[..envelope.len], number);
+    if number.is_multiple_of(3) {
+        node.send_by(NodeId(1), number, &buf[..envelope.len], soon())?;
+    }
+    Ok(())
+}
+
+/// Regions of this node that have a name.
+fn regions(domain: &Domain, node: u16) -> usize {
+    let name = format!("{}.{node}.r", domain.prefix());
+    domain.files().iter().filter(|file| file.contains(&name)).count()
+}
+
+#[test]
+fn long_messages_go_through_a_ring_that_their_sender_makes_and_takes_away() {
+    let domain = Domain::new("bulk");
+    let node = Node::builder(domain.name()).id(0).join().unwrap();
+    let process = start(&domain, &node, MESSAGES);
+    let mut buf = vec![0; 4 << 20];
+    for number in 0..MESSAGES {
+        receive(&node, number, &mut buf).unwrap();
+    }
+    assert_eq!(regions(&domain, 1), 1, "{:?}", domain.files());
+    node.send(NodeId(1), u64::MAX, b"").unwrap();
+    process.end_well(PATIENCE);
+    assert_eq!(regions(&domain, 1), 0, "{:?}", domain.files());
+    node.leave().unwrap();
+    domain.assert_empty();
+}
+
+#[test]
+fn a_sender_killed_amid_long_messages_is_told_of_and_its_successor_heard() {
+    let domain = Domain::new("bulk-killed");
+    let node = Node::builder(domain.name()).id(0).join().unwrap();
+    let mut buf = vec![0; 4 << 20];
+    for round in 0..8 {
+        let process = start(&domain, &node, u64::MAX);
+        // At another place in the ring each time.
+        let before = 5 + 3 * round;
+        for number in 0..before {
+            receive(&node, number, &mut buf).unwrap();
+        }
+        process.kill();
+        let end = (before..).find_map(|number| receive(&node, number, &mut buf).err()).unwrap();
+        assert!(matches!(end, Error::PeerDied { node: NodeId(1), .. }), "{end}");
+    }
+    let process = start(&domain, &node, 20);
+    for number in 0..20 {
+        receive(&node, number, &mut buf).unwrap();
+    }
+    node.send(NodeId(1), u64::MAX, b"").unwrap();
+    process.end_well(PATIENCE);
+    until("nothing is left of them", || (regions(&domain, 1) == 0).then_some(()));
+    node.leave().unwrap();
+    domain.assert_empty();
+}
