@@ -2,7 +2,7 @@
 
 use crate::launch::{Outcome, WINDOW};
 use crate::peers::{Peer, Who};
-use crate::plan::{legs, size, title};
+use crate::plan::{Row, legs, size, title};
 use doorbell_peers::order::Work;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
@@ -163,9 +163,15 @@ impl Display for Report<'_> {
                 self.table(f, *work, mood)?;
             }
         }
+        if Row::ALL.iter().flat_map(|row| row.works()).all(|work| self.works.contains(work)) {
+            writeln!(f, "{BEHIND}")?;
+        }
         Ok(())
     }
 }
+
+/// What people found out about rows in which others are ahead.
+const BEHIND: &str = include_str!("../behind.md");
 
 impl Report<'_> {
     fn head(&self, f: &mut Formatter<'_>) -> fmt::Result {
