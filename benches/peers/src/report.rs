@@ -409,7 +409,11 @@ mod tests {
         for round in 0..3 {
             let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
             // In the last round the processors were far apart for longer.
-            let legs = if round < 2 { legs } else { vec![[10.0, 40.0, 41.0, 42.0].map(|ns| seen(ns, if ns < 20.0 { 70.0 } else { 250.0 })).to_vec()] };
+            let legs = if round < 2 {
+                legs
+            } else {
+                vec![[10.0, 40.0, 41.0, 42.0].map(|ns| seen(ns, if ns < 20.0 { 70.0 } else { 250.0 })).to_vec()]
+            };
             findings.add(Who::Doorbell, Work::Rate, round, Ok(Answer { legs, ..Answer::default() }));
         }
         let moods = findings.moods();
