@@ -2,7 +2,7 @@
 
 use crate::launch::{Outcome, WINDOW};
 use crate::peers::{Peer, Who};
-use crate::plan::{legs, size, title};
+use crate::plan::{Row, legs, size, title};
 use doorbell_peers::order::Work;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
@@ -163,9 +163,15 @@ impl Display for Report<'_> {
                 self.table(f, *work, mood)?;
             }
         }
+        if Row::ALL.iter().flat_map(|row| row.works()).all(|work| self.works.contains(work)) {
+            writeln!(f, "{BEHIND}")?;
+        }
         Ok(())
     }
 }
+
+/// What people found out about rows in which others are ahead.
+const BEHIND: &str = include_str!("../behind.md");
 
 impl Report<'_> {
     fn head(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -403,7 +409,11 @@ mod tests {
         for round in 0..3 {
             let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
             // In the last round the processors were far apart for longer.
-            let legs = if round < 2 { legs } else { vec![[10.0, 40.0, 41.0, 42.0].map(|ns| seen(ns, if ns < 20.0 { 70.0 } else { 250.0 })).to_vec()] };
+            let legs = if round < 2 {
+                legs
+            } else {
+                vec![[10.0, 40.0, 41.0, 42.0].map(|ns| seen(ns, if ns < 20.0 { 70.0 } else { 250.0 })).to_vec()]
+            };
             findings.add(Who::Doorbell, Work::Rate, round, Ok(Answer { legs, ..Answer::default() }));
         }
         let moods = findings.moods();

@@ -10,6 +10,7 @@ use crate::transfer::outgoing::{Begun, Order};
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::fabric::ShmLink;
+use doorbell_shm::lane::BULK_LEAST;
 use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,8 +51,9 @@ pub struct OutState {
     sequence: u32,
     queue: VecDeque<SendOp>,
     carried: Arc<Carried>,
+    target: NodeId,
     rings: Arc<BulkRings>,
-    /// There is a bulk ring, or it can't be had.
+    /// A bulk ring was asked for.
     asked: bool,
 }
 
@@ -111,6 +113,7 @@ impl Outbound {
             sequence: 0,
             queue: VecDeque::new(),
             carried: carried.clone(),
+            target,
             rings,
             asked: false,
         };
@@ -131,24 +134,30 @@ pub enum Sent {
 }
 
 impl OutState {
-    /// A long message takes the lane. True if it is time to ask for a bulk ring.
+    /// Whether a bulk ring would be of use, and was not asked for yet: its packets are as long as only a bulk ring's are.
     pub fn is_without_bulk(&self) -> bool {
-        !self.asked && self.link.is_some()
+        let is_long = |link: &ShmLink| PACKET_BYTES.min(link.packet_bytes()) >= BULK_LEAST;
+        !self.asked && self.link.as_ref().is_some_and(is_long)
     }
 
-    /// Gives the lane a bulk ring, or says that there is none to be had.
-    pub fn set_bulk(&mut self, ring: Option<OwnRegion>) {
-        self.asked = true;
-        let refused = match (&mut self.link, ring) {
-            (Some(link), Some(ring)) => link.offer_bulk(ring),
-            (None, ring) => ring,
-            (_, None) => None,
+    /// Asks for a bulk ring, once for each link. False if it is not to be had.
+    pub fn ask_for_bulk(&mut self) -> bool {
+        self.is_without_bulk() && !std::mem::replace(&mut self.asked, true)
+    }
+
+    /// Gives the lane a bulk ring.
+    pub fn set_bulk(&mut self, ring: OwnRegion) {
+        let refused = match &mut self.link {
+            Some(link) => link.offer_bulk(ring),
+            None => Some(ring),
         };
-        refused.into_iter().for_each(|ring| self.rings.put(ring));
+        refused.into_iter().for_each(|ring| self.rings.put(ring, self.target, self.incarnation));
     }
 
     fn cut(&mut self) {
-        self.link.take().and_then(ShmLink::into_bulk).into_iter().for_each(|ring| self.rings.put(ring));
+        if let Some(ring) = self.link.take().and_then(ShmLink::into_bulk) {
+            self.rings.put(ring, self.target, self.incarnation);
+        }
         self.asked = false;
     }
 

@@ -53,7 +53,7 @@ impl NodeBuilder {
             wait: Wait::default(),
             pool_bytes: 64 << 20,
             loan_bytes: 64 << 20,
-            bulk_bytes: 32 << 20,
+            bulk_bytes: 16 << 20,
             patience: Duration::from_secs(10),
             copy: Copy::default(),
             fifo_from_high: false,
@@ -139,9 +139,9 @@ impl NodeBuilder {
         self
     }
 
-    /// How much shared memory this node takes at most for rings by which long messages in private memory go to their targets where the
-    /// kernel's copy is dear; 32 MiB if nothing is said. A ring is made when a target gets its second long message: of 2 MiB, or of 16 MiB
-    /// if the processors share no cache. Targets for which there is none get theirs through the lane's own, smaller ring, more slowly.
+    /// How much shared memory this node takes at most for rings of 4 MiB by which long messages in private memory go to their targets
+    /// where the kernel's copy is dear; 16 MiB if nothing is said. A ring is made when a target gets its second long message, if less than
+    /// an eighth of the free memory is enough for it; targets for which there is none get theirs through the lane's own, smaller ring.
     pub fn bulk_bytes(mut self, limit: usize) -> Self {
         self.bulk_bytes = limit;
         self

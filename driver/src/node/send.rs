@@ -13,7 +13,6 @@ use crate::transfer::outgoing as transfer;
 use crate::transfer::outgoing::Order;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Incarnation, Link, NodeId, Priority, Push};
-use doorbell_shm::fabric::ShmLink;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
@@ -106,8 +105,9 @@ impl Shared {
         patience: Patience,
     ) -> Result<Begun> {
         let node = outbound.target;
-        if outbound.wants_bulk.load(Ordering::Relaxed) {
-            self.add_bulk(me, outbound);
+        // Making one may take its time, which only those have who wait for ever.
+        if outbound.wants_bulk.load(Ordering::Relaxed) && matches!(patience, Patience::Forever) {
+            self.add_bulk(me, outbound)?;
         }
         let mut engine = self.enter(me, "send")?;
         // Leaving closes the flag first and ends what is queued then, under the baton: nothing is queued after that.
@@ -153,17 +153,22 @@ impl Shared {
         Ok(Begun::Queued(op))
     }
 
-    /// Asks for a bulk ring before the batons are taken: making one may take its time.
+    /// Makes a bulk ring, within no baton.
     #[cold]
-    fn add_bulk(&self, me: Token, outbound: &Outbound) {
-        if outbound.wants_bulk.swap(false, Ordering::Relaxed) {
-            let distance = outbound.state.enter(me).and_then(|state| state.link.as_ref().map(ShmLink::distance));
-            let ring = self.ways().rings().take(self.membership(), distance.unwrap_or_default(), || self.regions().next_number());
-            match outbound.state.enter(me) {
-                Some(mut state) => state.set_bulk(ring),
-                None => ring.into_iter().for_each(|ring| self.ways().rings().put(ring)),
-            }
+    fn add_bulk(&self, me: Token, outbound: &Outbound) -> Result<()> {
+        // Not from within a callback, in which this thread holds the engine.
+        drop(self.enter(me, "send")?);
+        let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
+        if !outbound.wants_bulk.swap(false, Ordering::Relaxed) || !state.ask_for_bulk() {
+            return Ok(());
         }
+        drop(state);
+        let lives = |node, life| self.enter(me, "send").is_ok_and(|mut engine| engine.fabric().live(node) == Some(life));
+        let ring = self.ways().rings().take(self.membership(), || self.regions().next_number(), lives);
+        if let (Some(ring), Some(mut state)) = (ring, outbound.state.enter(me)) {
+            state.set_bulk(ring);
+        }
+        Ok(())
     }
 
     /// Takes a queued send back. False if it was under way no more: it has ended.

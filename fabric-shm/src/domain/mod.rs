@@ -340,7 +340,8 @@ impl Membership {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|holds| holds.inbox.is_none())
     }
 
-    pub(crate) fn space(&self) -> &Space {
+    /// Where the segments of its domain live.
+    pub fn space(&self) -> &Space {
         &self.space
     }
 

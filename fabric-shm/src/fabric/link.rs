@@ -1,6 +1,5 @@
 //! The sending half of one lane.
 
-use crate::copies::Distance;
 use crate::domain::PeerInbox;
 use crate::doorbell::Bell;
 use crate::faults::Faults;
@@ -60,11 +59,6 @@ impl ShmLink {
         unsafe { self.producer.offer_bulk(ring, region.number()) };
         self.bulk = Some(region);
         None
-    }
-
-    /// How far away the target's processor was when that was last seen.
-    pub fn distance(&self) -> Distance {
-        self.producer.distance()
     }
 
     /// Ends the link, and gives its bulk ring back.

@@ -82,7 +82,16 @@ impl Filled {
 
     /// Whether `len` bytes fit, in packets of `packet` bytes.
     pub fn fits(&self, len: usize, packet: usize) -> bool {
-        self.tail - self.head_seen + data_room(len) + packet as u64 <= self.used
+        // What was skipped at the end of a lap is not in use.
+        let skipped = if self.tail / self.bytes == self.head_seen / self.bytes { 0 } else { self.bytes - self.used };
+        (self.tail - self.head_seen).saturating_sub(skipped) + data_room(len) + packet as u64 <= self.used
+    }
+
+    /// Whether it takes payloads of this length: a quarter of it at most, so that one of them, the waste at its end and what was read but not
+    /// yet told of always fit together.
+    #[inline(always)]
+    pub fn takes(&self, len: usize) -> bool {
+        len >= BULK_LEAST && len as u64 <= self.used / 4
     }
 
     /// Between processors that share a cache, a part of the ring is enough.

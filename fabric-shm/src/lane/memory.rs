@@ -200,7 +200,7 @@ impl LoomMemory {
     pub fn new(cells: usize, data_bytes: usize) -> Self {
         Self {
             words: (0..cells * word::COUNT).map(|_| AtomicU64::new(0)).collect(),
-            controls: (0..18).map(|_| AtomicU64::new(0)).collect(),
+            controls: (0..=Control::Bulk as usize).map(|_| AtomicU64::new(0)).collect(),
             // One watched byte stands for a whole cache line: enough to see two sides touch it at once.
             data: (0..data_bytes / 64).map(|_| loom::cell::UnsafeCell::new(0)).collect(),
         }

@@ -1,6 +1,6 @@
 //! The end of a lane that writes.
 
-use super::bulk::{BULK_LEAST, BulkMemory, Filled, IN_BULK};
+use super::bulk::{BulkMemory, Filled, IN_BULK};
 use super::{Control, INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, data_room, stamp, word};
 use crate::copies::Distance;
 use doorbell_fabric::sync::Ordering;
@@ -86,7 +86,7 @@ impl<M: LaneMemory> Producer<M> {
             lane.tail - lane.head_seen + packets < lane.memory.cell_count() as u64
                 && match &lane.bulk {
                     // The last packet may be a short one.
-                    Some(bulk) if bulk.taken && packet >= BULK_LEAST => {
+                    Some(bulk) if bulk.taken && bulk.ring.takes(packet) => {
                         bulk.ring.fits(len, packet) && lane.data.fits(packet, packet)
                     }
                     _ => lane.data.fits(len, packet),
@@ -108,11 +108,6 @@ impl<M: LaneMemory> Producer<M> {
             self.waiting = waits;
             self.memory.control(Control::Waiting).store(waits as u64, Ordering::Relaxed);
         }
-    }
-
-    /// How far the consumer's processor was when last looked.
-    pub fn distance(&self) -> Distance {
-        self.distance
     }
 
     /// Packets pushed so far.
@@ -259,7 +254,7 @@ impl<M: LaneMemory> Producer<M> {
     #[inline(always)]
     fn reserve(&mut self, len: usize) -> Result<u64, Push> {
         let place = |lane: &Self| match &lane.bulk {
-            Some(bulk) if bulk.taken && len >= BULK_LEAST => bulk.ring.place(len).map(|place| place | IN_BULK),
+            Some(bulk) if bulk.taken && bulk.ring.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
             _ => lane.data.place(len),
         };
         if let Some(place) = place(self) {

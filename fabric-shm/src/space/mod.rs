@@ -48,6 +48,14 @@ impl Space {
         Self::Heap(Arc::new(HeapSpace::new()))
     }
 
+    /// Bytes that are free in it; `None` if it has no limit, or does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Posix(space) => space.free(),
+            Self::Heap(_) => None,
+        }
+    }
+
     /// The user whose domains these are: part of every name.
     pub(crate) fn uid(&self) -> u32 {
         match self {

@@ -242,7 +242,7 @@ impl PosixSpace {
     }
 
     /// Bytes free for this user; `None` if the file system has no limit or does not say.
-    fn free(&self) -> Option<u64> {
+    pub fn free(&self) -> Option<u64> {
         let stat = nix::sys::statvfs::statvfs(&*self.directory).ok().filter(|stat| stat.blocks() > 0)?;
         Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
