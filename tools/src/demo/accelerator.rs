@@ -6,7 +6,9 @@ use super::script::{
 use crate::exit::Failure;
 use crate::processes::take_name;
 use doorbell::transfer::Side;
-use doorbell::{CounterKey, Error, Event, KEY_BYTES, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait};
+use doorbell::{
+    Copy, CounterKey, Error, Event, KEY_BYTES, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait,
+};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,7 +44,8 @@ pub fn run(args: &AcceleratorArgs) -> Result<(), Failure> {
 }
 
 fn join(args: &AcceleratorArgs) -> Result<Node, Error> {
-    let builder = Node::builder(&args.domain).id(args.node).role(Role::Accelerator).label("demo");
+    // Also where the kernel's copy is dear: this is to be seen.
+    let builder = Node::builder(&args.domain).id(args.node).role(Role::Accelerator).label("demo").copy(Copy::Both);
     builder.progress(args.progress).wait(args.wait).pool_bytes(POOL).join()
 }
 

@@ -4,7 +4,7 @@ use super::accelerator;
 use crate::exit::Failure;
 use crate::guard::Guard;
 use crate::processes::{ended, in_own_group, own_command, signal_group};
-use doorbell::{Error, Node, NodeId, Progress, Role, Space, Wait};
+use doorbell::{Copy, Error, Node, NodeId, Progress, Role, Space, Wait};
 use doorbell_shm::domain::clean;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Pid;
@@ -45,7 +45,8 @@ impl Cast {
         let interruption = Arc::<Interruption>::default();
         interruption.listen()?;
         let guard = Guard::start(&domain)?;
-        let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4);
+        // Also where the kernel's copy is dear: this is to be seen.
+        let builder = Node::builder(&domain).role(Role::Host).label("demo").max_nodes(4).copy(Copy::Both);
         let node = builder.progress(progress).wait(wait).join().map_err(|error| {
             Failure::usage(error, "see with `doorbell info` what this machine lacks, and with `doorbell ls` what is there")
         })?;
