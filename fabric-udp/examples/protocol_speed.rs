@@ -1,7 +1,8 @@
 //! What the protocol itself costs: two endpoints back to back in memory, without a network between them.
 //!
-//! `cargo run --release -p doorbell-udp --example protocol_speed`
+//! `cargo run --release -p doorbell-udp --example protocol_speed`, and with `-- ciphers` behind it: what sealing a datagram costs.
 
+use aws_lc_rs::aead;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Sink, Verdict};
 use doorbell_udp::protocol::{
     Config, DomainKey, Endpoint, Event, LinkConfig, LinkId, Path, Receive, SessionId, Source, Target, Time, TransferId,
@@ -167,7 +168,30 @@ impl Bench {
     }
 }
 
+/// What the cipher was chosen by.
+fn ciphers() {
+    for algorithm in [&aead::AES_256_GCM, &aead::AES_128_GCM, &aead::CHACHA20_POLY1305] {
+        let key = aead::LessSafeKey::new(aead::UnboundKey::new(algorithm, &vec![1; algorithm.key_len()]).expect("a key"));
+        for len in [64, 1400, 65_000] {
+            let mut body = vec![0; len];
+            let rounds = 200_000_000 / (len as u64 + 1000);
+            let start = Instant::now();
+            for number in 0..rounds {
+                let mut nonce = [0; 12];
+                nonce[4..].copy_from_slice(&number.to_le_bytes());
+                let (nonce, head) = (aead::Nonce::assume_unique_for_key(nonce), aead::Aad::from(&[0_u8; 16]));
+                let _tag = key.seal_in_place_separate_tag(nonce, head, &mut body).expect("sealed");
+            }
+            let each = start.elapsed().as_nanos() as f64 / rounds as f64;
+            println!("{algorithm:?} {len:6} bytes: {each:6.0} ns, {:.2} GB/s", len as f64 / each);
+        }
+    }
+}
+
 fn main() {
+    if std::env::args().nth(1).as_deref() == Some("ciphers") {
+        return ciphers();
+    }
     // For a profiler: conversations only.
     if std::env::args().nth(1).as_deref() == Some("turns") {
         let mut bench = Bench::new(std::env::args().nth(2).is_some(), LinkConfig::LOOPBACK);

@@ -227,7 +227,11 @@ impl Direct {
         let mut next = 0;
         while next < runs.len() {
             let together = runs[next..].iter().take(BATCH).take_while(|run| self.is_one_send(run)).count();
-            if together < 2 {
+            let batch = &runs[next..next + together];
+            let many = || calls::send_many(self.as_fd(), batch, |run| self.label(run, run.bytes.len()));
+            // Of an error the call says nothing but that it was the first run's, or another datagram's: that one by itself, then.
+            let count = if together < 2 { 0 } else { many().unwrap_or(0) };
+            if count == 0 {
                 let sent = self.send(&runs[next]);
                 let full = matches!(sent, Sent::Full { .. });
                 told(next, sent);
@@ -237,26 +241,11 @@ impl Direct {
                 next += 1;
                 continue;
             }
-            let batch = &runs[next..next + together];
-            match calls::send_many(self.as_fd(), batch, |run| self.label(run, run.bytes.len())) {
-                Ok(count) => {
-                    self.0.counts.sent[0].add(1);
-                    for run in &batch[..count] {
-                        self.sent(run.bytes.len(), run.segment);
-                        told(next, Sent::Sent);
-                        next += 1;
-                    }
-                }
-                // Of its error the call says nothing but that it was the first run's, or another datagram's: one by one, then.
-                Err(_) => {
-                    let sent = self.send(&runs[next]);
-                    let full = matches!(sent, Sent::Full { .. });
-                    told(next, sent);
-                    if full {
-                        return;
-                    }
-                    next += 1;
-                }
+            self.0.counts.sent[0].add(1);
+            for run in &batch[..count] {
+                self.sent(run.bytes.len(), run.segment);
+                told(next, Sent::Sent);
+                next += 1;
             }
         }
     }

@@ -274,28 +274,6 @@ mod tests {
         assert_eq!(open(0), None, "a key long gone");
     }
 
-    /// `cargo test --release -p doorbell-udp --lib ciphers -- --ignored --nocapture`
-    #[test]
-    #[ignore = "a measurement"]
-    fn what_the_ciphers_cost() {
-        for algorithm in [&AES_256_GCM, &aws_lc_rs::aead::AES_128_GCM, &aws_lc_rs::aead::CHACHA20_POLY1305] {
-            let key = LessSafeKey::new(UnboundKey::new(algorithm, &vec![1; algorithm.key_len()]).unwrap());
-            for len in [64, 1400, 65_000] {
-                let mut body = vec![0; len];
-                let rounds = 200_000_000 / (len as u64 + 1000);
-                let start = std::time::Instant::now();
-                for number in 0..rounds {
-                    let mut nonce = [0; 12];
-                    nonce[4..].copy_from_slice(&number.to_le_bytes());
-                    let nonce = Nonce::assume_unique_for_key(nonce);
-                    let _tag = key.seal_in_place_separate_tag(nonce, Aad::from(&[0u8; 16]), &mut body).unwrap();
-                }
-                let each = start.elapsed().as_nanos() as f64 / rounds as f64;
-                println!("{algorithm:?} {len:6} bytes: {each:6.0} ns, {:.2} GB/s", len as f64 / each);
-            }
-        }
-    }
-
     #[test]
     fn a_session_that_wants_all_covered_takes_nothing_else() {
         let (mut a, mut b) = pair(None, true);
