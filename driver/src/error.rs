@@ -4,6 +4,8 @@ use crate::message::Message;
 use doorbell_fabric::{Incarnation, NodeId};
 #[cfg(not(loom))]
 use doorbell_shm::error::ShmError;
+#[cfg(not(loom))]
+use doorbell_udp::UdpError;
 
 /// Whether an operation that failed may have taken place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +134,10 @@ pub enum Error {
     #[cfg(not(loom))]
     #[error(transparent)]
     Shm(Box<ShmError>),
+    /// The network can't be taken part in.
+    #[cfg(not(loom))]
+    #[error(transparent)]
+    Udp(Box<UdpError>),
 }
 
 /// What is wrong with a key.
@@ -176,6 +182,8 @@ impl Error {
             Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } | Error::LoansOut { .. } => true,
             #[cfg(not(loom))]
             Error::Shm(error) => error.is_retryable(),
+            #[cfg(not(loom))]
+            Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
             _ => false,
         }
     }
@@ -210,9 +218,20 @@ impl From<ShmError> for Error {
     }
 }
 
+#[cfg(not(loom))]
+impl From<UdpError> for Error {
+    fn from(error: UdpError) -> Self {
+        Error::Udp(Box::new(error))
+    }
+}
+
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind;
+        #[cfg(not(loom))]
+        if let Error::Udp(error) = error {
+            return (*error).into();
+        }
         let kind = match &error {
             Error::Full { .. } | Error::LoansOut { .. } => ErrorKind::WouldBlock,
             Error::Timeout { .. } => ErrorKind::TimedOut,

@@ -44,6 +44,8 @@ pub mod counter;
 pub mod engine;
 pub mod error;
 #[cfg(not(loom))]
+pub mod fabrics;
+#[cfg(not(loom))]
 pub mod loan;
 pub mod message;
 #[cfg(not(loom))]
@@ -68,7 +70,11 @@ pub use doorbell_shm::board::{Figure, Figures};
 #[cfg(not(loom))]
 pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
 #[cfg(not(loom))]
+pub use doorbell_udp::{UdpError, port::Kind as PortKind};
+#[cfg(not(loom))]
 pub use engine::poller::Progress;
+#[cfg(not(loom))]
+pub use fabrics::FabricKind;
 #[cfg(not(loom))]
 pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
 #[cfg(not(loom))]

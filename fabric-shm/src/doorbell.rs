@@ -84,6 +84,12 @@ impl Bell {
         self.armed.store(0, Ordering::Relaxed);
     }
 
+    /// Consumer: the word to sleep on by other means than [`sleep`](Self::sleep), as long as it says 1.
+    #[cfg(not(loom))]
+    pub fn word(&self) -> &AtomicU32 {
+        &self.armed
+    }
+
     /// Consumer: sleeps while armed, for `timeout` at most. May return early.
     pub fn sleep(&self, timeout: Duration) {
         self.futex_wait(timeout);

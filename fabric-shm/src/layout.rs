@@ -11,6 +11,7 @@
 
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{NodeId, PRIORITIES, Priority};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::mem::{offset_of, size_of};
 
 /// Bytes of a page. Blocks and segments are multiples of it.
@@ -65,7 +66,7 @@ pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
 pub const CONTROL_BYTES: usize = 256;
 
 /// Raised by whoever changes what shared memory means without changing the numbers hashed below.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// A number that differs when any offset or size differs: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[
@@ -140,6 +141,8 @@ pub struct SegmentHeader {
     node: AtomicU64,
     bytes: AtomicU64,
     flags: AtomicU64,
+    /// A random number that no other segment has: whoever reads it here has opened the segment that another way told of.
+    nonce: AtomicU64,
 }
 
 const _: () = assert!(size_of::<SegmentHeader>() == 128);
@@ -159,6 +162,8 @@ pub struct HeaderFacts {
     pub bytes: usize,
     /// `FLAG_…` bits.
     pub flags: u64,
+    /// The number that no other segment has.
+    pub nonce: u64,
 }
 
 /// Why a segment can't be used.
@@ -222,7 +227,22 @@ impl SegmentHeader {
         header.node.store(node.0 as u64, Ordering::Relaxed);
         header.bytes.store(bytes as u64, Ordering::Relaxed);
         header.flags.store(flags, Ordering::Relaxed);
+        header.nonce.store(RandomState::new().build_hasher().finish(), Ordering::Relaxed);
         header
+    }
+
+    /// The header of a segment of this node's own.
+    ///
+    /// # Safety
+    /// `ptr` is 128-byte aligned, and [`init`](Self::init) made a header there that stays mapped for `'a`.
+    pub unsafe fn at<'a>(ptr: *const u8) -> &'a Self {
+        // SAFETY: caller; atomics need no exclusive access.
+        unsafe { &*ptr.cast() }
+    }
+
+    /// The number that no other segment has.
+    pub fn nonce(&self) -> u64 {
+        self.nonce.load(Ordering::Relaxed)
     }
 
     /// Makes the segment valid. Release: pairs with the acquire load in [`check`](Self::check).
@@ -259,7 +279,8 @@ impl SegmentHeader {
         let incarnation = header.incarnation.load(Ordering::Relaxed);
         match (u16::try_from(node), u32::try_from(incarnation)) {
             (Ok(node), Ok(incarnation)) => {
-                Ok(HeaderFacts { node: NodeId(node), incarnation, bytes, flags: header.flags.load(Ordering::Relaxed) })
+                let (flags, nonce) = (header.flags.load(Ordering::Relaxed), header.nonce.load(Ordering::Relaxed));
+                Ok(HeaderFacts { node: NodeId(node), incarnation, bytes, flags, nonce })
             }
             (Err(_), _) => Err(HeaderFault::Damaged { what: "node id" }),
             (_, Err(_)) => Err(HeaderFault::Damaged { what: "incarnation" }),
@@ -380,7 +401,8 @@ mod tests {
             assert_eq!(SegmentHeader::check(ptr, 256, 256, SegmentKind::Inbox), Err(HeaderFault::NotReady));
             SegmentHeader::init(ptr, SegmentKind::Inbox, NodeId(3), 7, 256, FLAG_FENCE).publish();
             let facts = SegmentHeader::check(ptr, 256, 256, SegmentKind::Inbox).unwrap();
-            assert_eq!(facts, HeaderFacts { node: NodeId(3), incarnation: 7, bytes: 256, flags: FLAG_FENCE });
+            let nonce = facts.nonce;
+            assert_eq!(facts, HeaderFacts { node: NodeId(3), incarnation: 7, bytes: 256, flags: FLAG_FENCE, nonce });
             assert_eq!(
                 SegmentHeader::check(ptr, 256, 255, SegmentKind::Inbox),
                 Err(HeaderFault::TooShort { found: 255, expected: 256 })

@@ -157,6 +157,11 @@ impl OwnRegion {
         self.bytes
     }
 
+    /// Its memory, to be kept mapped for longer than the region is offered.
+    pub fn memory(&self) -> RegionMemory {
+        RegionMemory { segment: self.segment.clone(), bytes: self.bytes, secret: self.secret }
+    }
+
     /// Its number among the regions of this node.
     pub fn number(&self) -> u32 {
         self.number
@@ -204,6 +209,45 @@ impl Drop for OwnRegion {
         {
             tracing::warn!(%error, region = self.number, "a region stays in shared memory until its node leaves");
         }
+    }
+}
+
+/// The memory of a region of this node, for whoever copies on behalf of a peer that can't map it. `Send` and `Sync`. It stays mapped until
+/// the last clone is dropped, whether or not the region is still offered.
+#[derive(Clone, Debug)]
+pub struct RegionMemory {
+    segment: Arc<Segment>,
+    bytes: usize,
+    secret: u64,
+}
+
+impl RegionMemory {
+    /// The first byte, page-aligned and writable. Others may write what it points to at any time. Not there in a forked child.
+    pub fn ptr(&self) -> *mut u8 {
+        // SAFETY: a region is longer than its first page.
+        unsafe { self.segment.ptr().add(DATA_OFFSET) }
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The random number that its keys carry.
+    pub fn secret(&self) -> u64 {
+        self.secret
+    }
+
+    /// As [`OwnRegion::is_live`].
+    pub fn is_live(&self) -> bool {
+        // SAFETY: the first page of the region, mapped as long as `self`, other than in a forked child.
+        !forked() && unsafe { Head::at(self.segment.ptr()) }.state.load(Ordering::Acquire) == LIVE
+    }
+
+    /// As [`PeerRegion::is_cut`].
+    pub fn is_cut(&self) -> bool {
+        self.segment.is_cut()
     }
 }
 

@@ -1,11 +1,12 @@
 //! What a port costs beside bare sockets: two pinned processes on loopback. `cargo run --release -p doorbell-udp --example port_figures`
 //!
-//! Rows are `what bytes value unit`. The bare sockets are those of the floor in `doorbell-benches`.
+//! `hot`, `parked` or `stream` behind `--` measure that alone. Rows are `what bytes value unit`. The bare sockets are those of the floor in
+//! `doorbell-benches`.
 
 use doorbell_benches::clock::{Clock, ticks};
 use doorbell_benches::floor::{Patience, UdpEnd, Way};
 use doorbell_udp::Run;
-use doorbell_udp::port::{Arm, Kind, Options, Park, Port, Sent, open};
+use doorbell_udp::port::{Kind, Options, Park, Port, Sent, open};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
-const ROUNDS: usize = 60_000;
+const ROUNDS: usize = 20_000;
+/// Times that floor and port are measured one after the other, as a machine is faster now and slower then.
+const PAIRS: usize = 15;
 const PARKED_ROUNDS: usize = 4_000;
 const STREAM: Duration = Duration::from_millis(700);
 /// Below every datagram that is part of a measurement.
@@ -24,31 +27,30 @@ fn main() {
     if words.get(1).is_some_and(|word| word == "answer") {
         return answer(&words[2..]);
     }
+    let wanted = |what: &str| words.len() == 1 || words.iter().any(|word| word == what);
     pin(0);
     let clock = Clock::calibrate();
+    for bytes in [8, 64, 1400].into_iter().filter(|_| wanted("hot")) {
+        let one = |_| {
+            let floor = floor_latency(clock, bytes);
+            latency(clock, "plain", "hot", bytes) / floor
+        };
+        let mut ratios: Vec<_> = (0..PAIRS).map(one).collect();
+        ratios.sort_by(f64::total_cmp);
+        row("rtt hot: median", bytes, ratios[PAIRS / 2], "of the floor");
+    }
     for round in 0..3 {
         println!("# round {round}");
-        for bytes in [8, 64, 1400] {
-            floor_latency(clock, bytes);
-            for (kind, arm, gear) in [
-                ("plain", "word", "hot"),
-                ("io_uring", "word", "hot"),
-                ("io_uring", "word", "warm"),
-                ("io_uring", "datagrams", "warm"),
-            ] {
-                latency(clock, kind, arm, gear, bytes);
-            }
-        }
-        for (kind, arm) in [("plain", "word"), ("io_uring", "word"), ("io_uring", "datagrams")] {
-            latency(clock, kind, arm, "parked", 8);
+        for kind in ["plain", "io_uring"].into_iter().filter(|_| wanted("parked")) {
+            latency(clock, kind, "parked", 8);
         }
         for (bytes, way, many) in
             [(1400, Way::CutAndGathered, 46), (60_000, Way::CutAndGathered, 1), (60_000, Way::Single, 1), (64, Way::Single, 1)]
+                .into_iter()
+                .filter(|_| wanted("stream"))
         {
             floor_stream(bytes, way);
-            for (kind, arm, gear) in [("plain", "word", "hot"), ("io_uring", "word", "hot"), ("io_uring", "datagrams", "warm")] {
-                stream(kind, arm, gear, bytes, many);
-            }
+            stream(bytes, many);
         }
     }
 }
@@ -76,10 +78,9 @@ fn quantile(mut samples: Vec<u64>, clock: Clock) -> f64 {
     clock.ns(samples[samples.len() / 2] as f64)
 }
 
-fn port(kind: &str, arm: &str) -> Box<dyn Port> {
+fn port(kind: &str) -> Box<dyn Port> {
     let kind = kind.parse::<Kind>().unwrap();
-    let arm = if arm == "word" { Arm::Word } else { Arm::Datagrams };
-    open(&Options { kind, arm, receive_buffer: 64 << 20, send_buffer: 64 << 20, ..Options::new("127.0.0.1:0".parse().unwrap()) })
+    open(&Options { kind, receive_buffer: 64 << 20, send_buffer: 64 << 20, ..Options::new("127.0.0.1:0".parse().unwrap()) })
         .unwrap()
 }
 
@@ -96,28 +97,21 @@ fn other(words: &[&str]) -> (Child, BufReader<std::process::ChildStdout>, Socket
 fn await_one(port: &mut dyn Port, gear: &str, bell: &AtomicU32) -> Option<(SocketAddr, bool)> {
     loop {
         let mut found = None;
-        match gear {
-            "warm" => while !port.glance() {},
-            "parked" => {
-                port.park(Park { bell, expected: 0, timeout: Duration::from_secs(5), writable: false }).unwrap();
-            }
-            _ => {}
+        if gear == "parked" {
+            port.park(Park { bell, expected: 0, timeout: Duration::from_secs(5), writable: false }).unwrap();
         }
-        port.receive(1, &mut |run| found = Some((run.peer, *run.bytes == *END))).unwrap();
+        port.receive(16, &mut |run| found = Some((run.peer, *run.bytes == *END))).unwrap();
         if found.is_some() {
             return found;
         }
     }
 }
 
-fn latency(clock: Clock, kind: &str, arm: &str, gear: &str, bytes: usize) {
+fn latency(clock: Clock, kind: &str, gear: &str, bytes: usize) -> f64 {
     let rounds = if gear == "parked" { PARKED_ROUNDS } else { ROUNDS };
-    let (mut child, _said, peer) = other(&["latency", kind, arm, gear]);
-    let mut port = port(kind, arm);
+    let (mut child, _said, peer) = other(&["latency", kind, gear]);
+    let mut port = port(kind);
     let bell = AtomicU32::new(0);
-    if gear == "warm" {
-        port.warm().unwrap();
-    }
     let mut message = vec![1; bytes];
     let mut samples = Vec::with_capacity(rounds);
     for _ in 0..rounds {
@@ -128,12 +122,14 @@ fn latency(clock: Clock, kind: &str, arm: &str, gear: &str, bytes: usize) {
     }
     assert_eq!(port.direct().send(&Run { peer, bytes: &mut END.to_vec(), segment: 1 }), Sent::Sent);
     child.wait().unwrap();
-    row(&format!("rtt {gear} {kind} {arm}"), bytes, quantile(samples, clock), "ns");
+    let median = quantile(samples, clock);
+    row(&format!("rtt {gear} {kind}"), bytes, median, "ns");
+    median
 }
 
-fn stream(kind: &str, arm: &str, gear: &str, bytes: usize, many: usize) {
-    let (mut child, mut said, peer) = other(&["stream", kind, arm, gear]);
-    let port = port(kind, arm);
+fn stream(bytes: usize, many: usize) {
+    let (mut child, mut said, peer) = other(&["stream", "plain", "hot"]);
+    let port = port("plain");
     let mut messages = vec![vec![1; bytes * many]; if many == 1 && bytes < 60_000 { 16 } else { 1 }];
     let end = Instant::now() + STREAM;
     let runs: Vec<_> = messages.iter_mut().map(|message| Run { peer, bytes: message, segment: bytes }).collect();
@@ -152,23 +148,19 @@ fn stream(kind: &str, arm: &str, gear: &str, bytes: usize, many: usize) {
     said.read_line(&mut line).unwrap();
     child.wait().unwrap();
     let figures: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
-    let what = format!("stream {gear} {kind} {arm}");
-    row(&what, bytes, figures[0] / figures[1], "GB/s");
-    row(&what, bytes, figures[0] / bytes as f64 / figures[1] * 1e3, "M/s");
-    row(&what, bytes, 100.0 * (1.0 - figures[0] / sent.bytes as f64), "% lost");
-    row(&what, bytes, figures[2], "overflowed");
+    row("stream hot", bytes, figures[0] / figures[1], "GB/s");
+    row("stream hot", bytes, figures[0] / bytes as f64 / figures[1] * 1e3, "M/s");
+    row("stream hot", bytes, 100.0 * (1.0 - figures[0] / sent.bytes as f64), "% lost");
+    row("stream hot", bytes, figures[2], "overflowed");
 }
 
 fn answer(words: &[String]) {
-    let [what, kind, arm, gear] = words else { panic!("what, kind, arm and gear") };
+    let [what, kind, gear] = words else { panic!("what, kind and gear") };
     pin(1);
-    let mut port = port(kind, arm);
+    let mut port = port(kind);
     println!("{}", port.direct().local());
     std::io::stdout().flush().unwrap();
     let bell = AtomicU32::new(0);
-    if gear == "warm" {
-        port.warm().unwrap();
-    }
     if what == "latency" {
         let mut message = vec![1; 2000];
         while let Some((peer, false)) = await_one(&mut *port, gear, &bell) {
@@ -196,7 +188,7 @@ fn answer(words: &[String]) {
 }
 
 /// Both ends in this process tree: a thread stands in for the second process, as the kernel makes no difference.
-fn floor_latency(clock: Clock, bytes: usize) {
+fn floor_latency(clock: Clock, bytes: usize) -> f64 {
     let [ping, pong] = UdpEnd::pair(4 << 20).unwrap();
     let samples = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -205,7 +197,9 @@ fn floor_latency(clock: Clock, bytes: usize) {
         });
         ping.ping(&mut vec![1; bytes], ROUNDS, &patience()).unwrap()
     });
-    row("rtt floor", bytes, quantile(samples, clock), "ns");
+    let median = quantile(samples, clock);
+    row("rtt floor", bytes, median, "ns");
+    median
 }
 
 fn floor_stream(bytes: usize, way: Way) {

@@ -1,11 +1,10 @@
 //! What every port does, whatever it is made of: one list, run over all of them, on real sockets.
 
 use doorbell_udp::Run;
-use doorbell_udp::port::{Arm, Kind, Options, Park, Port, Room, Sent, Statistics, TroubleKind, Woken, open};
+use doorbell_udp::port::{Kind, Options, Park, Port, Room, Sent, Statistics, TroubleKind, Woken, open};
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes. Whatever ends by it has failed, and says so.
@@ -17,10 +16,10 @@ fn loopback() -> Options {
 
 /// Runs a test with each kind of port.
 fn with_each(test: impl Fn(&dyn Fn(Options) -> Box<dyn Port>)) {
-    for (kind, arm) in [(Kind::Uring, Arm::Datagrams), (Kind::Uring, Arm::Word), (Kind::Plain, Arm::Datagrams)] {
-        eprintln!("with {kind}, {arm:?}");
+    for kind in [Kind::Uring, Kind::Plain] {
+        eprintln!("with {kind}");
         test(&|mut options| {
-            (options.kind, options.arm) = (kind, arm);
+            options.kind = kind;
             let port = open(&options).unwrap();
             assert_eq!(port.kind(), kind);
             port
@@ -48,7 +47,7 @@ fn gather(port: &mut dyn Port, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
 }
 
 fn drain(port: &mut dyn Port) {
-    while port.receive(64, &mut |_| {}).unwrap() == 64 {}
+    while port.receive(64, &mut |_| {}).unwrap() > 0 {}
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -70,7 +69,7 @@ fn runs_arrive_intact_in_every_gear() {
             let options = || Options { offload, ..loopback() };
             let (from, mut to) = (open(options()), open(options()));
             let peer = local(&*to);
-            for gear in 0..3 {
+            for parked in [false, true] {
                 for (number, (len, segment)) in [
                     (1, 1),
                     (8, 100),
@@ -84,22 +83,18 @@ fn runs_arrive_intact_in_every_gear() {
                 .into_iter()
                 .enumerate()
                 {
-                    if gear == 1 {
-                        to.warm().unwrap();
-                    }
                     let bytes = pattern(len, number);
                     assert_eq!(from.direct().send(&run(peer, &mut bytes.clone(), segment)), Sent::Sent);
-                    if gear == 2 {
+                    if parked {
                         assert!(park(&mut *to, &AtomicU32::new(0), FOR_EVER).datagram);
                     }
                     let found = gather(&mut *to, len.div_ceil(segment));
                     assert!(found.iter().all(|(peer, _)| *peer == local(&*from)));
                     let found: Vec<_> = found.into_iter().map(|(_, datagram)| datagram).collect();
                     let sent: Vec<_> = bytes.chunks(segment).map(<[u8]>::to_vec).collect();
-                    assert_eq!(found, sent, "{len} bytes in datagrams of {segment}, gear {gear}");
+                    assert_eq!(found, sent, "{len} bytes in datagrams of {segment}, parked: {parked}");
                 }
             }
-            to.hot().unwrap();
             let (sent, received) = (from.direct().statistics().sent, to.direct().statistics().received);
             assert_eq!((sent.datagrams, sent.bytes), (received.datagrams, received.bytes));
             assert_eq!(offload, sent.calls < sent.datagrams, "{sent:?}");
@@ -148,10 +143,28 @@ fn several_runs_go_together() {
 }
 
 #[test]
-fn more_than_there_are_places_for_is_not_lost() {
+fn a_lone_datagram_takes_one_call_and_many_take_few() {
+    with_each(|open| {
+        let (from, to) = (open(loopback()), open(loopback()));
+        let send = || assert_eq!(from.direct().send(&run(local(&*to), &mut [7; 10], 10)), Sent::Sent);
+        let mut room = Room::new(8);
+        let mut look = |budget| to.direct().receive(&mut room, budget, &mut |_| ()).unwrap();
+        for _ in 0..3 {
+            assert_eq!(look(100), 0);
+            (0..161).for_each(|_| send());
+            let before = to.direct().statistics().received.calls;
+            // Nothing was asked that could have delayed the first.
+            assert_eq!([look(100), look(100), look(100), look(100)], [1, 100, 60, 0]);
+            let calls = to.direct().statistics().received.calls - before;
+            assert!(calls < 161 / 4, "{calls} calls");
+        }
+    });
+}
+
+#[test]
+fn more_than_there_is_room_for_is_not_lost() {
     with_each(|open| {
         let (from, mut to) = (open(loopback()), open(loopback()));
-        to.warm().unwrap();
         for round in 0..5 {
             for i in 0..200 {
                 assert_eq!(from.direct().send(&run(local(&*to), &mut pattern(30, i + round), 30)), Sent::Sent);
@@ -174,19 +187,14 @@ fn a_port_nobody_has_is_told_and_harms_nobody() {
     with_each(|open| {
         let (mut from, mut to) = (open(loopback()), open(loopback()));
         let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        for gear in 0..3 {
-            match gear {
-                0 => from.hot().unwrap(),
-                1 => from.warm().unwrap(),
-                _ => {}
-            }
+        for parked in [false, true] {
             for _ in 0..3 {
                 assert_eq!(from.direct().send(&run(nobody, &mut [1; 3000], 1000)), Sent::Sent);
                 // The news of the first is not taken for the fate of the second.
                 assert_eq!(from.direct().send(&run(local(&*to), &mut [2; 10], 10)), Sent::Sent);
                 gather(&mut *to, 1);
             }
-            if gear == 2 {
+            if parked {
                 assert!(park(&mut *from, &AtomicU32::new(0), FOR_EVER).datagram);
             }
             drain(&mut *from);
@@ -197,7 +205,6 @@ fn a_port_nobody_has_is_told_and_harms_nobody() {
             assert_eq!(to.direct().send(&run(local(&*from), &mut [3; 10], 10)), Sent::Sent);
             gather(&mut *from, 1);
         }
-        from.hot().unwrap();
         assert_eq!(park(&mut *from, &AtomicU32::new(0), Duration::from_millis(20)), Woken { timeout: true, ..Woken::default() });
     });
 }
@@ -356,58 +363,86 @@ fn a_bell_in_shared_memory_is_heard_through_another_mapping() {
     });
 }
 
-/// A process that waits, until its test ends, be it by a panic.
-struct Victim(Child);
+/// A port that threads share, and what has come to it. Each parks for a while and then ends.
+struct Helm {
+    port: Mutex<Box<dyn Port>>,
+    bell: AtomicU32,
+    datagrams: AtomicU32,
+    rings: AtomicU32,
+}
 
-impl Victim {
-    fn new() -> (Self, std::os::fd::OwnedFd) {
-        // It reads from a pipe whose other end only this process has, so it also ends if the test is killed.
-        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-        let descriptor = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        (Self(child), descriptor)
+impl Helm {
+    fn is_over(&self) -> bool {
+        self.datagrams.load(Ordering::SeqCst) == EVENTS && self.rings.load(Ordering::SeqCst) == EVENTS
     }
 
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
+    /// Parks up to so many times, and lets others have the port in between.
+    fn park(&self, times: usize) {
+        let mut room = Room::new(2);
+        for _ in 0..times {
+            let mut port = self.port.lock().unwrap();
+            if self.is_over() {
+                return;
+            }
+            let woken = port.park(Park { bell: &self.bell, expected: 1, timeout: FOR_EVER, writable: false }).unwrap();
+            assert!(!woken.timeout, "slept over something: {woken:?}");
+            let mut each = |run: Run<'_>| {
+                // Whoever sends waits for each of them.
+                assert_eq!(run.bytes, self.datagrams.load(Ordering::SeqCst).to_ne_bytes());
+                self.datagrams.fetch_add(1, Ordering::SeqCst);
+            };
+            while port.direct().receive(&mut room, 4, &mut each).unwrap() > 0 {}
+            if self.bell.load(Ordering::SeqCst) == 0 {
+                self.bell.store(1, Ordering::SeqCst);
+                self.rings.fetch_add(1, Ordering::SeqCst);
+            }
+        }
     }
 
-    fn kill_and_wait(&mut self) {
-        self.kill();
-        self.0.wait().unwrap();
+    /// Makes something happen `EVENTS` times, each time before, about when, or after somebody is asleep.
+    fn happen(&self, count: &AtomicU32, event: impl Fn(u32)) {
+        for i in 0..EVENTS {
+            match i % 4 {
+                0 => std::thread::sleep(Duration::from_micros(60)),
+                1 => (0..i).for_each(|_| std::hint::spin_loop()),
+                _ => {}
+            }
+            event(i);
+            let deadline = Instant::now() + FOR_EVER;
+            while count.load(Ordering::SeqCst) == i {
+                assert!(Instant::now() < deadline, "event {i} was lost");
+                std::thread::yield_now();
+            }
+        }
     }
 }
 
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+const EVENTS: u32 = 1000;
 
 #[test]
-fn a_park_ends_with_the_death_of_a_process() {
+fn threads_park_one_after_the_other_and_miss_nothing() {
     with_each(|open| {
-        let mut port = open(loopback());
-        let bell = AtomicU32::new(1);
-        let mut children = Vec::new();
-        for token in 0..3 {
-            let (child, descriptor) = Victim::new();
-            port.watch(token, descriptor).unwrap();
-            children.push(child);
-        }
-        assert!(park(&mut *port, &bell, Duration::from_millis(5)).timeout);
-        assert_eq!(port.fallen(), None);
-        children[1].kill();
-        assert_eq!(park(&mut *port, &bell, FOR_EVER), Woken { death: true, ..Woken::default() });
-        assert_eq!((port.fallen(), port.fallen()), (Some(1), None));
-        // Told once, and the others are still watched; but for one that is not any more.
-        port.forget(0);
-        children[0].kill_and_wait();
-        assert_eq!(park(&mut *port, &bell, Duration::from_millis(20)), Woken { timeout: true, ..Woken::default() });
-        // Without a park, too.
-        children[2].kill_and_wait();
-        assert_eq!(port.fallen(), Some(2));
+        let (from, port) = (open(loopback()).direct().clone(), open(loopback()));
+        let peer = local(&*port);
+        let helm =
+            Helm { port: Mutex::new(port), bell: AtomicU32::new(1), datagrams: AtomicU32::new(0), rings: AtomicU32::new(0) };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                helm.happen(&helm.datagrams, |i| {
+                    assert_eq!(from.send(&run(peer, &mut i.to_ne_bytes(), 4)), Sent::Sent);
+                });
+            });
+            scope.spawn(|| helm.happen(&helm.rings, |_| ring(&helm.bell)));
+            for thread in 0..4 {
+                let helm = &helm;
+                scope.spawn(move || {
+                    // A thread that ended while another is parked took nothing with it.
+                    while !helm.is_over() {
+                        std::thread::scope(|scope| drop(scope.spawn(|| helm.park(10 * thread + 1))));
+                    }
+                });
+            }
+        });
     });
 }
 
@@ -428,14 +463,9 @@ fn what_another_thread_took_wakes_nobody() {
         let (from, mut to) = (open(loopback()), open(loopback()));
         let (bell, peer) = (AtomicU32::new(1), local(&*to));
         let mut room = Room::new(1);
-        for from_gear in 0..3 {
-            match from_gear {
-                0 => to.hot().unwrap(),
-                1 => {
-                    to.warm().unwrap();
-                    to.hot().unwrap();
-                }
-                _ => assert!(park(&mut *to, &bell, Duration::from_millis(1)).timeout),
+        for parked in [false, true] {
+            if parked {
+                assert!(park(&mut *to, &bell, Duration::from_millis(1)).timeout);
             }
             assert_eq!(from.direct().send(&run(peer, &mut [9; 20], 20)), Sent::Sent);
             let direct = to.direct().clone();
@@ -445,27 +475,8 @@ fn what_another_thread_took_wakes_nobody() {
                     .join()
                     .unwrap()
             });
-            assert_eq!(taken, 1, "the poller's end kept it to itself, from gear {from_gear}");
+            assert_eq!(taken, 1, "the park kept it to itself, parked: {parked}");
             assert_eq!(park(&mut *to, &bell, Duration::from_millis(20)), Woken { timeout: true, ..Woken::default() });
-        }
-    });
-}
-
-#[test]
-fn a_glance_sees_what_came() {
-    with_each(|open| {
-        let (from, mut to) = (open(loopback()), open(loopback()));
-        to.warm().unwrap();
-        for i in 0..100 {
-            if to.kind() == Kind::Uring {
-                drain(&mut *to);
-                assert!(!to.glance());
-            }
-            assert_eq!(from.direct().send(&run(local(&*to), &mut [i; 20], 20)), Sent::Sent);
-            while !to.glance() {
-                std::hint::spin_loop();
-            }
-            assert_eq!(gather(&mut *to, 1)[0].1, [i; 20]);
         }
     });
 }
@@ -572,21 +583,16 @@ fn many_threads_send_and_receive_on_one_socket() {
 #[test]
 fn the_address_is_free_after_the_port_is_gone() {
     with_each(|open| {
-        for gear in 0..3 {
+        for parked in [false, true] {
             let mut port = open(loopback());
             let address = local(&*port);
-            std::thread::scope(|scope| {
-                scope.spawn(|| match gear {
-                    0 => {}
-                    1 => port.warm().unwrap(),
-                    _ => assert!(park(&mut *port, &AtomicU32::new(1), Duration::from_millis(1)).timeout),
-                });
-            });
-            // By another thread than the one that used the ring.
+            if parked {
+                assert!(park(&mut *port, &AtomicU32::new(1), Duration::from_millis(1)).timeout);
+            }
             drop(port);
             let deadline = Instant::now() + Duration::from_secs(20);
             while UdpSocket::bind(address).is_err() {
-                assert!(Instant::now() < deadline, "gear {gear}: {address} is still in use");
+                assert!(Instant::now() < deadline, "parked: {parked}; {address} is still in use");
                 std::thread::yield_now();
             }
         }

@@ -1,7 +1,7 @@
 //! A port in its stride takes no memory from the heap.
 
 use doorbell_udp::Run;
-use doorbell_udp::port::{Arm, Kind, Options, Park, Port, Sent, open};
+use doorbell_udp::port::{Kind, Options, Park, Port, Sent, open};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -33,38 +33,34 @@ fn exchange(from: &dyn Port, to: &mut dyn Port) {
     let mut bytes = [[1; 5000]; 8];
     let [one, rest @ ..] = &mut bytes;
     let runs = rest.each_mut().map(|bytes| Run { peer, bytes, segment: 1000 });
-    for gear in 0..3 {
-        if gear == 1 {
-            to.warm().unwrap();
-        }
+    for parked in [false, true] {
         assert_eq!(from.direct().send(&Run { peer, bytes: &mut one[..], segment: 1000 }), Sent::Sent);
         from.direct().send_all(&runs, &mut |_, sent| assert_eq!(sent, Sent::Sent));
         let mut came = 0;
         while came < 40_000 {
-            if gear == 2 {
+            if parked {
                 let park = Park { bell: &bell, expected: 1, timeout: Duration::from_secs(20), writable: false };
                 assert!(!to.park(park).unwrap().timeout);
             }
             to.receive(8, &mut |run| came += run.bytes.len()).unwrap();
         }
     }
-    to.hot().unwrap();
 }
 
 #[test]
 fn nothing_is_allocated_once_it_runs() {
-    for (kind, arm) in [(Kind::Uring, Arm::Datagrams), (Kind::Uring, Arm::Word), (Kind::Plain, Arm::Word)] {
-        let port = || open(&Options { kind, arm, ..Options::new("0.0.0.0:0".parse().unwrap()) }).unwrap();
+    for kind in [Kind::Uring, Kind::Plain] {
+        let port = || open(&Options { kind, ..Options::new("0.0.0.0:0".parse().unwrap()) }).unwrap();
         let to = port();
         let address = to.direct().local().port();
         drop(to);
         let from = port();
-        let mut to = open(&Options { kind, arm, ..Options::new(format!("127.0.0.1:{address}").parse().unwrap()) }).unwrap();
+        let mut to = open(&Options { kind, ..Options::new(format!("127.0.0.1:{address}").parse().unwrap()) }).unwrap();
         exchange(&*from, &mut *to);
         let before = TAKEN.get();
         for _ in 0..100 {
             exchange(&*from, &mut *to);
         }
-        assert_eq!(TAKEN.get() - before, 0, "{kind} {arm:?}");
+        assert_eq!(TAKEN.get() - before, 0, "{kind}");
     }
 }

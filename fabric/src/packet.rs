@@ -23,6 +23,8 @@ pub enum PacketKind {
     Control = 7,
     /// A whole message that lies in the sender's memory and is lent: the payload says where.
     Loan = 8,
+    /// A part of a put or get, or an answer to one, between nodes that share no memory: `tag` says which. Never in shared memory.
+    Region = 9,
 }
 
 impl PacketKind {
@@ -38,6 +40,7 @@ impl PacketKind {
             6 => Some(PacketKind::Chunk),
             7 => Some(PacketKind::Control),
             8 => Some(PacketKind::Loan),
+            9 => Some(PacketKind::Region),
             _ => None,
         }
     }
@@ -87,6 +90,12 @@ impl<'a> Payload<'a> {
     #[inline]
     pub fn private(bytes: &'a [u8]) -> Self {
         Self { ptr: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
+    }
+
+    /// The first byte: as many as [`len`](Self::len) are readable for `'a`, and may change at any time.
+    #[inline]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr
     }
 
     /// How many bytes there are.

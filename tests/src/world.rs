@@ -1,7 +1,9 @@
 //! Nodes of one process, over any fabric and under any policy.
 
 use crate::domain::Domain;
-use doorbell::{Copy, Faults, LaneGeometry, Node, NodeBuilder, Progress, Space, Wait};
+use doorbell::{Copy, FabricKind, Faults, LaneGeometry, Node, NodeBuilder, PortKind, Progress, Space, Wait};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What the nodes of a world stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,11 +14,23 @@ pub enum Ground {
     Heap,
     /// Segments in the heap; lanes that are full when they need not be, and packets that are seen late.
     Faulty,
+    /// No memory in common: UDP by way of the loopback interface.
+    Udp,
+    /// The same, by a port of plain calls.
+    UdpPlain,
+    /// The same, with a domain key.
+    UdpKey,
+    /// Nodes with even ids share memory, and so do those with odd ids. Between the two groups there is UDP.
+    Mixed,
 }
 
 /// A domain for nodes of this process, all under one policy.
 pub struct World {
     domain: Domain,
+    /// What nodes with odd ids stand on that share no memory with those of even ids.
+    across: Space,
+    /// Names an address of the loopback interface that no other world has.
+    number: u32,
     /// What its nodes stand on.
     pub ground: Ground,
     /// Who turns their engines.
@@ -26,6 +40,8 @@ pub struct World {
     seed: u64,
 }
 
+/// The most nodes of a world.
+const NODES: u16 = 8;
 /// Of a hundred, how many pushes find a faulty lane full, and how many looks see nothing.
 const FAULT_PERCENT: u8 = 30;
 
@@ -38,12 +54,39 @@ impl World {
         let space = if ground == Ground::Posix { Space::posix() } else { Space::heap() };
         // One seed a run: faults are to be repeatable, and what they find differs little from seed to seed.
         let seed = crate::number("DOORBELL_SEED", 1);
-        Self { domain: Domain::within("world", space), ground, progress, wait, seed }
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let across = Space::heap();
+        Self { domain: Domain::within("world", space), across, number, ground, progress, wait, seed }
     }
 
     /// The domain's name.
     pub fn domain(&self) -> &Domain {
         &self.domain
+    }
+
+    /// Whether messages go by a network, all or some.
+    pub fn is_networked(&self) -> bool {
+        matches!(self.ground, Ground::Udp | Ground::UdpPlain | Ground::UdpKey | Ground::Mixed)
+    }
+
+    /// Whether nodes 0 and 1 move large messages from both ends.
+    pub fn has_transfers(&self) -> bool {
+        !self.is_networked()
+    }
+
+    /// Whether what nodes 0 and 1 lend each other is read in place. Over a network it is copied.
+    pub fn lends(&self) -> bool {
+        !self.is_networked()
+    }
+
+    /// Where a node is found. Of each process and world an address of its own, so that no two disturb each other.
+    fn address(&self, id: u16) -> SocketAddr {
+        let process = std::process::id();
+        let ip = [127, 1 + (process >> 8) as u8 % 250, process as u8, 1 + (self.number % 250) as u8];
+        // A node whose request was forgotten keeps its address to the end.
+        let port = 20_000 + 16 * (self.number / 250) as u16 + id;
+        (ip, port).into()
     }
 
     /// Whether its lanes have faults: then `Full` and "nothing there" may be said without a reason.
@@ -55,11 +98,21 @@ impl World {
     pub fn builder(&self, id: u16) -> NodeBuilder {
         let builder = Node::builder(self.domain.name()).space(self.domain.space().clone()).id(id);
         // Not Auto: then what happens to a long message would depend on what the kernel's copy costs here.
-        let builder = builder.progress(self.progress).wait(self.wait).max_nodes(8).copy(Copy::Both);
+        let builder = builder.progress(self.progress).wait(self.wait).max_nodes(NODES.into()).copy(Copy::Both);
         match self.ground {
             Ground::Faulty => builder.faults(Faults::new(self.seed * 1000 + id as u64, FAULT_PERCENT, FAULT_PERCENT)),
-            _ => builder,
+            Ground::Posix | Ground::Heap => builder,
+            Ground::Udp => self.networked(builder.fabric(FabricKind::Udp), id),
+            Ground::UdpPlain => self.networked(builder.fabric(FabricKind::Udp).udp_port(PortKind::Plain), id),
+            Ground::UdpKey => self.networked(builder.fabric(FabricKind::Udp).key([7; 32]), id),
+            Ground::Mixed if id % 2 == 1 => self.networked(builder.space(self.across.clone()), id),
+            Ground::Mixed => self.networked(builder, id),
         }
+    }
+
+    fn networked(&self, builder: NodeBuilder, id: u16) -> NodeBuilder {
+        let others = (0..NODES).filter(|other| *other != id);
+        others.fold(builder.listen(self.address(id)), |builder, other| builder.seek(self.address(other)))
     }
 
     /// A node of a domain with the least lanes there may be, and a pool that takes next to nothing.

@@ -1,8 +1,10 @@
 //! The variables by which `doorbell run` tells a program its place, and which the commands read as defaults too.
 
 use crate::exit::Failure;
-use doorbell::{NodeId, Progress, Role, Wait};
+use doorbell::{FabricKind, NodeId, PortKind, Progress, Role, Wait};
 use std::fmt::Display;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The domain's name.
@@ -17,6 +19,18 @@ pub const ROLE: &str = "DOORBELL_ROLE";
 pub const PROGRESS: &str = "DOORBELL_PROGRESS";
 /// How threads wait.
 pub const WAIT: &str = "DOORBELL_WAIT";
+/// Which fabrics to use.
+pub const FABRIC: &str = "DOORBELL_FABRIC";
+/// The UDP address at which others find the node.
+pub const LISTEN: &str = "DOORBELL_LISTEN";
+/// UDP addresses of nodes that have to be there.
+pub const CONNECT: &str = "DOORBELL_CONNECT";
+/// UDP addresses of nodes that may be there.
+pub const SEEK: &str = "DOORBELL_SEEK";
+/// How to wait for datagrams.
+pub const PORT: &str = "DOORBELL_PORT";
+/// The file with the domain's key.
+pub const KEY_FILE: &str = "DOORBELL_KEY_FILE";
 
 /// Refuses an environment that no program of the domain would accept, before anything is done.
 pub fn check() -> Result<(), Failure> {
@@ -26,6 +40,12 @@ pub fn check() -> Result<(), Failure> {
     let _: Option<Role> = variable(ROLE)?;
     let _: Option<Progress> = variable(PROGRESS)?;
     let _: Option<Wait> = variable(WAIT)?;
+    let _: Option<FabricKind> = variable(FABRIC)?;
+    let _: Option<PortKind> = variable(PORT)?;
+    let _: Option<Address> = variable(LISTEN)?;
+    for addresses in [CONNECT, SEEK] {
+        let _: Option<Addresses> = variable(addresses)?;
+    }
     Ok(())
 }
 
@@ -37,6 +57,40 @@ pub fn progress(said: Option<Progress>) -> Result<Progress, Failure> {
 /// The way of waiting: as the command line says, else the environment, else the default.
 pub fn wait(said: Option<Wait>) -> Result<Wait, Failure> {
     Ok(said.or(variable(WAIT)?).unwrap_or_default())
+}
+
+/// How to wait for datagrams: as the command line says, else the environment, else the default.
+pub fn port(said: Option<PortKind>) -> Result<PortKind, Failure> {
+    Ok(said.or(variable(PORT)?).unwrap_or_default())
+}
+
+/// The file with the domain's key: as the command line says, else the environment.
+pub fn key_file(said: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
+    Ok(said.or(variable(KEY_FILE)?))
+}
+
+/// A UDP address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let why = |_| format!("'{word}' is no address with a port: write it like 10.0.0.1:7000 or [::1]:7000");
+        word.trim().parse().map(Self).map_err(why)
+    }
+}
+
+/// Addresses, with commas between them.
+struct Addresses;
+
+impl FromStr for Addresses {
+    type Err = String;
+
+    fn from_str(words: &str) -> Result<Self, String> {
+        words.split(',').try_for_each(|word| word.parse::<Address>().map(drop)).map(|()| Self)
+    }
 }
 
 /// The name of a domain, given on a command line or in the environment.

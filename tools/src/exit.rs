@@ -4,12 +4,13 @@
 //! 128 and more: ended by a signal, as shells count.
 
 use clap::error::ErrorKind;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 
 /// Why the command did not do what it was asked for.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
     code: u8,
     what: String,
@@ -25,6 +26,11 @@ impl Failure {
     /// It was tried and failed.
     pub fn failed(what: impl fmt::Display, hint: impl Into<String>) -> Self {
         Self { code: 1, what: what.to_string(), hint: hint.into() }
+    }
+
+    /// The same, of which it is said before it what failed.
+    pub fn of(self, what: impl fmt::Display) -> Self {
+        Self { what: format!("{what}: {}", self.what), ..self }
     }
 
     /// The same, with the exit code of what was started.

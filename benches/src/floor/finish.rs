@@ -1,11 +1,12 @@
-//! How the sender of a stream learns that all of it was received.
+//! How one side of a pair learns that the other is through with a stream.
 
 use super::mapping::PairMemory;
 use super::patience::{Patience, Stopped};
 use super::ring::Line;
 use std::sync::atomic::Ordering::*;
 
-/// One side of the word that says that a stream arrived. It serves the floor and the driver alike.
+/// One side of the word that says that a stream is through. It serves the floor and the driver alike. Of each stream one side tells,
+/// and the other waits.
 #[derive(Debug)]
 pub struct Finish<'m> {
     word: &'m Line,
@@ -19,10 +20,15 @@ impl<'m> Finish<'m> {
         Self { word: &memory.words.drained, streams: 0, patience }
     }
 
-    /// Says that this side received the stream whole.
+    /// Says that this side received the stream whole, or sent it.
     pub fn tell(&mut self) {
         self.streams += 1;
         self.word.0.store(self.streams, Release);
+    }
+
+    /// Whether the other side has said so, of the stream that is waited for next.
+    pub fn is_told(&self) -> bool {
+        self.word.0.load(Acquire) == self.streams + 1
     }
 
     /// Waits until the other side has said so.

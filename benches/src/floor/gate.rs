@@ -15,9 +15,30 @@ const LOOKS_CROWDED: u32 = 64;
 pub struct Gate {
     arrived: AtomicU64,
     opened: AtomicU64,
+    /// A number that one process has for all others; 0 before.
+    note: AtomicU64,
 }
 
 impl Gate {
+    /// Leaves a number other than 0 for all processes.
+    pub fn leave_note(&self, note: u64) {
+        self.note.store(note, Release);
+    }
+
+    /// Waits for the number that one process leaves here.
+    ///
+    /// # Errors
+    /// It was told to stop.
+    pub fn read_note(&self, patience: &Patience) -> Result<u64, Stopped> {
+        loop {
+            match self.note.load(Acquire) {
+                0 if patience.stopped() => return Err(Stopped),
+                0 => std::thread::sleep(Duration::from_micros(200)),
+                note => return Ok(note),
+            }
+        }
+    }
+
     /// Waits until all `parties` processes are here.
     ///
     /// # Errors

@@ -155,7 +155,7 @@ impl Mapping {
 /// # Safety
 /// That is what the implementation vouches for; padding aside.
 unsafe trait Words {}
-// SAFETY: two atomic words.
+// SAFETY: atomic words.
 unsafe impl Words for Gate {}
 // SAFETY: lines, each an atomic word.
 unsafe impl Words for PairWords {}

@@ -27,7 +27,7 @@ pub use hop::{Hop, HopProbe};
 pub use mapping::{Mapping, PairMemory, Shape};
 pub use patience::{Patience, Stopped};
 pub use pull::PullError;
-pub use udp::{Arrived, DATAGRAM_MOST, UdpEnd, UdpError, Way};
+pub use udp::{Arrived, DATAGRAM_MOST, Datagrams, UdpEnd, UdpError, Way};
 
 use crate::exchange::{self, Buffers, Part, Section, Side};
 use crate::stream::{self, Flow, Messages};

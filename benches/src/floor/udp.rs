@@ -4,13 +4,14 @@
 
 use super::patience::{Patience, Stopped};
 use crate::clock::ticks;
+use crate::exchange::Carrier;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, SockFlag, SockType, SockaddrIn, sockopt};
 use nix::sys::socket::{bind, connect, getsockname, recv, send, setsockopt, socket};
 use std::io;
 use std::net::SocketAddrV4;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Bytes of the longest datagram that travels in IPv4.
@@ -84,6 +85,20 @@ impl UdpEnd {
         connect(one.as_raw_fd(), &getsockname::<SockaddrIn>(other.as_raw_fd())?)?;
         connect(other.as_raw_fd(), &getsockname::<SockaddrIn>(one.as_raw_fd())?)?;
         Ok([Self { socket: one }, Self { socket: other }])
+    }
+
+    /// The end behind a descriptor that was inherited.
+    ///
+    /// # Safety
+    /// It is that of such an end, and nothing else in this process owns it.
+    pub unsafe fn inherit(descriptor: RawFd) -> Self {
+        // SAFETY: says the caller.
+        Self { socket: unsafe { OwnedFd::from_raw_fd(descriptor) } }
+    }
+
+    /// The descriptor, for a child to inherit.
+    pub fn descriptor(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 
     /// Sends first, `count` times, and gives the ticks of each round trip.
@@ -203,9 +218,34 @@ impl UdpEnd {
     }
 }
 
+/// One end as a carrier of messages, each of which is a datagram.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagrams<'a> {
+    /// The end.
+    pub end: &'a UdpEnd,
+    /// Says when to stop.
+    pub patience: &'a Patience,
+}
+
+impl Carrier for Datagrams<'_> {
+    type Error = UdpError;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), UdpError> {
+        send(self.end.socket.as_raw_fd(), message, MsgFlags::empty())?;
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), UdpError> {
+        self.end.receive(into, self.patience)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exchange::{self, Buffers, Part, Section};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -222,6 +262,22 @@ mod tests {
             assert_eq!(ping.ping(&mut message, 50, &patience()).unwrap().len(), 50);
             assert_eq!(message, [7; 100]);
         });
+    }
+
+    #[test]
+    fn it_carries_messages() {
+        let section = Section { bytes: 100, warmup: 2, count: 20, touched: true };
+        let [ping, pong] = UdpEnd::pair(1 << 20).unwrap();
+        let play = |end: &UdpEnd, part: Part<'_>| {
+            let patience = patience();
+            exchange::play(Datagrams { end, patience: &patience }, part, section, &mut Buffers::private(100).unwrap()).map(drop)
+        };
+        let mut samples = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| play(&pong, Part::Pong).unwrap());
+            play(&ping, Part::Ping(&mut samples)).unwrap();
+        });
+        assert_eq!(samples.len(), 20);
     }
 
     #[test]

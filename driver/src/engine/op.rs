@@ -24,6 +24,8 @@ pub enum Outcome {
     Truncated(Box<Message>),
     /// The counter is at zero.
     Counted,
+    /// The put or get took place.
+    Copied,
     /// It did not take place, or not wholly.
     Failed(Error),
 }

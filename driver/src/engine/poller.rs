@@ -1,7 +1,7 @@
 //! The poller: the thread that turns the engine when nobody else does.
 //!
-//! `Inline` has none. `Adaptive` turns only while nonblocking operations are pending and no thread of the application has
-//! turned the engine for a millisecond. `Poller` turns always, and nobody else does.
+//! `Inline` has none, but on a network, where somebody has to answer. `Adaptive` turns only while nonblocking operations are pending and no thread of the application has
+//! turned the engine for a millisecond; on a network, whenever no thread has. `Poller` turns always, and nobody else does.
 
 use super::baton::Token;
 use super::wait::{Gear, Step, Wait};
@@ -115,8 +115,8 @@ pub fn run(shared: Arc<Shared>) {
     let mut gear = Gear::new(wait, None);
     let mut driven = 0_u32;
     while !word.stopped() {
-        if shared.progress() == Progress::Adaptive {
-            if word.pending.load(Ordering::SeqCst) == 0 {
+        if shared.progress() != Progress::Poller {
+            if word.pending.load(Ordering::SeqCst) == 0 && !shared.has_network() {
                 word.sleep_until_pending();
                 continue;
             }
@@ -132,7 +132,7 @@ pub fn run(shared: Arc<Shared>) {
         if work > 0 {
             gear.awake();
             driven = driven.wrapping_add(1);
-            if shared.progress() == Progress::Adaptive && driven.is_multiple_of(YIELD_TURNS) {
+            if shared.progress() != Progress::Poller && driven.is_multiple_of(YIELD_TURNS) {
                 // A thread of the application may be waiting for this very processor, to drive by itself.
                 std::thread::yield_now();
             }
@@ -143,7 +143,7 @@ pub fn run(shared: Arc<Shared>) {
             Step::Check => shared.check_peers(me),
             Step::Park(timeout) => {
                 // A thread of the application that looks by itself lets no sender ring, and does not say when it ceases to look.
-                let most = if shared.progress() == Progress::Adaptive { UNRUNG } else { timeout };
+                let most = if shared.progress() != Progress::Poller { UNRUNG } else { timeout };
                 // If others turned the engine meanwhile, they are left alone.
                 seen = shared.park_poller(me, timeout.min(most));
                 gear.slept();

@@ -5,11 +5,13 @@ use super::{Held, Loan, LoanMut};
 use crate::engine::baton::Token;
 use crate::engine::wait::{Gear, Step};
 use crate::error::Error;
+use crate::fabrics::AnyLink;
 use crate::message::outbound::Outbound;
 use crate::node::{Shared, TURNS_MAX};
 use crate::{Peer, Result};
-use doorbell_fabric::{Incarnation, Link, NodeId, Push};
+use doorbell_fabric::{Incarnation, NodeId, Push};
 use doorbell_shm::board::{Record, RecordKind};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,7 +51,7 @@ impl<T: ?Sized> LoanMut<T> {
     /// As [`Node::send`](crate::Node::send); [`Error::Invalid`] for a peer of another node than this.
     #[inline]
     pub fn send<'a>(self, to: impl Into<Recipient<'a>>, tag: u64) -> Result<()> {
-        send(&self.held, to.into(), tag, false, None)?;
+        send(&self.held, self.ptr.cast(), to.into(), tag, false, None)?;
         // The reader holds the block in place of this handle; the rest of the handle is dropped.
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: read once, from a value that is not dropped.
@@ -65,7 +67,7 @@ impl<T: ?Sized> Loan<T> {
     /// As [`LoanMut::send`].
     #[inline]
     pub fn send<'a>(&self, to: impl Into<Recipient<'a>>, tag: u64) -> Result<()> {
-        send(&self.held, to.into(), tag, true, None)
+        send(&self.held, self.ptr.cast(), to.into(), tag, true, None)
     }
 
     /// Sends it to one node, waiting until `deadline` at most.
@@ -73,7 +75,7 @@ impl<T: ?Sized> Loan<T> {
     /// # Errors
     /// [`Error::Timeout`]: then it was not sent. Otherwise as [`LoanMut::send`].
     pub fn send_by<'a>(&self, to: impl Into<Recipient<'a>>, tag: u64, deadline: Instant) -> Result<()> {
-        send(&self.held, to.into(), tag, true, Some(deadline))
+        send(&self.held, self.ptr.cast(), to.into(), tag, true, Some(deadline))
     }
 
     /// Sends it to several nodes, one after the other. All of them read the same memory.
@@ -90,7 +92,7 @@ impl<T: ?Sized> Loan<T> {
 }
 
 #[inline(always)]
-fn send(held: &Held, to: Recipient<'_>, tag: u64, keep: bool, deadline: Option<Instant>) -> Result<()> {
+fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: bool, deadline: Option<Instant>) -> Result<()> {
     let parcel = Parcel { tag, block: held.block, len: held.len, keep };
     let shared = &held.shared;
     let me = shared.check()?;
@@ -104,6 +106,10 @@ fn send(held: &Held, to: Recipient<'_>, tag: u64, keep: bool, deadline: Option<I
     };
     if let Some(mut state) = outbound.state.enter(me) {
         let leads = state.link.is_some() && life.is_none_or(|life| life == state.incarnation);
+        if leads && state.is_remote() {
+            drop(state);
+            return send_copy(me, held, contents, outbound, life, &parcel, deadline);
+        }
         if leads && !state.is_queued() {
             match shared.lender().offer(me, &mut state, outbound.target, &parcel)? {
                 Push::Done => {
@@ -116,7 +122,29 @@ fn send(held: &Held, to: Recipient<'_>, tag: u64, keep: bool, deadline: Option<I
             }
         }
     }
-    send_slow(me, held, outbound, life, &parcel, deadline)
+    send_slow(me, held, contents, outbound, life, &parcel, deadline)
+}
+
+/// To a node that shares no memory with this one goes a copy.
+#[cold]
+fn send_copy(
+    me: Token,
+    held: &Held,
+    contents: NonNull<u8>,
+    outbound: &Arc<Outbound>,
+    life: Option<Incarnation>,
+    parcel: &Parcel,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    let shared = &held.shared;
+    // SAFETY: the block holds `len` initialised bytes, and whoever has a handle to it only reads while this one is borrowed.
+    let bytes = unsafe { std::slice::from_raw_parts(contents.as_ptr(), held.len) };
+    shared.send_copy(me, outbound, life, parcel.tag, bytes, deadline)?;
+    if !parcel.keep {
+        // In place of the handle, which is not dropped.
+        shared.lender().release(me, held.block);
+    }
+    Ok(())
 }
 
 fn note(held: &Held, outbound: &Outbound) {
@@ -132,6 +160,7 @@ fn note(held: &Held, outbound: &Outbound) {
 fn send_slow(
     me: Token,
     held: &Held,
+    contents: NonNull<u8>,
     outbound: &Arc<Outbound>,
     life: Option<Incarnation>,
     parcel: &Parcel,
@@ -152,6 +181,10 @@ fn send_slow(
             };
             wanted = Some(life);
             engine.connect(outbound, &mut state, life)?;
+            if state.is_remote() {
+                drop((state, engine));
+                return send_copy(me, held, contents, outbound, Some(life), parcel, deadline);
+            }
             if state.link.is_some() && !state.is_queued() {
                 match shared.lender().offer(me, &mut state, node, parcel)? {
                     Push::Done => {
@@ -164,7 +197,7 @@ fn send_slow(
                 }
             }
             // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
-            if engine.is_refusing() && state.link.as_ref().is_some_and(Link::refused) {
+            if engine.is_refusing() && state.link.as_ref().is_some_and(AnyLink::refused) {
                 return Err(Error::Full { node });
             }
             drop(state);

@@ -46,6 +46,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
                 self.inbound.news.push((source, News::Control(word)));
                 return Verdict::Taken;
             }
+            PacketKind::Region => return self.inbound.remote.take(lane, incarnation, head.tag, payload),
             PacketKind::Whole | PacketKind::First | PacketKind::Rts | PacketKind::Loan => {}
         }
         let assembly = &mut self.inbound.assemblies[lane];

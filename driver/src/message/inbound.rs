@@ -6,6 +6,7 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::loan::{Lenders, Lent};
+use crate::region::remote::Remote;
 use crate::transfer::LEAST_SHARE;
 use crate::transfer::descriptor::Control;
 use crate::transfer::incoming::{Incoming, Sink};
@@ -32,6 +33,8 @@ pub struct Inbound {
     pub news: Vec<(NodeId, News)>,
     /// Memory of others in which messages lie that are lent.
     pub lenders: Lenders,
+    /// Puts and gets of nodes that share no memory with this one, and those to them.
+    pub remote: Remote,
     /// The latest transfers that ended.
     pub reports: Reports,
     pub(super) membership: Arc<Membership>,
@@ -199,7 +202,7 @@ impl RecvOp {
 
 impl Inbound {
     /// Nothing yet, in a domain's node.
-    pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders) -> Self {
+    pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders, remote: Remote) -> Self {
         Self {
             pool: Pool::new(pool_bytes),
             posted: VecDeque::new(),
@@ -207,6 +210,7 @@ impl Inbound {
             incoming: Vec::new(),
             news: Vec::new(),
             lenders,
+            remote,
             reports: Reports::default(),
             membership,
             tally: Tally::default(),
@@ -377,14 +381,16 @@ impl Inbound {
     }
 
     /// Whether a message has to be taken though the pool is full: somebody waits for just this one; or for a message of which chunks
-    /// lie behind it in the lane, and would never come.
+    /// lie behind it in the lane, or for an answer to a put or get, and those would never come.
     #[cold]
     pub(super) fn must_take(&mut self, lane: usize, envelope: &Envelope, bytes: usize) -> bool {
         if self.is_watched(envelope) {
             return true;
         }
         let is_awaited = |incoming: &Incoming| incoming.receive().is_some() || self.is_watched(&incoming.envelope);
-        if !self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming)) {
+        let is_in_the_way =
+            self.remote.awaits(lane) || self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming));
+        if !is_in_the_way {
             self.in_the_way = 0;
             return false;
         }

@@ -3,22 +3,17 @@
 use crate::engine::baton::Baton;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
+use crate::fabrics::AnyLink;
 use crate::loan::LEASE_BYTES;
 use crate::message::bulk::BulkRings;
 use crate::transfer::RENDEZVOUS_BYTES;
 use crate::transfer::outgoing::{Begun, Order};
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
-use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Priority, Push};
-use doorbell_shm::fabric::ShmLink;
-use doorbell_shm::lane::BULK_LEAST;
+use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of a packet. A message up to this long is one packet; of a longer one the target copies a packet while the next is
-/// written. Smaller packets would overlap more, but each costs two more journeys of a cache line, which between processors
-/// without a common cache take as long as copying 8 KiB.
-const PACKET_BYTES: usize = 16384;
 /// The longest message that every lane carries as one packet, the least lanes that a domain may have included.
 pub const WHOLE_BYTES: usize = 4096;
 /// Queued sends to one node and priority; one more is refused as `Full`.
@@ -43,7 +38,7 @@ pub struct Outbound {
 /// The part of an [`Outbound`] that changes.
 pub struct OutState {
     /// The lane, once it could be claimed.
-    pub link: Option<ShmLink>,
+    pub link: Option<AnyLink>,
     /// The life of the target that the lane leads to.
     pub incarnation: Incarnation,
     /// That life wrote something into the lane's shared words that no target would, and the engine was not told yet.
@@ -136,8 +131,7 @@ pub enum Sent {
 impl OutState {
     /// Whether a bulk ring would be of use, and was not asked for yet: its packets are as long as only a bulk ring's are.
     pub fn is_without_bulk(&self) -> bool {
-        let is_long = |link: &ShmLink| PACKET_BYTES.min(link.packet_bytes()) >= BULK_LEAST;
-        !self.asked && self.link.as_ref().is_some_and(is_long)
+        !self.asked && self.link.as_ref().is_some_and(AnyLink::has_use_for_bulk)
     }
 
     /// Asks for a bulk ring, once for each link. False if it is not to be had.
@@ -155,10 +149,16 @@ impl OutState {
     }
 
     fn cut(&mut self) {
-        if let Some(ring) = self.link.take().and_then(ShmLink::into_bulk) {
+        if let Some(ring) = self.link.take().and_then(AnyLink::into_bulk) {
             self.rings.put(ring, self.target, self.incarnation);
         }
         self.asked = false;
+    }
+
+    /// Whether it leads to a node that shares no memory with this one.
+    #[inline]
+    pub fn is_remote(&self) -> bool {
+        self.link.as_ref().is_some_and(AnyLink::is_remote)
     }
 
     /// Whether messages wait in the queue: a new one must line up behind them.
@@ -175,16 +175,24 @@ impl OutState {
     /// A short message, directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let Some(link) = &mut self.link else { return Push::Full };
-        // SAFETY: the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
-        if unsafe { link.push_whole(tag, self.sequence, bytes) } {
+        if let Some(AnyLink::Shm(link)) = &mut self.link
+            // SAFETY: the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
+            && unsafe { link.push_whole(tag, self.sequence, bytes) }
+        {
             self.sequence = self.sequence.wrapping_add(1);
             self.carried.add(1, bytes.len() as u64);
             link.own_ahead();
             return Push::Done;
         }
+        self.push_one(tag, bytes)
+    }
+
+    /// The same, by a link that leads elsewhere, or has to look for room.
+    #[inline(never)]
+    fn push_one(&mut self, tag: u64, bytes: &[u8]) -> Push {
+        let Some(link) = &mut self.link else { return Push::Full };
         let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
-        // SAFETY: a slice; the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
+        // SAFETY: a slice; the caller keeps to what one packet holds.
         let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
         if push == Push::Done {
             self.sequence = self.sequence.wrapping_add(1);
@@ -250,6 +258,24 @@ impl OutState {
         unsafe { link.push(&head, word.as_ptr(), word.len()) }
     }
 
+    /// The most bytes of a packet of a put or get. `None`: there is no lane now.
+    pub fn region_bytes(&self) -> Option<usize> {
+        self.link.as_ref().map(AnyLink::packet_bytes)
+    }
+
+    /// Whether such a packet of `len` bytes finds room.
+    pub fn has_region_room(&mut self, len: usize) -> bool {
+        self.link.as_mut().is_some_and(|link| link.has_room(len, len))
+    }
+
+    /// A packet of a put or get. It has no place in the order of messages, and may go between the packets of one.
+    pub fn push_region(&mut self, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Region, tag, sequence: 0, total: bytes.len() as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice; the caller keeps to `region_bytes`.
+        unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
+    }
+
     /// Whether a message is in the lane in part: nothing else may go between its packets.
     pub fn is_started(&self) -> bool {
         self.queue.front().is_some_and(|send| send.started)
@@ -263,7 +289,7 @@ impl OutState {
             let what = format!("try_send takes up to {most} bytes on this lane, not {len}: use send_by or start_send");
             return Err(Error::Invalid { what });
         }
-        let packet = PACKET_BYTES.min(link.packet_bytes());
+        let packet = link.packet_bytes();
         if len > WHOLE_BYTES && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
     }
 
@@ -272,7 +298,7 @@ impl OutState {
     /// # Safety
     /// `len` bytes are readable at `bytes`, and `sent` is at most `len`.
     pub unsafe fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut sent: usize, mut started: bool) -> Sent {
-        if len <= WHOLE_BYTES || self.link.as_ref().is_some_and(|link| len <= PACKET_BYTES.min(link.packet_bytes())) {
+        if len <= WHOLE_BYTES || self.link.as_ref().is_some_and(|link| len <= link.packet_bytes()) {
             // SAFETY: readable for `len` bytes (caller).
             return match self.send_whole(tag, unsafe { std::slice::from_raw_parts(bytes, len) }) {
                 Push::Done => Sent::Whole,
@@ -281,7 +307,7 @@ impl OutState {
             };
         }
         let Some(link) = &mut self.link else { return Sent::Partly(sent, started) };
-        let packet = PACKET_BYTES.min(link.packet_bytes());
+        let packet = link.packet_bytes();
         while sent < len {
             let piece = packet.min(len - sent);
             let kind = if started { PacketKind::Next } else { PacketKind::First };
@@ -414,7 +440,7 @@ impl OutState {
     }
 
     /// Leads to another life of the target: numbers begin anew.
-    pub fn connect(&mut self, link: Option<ShmLink>, incarnation: Incarnation) {
+    pub fn connect(&mut self, link: Option<AnyLink>, incarnation: Incarnation) {
         if incarnation != self.incarnation {
             self.damaged = false;
             debug_assert!(self.queue.is_empty(), "what is queued is for the life before");

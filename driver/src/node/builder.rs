@@ -1,21 +1,30 @@
 //! How a node joins.
 
-use super::{Node, Shared};
+use super::{Network, Node, Shared};
 use crate::Result;
 use crate::engine::poller::Progress;
 use crate::engine::turn::EngineSettings;
 use crate::engine::wait::Wait;
 use crate::error::Error;
+use crate::fabrics::FabricKind;
 use crate::transfer::Copy;
-use doorbell_fabric::{NodeId, Role};
+use doorbell_fabric::{Incarnation, NodeId, Role};
 use doorbell_shm::domain::{JoinOptions, Membership};
+use doorbell_shm::error::ShmError;
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_shm::faults::Faults;
 use doorbell_shm::layout::LaneGeometry;
 use doorbell_shm::space::Space;
+use doorbell_udp::fabric::{About, ask, read_key};
+use doorbell_udp::port::Kind as PortKind;
+use doorbell_udp::protocol::DomainKey;
+use doorbell_udp::{UdpFabric, UdpOptions};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What a node will be. Made by [`Node::builder`]; nothing happens before [`join`](Self::join).
 #[derive(Clone, Debug)]
@@ -37,7 +46,12 @@ pub struct NodeBuilder {
     copy: Copy,
     fifo_from_high: bool,
     faults: Option<Faults>,
+    fabric: FabricKind,
+    udp: UdpOptions,
 }
+
+/// Ids that a node asks for in vain, as others of its machine have them, before it gives up.
+const GRANTS_MAX: usize = 64;
 
 impl NodeBuilder {
     pub(super) fn new(domain: String) -> Self {
@@ -58,6 +72,8 @@ impl NodeBuilder {
             copy: Copy::default(),
             fifo_from_high: false,
             faults: None,
+            fabric: FabricKind::default(),
+            udp: UdpOptions::default(),
         }
     }
 
@@ -78,6 +94,14 @@ impl NodeBuilder {
         builder.progress = env("DOORBELL_PROGRESS")?.unwrap_or_default();
         builder.wait = env("DOORBELL_WAIT")?.unwrap_or_default();
         builder.copy = env("DOORBELL_COPY")?.unwrap_or_default();
+        builder.fabric = env("DOORBELL_FABRIC")?.unwrap_or_default();
+        builder.udp.listen = env("DOORBELL_LISTEN")?;
+        builder.udp.connect = env::<Addresses>("DOORBELL_CONNECT")?.unwrap_or_default().0;
+        builder.udp.seek = env::<Addresses>("DOORBELL_SEEK")?.unwrap_or_default().0;
+        builder.udp.port = env("DOORBELL_PORT")?.unwrap_or_default();
+        if let Some(path) = env::<String>("DOORBELL_KEY_FILE")? {
+            builder = builder.key_file(path)?;
+        }
         Ok(builder)
     }
 
@@ -106,9 +130,12 @@ impl NodeBuilder {
         self
     }
 
-    /// How large the lanes of the domain are. Counts for the node that creates the domain.
+    /// How large the lanes of the domain are. Counts for the node that creates the domain; over a network, where lanes hold a MiB if
+    /// nothing is said, for each node's own.
     pub fn lanes(mut self, lanes: LaneGeometry) -> Self {
         self.lanes = lanes;
+        let most = lanes.data_bytes.into_iter().max().unwrap_or(0);
+        self.udp.lane_bytes = most.clamp(8 << 10, 1 << 30);
         self
     }
 
@@ -173,40 +200,179 @@ impl NodeBuilder {
         self
     }
 
+    /// Has the node take part in a network, and others find it at this UDP address; port 0 is any that is free
+    /// ([`Node::address`] says which). Nodes that are not told one have whatever port is free.
+    ///
+    /// Where others than this machine could reach the address the domain needs a [key](Self::key_file).
+    ///
+    /// ```
+    /// # use doorbell::{FabricKind, Match, Node};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// let home = Node::builder("net").fabric(FabricKind::Udp).listen(([127, 0, 0, 1], 0).into()).join()?;
+    /// let away = Node::builder("net").fabric(FabricKind::Udp).connect(home.address().unwrap()).join()?;
+    /// away.send(home.id(), 1, b"hello")?;
+    /// let mut buf = [0; 8];
+    /// let envelope = home.recv(Match::any(), &mut buf)?;
+    /// assert_eq!((envelope.source, &buf[..envelope.len]), (away.id(), &b"hello"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn listen(mut self, address: SocketAddr) -> Self {
+        self.udp.listen = Some(address);
+        self
+    }
+
+    /// Has the node take part in a network by way of a node at this UDP address, which has to answer before it has joined: within the
+    /// [patience](Self::patience). May be said several times. That node tells of the others; and the first of them
+    /// gives this node its id, the highest that is free, unless [`id`](Self::id) says one. Let all nodes connect to the same first
+    /// one, then no two get one id.
+    pub fn connect(mut self, address: SocketAddr) -> Self {
+        self.udp.connect.push(address);
+        self
+    }
+
+    /// Has the node look for another at this UDP address, now and every few seconds: it need not be there. May be said several times. Nodes
+    /// that all [listen](Self::listen) at known addresses and seek each other need no first one, but ids of their own.
+    pub fn seek(mut self, address: SocketAddr) -> Self {
+        self.udp.seek.push(address);
+        self
+    }
+
+    /// The file with the key that all nodes of the domain share: 32 bytes, or 64 hexadecimal digits, which only its owner may read. With a
+    /// key every conversation over the network is authenticated and encrypted; without, only the loopback interface is used.
+    ///
+    /// # Errors
+    /// [`Error::Udp`]: it can't be read, others can read it, or it holds something else.
+    pub fn key_file(mut self, path: impl AsRef<Path>) -> Result<Self> {
+        self.udp.key = Some(read_key(path.as_ref())?);
+        Ok(self)
+    }
+
+    /// The key itself.
+    pub fn key(mut self, key: [u8; 32]) -> Self {
+        self.udp.key = Some(DomainKey(key));
+        self
+    }
+
+    /// Which fabrics to use: by default shared memory where there is any, and else the network.
+    pub fn fabric(mut self, fabric: FabricKind) -> Self {
+        self.fabric = fabric;
+        self
+    }
+
+    /// How to wait for datagrams: by io_uring, or by plain calls. By default by io_uring where it can be had.
+    pub fn udp_port(mut self, kind: PortKind) -> Self {
+        self.udp.port = kind;
+        self
+    }
+
+    /// After what silence a node on the network counts as dead; a second if nothing is said.
+    pub fn dead_after(mut self, silence: Duration) -> Self {
+        self.udp.dead_after = silence;
+        self
+    }
+
     /// Seeded faults in the lanes, for tests.
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = Some(faults);
         self
     }
 
-    /// Joins the domain, and creates it if nobody is there. Control path: files are made and mapped, some milliseconds.
+    /// Joins the domain, and creates it if nobody is there. Control path: files are made and mapped, some milliseconds; on a network
+    /// until those answered that have to.
     ///
     /// # Errors
     /// [`Error::Shm`]: the name is malformed, the id is taken, the domain is full or of another layout, there is no room in
-    /// `/dev/shm`, or others did not finish joining or leaving within the patience.
-    pub fn join(self) -> Result<Node> {
-        let membership = Membership::join(JoinOptions {
-            domain: self.domain,
-            space: self.space,
-            id: self.id,
-            role: self.role,
-            label: self.label,
-            max_nodes: self.max_nodes,
-            lanes: self.lanes,
-            deadline: Instant::now() + self.patience.min(Duration::from_secs(1 << 30)),
-        })?;
+    /// `/dev/shm`, or others did not finish joining or leaving within the patience. [`Error::Udp`]: the address can't be had, there is no key
+    /// where one is needed, nobody answers, or whoever does refuses this node. [`Error::Invalid`]: [`FabricKind::Udp`] without a network.
+    pub fn join(mut self) -> Result<Node> {
+        let deadline = Instant::now() + self.patience.min(Duration::from_secs(1 << 30));
+        let is_networked = self.udp.is_used() && self.fabric != FabricKind::Shm;
+        if self.fabric == FabricKind::Udp {
+            if !is_networked {
+                let what = "the network alone is no way to others as long as none is named: say where to listen, to whom to connect, or both";
+                return Err(Error::Invalid { what: what.into() });
+            }
+            // An island of its own: it shares memory with nobody.
+            self.space = Space::heap();
+        }
+        let membership = if is_networked { self.join_networked(deadline)? } else { self.join_here(deadline)? };
+        let network = if is_networked { Some(self.enter_network(&membership, deadline)?) } else { None };
         let fabric = ShmFabric::new(Arc::new(membership), self.faults);
+        let has_poller = self.progress != Progress::Inline || is_networked;
         let settings = EngineSettings {
             pool_bytes: self.pool_bytes,
             calls: self.wait != Wait::Spin,
-            adaptive: self.progress == Progress::Adaptive,
+            adaptive: has_poller && self.progress != Progress::Poller,
             copy: self.copy,
             fifo_from_high: self.fifo_from_high,
             loan_bytes: self.loan_bytes,
             bulk_bytes: self.bulk_bytes,
         };
-        let shared = Shared::new(fabric, self.wait, self.progress, settings);
-        Node::start(Arc::new(shared), self.progress != Progress::Inline)
+        let shared = Shared::new(fabric, network, self.wait, self.progress, settings);
+        Node::start(Arc::new(shared), has_poller)
+    }
+
+    fn join_here(&self, deadline: Instant) -> Result<Membership> {
+        let least_incarnation = if self.udp.is_used() { next_life() } else { Incarnation(0) };
+        Ok(Membership::join(JoinOptions {
+            domain: self.domain.clone(),
+            space: self.space.clone(),
+            id: self.id,
+            role: self.role,
+            label: self.label.clone(),
+            max_nodes: self.max_nodes,
+            lanes: self.lanes,
+            least_incarnation,
+            deadline,
+        })?)
+    }
+
+    /// Joins with an id that the node gives which it connects to first, if it was told none.
+    fn join_networked(&mut self, deadline: Instant) -> Result<Membership> {
+        if self.id.is_some() || self.udp.connect.is_empty() {
+            return self.join_here(deadline);
+        }
+        let about = About { role: self.role, pid: std::process::id(), label: self.label.clone(), nonce: 0 };
+        let mut taken = Vec::new();
+        loop {
+            let grant = ask(&self.domain, &about, &taken, &self.udp, deadline)?;
+            (self.id, self.max_nodes) = (Some(grant.node), grant.max_nodes);
+            match self.join_here(deadline) {
+                // By one that joined without asking.
+                Err(Error::Shm(error)) if matches!(*error, ShmError::IdTaken { .. }) && taken.len() < GRANTS_MAX => {
+                    taken.push(grant.node);
+                }
+                joined => return joined,
+            }
+        }
+    }
+
+    fn enter_network(&self, membership: &Membership, deadline: Instant) -> Result<Network> {
+        let me = (membership.id(), membership.incarnation());
+        let about = About { role: self.role, pid: std::process::id(), label: self.label.clone(), nonce: membership.nonce() };
+        let (udp, port) = UdpFabric::open(&self.domain, me, about, membership.max_nodes(), &self.udp, deadline)?;
+        Ok(Network::new(udp, port, self.udp.dead_after))
+    }
+}
+
+/// An incarnation that no earlier life of any node of this machine had, as far as the clock goes forward: milliseconds of the last 24 days.
+fn next_life() -> Incarnation {
+    static LATEST: AtomicU32 = AtomicU32::new(0);
+    let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as u32 & 0x7fff_ffff);
+    let before = LATEST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(now.max(latest.wrapping_add(1))));
+    Incarnation(before.map_or(now, |latest| now.max(latest.wrapping_add(1))))
+}
+
+/// Addresses, with commas between them.
+#[derive(Default)]
+struct Addresses(Vec<SocketAddr>);
+
+impl FromStr for Addresses {
+    type Err = std::net::AddrParseError;
+
+    fn from_str(words: &str) -> Result<Self, Self::Err> {
+        words.split(',').map(|word| word.trim().parse()).collect::<Result<_, _>>().map(Self)
     }
 }
 

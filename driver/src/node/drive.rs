@@ -10,6 +10,7 @@ use crate::engine::poller::{PollerWord, Progress};
 use crate::engine::turn::{Engine, EngineSettings};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
+use crate::fabrics::{Fabrics, Net};
 use crate::loan::Lender;
 use crate::message::outbound::Outbound;
 use crate::message::ways::Ways;
@@ -21,13 +22,45 @@ use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
-use std::sync::Arc;
+use doorbell_udp::UdpFabric;
+use doorbell_udp::port::{Park, Port};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Turns in a row before the clock is looked at.
 pub(crate) const TURNS_MAX: usize = 64;
 /// Looks at the busy lanes before the baton is given to others for a moment.
 pub(crate) const SPIN_ROUNDS: u32 = 64;
+
+/// How long a wait for somebody to come sleeps where both the directory and the network may tell of it.
+const LOOK_AROUND: Duration = Duration::from_millis(10);
+/// How long a sleep lasts if the port can't be waited for.
+const WITHOUT_PORT: Duration = Duration::from_millis(1);
+
+/// A node's place on a network.
+pub(crate) struct Network {
+    udp: Arc<Mutex<UdpFabric>>,
+    /// Whoever sleeps on the bell waits here for both.
+    port: Mutex<Option<Box<dyn Port>>>,
+    address: SocketAddr,
+    /// How long leaving may take.
+    linger: Duration,
+}
+
+impl Network {
+    /// A place that was found.
+    pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration) -> Self {
+        let address = udp.address();
+        Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), address, linger }
+    }
+
+    /// Gives the address back.
+    fn close(&self, end: impl FnOnce(&mut UdpFabric)) {
+        end(&mut self.udp.lock().unwrap_or_else(PoisonError::into_inner));
+        *self.port.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
 
 /// The common part of a node.
 pub struct Shared {
@@ -43,11 +76,20 @@ pub struct Shared {
     regions: Arc<RegionTable>,
     lender: Arc<Lender>,
     membership: Arc<Membership>,
+    network: Option<Network>,
 }
 
 impl Shared {
-    pub(crate) fn new(fabric: ShmFabric, wait: Wait, progress: Progress, settings: EngineSettings) -> Self {
-        let membership = fabric.membership().clone();
+    pub(crate) fn new(
+        shm: ShmFabric,
+        network: Option<Network>,
+        wait: Wait,
+        progress: Progress,
+        settings: EngineSettings,
+    ) -> Self {
+        let membership = shm.membership().clone();
+        let net = network.as_ref().map(|network| Net::new(network.udp.clone(), membership.max_nodes()));
+        let fabric = Fabrics::new(shm, net);
         let ways = Arc::new(Ways::new(membership.max_nodes(), settings.bulk_bytes));
         let turns = Arc::new(AtomicU64::new(0));
         let regions: Arc<RegionTable> = Arc::default();
@@ -67,7 +109,18 @@ impl Shared {
             regions,
             lender,
             membership,
+            network,
         }
+    }
+
+    /// Whether nodes are reached by a network.
+    pub(crate) fn has_network(&self) -> bool {
+        self.network.is_some()
+    }
+
+    /// Where others find this node on a network.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.network.as_ref().map(|network| network.address)
     }
 
     pub(crate) fn membership(&self) -> &Membership {
@@ -177,8 +230,37 @@ impl Shared {
         if let Some(mut engine) = self.baton.enter(me) {
             engine.check_peers();
             members.retain(|member| !engine.has_ended(member.id, member.incarnation));
+            members.extend(engine.fabric().remote_members());
+            members.sort_unstable_by_key(|member| member.id);
         }
         members
+    }
+
+    /// Waits until somebody may have come or gone since the directory had this generation, for `most` at most.
+    pub(crate) fn await_change(&self, me: Token, generation: u32, most: Duration) -> Result<()> {
+        if self.network.is_none() {
+            self.membership.wait_change(generation, most);
+            return Ok(());
+        }
+        let seen = self.enter(me, "wait")?.changes();
+        let deadline = Instant::now() + most.min(LOOK_AROUND);
+        self.drive(me, &Op::new(), Some(deadline), |engine| {
+            engine.changes() != seen || self.membership.generation() != generation
+        })?;
+        Ok(())
+    }
+
+    /// Sleeps on the bell, and on the network if there is one.
+    fn sleep(&self, timeout: Duration) {
+        let Some(network) = &self.network else { return self.bell().sleep(timeout) };
+        // Whoever had the helm before may be on its way out of here.
+        let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let park = Park { bell: self.bell().word(), expected: 1, timeout, writable: false };
+        let Some(port) = &mut *port else { return self.bell().sleep(timeout) };
+        if let Err(error) = port.park(park) {
+            tracing::debug!(%error, "the UDP port can't be waited for");
+            self.bell().sleep(timeout.min(WITHOUT_PORT));
+        }
     }
 
     /// The way to a node's present life, made if need be. Control path.
@@ -294,7 +376,7 @@ impl Shared {
         let sleep = self.enter(me, "wait")?.park(me, op, timeout);
         if let Some(timeout) = sleep {
             self.monitor.tallies.add(Figure::Parks, 1);
-            self.bell().sleep(timeout);
+            self.sleep(timeout);
             let mut engine = self.enter(me, "wait")?;
             engine.awake();
             engine.show();
@@ -324,7 +406,7 @@ impl Shared {
             && !self.poller.stopped()
         {
             self.monitor.tallies.add(Figure::Parks, 1);
-            self.bell().sleep(timeout);
+            self.sleep(timeout);
         }
         // If a thread of the application took the helm meanwhile, the bell is its own by now.
         if self.helm.leave_as_poller() {
@@ -382,10 +464,21 @@ impl Shared {
         self.bell().wake();
     }
 
+    /// Ends as if the process had been killed.
+    pub(crate) fn abandon(&self) {
+        if let Some(network) = &self.network {
+            network.close(UdpFabric::abandon);
+        }
+        self.membership.abandon();
+    }
+
     /// Leaves the domain. The second half of leaving.
     pub(crate) fn depart(&self) -> Result<()> {
         if doorbell_shm::space::forked() {
             return Ok(());
+        }
+        if let Some(network) = &self.network {
+            network.close(|udp| udp.shut(Instant::now() + network.linger));
         }
         self.bell().depart();
         Ok(self.membership.leave()?)

@@ -13,7 +13,7 @@ pub use events::Event;
 pub use peer::Peer;
 pub use request::{Completion, Done, Request};
 
-pub(crate) use drive::{SPIN_ROUNDS, Shared, TURNS_MAX};
+pub(crate) use drive::{Network, SPIN_ROUNDS, Shared, TURNS_MAX};
 
 use crate::engine::baton::Token;
 use crate::engine::poller;
@@ -23,6 +23,7 @@ use crate::transfer::TransferReport;
 use crate::{Result, message::outbound::Outbound};
 use doorbell_fabric::{Incarnation, NodeId, Priority, Role};
 use doorbell_shm::domain::Member;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -107,7 +108,9 @@ impl Node {
     }
 
     /// Joins as the environment says that `doorbell run` sets: `DOORBELL_DOMAIN`, and if set `DOORBELL_NODE`,
-    /// `DOORBELL_NODES` (how many there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`.
+    /// `DOORBELL_NODES` (how many there will be), `DOORBELL_ROLE`, `DOORBELL_PROGRESS`, `DOORBELL_WAIT`, `DOORBELL_COPY`; and for a network
+    /// `DOORBELL_LISTEN`, `DOORBELL_CONNECT`, `DOORBELL_SEEK` (addresses, with commas between them), `DOORBELL_KEY_FILE`, `DOORBELL_FABRIC`
+    /// (auto, shm or udp) and `DOORBELL_PORT` (auto, io_uring or plain).
     ///
     /// # Errors
     /// [`Error::Invalid`] names the variable that is missing or malformed.
@@ -154,6 +157,12 @@ impl Node {
         self.shared.membership().domain()
     }
 
+    /// The UDP address at which other nodes find this one; `None` if it is on no network. To be given to
+    /// [`NodeBuilder::connect`] of others.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.shared.address()
+    }
+
     /// How many nodes the domain can have.
     pub fn max_nodes(&self) -> usize {
         self.shared.membership().max_nodes()
@@ -198,7 +207,7 @@ impl Node {
             if now >= deadline {
                 return Err(Error::Timeout { operation: "wait_for", node: None });
             }
-            membership.wait_change(seen, PARK_MOST.min(deadline - now));
+            self.shared.await_change(me, seen, PARK_MOST.min(deadline - now))?;
         }
     }
 
@@ -227,7 +236,7 @@ impl Node {
             if now >= deadline {
                 return Err(Error::Timeout { operation: "event", node: None });
             }
-            self.shared.membership().wait_change(seen, PARK_MOST.min(deadline - now));
+            self.shared.await_change(self.shared.check()?, seen, PARK_MOST.min(deadline - now))?;
         }
     }
 
@@ -287,7 +296,7 @@ impl Node {
     pub fn abandon(self) {
         if !self._life.left.swap(true, Ordering::SeqCst) {
             self.shared.close();
-            self.shared.membership().abandon();
+            self.shared.abandon();
         }
     }
 

@@ -8,11 +8,12 @@ use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::error::Error;
+use crate::fabrics::AnyLink;
 use crate::message::outbound::{Outbound, SendOp, Sent, WHOLE_BYTES};
 use crate::transfer::outgoing as transfer;
 use crate::transfer::outgoing::Order;
 use doorbell_fabric::sync::Ordering;
-use doorbell_fabric::{Incarnation, Link, NodeId, Priority, Push};
+use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
@@ -80,7 +81,7 @@ impl Shared {
         let done = self.drive(me, &op, deadline, |engine| {
             // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
             full = engine.is_refusing()
-                && outbound.state.enter(me).is_some_and(|state| state.link.as_ref().is_some_and(Link::refused));
+                && outbound.state.enter(me).is_some_and(|state| state.link.as_ref().is_some_and(AnyLink::refused));
             full
         })?;
         if !done && !guard.withdraw() {
@@ -92,6 +93,19 @@ impl Shared {
             Some(Outcome::Failed(error)) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Sends a copy of what could not be lent.
+    pub(crate) fn send_copy(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        self.send_slow(me, outbound, life, tag, bytes, deadline.map_or(Patience::Forever, Patience::Until))
     }
 
     /// Sends at once, or queues the send.

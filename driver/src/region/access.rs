@@ -2,9 +2,12 @@
 
 use super::copy;
 use super::key::{Access, Key, Place, ReadWrite, read_secret};
+use super::remote::Request;
 use super::table::{Credit, Miss};
 use super::{Plain, RegionTable};
 use crate::engine::baton::Token;
+use crate::engine::op::{Op, Outcome};
+use crate::engine::poller::Progress;
 use crate::error::{Error, KeyFault};
 use crate::node::Shared;
 use crate::{Node, Peer, Result};
@@ -108,13 +111,66 @@ impl Shared {
         {
             return error;
         }
+        let live = match self.has_network().then(|| self.enter(Token::current(), act.name)) {
+            // It may be reached by the network, which can't be found out here.
+            Some(Err(error)) if matches!(miss, Miss::OtherLife | Miss::Shm(ShmError::NoSuchNode { .. })) => return error,
+            Some(Ok(mut engine)) => engine.fabric().live(node),
+            _ => None,
+        };
         match miss {
+            // It has another life, with which this node shares no memory.
+            Miss::Shm(ShmError::NoSuchNode { .. }) if live.is_some() => fault(act, place, KeyFault::Stale),
             Miss::Gone { left: true } => Error::PeerLeft { node, incarnation },
             Miss::Gone { left: false } => Error::PeerDied { node, incarnation },
             Miss::Withdrawn | Miss::OtherLife => fault(act, place, KeyFault::Stale),
             Miss::Shm(ShmError::NoSuchNode { .. }) => fault(act, place, KeyFault::Unknown),
             Miss::Shm(ShmError::NodeDead { .. }) => fault(act, place, KeyFault::Stale),
             Miss::Shm(error) => error.into(),
+        }
+    }
+
+    /// A put from `ptr` or get to there, if the place is one of a node that shares no memory with this one. False if not: then
+    /// nothing was done.
+    ///
+    /// # Safety
+    /// There are `bytes` bytes: readable and initialised for a put, writable for a get.
+    #[cold]
+    #[inline(never)]
+    unsafe fn ask(&self, place: &Place, bytes: usize, act: Act, ptr: *mut u8) -> Result<bool> {
+        let me = self.check()?;
+        let Place { node, incarnation, number, offset, secret, .. } = *place;
+        if self.regions().knows(node, incarnation) {
+            return Ok(false);
+        }
+        // From within a callback: it may be one that shares memory; if it turns out not to be, that is said then.
+        let Ok(mut engine) = self.enter(me, act.name) else { return Ok(false) };
+        if !engine.is_remote(node, incarnation) {
+            engine.glance();
+        }
+        if !engine.is_remote(node, incarnation) {
+            return Ok(false);
+        }
+        // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.
+        self.check()?;
+        if bytes as u64 > place.bytes {
+            return Err(fault(act, place, KeyFault::OutOfRange));
+        }
+        let request = Request { incarnation, number, offset, bytes: bytes as u64, secret };
+        // SAFETY: as this function's, until `guard` is dropped or the operation is done.
+        let op = unsafe { engine.begin_access(me, act.name, act.writes, node, request, ptr)? };
+        let guard = TakeBack { shared: self, me, op: &op };
+        if self.progress() != Progress::Poller {
+            engine.push(me);
+        }
+        drop(engine);
+        self.hand_over();
+        let driven = self.drive(me, &op, None, |_| false);
+        // Whatever drive said: from here on nobody touches the bytes.
+        drop(guard);
+        match op.take() {
+            Some(Outcome::Copied) => Ok(true),
+            Some(Outcome::Failed(error)) => Err(error),
+            _ => Err(driven.err().unwrap_or(Error::Cancelled)),
         }
     }
 
@@ -131,6 +187,23 @@ impl Shared {
     }
 }
 
+/// Takes a put or get back when its wait ends, by a panic too, so that nobody touches bytes that are gone.
+struct TakeBack<'a> {
+    shared: &'a Shared,
+    me: Token,
+    op: &'a Arc<Op>,
+}
+
+impl Drop for TakeBack<'_> {
+    fn drop(&mut self) {
+        if !self.op.is_done()
+            && let Ok(mut engine) = self.shared.enter(self.me, "put")
+        {
+            engine.take_back(self.op);
+        }
+    }
+}
+
 impl Node {
     /// Writes elements where the key says: one copy by this thread, and nothing is asked of the target's processor. When it
     /// returns, `from` is free for anything else. Never waits for the target; takes a short lock, which
@@ -139,24 +212,46 @@ impl Node {
     /// What is put is visible to whoever receives a message that this thread sends afterwards. What is put into a region that
     /// is withdrawn, or whose node dies, at this moment may be lost in silence.
     ///
+    /// To a node that shares no memory with this one it goes by the network: the target's engine checks the key, stores the bytes with
+    /// no help of its application, and says so. The call waits for that, driving this node's engine meanwhile: for as long as the
+    /// journey there and back takes, some tens of microseconds over loopback. Many pieces of a long one are under way at once. There is no
+    /// deadline: the wait ends with the answer, or when the target dies or leaves. After [`Error::PeerDied`], [`Error::PeerLeft`],
+    /// [`Error::Damaged`], [`Error::Severed`] or [`Error::Closed`] some of the bytes may be in their place. Up to 16 KiB go at high
+    /// priority, more at low; they wait behind messages of that priority for which the target has no room.
+    ///
     /// # Errors
     /// [`Error::Key`] says what is wrong with the key; [`Error::PeerDied`] and [`Error::PeerLeft`] if its node is known to be
-    /// gone, which is asked now and then; [`Error::Damaged`] if the region was truncated; [`Error::Shm`] if the region can't be mapped; [`Error::Closed`], [`Error::Forked`].
+    /// gone, which is asked now and then; [`Error::Damaged`] if the region was truncated; [`Error::Shm`] if the region can't be mapped;
+    /// [`Error::Reentrant`] by the network from within `recv_with`, unless its message had waited in the pool; [`Error::Closed`], [`Error::Forked`], [`Error::Severed`].
     pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
         let bytes = size_of_val(from);
+        if self.shared().has_network()
+            // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+            && unsafe { self.shared().ask(&to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? }
+        {
+            return Ok(());
+        }
         let (region, ptr) = self.shared().find(&to.place, bytes, PUT)?;
         // SAFETY: `ptr` is the start of `bytes` writable bytes of `region`; all bytes of a `T` are initialised.
         unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
         whole(&region)
     }
 
-    /// Reads elements from where the key says: one copy by this thread. As [`put`](Self::put), the other way.
+    /// Reads elements from where the key says: one copy by this thread. As [`put`](Self::put), the other way, over the network too.
     ///
     /// # Errors
-    /// As [`put`](Self::put). After an error `into` is as it was, unless that is [`Error::Damaged`].
+    /// As [`put`](Self::put). After [`Error::Key`] and [`Error::Reentrant`] `into` is as it was; after [`Error::Damaged`], or if the node died or left
+    /// while the network brought the bytes, some of them may be in it.
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);
-        let (region, ptr) = self.shared().find(&readable(from), bytes, GET)?;
+        let place = readable(from);
+        if self.shared().has_network()
+            // SAFETY: a slice that nobody else has; any bytes are a `T`.
+            && unsafe { self.shared().ask(&place, bytes, GET, into.as_mut_ptr().cast())? }
+        {
+            return Ok(());
+        }
+        let (region, ptr) = self.shared().find(&place, bytes, GET)?;
         // SAFETY: `ptr` is the start of `bytes` readable bytes of `region`; any bytes are a `T`.
         unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
         whole(&region)
@@ -182,7 +277,7 @@ fn readable<T: Plain, A: Access>(key: Key<T, A>) -> Place {
 
 impl Peer {
     /// Writes elements where the key says, as [`Node::put`], with no lock and no system call once the region was used: a put
-    /// of eight bytes is a few checks and one store.
+    /// of eight bytes is a few checks and one store. Over the network there is no difference to [`Node::put`].
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -206,7 +301,9 @@ impl Peer {
     pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
         let bytes = size_of_val(from);
         let mut cache = self.region_cache().borrow_mut();
-        let ptr = self.find(&mut cache, &to.place, bytes, PUT)?;
+        // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+        let found = unsafe { self.find(&mut cache, &to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? };
+        let Some(ptr) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
         // `T` are initialised.
         unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
@@ -216,13 +313,15 @@ impl Peer {
     /// Reads elements from where the key says, as [`Node::get`], with no lock and no system call once the region was used.
     ///
     /// # Errors
-    /// As [`put`](Self::put). After an error `into` is as it was, unless that is [`Error::Damaged`].
+    /// As [`Node::get`]; and [`KeyFault::OtherNode`] for a key of another node than this peer's.
     #[inline]
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);
         let mut cache = self.region_cache().borrow_mut();
         let place = readable(from);
-        let ptr = self.find(&mut cache, &place, bytes, GET)?;
+        // SAFETY: a slice that nobody else has; any bytes are a `T`.
+        let found = unsafe { self.find(&mut cache, &place, bytes, GET, into.as_mut_ptr().cast())? };
+        let Some(ptr) = found else { return Ok(()) };
         // SAFETY: `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are
         // a `T`.
         unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
@@ -242,35 +341,71 @@ impl Peer {
         shared.usable()?;
         // What is put next is a store, too: no need to wait for the lines of those before.
         fence(Ordering::Release);
-        if self.region_cache().borrow().inbox.as_ref().is_some_and(|inbox| inbox.is_known_dead()) {
-            let (node, incarnation) = (self.id(), self.incarnation());
+        let (node, incarnation) = (self.id(), self.incarnation());
+        let cache = self.region_cache().borrow();
+        if cache.inbox.is_none() && shared.has_network() {
+            // Every put by the network is in its place already. From within a callback nobody knows.
+            let engine = shared.enter(Token::current(), "flush").ok();
+            return match engine.filter(|engine| engine.has_ended(node, incarnation)) {
+                Some(engine) => Err(engine.unreachable(node, Some(incarnation))),
+                None => Ok(()),
+            };
+        }
+        if cache.inbox.as_ref().is_some_and(|inbox| inbox.is_known_dead()) {
             let ended = shared.ended(Token::current(), node, incarnation);
             return Err(ended.unwrap_or(Error::PeerDied { node, incarnation }));
         }
         Ok(())
     }
 
+    /// Where the bytes that `place` means are. `None`: where this node can't reach them, and by now they were put from `own` or got to
+    /// there by the network.
+    ///
+    /// # Safety
+    /// As [`Shared::ask`].
     #[inline(always)]
-    fn find(&self, cache: &mut RegionCache, place: &Place, bytes: usize, act: Act) -> Result<*mut u8> {
+    unsafe fn find(
+        &self,
+        cache: &mut RegionCache,
+        place: &Place,
+        bytes: usize,
+        act: Act,
+        own: *mut u8,
+    ) -> Result<Option<*mut u8>> {
         self.node().shared().usable()?;
         // Whose life the region is of, the cache compares; that the node is this one, nobody else does.
         if bytes as u64 <= place.bytes
             && place.node == self.id()
             && let Some(ptr) = cache.find(place, bytes, act)
         {
-            return Ok(ptr);
+            return Ok(Some(ptr));
         }
-        self.find_slow(cache, place, bytes, act)
+        // SAFETY: caller.
+        unsafe { self.find_slow(cache, place, bytes, act, own) }
     }
 
-    /// Not in the cache, or something is wrong, or it is time to ask whether the peer lives: the table finds out.
+    /// Not in the cache, or something is wrong, or it is time to ask whether the peer lives: the table finds out, or the peer says so.
+    ///
+    /// # Safety
+    /// As [`Shared::ask`].
     #[cold]
-    fn find_slow(&self, cache: &mut RegionCache, place: &Place, bytes: usize, act: Act) -> Result<*mut u8> {
+    unsafe fn find_slow(
+        &self,
+        cache: &mut RegionCache,
+        place: &Place,
+        bytes: usize,
+        act: Act,
+        own: *mut u8,
+    ) -> Result<Option<*mut u8>> {
         if place.node != self.id() {
             return Err(fault(act, place, KeyFault::OtherNode));
         }
         let shared = self.node().shared();
         if cache.inbox.as_ref().is_none_or(|inbox| inbox.incarnation() != place.incarnation) {
+            // SAFETY: caller.
+            if shared.has_network() && unsafe { shared.ask(place, bytes, act, own)? } {
+                return Ok(None);
+            }
             cache.inbox = shared.regions().inbox(shared.membership(), place.node, place.incarnation).ok();
         }
         if let Some(inbox) = &cache.inbox {
@@ -284,7 +419,7 @@ impl Peer {
             }
         })?;
         cache.regions[place.number as usize % CACHED] = Some(region);
-        Ok(ptr)
+        Ok(Some(ptr))
     }
 }
 

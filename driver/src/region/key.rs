@@ -68,7 +68,7 @@ pub(crate) fn read_secret(secret: u64) -> u64 {
 /// it. A key is good until its region is withdrawn or its node is gone; using it then is an error and nothing worse.
 ///
 /// Over shared memory a key guards against mistakes. It is no protection from a process that wants to do harm and runs as
-/// the same user.
+/// the same user. Over the network the owner of the region checks it at each put and get; who is let in there at all, the domain's key decides.
 pub struct Key<T, A> {
     pub(crate) place: Place,
     _means: PhantomData<fn() -> (T, A)>,

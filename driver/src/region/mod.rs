@@ -63,6 +63,7 @@
 mod access;
 pub(crate) mod copy;
 pub mod key;
+pub(crate) mod remote;
 pub(crate) mod table;
 
 pub use key::{Access, KEY_BYTES, Key, ReadOnly, ReadWrite};
@@ -89,7 +90,7 @@ impl<T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable> Plain f
 /// [`withdraw`](Self::withdraw).
 ///
 /// When the last clone is dropped the region is withdrawn: its keys are stale from then on. A peer that is copying at that
-/// moment copies to or from pages that nobody else ever gets. Those pages are given back when the last peer has let go of
+/// moment copies to or from pages that nobody else ever gets; so does the engine of this node, for one that is reached by the network. Those pages are given back when the last peer has let go of
 /// them: when it next finds a key of this node stale, has mapped many more of its regions, or leaves.
 ///
 /// It takes memory of `/dev/shm`, in whole pages and one more, from the moment on that it is made.
@@ -142,7 +143,7 @@ impl Node {
         };
         let (membership, table) = (self.shared().membership(), self.shared().regions());
         let own = membership.create_region(table.next_number(), bytes)?;
-        table.enter(own.ptr(), bytes, own.number());
+        table.offer(&own);
         let place = Place {
             node: membership.id(),
             incarnation: membership.incarnation(),

@@ -4,7 +4,7 @@ use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::{Membership, PeerInbox};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::error::ShmError;
-use doorbell_shm::region::{PeerRegion, RegionFault};
+use doorbell_shm::region::{OwnRegion, PeerRegion, RegionFault, RegionMemory};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,6 +31,8 @@ pub(crate) enum Miss {
 pub(crate) struct RegionTable {
     /// By address: length and number.
     own: RwLock<BTreeMap<usize, (usize, u32)>>,
+    /// By number: the memory of those that others may put to and get from.
+    memories: RwLock<BTreeMap<u32, RegionMemory>>,
     made: AtomicU32,
     peers: Mutex<BTreeMap<NodeId, Life>>,
 }
@@ -86,9 +88,22 @@ impl RegionTable {
         self.own.write().unwrap_or_else(PoisonError::into_inner).insert(ptr.addr(), (len, number));
     }
 
+    /// Enters a region of this node to which others may have keys.
+    pub fn offer(&self, own: &OwnRegion) {
+        self.memories.write().unwrap_or_else(PoisonError::into_inner).insert(own.number(), own.memory());
+        self.enter(own.ptr(), own.len(), own.number());
+    }
+
     /// Takes a region of this node out.
     pub fn forget(&self, ptr: *const u8) {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&ptr.addr());
+        if let Some((_, number)) = self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&ptr.addr()) {
+            self.memories.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        }
+    }
+
+    /// The memory of a region of this node to which others may have keys: mapped as long as the answer is kept.
+    pub fn memory(&self, number: u32) -> Option<RegionMemory> {
+        self.memories.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
     /// The number of the region of this node in which these bytes lie, and where in it they begin; `None` if they are private.
@@ -116,6 +131,11 @@ impl RegionTable {
     /// The inbox of this life of a peer, for its [`reach`](PeerInbox::reach) and to ask whether it lives.
     pub fn inbox(&self, membership: &Membership, node: NodeId, incarnation: Incarnation) -> Result<Arc<PeerInbox>, Miss> {
         Ok(self.life(&mut self.peers(), membership, node, incarnation)?.inbox.clone())
+    }
+
+    /// Whether the inbox of this life of a peer is mapped, as it shares memory with this node.
+    pub fn knows(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.peers().get(&node).is_some_and(|life| life.inbox.incarnation() == incarnation)
     }
 
     /// Lets go of all that is mapped of this life of a peer: it is over.

@@ -11,7 +11,7 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
-use doorbell_fabric::{Incarnation, Link, NodeId, PRIORITIES, Push};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;

@@ -30,6 +30,14 @@ pub struct Member {
     pub joined: Duration,
 }
 
+impl Member {
+    /// A node that is in no directory of this machine, and joined just now as far as is known.
+    pub fn remote(id: NodeId, incarnation: Incarnation, role: Role, pid: u32, label: String) -> Self {
+        let joined = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        Self { id, incarnation, role, pid, pid_namespace: 0, label, inbox_bytes: 0, joined }
+    }
+}
+
 /// Why a segment is no directory of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DirectoryFault {
@@ -130,10 +138,10 @@ impl Directory {
         }
     }
 
-    /// The next incarnation that `in_use` does not say no to. Under the domain's lock. The counter may hold anything.
-    pub fn take_incarnation(&self, in_use: impl Fn(u32) -> bool) -> Incarnation {
+    /// The next incarnation from `least` on that `in_use` does not say no to. Under the domain's lock. The counter may hold anything.
+    pub fn take_incarnation(&self, least: u32, in_use: impl Fn(u32) -> bool) -> Incarnation {
         let counter = &self.head().next_incarnation.0;
-        let mut next = counter.load(Ordering::Relaxed);
+        let mut next = counter.load(Ordering::Relaxed).max(least);
         // Ends: no more numbers are in use than there are nodes.
         while next == 0 || in_use(next) {
             next = next.wrapping_add(1);

@@ -56,6 +56,8 @@ pub struct JoinOptions {
     pub max_nodes: usize,
     /// How large its lanes are. Counts for whoever creates the domain.
     pub lanes: LaneGeometry,
+    /// The incarnation is this one or a later one: for who is known elsewhere, too, where nothing of this domain's numbers is known.
+    pub least_incarnation: Incarnation,
     /// Until when to wait for the domain's lock file.
     pub deadline: Instant,
 }
@@ -71,6 +73,7 @@ impl JoinOptions {
             label: String::new(),
             max_nodes: 32,
             lanes: LaneGeometry::default(),
+            least_incarnation: Incarnation(0),
             deadline: Instant::now() + Duration::from_secs(10),
         }
     }
@@ -149,7 +152,7 @@ impl Membership {
         let DomainFacts { max_nodes, lanes } = *directory.facts();
         let id = pick_id(options, &census, &directory)?;
         let in_use: BTreeSet<u32> = directory.ids().filter_map(|id| directory.incarnation(id)).map(|life| life.0).collect();
-        let incarnation = directory.take_incarnation(|number| in_use.contains(&number));
+        let incarnation = directory.take_incarnation(options.least_incarnation.0, |number| in_use.contains(&number));
 
         let flags = if Barriers::join().machine { 0 } else { FLAG_FENCE };
         let beacon = Beacon::new();
@@ -214,6 +217,17 @@ impl Membership {
     #[inline]
     pub fn incarnation(&self) -> Incarnation {
         self.me.incarnation
+    }
+
+    /// The number in this node's inbox that no other inbox has.
+    pub fn nonce(&self) -> u64 {
+        // SAFETY: an inbox begins with its header, and is mapped as long as `self`.
+        unsafe { SegmentHeader::at(self.inbox.ptr()) }.nonce()
+    }
+
+    /// This node as the directory has it.
+    pub fn me(&self) -> &Member {
+        &self.me
     }
 
     /// What this node is to its domain.
@@ -395,7 +409,7 @@ fn open_directory(lock: &DomainLock, census: &mut Census, options: &JoinOptions)
     let first = match found {
         Some(directory) if !census.living.is_empty() => return Ok(directory),
         // Nobody lives: what the dead agreed on binds nobody. Only their incarnations must not come back.
-        Some(directory) => directory.take_incarnation(|_| false),
+        Some(directory) => directory.take_incarnation(0, |_| false),
         None => Incarnation(1),
     };
     census.remove_all(lock)?;

@@ -22,6 +22,7 @@ pub struct PeerInbox {
     id: NodeId,
     incarnation: Incarnation,
     flags: u64,
+    nonce: u64,
     header: Segment,
     block: Segment,
     owner: Arc<Owner>,
@@ -106,7 +107,7 @@ impl PeerInbox {
             let here = matches!(file, OpenFile::Heap(_));
             let owner = Arc::new(Owner { file, process, dead: AtomicBool::new(false) });
             let reach = OnceLock::new();
-            let peer = Self { id, incarnation, flags: facts.flags, header, block, owner, pid, here, reach };
+            let peer = Self { id, incarnation, flags: facts.flags, nonce: facts.nonce, header, block, owner, pid, here, reach };
             // The owner held its file after the process was opened, so that process is the owner and no later one.
             if !peer.is_alive() {
                 return Err(ShmError::NodeDead { operation: OPERATION, domain: domain(), id, incarnation });
@@ -129,6 +130,11 @@ impl PeerInbox {
     /// The `FLAG_…` bits that its header had when it was opened.
     pub fn flags(&self) -> u64 {
         self.flags
+    }
+
+    /// The number that no other inbox has, as its header had it when it was opened.
+    pub fn nonce(&self) -> u64 {
+        self.nonce
     }
 
     /// The header page: `HEADER_BYTES` bytes.

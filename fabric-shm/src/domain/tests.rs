@@ -382,7 +382,7 @@ fn use_all_of(directory: &Directory) {
         assert!(member.label.len() <= 3 * MAX_LABEL && member.incarnation.0 != 0);
         assert!(member.id.index() < directory.facts().max_nodes);
     }
-    assert_ne!(directory.take_incarnation(|number| number % 3 == 0).0, 0);
+    assert_ne!(directory.take_incarnation(0, |number| number % 3 == 0).0, 0);
     for id in [0, 3, 4, 1023, u16::MAX].map(NodeId) {
         directory.clear(id, Some(Incarnation(1)));
         directory.clear(id, None);

@@ -13,31 +13,25 @@ pub const BATCH: usize = 16;
 /// Bytes of the longest run that the kernel can hand over, and some.
 pub const PAYLOAD_BYTES: usize = 1 << 16;
 
-/// Room for one run that arrives, laid out as io_uring wants it. The length is odd in pages, or the beginnings of all runs would contend
-/// for a few sets of the cache.
+/// Room for one run that arrives. The length is odd in pages, or the beginnings of all runs would contend for a few sets of the cache.
 #[repr(C, align(64))]
 pub struct Place {
-    /// What io_uring says of the rest.
-    pub found: [u8; 16],
-    pub name: [u8; NAME_ROOM],
-    pub control: [u8; CONTROL_BYTES],
+    name: [u8; NAME_ROOM],
+    control: [u8; CONTROL_BYTES],
+    _aligned: [u8; 16],
     pub payload: [u8; PAYLOAD_BYTES],
     _odd: [u8; 4096],
 }
 
 /// Bytes kept for an address, so that all that follows is aligned.
-pub const NAME_ROOM: usize = NAME_BYTES.next_multiple_of(16);
-/// Where the payload begins in a place.
-pub const PAYLOAD_AT: usize = std::mem::offset_of!(Place, payload);
+const NAME_ROOM: usize = NAME_BYTES.next_multiple_of(16);
 
-const _: () = assert!(PAYLOAD_AT.is_multiple_of(64) && PAYLOAD_AT == 16 + NAME_ROOM + CONTROL_BYTES);
+const _: () = assert!(std::mem::offset_of!(Place, payload).is_multiple_of(64));
 
 /// Places that have not been written to cost no memory.
 pub fn places(count: usize) -> Box<[Place]> {
     let layout = std::alloc::Layout::array::<Place>(count).expect("places are counted in tens");
-    if count == 0 {
-        return Box::default();
-    }
+    assert!(count > 0);
     // SAFETY: the layout has a size; a place is made of bytes, for which zero is a value; the box frees it by the same layout.
     unsafe {
         let memory = std::alloc::alloc_zeroed(layout);

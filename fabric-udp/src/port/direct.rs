@@ -5,7 +5,7 @@
 use super::calls::{self, Arrival, BATCH, Label, Place};
 use super::socket::Made;
 use super::sources::Sources;
-use super::{Sent, Statistics, Traffic, Trouble, TroubleKind};
+use super::{Sent, Statistics, Traffic, Trouble, TroubleKind, Woken};
 use crate::Run;
 use std::fmt;
 use std::io;
@@ -64,18 +64,22 @@ struct Counts {
 }
 
 /// Where runs arrive. Whoever receives has one of its own.
-pub struct Room(pub(super) Box<[Place]>);
+pub struct Room {
+    places: Box<[Place]>,
+    /// Whether the last look found something and ended before the socket was empty.
+    more: bool,
+}
 
 impl Room {
     /// Room for so many runs in one call: 1 to 16, of 68 KiB each, which cost memory as they are used.
     pub fn new(runs: usize) -> Self {
-        Self(calls::places(runs.clamp(1, BATCH)))
+        Self { places: calls::places(runs.clamp(1, BATCH)), more: false }
     }
 }
 
 impl fmt::Debug for Room {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Room({})", self.0.len())
+        write!(f, "Room({})", self.places.len())
     }
 }
 
@@ -120,30 +124,33 @@ impl Direct {
         (self.0.gso.load(Relaxed), self.0.gro)
     }
 
-    /// Takes what has arrived: up to `budget` runs, each given to `each` in place. Says how many there were; if fewer than `budget`, the
-    /// socket was empty. Does not wait. Any thread, with a room of its own.
+    /// Takes what has arrived: up to `budget` runs, each given to `each` in place. Says how many there were; none if the socket was empty.
+    /// Does not wait. Any thread, with a room of its own.
     ///
-    /// A run takes one call; with a budget of more than one, the second and further ones take a call together.
+    /// A run after a look that emptied the socket is handed over by itself, in one call: to ask whether there is a second one would cost a
+    /// lone datagram, whose sender waits for an answer, as much again. The look after that takes further runs several in a call, until the
+    /// budget is used up or the socket is empty.
     ///
     /// # Errors
     /// Those of the socket itself, which does not happen as long as it is open. What became of a datagram that went out is not one: see
     /// [`trouble`](Self::trouble).
     pub fn receive<F: FnMut(Run<'_>) + ?Sized>(&self, room: &mut Room, budget: usize, each: &mut F) -> io::Result<usize> {
+        let budget = if room.more { budget } else { budget.min(1) };
         let mut delivered = 0;
         let mut errors = 0;
         while delivered < budget {
-            let most = (budget - delivered).min(room.0.len());
+            let most = (budget - delivered).min(room.places.len());
             let got = if delivered == 0 || most == 1 {
-                calls::receive(self.as_fd(), &mut room.0[0]).map(|arrival| {
+                calls::receive(self.as_fd(), &mut room.places[0]).map(|arrival| {
                     self.0.counts.received[0].add(1);
-                    self.deliver(&mut room.0[0], arrival, each);
+                    self.deliver(&mut room.places[0], arrival, each);
                     (1, 1)
                 })
             } else {
                 let mut arrivals = [None; BATCH];
-                calls::receive_many(self.as_fd(), &mut room.0[..most], &mut arrivals).map(|count| {
+                calls::receive_many(self.as_fd(), &mut room.places[..most], &mut arrivals).map(|count| {
                     self.0.counts.received[0].add(1);
-                    for (place, arrival) in room.0.iter_mut().zip(arrivals.into_iter().flatten()) {
+                    for (place, arrival) in room.places.iter_mut().zip(arrivals.into_iter().flatten()) {
                         self.deliver(place, arrival, each);
                     }
                     (count, most)
@@ -165,11 +172,12 @@ impl Direct {
                 Err(error) => return Err(error),
             }
         }
+        room.more = delivered > 0 && delivered == budget;
         Ok(delivered)
     }
 
     /// Counts a run and hands it over.
-    pub(super) fn deliver<F: FnMut(Run<'_>) + ?Sized>(&self, place: &mut Place, arrival: Arrival, each: &mut F) {
+    fn deliver<F: FnMut(Run<'_>) + ?Sized>(&self, place: &mut Place, arrival: Arrival, each: &mut F) {
         let counts = &self.0.counts;
         if let Some(seen) = arrival.remarks.overflowed {
             self.overflowed(seen);
@@ -285,9 +293,13 @@ impl Direct {
         self.0.troubled.load(Relaxed)
     }
 
-    /// Something may be in the queue of errors.
-    pub(super) fn is_troubled(&self) {
-        self.0.troubled.store(true, Relaxed);
+    /// Notes what `poll(2)` said of the socket.
+    pub(super) fn polled(&self, events: i16, woken: &mut Woken) {
+        if events & libc::POLLERR != 0 {
+            self.0.troubled.store(true, Relaxed);
+        }
+        woken.datagram |= events & (libc::POLLIN | libc::POLLERR) != 0;
+        woken.writable |= events & libc::POLLOUT != 0;
     }
 
     /// What was counted since the port was opened.
@@ -307,11 +319,6 @@ impl Direct {
             failed: read(&counts.failed),
             unusable: read(&counts.unusable),
         }
-    }
-
-    /// Counts a call that received.
-    pub(super) fn called(&self) {
-        self.0.counts.received[0].add(1);
     }
 
     fn gso(&self, segment: usize) -> bool {

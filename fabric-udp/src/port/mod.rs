@@ -1,17 +1,14 @@
 //! Datagrams between the kernel and memory. Knows no protocol.
 //!
-//! A port is a bound socket with two ends. [`Direct`] is the end for every thread: calls that never wait. The [`Port`] is the end of the
-//! poller thread, which also waits, in one place for everything: a datagram, the doorbell word, the death of a process, and the clock. It
-//! has three gears:
+//! A port is a bound socket with two ends. [`Direct`] is the end for every thread: calls that never wait. The [`Port`] is the end of
+//! whoever waits, in one place for everything: a datagram, the doorbell word, and the clock. There are two gears:
 //!
-//! - **hot**: [`receive`](Port::receive) asks the socket itself. A system call a look, and the shortest way for a datagram.
-//! - **warm**: after [`warm`](Port::warm) a [`glance`](Port::glance) says whether there is something, without a system call.
-//! - **cold**: [`park`](Port::park) sleeps.
+//! - **hot**: [`Direct::receive`] asks the socket. A system call a look, and the shortest way for a datagram.
+//! - **cold**: [`Port::park`] sleeps. Any thread may, one at a time. Datagrams stay in the socket, for the hot gear to take, and nothing
+//!   stays armed: what is taken in the hot gear later wakes nobody.
 //!
 //! [`Uring`] does this with io_uring, [`Plain`] with plain calls where io_uring is forbidden or too old; [`open`] chooses. Both
 //! send and receive in [`Run`]s: the kernel cuts (GSO) and gathers (GRO) them.
-//!
-//! Nothing is armed in the hot gear. What a thread takes by [`Direct`] meanwhile costs the poller nothing and wakes nobody.
 
 mod bell;
 mod calls;
@@ -33,12 +30,14 @@ use crate::Run;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// The poller's end of a socket. All of it is for one thread: the first one that parks or warms up, if it is not the one that opened it.
+/// Runs that a port takes from the socket in one call.
+const RUNS: usize = 8;
+
+/// The end of a socket at which a thread waits: any thread, and now this one, now that one.
 pub trait Port: Send {
     /// The other end: for any thread.
     fn direct(&self) -> &Direct;
@@ -46,55 +45,21 @@ pub trait Port: Send {
     /// What it is, for people.
     fn kind(&self) -> Kind;
 
-    /// Takes what has arrived: up to `budget` runs, each given to `each` in place. Says how many there were. Does not wait.
-    ///
-    /// In the hot gear this asks the socket. In the warm gear it looks at what the kernel has brought already, which without a
-    /// datagram costs no system call. After [`park`](Self::park) it is called until it returns less than `budget`, or datagrams that
-    /// the kernel brought wait for the next call.
+    /// As [`Direct::receive`], with a room of the port's own.
     ///
     /// # Errors
-    /// Those of the socket or the ring themselves: it is to be closed. What became of a datagram that went out is none of them.
+    /// As there.
     fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize>;
 
-    /// Shifts to the warm gear: from now on the kernel says by itself that something came.
+    /// Sleeps until something happens, and says what did. What arrived is still to be [received](Direct::receive); as long as something
+    /// waits in the socket, parks end at once.
     ///
     /// # Errors
-    /// Those of the ring.
-    fn warm(&mut self) -> io::Result<()>;
-
-    /// Warm gear: whether it is worth calling [`receive`](Self::receive). Makes no system call. Always true where the kernel does not
-    /// tell.
-    fn glance(&mut self) -> bool;
-
-    /// Shifts to the hot gear: nothing is armed any more. To be called before another thread receives by [`Direct`].
-    ///
-    /// # Errors
-    /// Those of the ring.
-    fn hot(&mut self) -> io::Result<()>;
-
-    /// Sleeps until something happens, in one system call, and says what did. Nothing is armed when it returns, so that it is followed
-    /// by the hot gear.
-    ///
-    /// # Errors
-    /// Those of the ring, or of the system.
+    /// Those of the ring, or of the system: the port is to be closed.
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken>;
-
-    /// From now on parks end when the process behind a pidfd does; `token` says whose it was. A token that is watched already is
-    /// watched in place of it.
-    ///
-    /// # Errors
-    /// Those of the ring.
-    fn watch(&mut self, token: u64, process: OwnedFd) -> io::Result<()>;
-
-    /// Ceases to watch a process.
-    fn forget(&mut self, token: u64);
-
-    /// A watched process that has ended, if there is one. Each is told once. Does not wait; a thread that does not park calls it now and
-    /// then.
-    fn fallen(&mut self) -> Option<u64>;
 }
 
-/// What a parked thread waits for, beside datagrams and deaths.
+/// What a parked thread waits for, beside datagrams.
 #[derive(Clone, Copy, Debug)]
 pub struct Park<'a> {
     /// The doorbell word, which may be shared with other processes. Whoever changes it wakes its sleepers by `futex(2)`.
@@ -114,8 +79,6 @@ pub struct Woken {
     pub datagram: bool,
     /// The doorbell word changed.
     pub bell: bool,
-    /// A process ended: see [`fallen`](Port::fallen).
-    pub death: bool,
     /// There may be room for what is to be sent.
     pub writable: bool,
     /// The time was over.
@@ -210,7 +173,7 @@ impl fmt::Display for TroubleKind {
 /// What went in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// System calls, or completions, that moved something.
+    /// System calls that moved something.
     pub calls: u64,
     /// Datagrams.
     pub datagrams: u64,
@@ -267,16 +230,6 @@ impl FromStr for Kind {
     }
 }
 
-/// What the kernel brings by itself in the warm and the cold gear, where there is io_uring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Arm {
-    /// The datagrams.
-    #[default]
-    Datagrams,
-    /// The word that there are some, which stay in the socket.
-    Word,
-}
-
 /// How to open a port.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -284,8 +237,6 @@ pub struct Options {
     pub address: SocketAddr,
     /// How it waits.
     pub kind: Kind,
-    /// What io_uring brings.
-    pub arm: Arm,
     /// Bytes that may wait in the socket: what is asked of the system, which grants less to processes without CAP_NET_ADMIN.
     pub receive_buffer: usize,
     /// Bytes that may be on their way out of the socket.
@@ -298,7 +249,7 @@ impl Options {
     /// The usual ones.
     pub fn new(address: SocketAddr) -> Self {
         let (receive_buffer, send_buffer) = (16 << 20, 4 << 20);
-        Self { address, kind: Kind::Auto, arm: Arm::default(), receive_buffer, send_buffer, offload: true }
+        Self { address, kind: Kind::Auto, receive_buffer, send_buffer, offload: true }
     }
 }
 
@@ -309,7 +260,7 @@ impl Options {
 pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
     let direct = Direct::new(socket::make(options)?);
     if options.kind != Kind::Plain {
-        match Uring::new(direct.clone(), options.arm) {
+        match Uring::new(direct.clone()) {
             Ok(port) => return Ok(Box::new(port)),
             Err(reason) if options.kind == Kind::Uring => return Err(reason.into()),
             Err(reason) => tracing::warn!(

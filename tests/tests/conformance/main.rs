@@ -120,7 +120,13 @@ suite! {
         a_node_that_is_gone_has_stale_keys
         a_node_that_left_makes_and_uses_no_regions
         a_node_has_many_regions
-        regions_are_used_from_within_a_reader;
+        regions_are_used_from_within_a_reader
+        threads_put_and_get_both_ways_at_once
+        more_threads_put_than_a_node_keeps_answers_for
+        a_counter_says_what_was_put
+        messages_that_nobody_takes_do_not_hold_up_puts
+        a_long_put_or_get_ends_with_its_node
+        a_long_put_or_get_ends_when_its_own_node_leaves;
     transfers:
         large_messages_arrive_intact
         large_messages_arrive_intact_from_the_high_end
@@ -167,6 +173,14 @@ in_world!(heap_inline_spin: Heap, Inline, Spin);
 in_world!(heap_inline_yield: Heap, Inline, Yield);
 in_world!(heap_poller_park: Heap, Poller, Park);
 in_world!(heap_adaptive: Heap, Adaptive, Auto);
+in_world!(udp_inline: Udp, Inline, Auto);
+in_world!(udp_poller: Udp, Poller, Auto);
+in_world!(udp_adaptive: Udp, Adaptive, Auto);
+in_world!(udp_adaptive_park: Udp, Adaptive, Park);
+in_world!(udp_plain_port: UdpPlain, Adaptive, Auto);
+in_world!(udp_key: UdpKey, Adaptive, Auto);
+in_world!(mixed_adaptive: Mixed, Adaptive, Auto);
+in_world!(mixed_poller: Mixed, Poller, Auto);
 in_world!(faulty_inline: Faulty, Inline, Auto);
 in_world!(faulty_poller: Faulty, Poller, Auto);
 in_world!(faulty_adaptive: Faulty, Adaptive, Auto);

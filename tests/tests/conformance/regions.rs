@@ -1,7 +1,7 @@
 //! Memory that others write and read: puts, gets, and keys that are good for nothing.
 
-use doorbell::{Error, Incarnation, KEY_BYTES, Key, KeyFault, Match, Node, NodeId, ReadOnly, ReadWrite};
-use doorbell_tests::patience::{running, soon};
+use doorbell::{Error, Incarnation, KEY_BYTES, Key, KeyFault, Match, Node, NodeId, Priority, ReadOnly, ReadWrite};
+use doorbell_tests::patience::{briefly, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::world::{Ground, World};
 
@@ -14,11 +14,12 @@ fn why<T: std::fmt::Debug>(result: doorbell::Result<T>) -> KeyFault {
     }
 }
 
-/// The names of a node's regions that are to be seen.
-fn regions_of(world: &World, node: NodeId) -> Vec<String> {
+/// So many of a node's regions are to be seen, where they are to be seen at all.
+#[track_caller]
+fn check_names(world: &World, node: NodeId, count: usize) {
     let mut names = world.domain().files();
     names.retain(|name| name.rsplit_once(".r").is_some_and(|(head, _)| head.ends_with(&format!(".{node}"))));
-    names
+    assert!(names.len() == count || world.is_networked(), "{names:?}");
 }
 
 pub fn puts_and_gets_of_every_length_arrive(world: &World) {
@@ -185,7 +186,8 @@ pub fn a_withdrawn_region_has_stale_keys(world: &World) {
         a.put(&[1], key).unwrap();
         drop(region);
         peer.put(&[2], key).unwrap();
-        assert!(clone.is_live() && regions_of(world, b.id()).len() == 1);
+        assert!(clone.is_live());
+        check_names(world, b.id(), 1);
         if withdraw {
             clone.withdraw().unwrap();
             clone.withdraw().unwrap();
@@ -194,7 +196,7 @@ pub fn a_withdrawn_region_has_stale_keys(world: &World) {
             drop(clone.clone());
             drop(clone);
         }
-        assert_eq!(regions_of(world, b.id()), [""; 0]);
+        check_names(world, b.id(), 0);
         for _ in 0..2 {
             assert_eq!(why(peer.put(&[3], key)), KeyFault::Stale);
             assert_eq!(why(peer.get(key, &mut [0])), KeyFault::Stale);
@@ -253,7 +255,8 @@ pub fn a_node_that_is_gone_has_stale_keys(world: &World) {
         assert_eq!((first, next.is_live()), ([5], true));
         c.leave().unwrap();
         b.leave().unwrap();
-        assert!(!next.is_live() && regions_of(world, id).is_empty());
+        assert!(!next.is_live());
+        check_names(world, id, 0);
     }
 }
 
@@ -294,25 +297,185 @@ pub fn a_node_has_many_regions(world: &World) {
         }
         regions.truncate(regions.len() / 2);
     }
-    assert_eq!(regions_of(world, b.id()).len(), regions.len());
+    check_names(world, b.id(), regions.len());
     let keys: Vec<_> = regions.iter().map(|region| region.key()).collect();
     regions.clear();
     assert!(keys.iter().all(|key| why(peer.put(&[1], *key)) == KeyFault::Stale));
-    assert_eq!(regions_of(world, b.id()), [""; 0]);
+    check_names(world, b.id(), 0);
 }
 
 pub fn regions_are_used_from_within_a_reader(world: &World) {
     let [a, b] = world.nodes();
     let region = b.region::<u64>(1).unwrap();
+    let peer = a.peer(b.id()).unwrap();
     b.send_by(a.id(), 1, &region.key().to_bytes(), soon()).unwrap();
     let reply = a.recv_with_by(Match::any().tag(1), soon(), |_, payload| {
         let mut bytes = [0; KEY_BYTES];
         payload.copy_to(&mut bytes);
         let key = Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap();
-        a.put(&[7], key).unwrap();
-        let mut got = [0];
-        a.get(key, &mut got).unwrap();
-        got[0]
+        let (mut of_peer, mut of_node) = ([0], [0]);
+        let results =
+            [peer.put(&[7], key), peer.get(key, &mut of_peer), a.put(&[7], key), a.get(key, &mut of_node), peer.flush()];
+        (results, of_peer[0], of_node[0])
     });
-    assert_eq!(reply.unwrap(), 7);
+    let (results, of_peer, of_node) = reply.unwrap();
+    // Who waits for an answer needs the engine, which this thread has unless the message came by way of the pool.
+    if world.is_networked() && results[0].is_err() {
+        assert!(results[..4].iter().all(|result| matches!(result, Err(Error::Reentrant { operation: "put" | "get" }))));
+        assert!(results[4].is_ok() && (of_peer, of_node) == (0, 0), "{results:?}");
+        // Nothing of it is left behind.
+        peer.put(&[7], region.key()).unwrap();
+    } else {
+        assert!(results.iter().all(Result::is_ok) && (of_peer, of_node) == (7, 7), "{results:?}");
+    }
+    let mut got = [0];
+    region.read(0, &mut got).unwrap();
+    assert_eq!(got, [7]);
+}
+
+pub fn threads_put_and_get_both_ways_at_once(world: &World) {
+    const THREADS: usize = 5;
+    let [a, b] = world.nodes();
+    let lens = [8, 700, 9000, 70_000, 600_000];
+    let regions = [a.region::<u8>(600_000 * THREADS).unwrap(), b.region::<u8>(600_000 * THREADS).unwrap()];
+    let mut under_way = Vec::new();
+    for (from, region) in [(&a, &regions[1]), (&b, &regions[0])] {
+        for (thread, len) in lens.into_iter().enumerate() {
+            let (node, key) = (from.clone(), region.key().at(600_000 * thread));
+            under_way.push(running("puts and gets of many threads", move || {
+                let peer = node.peer(key.node()).unwrap();
+                for round in 0..20 {
+                    let seed = (thread * 100 + round) as u64;
+                    let bytes = pattern::bytes(len, seed);
+                    if round % 2 == 0 { peer.put(&bytes, key) } else { node.put(&bytes, key) }.unwrap();
+                    let mut got = vec![0; len];
+                    if round % 2 == 0 { node.get(key, &mut got) } else { peer.get(key, &mut got) }.unwrap();
+                    pattern::check(&got, seed);
+                }
+            }));
+        }
+    }
+    under_way.into_iter().for_each(|thread| thread.join());
+}
+
+pub fn more_threads_put_than_a_node_keeps_answers_for(world: &World) {
+    const THREADS: usize = 100;
+    let [a, b] = world.nodes();
+    let region = b.region::<u64>(THREADS).unwrap();
+    let key = region.key();
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let a = a.clone();
+            running("a put of many", move || (1..=5).for_each(|round| a.put(&[round], key.at(thread)).unwrap()))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join());
+    let mut all = [0; THREADS];
+    region.read(0, &mut all).unwrap();
+    assert_eq!(all, [5; THREADS]);
+}
+
+pub fn a_counter_says_what_was_put(world: &World) {
+    let [a, b] = world.nodes();
+    let region = b.region::<u32>(100_000).unwrap();
+    let counter = b.counter().unwrap();
+    counter.init(404_000).unwrap();
+    a.put_notify(&[3; 1000], region.key(), counter.key()).unwrap();
+    a.put_notify_by(&[4; 100_000], region.key(), counter.key(), soon()).unwrap();
+    counter.wait_by(soon()).unwrap();
+    let mut all = vec![0; 100_000];
+    region.read(0, &mut all).unwrap();
+    assert!(all.iter().all(|element| *element == 4));
+    let wrong = region.key().at(1);
+    counter.init(400_000).unwrap();
+    assert_eq!(why(a.put_notify(&[5; 100_000], wrong, counter.key())), KeyFault::OutOfRange);
+    assert!(counter.wait_by(briefly()).is_err());
+}
+
+pub fn messages_that_nobody_takes_do_not_hold_up_puts(world: &World) {
+    let [a, b] = world.nodes_with_pool(4 << 10);
+    let region = b.region::<u8>(200_000).unwrap();
+    // Until the pool of the one who puts is full, and more than that.
+    let urgent = [Priority::High, Priority::Low].map(|priority| b.peer_with_priority(a.id(), priority).unwrap());
+    let mut sent = [0; 2];
+    for (index, (peer, sent)) in urgent.iter().zip(&mut sent).enumerate() {
+        while *sent < 50 && peer.send_by(index as u64 * 100 + *sent, &[1; 1000], briefly()).is_ok() {
+            *sent += 1;
+        }
+    }
+    let (to, key) = (a.clone(), region.key());
+    running("puts past messages that nobody takes", move || {
+        let mut got = vec![0; 200_000];
+        for len in [8, 200_000] {
+            to.put(&vec![9; len], key).unwrap();
+            to.get(key, &mut got[..len]).unwrap();
+            assert!(got[..len].iter().all(|byte| *byte == 9));
+        }
+    })
+    .join();
+    // They are all there.
+    for (index, sent) in sent.into_iter().enumerate() {
+        for at in 0..sent {
+            a.recv_by(Match::from(b.id()).tag(index as u64 * 100 + at), &mut [0; 1000], soon()).unwrap();
+        }
+    }
+}
+
+pub fn a_long_put_or_get_ends_with_its_node(world: &World) {
+    const LEN: usize = 16 << 20;
+    for go in [Node::abandon as fn(Node), |node: Node| node.leave().unwrap()] {
+        for puts in [true, false] {
+            let [a, b] = world.nodes();
+            let region = b.region::<u8>(LEN).unwrap();
+            let (key, id, life, peer) = (region.key(), b.id(), b.incarnation(), a.peer(b.id()).unwrap());
+            let under_way = running("a long put or get", move || {
+                let mut bytes = vec![1; LEN];
+                let error = (0..1000).find_map(|_| if puts { peer.put(&bytes, key) } else { peer.get(key, &mut bytes) }.err());
+                // Nobody touches them any more.
+                bytes.fill(2);
+                std::thread::yield_now();
+                assert!(bytes.iter().all(|byte| *byte == 2));
+                error.expect("puts and gets end with the node")
+            });
+            let under_way = under_way.started();
+            if puts {
+                until("a put under way", || {
+                    let mut first = [0];
+                    region.read(LEN / 4, &mut first).unwrap();
+                    (first == [1]).then_some(())
+                });
+            } else {
+                a.get(key, &mut [0]).unwrap();
+            }
+            go(b);
+            let error = under_way.join();
+            // Who shares memory may see that the region is gone before it hears of its node.
+            let is_stale = matches!(error, Error::Key { why: KeyFault::Stale, .. });
+            assert!(is_stale || is_gone(&error, id, life, true) || is_gone(&error, id, life, false), "{error:?}");
+        }
+    }
+}
+
+pub fn a_long_put_or_get_ends_when_its_own_node_leaves(world: &World) {
+    const LEN: usize = 8 << 20;
+    for puts in [true, false] {
+        let [a, b] = world.nodes();
+        let region = b.region::<u8>(LEN).unwrap();
+        let (key, other) = (region.key(), a.clone());
+        let under_way = running("a long put or get", move || {
+            let mut bytes = vec![1; LEN];
+            let error = (0..100_000).find_map(|_| if puts { other.put(&bytes, key) } else { other.get(key, &mut bytes) }.err());
+            error.expect("a node that left puts nothing")
+        });
+        let under_way = under_way.started();
+        std::thread::yield_now();
+        a.leave().unwrap();
+        assert!(matches!(under_way.join(), Error::Closed));
+        // The other one is as it was.
+        let c = world.node(2);
+        c.put(&[5], key).unwrap();
+        let mut first = [0];
+        region.read(0, &mut first).unwrap();
+        assert_eq!(first, [5]);
+    }
 }

@@ -224,14 +224,23 @@ fn arrive(world: &World, from_high: bool) {
 }
 
 pub fn large_messages_arrive_intact(world: &World) {
+    if !world.has_transfers() {
+        return;
+    }
     arrive(world, false);
 }
 
 pub fn large_messages_arrive_intact_from_the_high_end(world: &World) {
+    if !world.has_transfers() {
+        return;
+    }
     arrive(world, true);
 }
 
 pub fn whoever_copies_large_messages_arrive(world: &World) {
+    if !world.has_transfers() {
+        return;
+    }
     let policies = [Copy::Auto, Copy::Origin, Copy::Target, Copy::Both];
     for (index, (here, there)) in policies.into_iter().flat_map(|here| policies.map(|there| (here, there))).enumerate() {
         let a = world.builder(0).copy(here).join().unwrap();
@@ -388,6 +397,9 @@ pub fn a_node_moves_a_large_message_to_itself(world: &World) {
 }
 
 pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
+    if !world.has_transfers() {
+        return;
+    }
     let mut random = Random::new(11);
     for round in 0..6 {
         let (high, copies) = (random.chance(50), [Copy::Both, Copy::Origin, Copy::Target]);

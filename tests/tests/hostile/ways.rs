@@ -175,7 +175,7 @@ fn indices(foe: &mut Foe) {
 
 fn envelopes(foe: &mut Foe) {
     let priority = foe.random.below(3);
-    let kind = PacketKind::from_number(1 + foe.random.below(8) as u8).unwrap();
+    let kind = PacketKind::from_number(1 + foe.random.below(9) as u8).unwrap();
     let sequence = match foe.random.below(20) {
         0 => foe.random.next() as u32,
         1 => foe.sequences[priority].wrapping_sub(1),

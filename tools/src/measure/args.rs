@@ -1,5 +1,6 @@
 //! What the measuring commands have in common on their command lines.
 
+use super::net::{Half, NetArgs, PassingKey};
 use super::plan::{COPIER_VARIABLE, Copier, Leg, Place, Plan, Test};
 use super::report::Format;
 use super::size::Size;
@@ -39,22 +40,46 @@ pub struct MeasureArgs {
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     pub format: Format,
-    /// The domain that the processes join [default: one of their own]
+    /// The domain that the processes join [default: one of their own, and `measure` for two halves]
     #[arg(long, value_name = "NAME")]
     pub domain: Option<String>,
+    #[command(flatten)]
+    pub net: NetArgs,
 }
 
 /// Options of the commands in which long messages matter.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct TransferArgs {
-    /// Where the bytes of messages lie, at both ends
-    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Place::Registered)]
-    pub buffers: Place,
-    /// Who copies long messages
-    #[arg(long, value_enum, value_name = "WHO", env = COPIER_VARIABLE, default_value_t = Copier::Auto)]
-    pub copy: Copier,
+    /// Where the bytes of messages lie, at both ends [default: registered]
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub buffers: Option<Place>,
+    /// Who copies long messages [default: auto]
+    #[arg(long, value_enum, value_name = "WHO", env = COPIER_VARIABLE)]
+    pub copy: Option<Copier>,
 }
 
+impl TransferArgs {
+    /// The plan with these.
+    pub fn apply(&self, plan: Plan) -> Result<Plan, Failure> {
+        if plan.net.is_none() {
+            let (buffers, copy) = (self.buffers.unwrap_or(Place::Registered), self.copy.unwrap_or(Copier::Auto));
+            return Ok(Plan { buffers, copy, ..plan });
+        }
+        let refuse = |option: &str, why: &str, hint: &str| Err(Failure::usage(format!("{option}: over UDP {why}"), hint));
+        match (self.buffers, self.copy) {
+            (Some(Place::Registered), _) => refuse("--buffers", "all memory is private", "leave it out"),
+            (_, Some(_)) => refuse(
+                "--copy",
+                "nobody can copy out of the other's memory",
+                "leave it out, and unset DOORBELL_COPY if it is set",
+            ),
+            _ => Ok(plan),
+        }
+    }
+}
+
+/// The domain of two halves: both know it.
+const HALVES: &str = "measure";
 /// Bytes of the word that the target of a put polls.
 const PUT_UNIT: usize = size_of::<u64>();
 
@@ -88,17 +113,21 @@ impl MeasureArgs {
             let hint = format!("this process may run on {}", list.join(","));
             return Err(Failure::usage(format!("--pin: processor {missing} is not there"), hint));
         }
-        let processes = 2 * usize::from(self.pairs);
+        let half = self.net.half();
+        let processes = if half.is_some() { 1 } else { 2 * usize::from(self.pairs) };
         let mut pinned = self.pin.clone();
         pinned.truncate(processes);
         pinned.sort_unstable();
         pinned.dedup();
         let own = if pinned.is_empty() { allowed.len() } else { pinned.len() };
         let crowded = processes > own;
-        let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes), crowded)));
+        let slower = if self.net.is_udp() { test.slower_over_udp() } else { 1 };
+        let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes) / slower, crowded)));
+        let domain = || if half.is_some() { HALVES.into() } else { format!("{}-{}", test.name(), std::process::id()) };
         Ok(Plan {
             test,
-            domain: self.domain.clone().unwrap_or_else(|| format!("{}-{}", test.name(), std::process::id())),
+            domain: self.domain.clone().unwrap_or_else(domain),
+            net: None,
             pairs: usize::from(self.pairs),
             put: false,
             window: 1,
@@ -126,6 +155,19 @@ impl MeasureArgs {
             }
             None => Ok(Plan { put, ..plan }),
         }
+    }
+
+    /// The plan as it is carried out: over the network, if that is asked for. The key has to live as long as the workers.
+    pub fn over_network(&self, plan: Plan) -> Result<(Plan, Option<PassingKey>), Failure> {
+        match self.net.net()? {
+            None => Ok((plan, None)),
+            Some((net, key)) => Ok((plan.over(Some(net))?, key)),
+        }
+    }
+
+    /// Which half of a measurement this command is, if it is one.
+    pub fn half(&self) -> Option<Half> {
+        self.net.half()
     }
 
     /// The messages that count for one size: as asked for, or as many as is usual and can be had in the time.

@@ -1,9 +1,8 @@
 //! `doorbell bandwidth`: how many bytes a second go from one process to another.
 
 use super::args::{MeasureArgs, TransferArgs};
-use super::pairs;
 use super::plan::{Plan, Test, stream_leg, usual_stream};
-use super::report::{self, Header, Row};
+use super::report::Row;
 use super::size::Size;
 use crate::exit::Failure;
 
@@ -18,12 +17,17 @@ Examples:
   doorbell bandwidth --pin 0,1 --floor              in turns with a bare copy by the kernel
   doorbell bandwidth --pin 0,1 --both-ways          in both directions at once, their sum
   doorbell bandwidth --pin 0,1 --sizes 1MiB --copy origin
+  doorbell bandwidth --pin 0,1 --fabric udp --floor in turns with plain UDP sockets
+  doorbell bandwidth --listen 10.0.0.1:7000 --key-file grid.key
+  doorbell bandwidth --connect 10.0.0.1:7000 --key-file grid.key
+                                                    between two machines: see `doorbell latency --help`
   doorbell bandwidth --pin 0,1 --format json | jq .gb_per_s
 
 With --floor the same two processes also pass bare messages in the same buffers, in sections
 between those of the driver. `pulled`: the receiver has the kernel copy each message from the
 sender's memory (process_vm_readv), and `ratio` is the driver's bandwidth over that. `copied`:
-each message is copied into shared memory and out of it.
+each message is copied into shared memory and out of it. Over UDP the floor is datagrams of
+up to 8 KiB in runs that the kernel cuts and gathers, which nobody writes or reads.
 
 GB are powers of ten. `spread` is how far the fastest and the slowest tenth of the sections
 are apart, in percent of the median.")]
@@ -46,7 +50,7 @@ pub struct BandwidthArgs {
 /// Messages that count, where nothing is said, at most.
 const MESSAGES: u64 = 1_000_000;
 /// Bytes of the buffers of one direction, at most.
-const WINDOW_BYTES: usize = 2 << 30;
+pub const WINDOW_BYTES: usize = 2 << 30;
 
 /// Measures and prints.
 pub fn run(args: &BandwidthArgs) -> Result<(), Failure> {
@@ -58,10 +62,6 @@ pub fn run(args: &BandwidthArgs) -> Result<(), Failure> {
         return Err(Failure::usage(what, format!("--window {most} is enough for such messages")));
     }
     let plan = args.measure.plan(Test::Bandwidth, &args.sizes, |bytes| usual_stream(bytes, MESSAGES), stream_leg)?;
-    let (buffers, copy) = (args.transfer.buffers, args.transfer.copy);
-    let plan = Plan { window, both_ways: args.both_ways, buffers, copy, ..plan };
-    let outcome = pairs::carry_out(&plan)?;
-    let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::bandwidth(&plan, leg, &outcome)).collect();
-    report::print(args.measure.format, &Header::of(&plan), &rows);
-    Ok(())
+    let plan = Plan { window, both_ways: args.both_ways, ..plan };
+    super::carry_out(&args.measure, Some(&args.transfer), plan, Row::bandwidth)
 }

@@ -3,7 +3,7 @@
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Recipient, Region, Request};
 use doorbell_benches::exchange::Carrier;
-use doorbell_benches::floor::{Patience, PullError, Stopped};
+use doorbell_benches::floor::{Patience, PullError, Stopped, UdpError};
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::Window;
 use doorbell_benches::touch;
@@ -22,9 +22,21 @@ pub enum CarrierError {
     /// The driver says why.
     #[error(transparent)]
     Driver(#[from] Error),
+    /// The floor's socket does not work.
+    #[error(transparent)]
+    Socket(UdpError),
     /// The kernel did not copy.
     #[error(transparent)]
     Kernel(nix::errno::Errno),
+}
+
+impl From<UdpError> for CarrierError {
+    fn from(error: UdpError) -> Self {
+        match error {
+            UdpError::Stopped(stopped) => stopped.into(),
+            error => Self::Socket(error),
+        }
+    }
 }
 
 impl From<PullError> for CarrierError {
@@ -70,6 +82,8 @@ pub struct ThroughNode<'a> {
     pub node: &'a Node,
     /// The node at the other end.
     pub to: NodeId,
+    /// What to receive.
+    pub from: Match,
     /// Says when to stop.
     pub patience: &'a Patience,
 }
@@ -87,7 +101,7 @@ impl Carrier for ThroughNode<'_> {
         if self.patience.stopped() {
             return Err(Stopped.into());
         }
-        self.node.recv(Match::any(), into)?;
+        self.node.recv(self.from, into)?;
         Ok(())
     }
 }

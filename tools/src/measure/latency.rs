@@ -2,9 +2,8 @@
 
 use super::args::{MeasureArgs, TransferArgs};
 use super::plan::{Leg, Plan, Test};
-use super::report::{self, Header};
+use super::report::Row;
 use super::size::Size;
-use super::{pairs, report::Row};
 use crate::exit::Failure;
 
 /// Measure how long a message takes from one process to another
@@ -21,6 +20,7 @@ Examples:
   doorbell latency --pin 0,1 --put                  by puts, from 8 bytes to 4 MiB
   doorbell latency --loan --untouched --sizes 8,4MiB
                                                     what it takes to hand over a message, however long
+  doorbell latency --pin 0,1 --fabric udp --floor   over UDP, in turns with plain sockets
   doorbell latency --sizes 8 --format json | jq .p99_ns
   doorbell latency --sizes 8 --format hgrm > 8.hgrm for the plotters of HdrHistogram
 
@@ -28,7 +28,15 @@ With --floor the same two processes also pass bare messages, in short sections b
 those of the driver: in a ring slot that is one cache line, payload and sequence word
 together (up to 48 bytes), or copied in and out of shared memory (above). `ratio` is the
 driver's median over the floor's. From 16 KiB on, `pipelined` is the same floor in chunks
-that are copied in while others are copied out: the best of 4, 8, 16 and 32 KiB.
+that are copied in while others are copied out: the best of 4, 8, 16 and 32 KiB. Over UDP
+the floor is a datagram by a plain socket that is asked again and again, up to 65507 bytes.
+
+Between two machines, with a key that both have:
+  head -c 32 /dev/urandom > grid.key; chmod 600 grid.key; scp -p grid.key other:
+  doorbell latency --listen 10.0.0.1:7000 --key-file grid.key     on the one, which has that address
+  doorbell latency --connect 10.0.0.1:7000 --key-file grid.key    on the other, which measures and prints
+The half that connects says what is measured: --sizes, --iterations, --warmup, --untouched.
+--pin, --wait, --progress, --shared and --port are each half's own.
 
 With --put each process has a region and the key to the other's, and puts its message there:
 all but the last word, then that word, which the other polls where it lies. No engine and no
@@ -70,12 +78,8 @@ pub fn run(args: &LatencyArgs) -> Result<(), Failure> {
     let handed_over = args.loan && !args.measure.touches_bytes();
     let usual = |bytes| usual(if handed_over { 0 } else { bytes });
     let plan = args.measure.plan(Test::Latency, &args.sizes, usual, |bytes, messages| leg(args, bytes, messages))?;
-    let (buffers, copy, loan) = (args.transfer.buffers, args.transfer.copy, args.loan);
-    let plan = Plan { buffers, copy, loan, ..args.measure.by_put(args.put, plan)? };
-    let outcome = pairs::carry_out(&plan)?;
-    let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::latency(&plan, leg, &outcome)).collect();
-    report::print(args.measure.format, &Header::of(&plan), &rows);
-    Ok(())
+    let plan = Plan { loan: args.loan, ..args.measure.by_put(args.put, plan)? };
+    super::carry_out(&args.measure, Some(&args.transfer), plan, Row::latency)
 }
 
 fn usual(bytes: usize) -> u64 {

@@ -1,11 +1,11 @@
 //! Starts the workers of a measurement, waits for what they find, and leaves nothing behind however it ends.
 
-use super::plan::{COPIER_VARIABLE, Finding, Order, Plan, Reply};
+use super::plan::{Finding, Order, Plan, Reply};
 use super::worker;
 use crate::exit::Failure;
 use doorbell::Space;
 use doorbell_benches::clock::Clock;
-use doorbell_benches::floor::Mapping;
+use doorbell_benches::floor::{Mapping, UdpEnd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// How long workers that were told to stop may take before they are killed.
 const GRACE: Duration = Duration::from_secs(3);
+
+/// Bytes that may wait in a socket of the floor, where the system allows as many.
+const SOCKET_BYTES: usize = 64 << 20;
 
 /// What a measurement found.
 #[derive(Debug)]
@@ -70,11 +73,19 @@ impl Workers {
     fn start(plan: &Plan, mapping: &Mapping, clock: Clock) -> Result<Self, Failure> {
         let (tell, answers) = channel();
         let mut workers = Self { children: Vec::new(), answers };
+        let sockets: Vec<[UdpEnd; 2]> = if plan.floor && plan.net.is_some() {
+            let pairs = (0..plan.pairs).map(|_| UdpEnd::pair(SOCKET_BYTES));
+            let unable = |error| Failure::usage(format!("could not open sockets for the floor: {error}"), "leave out --floor");
+            pairs.collect::<io::Result<_>>().map_err(unable)?
+        } else {
+            Vec::new()
+        };
         for node in 0..2 * plan.pairs {
             let order = Order {
                 plan: plan.clone(),
                 node,
                 memory: mapping.descriptor(),
+                socket: sockets.get(node / 2).map(|pair| pair[node % 2].descriptor()),
                 parent: std::process::id() as i32,
                 ns_per_tick: clock.ns_per_tick,
             };
@@ -85,7 +96,6 @@ impl Workers {
             // The running program, even if the file was replaced meanwhile.
             let mut child = Command::new("/proc/self/exe")
                 .args([worker::COMMAND, &order])
-                .env(COPIER_VARIABLE, plan.copy.name())
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -139,7 +149,7 @@ impl Workers {
             }
         }
         match (signal.load(Ordering::SeqCst), trouble) {
-            (0, None) => Ok(findings.into_iter().step_by(2).collect()),
+            (0, None) => Ok(pairs_of(findings)),
             (0, Some((_, failure))) => Err(failure),
             (signal, _) => Err(Failure::interrupted(signal as i32)),
         }
@@ -164,6 +174,15 @@ impl Drop for Workers {
     }
 }
 
+/// What both sides of each pair found, together.
+fn pairs_of(mut findings: Vec<Vec<Finding>>) -> Vec<Vec<Finding>> {
+    let join = |pair: &mut [Vec<Finding>]| {
+        let [ping, pong] = [0, 1].map(|side| std::mem::take(&mut pair[side]));
+        ping.into_iter().zip(pong).map(|(ping, pong)| ping.joined(pong)).collect()
+    };
+    findings.chunks_exact_mut(2).map(join).collect()
+}
+
 /// What a worker that ended has to say.
 fn judge(node: usize, pid: u32, answer: &str, status: &io::Result<ExitStatus>) -> Result<Vec<Finding>, (Gravity, Failure)> {
     let role = if node.is_multiple_of(2) { "the process that sends and measures" } else { "the process that answers" };
@@ -171,7 +190,7 @@ fn judge(node: usize, pid: u32, answer: &str, status: &io::Result<ExitStatus>) -
     let again = "nothing was measured: run it again";
     match serde_json::from_str(answer) {
         Ok(Reply::Done(findings)) => Ok(findings),
-        Ok(Reply::Unable(why)) => Err((Gravity::Unable, Failure::usage(why, ""))),
+        Ok(Reply::Unable(failure)) => Err((Gravity::Unable, failure)),
         Ok(Reply::Failed(why)) => Err((Gravity::Failed, Failure::failed(format!("{who} could not go on: {why}"), again))),
         Ok(Reply::Stopped) => Err((Gravity::Stopped, Failure::failed(format!("{who} was told to stop"), again))),
         Err(_) => {

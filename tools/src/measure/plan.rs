@@ -1,7 +1,9 @@
 //! What a worker is told, and what it answers: one line of JSON each.
 
+use super::net::Net;
+use crate::exit::Failure;
 use doorbell_benches::exchange::Side;
-use doorbell_benches::floor::Shape;
+use doorbell_benches::floor::{DATAGRAM_MOST, Shape};
 use doorbell_benches::stats::Samples;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +27,13 @@ impl Test {
             Test::Rate => "rate",
             Test::Bandwidth => "bandwidth",
         }
+    }
+}
+
+impl Test {
+    /// How many times fewer messages there are over UDP, where nothing is said.
+    pub fn slower_over_udp(self) -> u64 {
+        if self == Test::Rate { 50 } else { 4 }
     }
 }
 
@@ -87,6 +96,8 @@ pub struct Plan {
     pub test: Test,
     /// The name of the domain.
     pub domain: String,
+    /// Over the network, and how; through shared memory if nothing is said.
+    pub net: Option<Net>,
     /// Pairs of processes.
     pub pairs: usize,
     /// By puts into the other's region instead of messages, for a latency or a rate.
@@ -141,15 +152,16 @@ impl Plan {
     /// What the sections of a round go over.
     pub fn sections(&self, leg: &Leg, round: usize) -> impl Iterator<Item = Over> + use<> {
         let chunk = CHUNKS[round % CHUNKS.len()];
+        let is_shared = self.net.is_none();
         let beside = match self.test {
+            _ if !is_shared => None,
             Test::Latency if leg.bytes >= CHUNKED_FROM => Some(Over::Chunked(chunk)),
             Test::Bandwidth => Some(Over::Pulled),
             _ => None,
         };
-        let floor = [Some(Over::Floor), beside].into_iter().flatten().filter({
-            let floor = self.floor;
-            move |_| floor
-        });
+        // What goes back and forth over the network's floor is one datagram.
+        let is_measured = self.floor && (is_shared || self.test != Test::Latency || leg.bytes <= DATAGRAM_MOST);
+        let floor = [Some(Over::Floor), beside].into_iter().flatten().filter(move |_| is_measured);
         floor.chain([Over::Driver])
     }
 
@@ -176,8 +188,10 @@ pub struct Order {
     pub plan: Plan,
     /// Which of them it is: even ones hold the clock, and the odd one that follows answers.
     pub node: usize,
-    /// The descriptor of the floor's memory.
+    /// The descriptor of the memory that all share.
     pub memory: i32,
+    /// The descriptor of this process's end of a plain UDP socket, if the floor is one.
+    pub socket: Option<i32>,
     /// The process that started it.
     pub parent: i32,
     /// Nanoseconds in a tick.
@@ -194,12 +208,12 @@ impl Order {
 /// What a worker answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done: one finding for each leg from the side that holds the clock, none from the other.
+    /// Done: one finding for each leg, from the other side only of what is not seen where the clock is.
     Done(Vec<Finding>),
     /// It was told to stop.
     Stopped,
     /// It could not begin.
-    Unable(String),
+    Unable(Failure),
     /// Something failed on the way.
     Failed(String),
 }
@@ -222,6 +236,13 @@ pub struct Finding {
     pub refused: Option<String>,
     /// How far apart the processors were, before and after, and whether they seemed to share a core.
     pub hops: Vec<(f64, bool)>,
+}
+
+impl Finding {
+    /// With what the other side of the pair saw.
+    pub fn joined(self, other: Finding) -> Self {
+        Self { floor: [self.floor, other.floor].concat(), ..self }
+    }
 }
 
 /// Samples in a form that travels.

@@ -1,9 +1,8 @@
 //! `doorbell rate`: how many messages a second go from one process to another.
 
 use super::args::MeasureArgs;
-use super::pairs;
 use super::plan::{Test, stream_leg, usual_stream};
-use super::report::{self, Header, Row};
+use super::report::Row;
 use super::size::Size;
 use crate::exit::Failure;
 
@@ -18,10 +17,15 @@ Examples:
   doorbell rate --pin 0,1 --floor                   in turns with a bare ring of cache lines
   doorbell rate --pin 0,1 --sizes 8,1KiB,64KiB      also how many bytes a second
   doorbell rate --pin 0,1 --put                     puts of 8 bytes, nobody is told of them
+  doorbell rate --pin 0,1 --fabric udp --with-key   over UDP, encrypted
+  doorbell rate --listen 10.0.0.1:7000 --key-file grid.key
+  doorbell rate --connect 10.0.0.1:7000 --key-file grid.key
+                                                    between two machines: see `doorbell latency --help`
   doorbell rate --pin 0,1 --format json | jq .messages_per_s
 
 Every section gives one sample: the time from its first message until the receiver has
 its last, divided by their number. `ratio` is the driver's rate over the floor's.
+Over UDP the floor is a datagram for each message, in runs that the kernel cuts and gathers.
 
 With --put one process puts one message behind the other into a region of the other, round
 and round, and tells nobody: a section ends when its last put is through. `ns each` is what
@@ -44,8 +48,5 @@ const MESSAGES: u64 = 20_000_000;
 pub fn run(args: &RateArgs) -> Result<(), Failure> {
     let plan = args.measure.plan(Test::Rate, &args.sizes, |bytes| usual_stream(bytes, MESSAGES), stream_leg)?;
     let plan = args.measure.by_put(args.put, plan)?;
-    let outcome = pairs::carry_out(&plan)?;
-    let rows: Vec<Row> = (0..plan.legs.len()).map(|leg| Row::rate(&plan, leg, &outcome)).collect();
-    report::print(args.measure.format, &Header::of(&plan), &rows);
-    Ok(())
+    super::carry_out(&args.measure, None, plan, Row::rate)
 }

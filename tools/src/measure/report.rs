@@ -24,8 +24,6 @@ pub enum Format {
     Hgrm,
 }
 
-/// The name of the only fabric so far.
-const FABRIC: &str = "shm";
 /// Processors whose distance changes by more than this factor have moved.
 const MOVED: f64 = 1.5;
 
@@ -36,13 +34,15 @@ pub struct Header {
     pub test: Test,
     /// Whether the floor was, too.
     pub floor: bool,
+    /// Whether it went over the network.
+    pub is_remote: bool,
     plan: Plan,
 }
 
 impl Header {
     /// Of what was planned.
     pub fn of(plan: &Plan) -> Self {
-        Self { test: plan.test, floor: plan.floor, plan: plan.clone() }
+        Self { test: plan.test, floor: plan.floor, is_remote: plan.net.is_some(), plan: plan.clone() }
     }
 }
 
@@ -60,7 +60,12 @@ impl fmt::Display for Header {
         if self.test == Test::Bandwidth {
             write!(f, ", {} messages under way", plan.window)?;
         }
-        write!(f, " {}over {FABRIC}, through a {}", if plan.loan { "on loan " } else { "" }, through(plan))?;
+        write!(f, " {}over {}", if plan.loan { "on loan " } else { "" }, plan.fabric())?;
+        if let Some(net) = &plan.net {
+            f.write_str(if net.key_file.is_some() { " with a key" } else { " without a key" })?;
+            net.other.map_or(Ok(()), |other| write!(f, " to {other}"))?;
+        }
+        write!(f, ", through a {}", through(plan))?;
         write!(f, ", progress {}, wait {}; every line is ", plan.progress, plan.wait)?;
         f.write_str(match (plan.touched, plan.put && self.test == Test::Rate) {
             (false, _) => "left alone",
@@ -149,7 +154,7 @@ impl Row {
         let mut row = Self::new(plan, leg, outcome, per_unit, messages, rate);
         row.refused = outcome.pairs.iter().find_map(|pair| pair[leg].refused.clone());
         let pulled: Vec<Samples> = outcome.pairs.iter().map(|pair| unpack(&pair[leg].pulled)).collect();
-        row.pulled_per_s = (plan.floor && row.refused.is_none()).then(|| rate(&pulled));
+        row.pulled_per_s = (plan.floor && plan.net.is_none() && row.refused.is_none()).then(|| rate(&pulled));
         row
     }
 
@@ -175,8 +180,7 @@ impl Row {
             samples,
             ns_per_unit,
             messages_per_s: rate(&driver),
-            floor: plan
-                .floor
+            floor: (plan.floor && floor.iter().any(|samples| samples.count() > 0))
                 .then(|| FloorFigures { p50_ns: merged(&floor).summary(ns_per_unit).p50, messages_per_s: rate(&floor) }),
             pipelined: None,
             pulled_per_s: None,
@@ -205,7 +209,10 @@ impl Row {
         match self.test {
             Test::Latency => self.floor.map(|floor| self.summary.p50 / floor.p50_ns),
             Test::Rate => self.floor.map(|floor| self.messages_per_s / floor.messages_per_s),
-            Test::Bandwidth => self.pulled_per_s.map(|pulled| self.messages_per_s / pulled),
+            Test::Bandwidth => {
+                let over = if self.plan.net.is_some() { self.floor.map(|floor| floor.messages_per_s) } else { self.pulled_per_s };
+                over.map(|over| self.messages_per_s / over)
+            }
         }
     }
 
@@ -219,7 +226,7 @@ impl Row {
         let found = &self.summary;
         let mut fields = vec![
             ("test", json!(self.test)),
-            ("fabric", json!(FABRIC)),
+            ("fabric", json!(self.plan.fabric())),
             ("size_bytes", json!(self.bytes)),
             ("samples", json!(self.messages)),
             ("min_ns", rounded(found.min)),
@@ -235,7 +242,15 @@ impl Row {
         if self.test == Test::Bandwidth {
             fields.push(("spread", rounded(self.spread())));
         }
-        if let Some(floor) = self.floor {
+        if self.plan.floor && self.plan.net.is_some() {
+            let rate = self.floor.map(|floor| floor.messages_per_s);
+            match self.test {
+                Test::Latency => fields.push(("floor_p50_ns", or_null(self.floor.map(|floor| floor.p50_ns)))),
+                Test::Rate => fields.push(("floor_messages_per_s", json!(rate.map(f64::round)))),
+                Test::Bandwidth => fields.push(("floor_gb_per_s", or_null(rate.map(|rate| self.at_rate(rate))))),
+            }
+            fields.push(("ratio", or_null(self.ratio())));
+        } else if let Some(floor) = self.floor {
             match self.test {
                 Test::Latency => fields.extend([
                     ("floor_p50_ns", rounded(floor.p50_ns)),
@@ -265,7 +280,10 @@ impl Row {
             ("progress", json!(self.plan.progress)),
             ("wait", json!(self.plan.wait)),
         ]);
-        if self.test != Test::Rate && !self.plan.put {
+        if let Some(net) = &self.plan.net {
+            let other = net.other.map(|other| other.to_string());
+            fields.extend([("key", json!(net.key_file.is_some())), ("port", json!(net.port)), ("to", json!(other))]);
+        } else if self.test != Test::Rate && !self.plan.put {
             fields.extend([("buffers", json!(self.plan.buffers)), ("copy", json!(self.plan.copy))]);
         }
         if self.test == Test::Bandwidth {
@@ -276,7 +294,7 @@ impl Row {
 
     fn hgrm(&self) -> String {
         let histogram = self.samples.histogram();
-        let mut text = format!("# {} {FABRIC} {} bytes, ns\n", self.test.name(), self.bytes);
+        let mut text = format!("# {} {} {} bytes, ns\n", self.test.name(), self.plan.fabric(), self.bytes);
         text.push_str("       Value     Percentile TotalCount 1/(1-Percentile)\n\n");
         let mut total = 0;
         for step in histogram.iter_quantiles(5) {
@@ -399,6 +417,7 @@ fn doubts(header: &Header, rows: &[Row]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::net::Net;
     use super::super::plan::{Copier, Finding, Leg, Place, pack};
     use super::*;
     use doorbell_benches::clock::Clock;
@@ -407,6 +426,7 @@ mod tests {
         Plan {
             test,
             domain: "report".into(),
+            net: None,
             pairs,
             legs: vec![Leg { bytes: 64, rounds: 2, warmup: 0, count: 100 }],
             floor,
@@ -516,6 +536,25 @@ mod tests {
         assert_eq!((&found["floor_pulled_gb_per_s"], &found["ratio"]), (&Value::Null, &Value::Null));
         assert_eq!(found["floor_copied_gb_per_s"], json!(40.0));
         assert!(doubts(&Header::of(&one_way), &[row]).join("").contains("EPERM"));
+    }
+
+    #[test]
+    fn over_the_network_all_is_compared_with_plain_sockets() {
+        let over_udp = |plan: Plan| Plan { net: Some(Net { port: "auto".into(), ..Net::default() }), ..plan };
+        let (latency, stream) = (over_udp(plan(Test::Latency, 1, true)), over_udp(plan(Test::Bandwidth, 1, true)));
+        let found = parsed(&Row::latency(&latency, 0, &outcome(1, &[])));
+        assert_eq!((&found["fabric"], &found["key"], &found["to"]), (&json!("udp"), &json!(false), &Value::Null));
+        assert_eq!((&found["floor_p50_ns"], &found["ratio"]), (&json!(80.0), &json!(1.25)));
+        assert!(!found.contains_key("buffers") && !found.contains_key("floor_pipelined_p50_ns"));
+        let found = parsed(&Row::bandwidth(&stream, 0, &outcome(1, &[])));
+        assert_eq!((&found["floor_gb_per_s"], &found["ratio"]), (&json!(40.0), &json!(0.8)));
+        // Messages longer than a datagram have no floor of their own.
+        let mut without = outcome(1, &[]);
+        without.pairs[0][0].floor = Vec::new();
+        let row = Row::latency(&latency, 0, &without);
+        assert_eq!((&parsed(&row)["floor_p50_ns"], &parsed(&row)["ratio"]), (&Value::Null, &Value::Null));
+        let text = table::render(&Header::of(&latency), &[row]);
+        assert!(text.contains("over udp without a key") && text.contains("floor p50"), "{text}");
     }
 
     #[test]

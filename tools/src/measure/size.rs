@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub struct Size(pub usize);
 
 /// The longest message that is measured.
-const MOST: usize = 1 << 30;
+pub const MOST: usize = 1 << 30;
 
 const UNITS: [(&str, usize); 7] =
     [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];

@@ -46,6 +46,8 @@ fn names(header: &Header) -> Vec<String> {
     };
     let floor: &[&str] = match (header.floor, header.test) {
         (false, _) => &[],
+        (true, Test::Latency) if header.is_remote => &["floor p50", "ratio"],
+        (true, Test::Bandwidth) if header.is_remote => &["floor", "ratio"],
         (true, Test::Latency) => &["floor p50", "ratio", "pipelined"],
         (true, Test::Bandwidth) => &["pulled", "ratio", "copied"],
         (true, Test::Rate) => &["floor M/s", "ratio"],
@@ -67,18 +69,20 @@ fn cells(header: &Header, row: &Row) -> Vec<String> {
         ]),
         Test::Bandwidth => cells.extend([format!("{:.2}", row.gb_per_s()), format!("{:.0} %", 100.0 * row.spread())]),
     }
-    if let Some(floor) = &row.floor {
+    if header.floor {
         let gb_per_s = |messages_per_s| format!("{:.2}", row.at_rate(messages_per_s));
-        cells.push(match header.test {
-            Test::Latency => time(floor.p50_ns),
-            Test::Rate => format!("{:.2}", floor.messages_per_s / 1e6),
-            Test::Bandwidth => row.pulled_per_s.map_or_else(String::new, gb_per_s),
-        });
-        cells.push(row.ratio().map_or_else(String::new, |ratio| format!("{ratio:.2}")));
+        let floor_per_s = row.floor.map(|floor| floor.messages_per_s);
+        let first = match header.test {
+            Test::Latency => row.floor.map(|floor| time(floor.p50_ns)),
+            Test::Rate => floor_per_s.map(|floor| format!("{:.2}", floor / 1e6)),
+            Test::Bandwidth => if header.is_remote { floor_per_s } else { row.pulled_per_s }.map(gb_per_s),
+        };
+        cells.extend([first, row.ratio().map(|ratio| format!("{ratio:.2}"))].map(Option::unwrap_or_default));
         match header.test {
+            _ if header.is_remote => {}
             Test::Latency => cells.push(row.pipelined.map_or_else(String::new, |(p50_ns, _)| time(p50_ns))),
             Test::Rate => {}
-            Test::Bandwidth => cells.push(gb_per_s(floor.messages_per_s)),
+            Test::Bandwidth => cells.push(floor_per_s.map_or_else(String::new, gb_per_s)),
         }
     }
     cells.push(row.hop_ns.map_or("?".into(), time));

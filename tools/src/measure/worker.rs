@@ -1,24 +1,26 @@
 //! One of the two processes of a pair: pins itself, joins the domain, and plays its part in section after section.
 
-use super::carrier::{CarrierError, LANDING_BYTES, Landing, OnLoan, PutStream, Puts, Requests, ThroughNode, ThroughPeer};
-use super::plan::{Finding, Leg, Order, Over, Place, Plan, Reply, Test, pack};
+use super::carrier::{CarrierError, LANDING_BYTES, Landing};
+use super::net;
+use super::plan::{Finding, Order, Place, Plan, Reply, Test};
+use super::sections::{Driver, Floors, Sections};
+use super::together::Together;
 use crate::exit::Failure;
-use doorbell::{Error, Match, Node, NodeId, Peer, Recipient, Region, Role};
-use doorbell_benches::clock::ticks;
-use doorbell_benches::exchange::{self, Buffers, Part, Section, Side};
-use doorbell_benches::floor::{Finish, Floor, HopProbe, Mapping, Patience, Stopped};
+use doorbell::{Error, Match, Node, NodeBuilder, NodeId, Peer, Region, Role};
+use doorbell_benches::exchange::{Buffers, Side};
+use doorbell_benches::floor::{Finish, Floor, HopProbe, Mapping, Patience, UdpEnd};
 use doorbell_benches::memory::Memory;
-use doorbell_benches::stats::Samples;
-use doorbell_benches::stream::{self, Flow, Messages};
+use doorbell_benches::stream::Messages;
+use doorbell_fabric::ParseIdError;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::collections::BTreeMap;
 use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// The name under which the command runs itself.
@@ -63,8 +65,8 @@ fn id(node: usize) -> NodeId {
     NodeId(node as u16)
 }
 
-fn unable(what: &str, error: impl std::fmt::Display) -> Reply {
-    Reply::Unable(format!("{what}: {error}"))
+fn unable(what: &str, error: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("{what}: {error}"), "")
 }
 
 /// All that must be there before the first section.
@@ -73,6 +75,7 @@ struct Prepared {
     /// None if messages go through the node.
     peer: Option<Peer>,
     mapping: Mapping,
+    socket: Option<UdpEnd>,
     patience: Patience,
     stop: Arc<AtomicBool>,
     buffers: Buffers,
@@ -85,77 +88,85 @@ impl Prepared {
     fn new(order: &Order, stop: &Arc<AtomicBool>) -> Result<Self, Reply> {
         let plan = &order.plan;
         // A worker whose command is gone has nobody to answer to.
-        set_pdeathsig(Signal::SIGTERM).map_err(|error| unable("could not ask for a signal when the command ends", error))?;
+        set_pdeathsig(Signal::SIGTERM)
+            .map_err(|error| Reply::Unable(unable("could not ask for a signal when the command ends", error)))?;
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, stop.clone()).map_err(|error| unable("could not set a signal handler", error))?;
+            signal_hook::flag::register(signal, stop.clone())
+                .map_err(|error| Reply::Unable(unable("could not set a signal handler", error)))?;
         }
         if getppid() != Pid::from_raw(order.parent) {
             return Err(Reply::Stopped);
         }
-        if let Some(processor) = plan.processor(order.node) {
-            let mut set = CpuSet::new();
-            set.set(processor)
-                .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-                .map_err(|error| unable(&format!("could not move to processor {processor}"), error))?;
-        }
+        pin(plan, order.node).map_err(Reply::Unable)?;
         // SAFETY: the descriptor was made for this process, and nothing has used it yet.
-        let mapping = unsafe { Mapping::inherit(order.memory, plan.shape()) }
-            .map_err(|error| unable("could not map the memory that the processes of a measurement share", error))?;
+        let mapping = unsafe { Mapping::inherit(order.memory, plan.shape()) }.map_err(|error| {
+            Reply::Unable(unable("could not map the memory that the processes of a measurement share", error))
+        })?;
+        // SAFETY: as above.
+        let socket = order.socket.map(|socket| unsafe { UdpEnd::inherit(socket) });
         let patience = Patience::new(stop.clone(), plan.crowded);
-        let (node, peer) = join(order, &patience)?;
+        let (node, peer) = join(order, &mapping, &patience)?;
         let (buffers, messages, landing) = if plan.put {
-            let (buffers, region) = landing(plan, &node)?;
+            let (buffers, region) = landing(plan, &node).map_err(Reply::Unable)?;
             let landing = Landing::exchange(region, &node, id(order.node ^ 1), &patience).map_err(|error| match error {
                 CarrierError::Stopped(_) => Reply::Stopped,
-                error => unable("could not exchange the keys of the regions", error),
+                error => Reply::Unable(unable("could not exchange the keys of the regions", error)),
             })?;
             (buffers, Vec::new(), Some(landing))
         } else {
-            let (buffers, messages) = room(plan, &node)?;
+            let (buffers, messages) = room(plan, &node).map_err(Reply::Unable)?;
             (buffers, messages, None)
         };
-        Ok(Self { node, peer, mapping, patience, stop: stop.clone(), buffers, messages, landing })
+        Ok(Self { node, peer, mapping, socket, patience, stop: stop.clone(), buffers, messages, landing })
     }
 
     fn work(self, order: &Order) -> Result<Vec<Finding>, CarrierError> {
-        let Self { node, peer, mapping, patience, stop, buffers, messages, landing } = self;
+        let Self { node, peer, mapping, socket, patience, stop, buffers, messages, landing } = self;
+        let plan = &order.plan;
         // The probe spins however crowded the processors are: all others sleep meanwhile.
         let probing = Patience::new(stop, false);
-        let pair = mapping.pair(order.node / 2);
-        let side = order.side();
-        let worker = Worker {
-            order,
-            mapping: &mapping,
+        let (pair, side) = (mapping.pair(order.node / 2), order.side());
+        let probes = order.node <= 1 && plan.is_spread();
+        let sections = Sections {
+            plan,
+            side,
+            together: Together::Here {
+                mapping: &mapping,
+                parties: 2 * plan.pairs,
+                finish: Finish::new(&pair, &patience),
+                probe: probes.then(|| (HopProbe::new(&pair, side, &probing), order.ns_per_tick)),
+                patience: &patience,
+            },
             driver: Driver {
                 node: &node,
                 peer: peer.as_ref(),
                 to: id(order.node ^ 1),
+                // Whoever is sent a stream takes it from anybody.
+                from: Match::any(),
                 patience: &patience,
                 landing,
-                loan: order.plan.loan,
+                loan: plan.loan,
             },
-            floor: Floor::new(&pair, side, &patience),
-            finish: Finish::new(&pair, &patience),
-            probe: HopProbe::new(&pair, side, &probing),
+            floors: socket.map_or_else(|| Floors::Memory(Floor::new(&pair, side, &patience)), Floors::Udp),
             patience: &patience,
             buffers,
             messages,
-            refused: None,
         };
-        let done = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            if order.plan.shared {
-                scope.spawn(|| glance_now_and_then(&node, &done));
-            }
-            let findings = worker.work();
-            done.store(true, Ordering::Relaxed);
-            findings
-        })
+        sections.work()
     }
 }
 
+/// Moves this process to its processor, if it has one.
+pub fn pin(plan: &Plan, node: usize) -> Result<(), Failure> {
+    let Some(processor) = plan.processor(node) else { return Ok(()) };
+    let mut set = CpuSet::new();
+    set.set(processor)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .map_err(|error| unable(&format!("could not move to processor {processor}"), error))
+}
+
 /// Memory for messages: for those of one by one, or for each leg of streams.
-fn room(plan: &Plan, node: &Node) -> Result<(Buffers, Vec<Messages>), Reply> {
+pub fn room(plan: &Plan, node: &Node) -> Result<(Buffers, Vec<Messages>), Failure> {
     let make = |bytes: usize| match plan.buffers {
         Place::Private => Memory::private(bytes).map_err(|error| unable("could not allocate buffers", error)),
         Place::Registered => {
@@ -176,7 +187,7 @@ fn room(plan: &Plan, node: &Node) -> Result<(Buffers, Vec<Messages>), Reply> {
 }
 
 /// Memory for puts: what is sent is private, what arrives lies in a region.
-fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Reply> {
+fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Failure> {
     let bytes = plan.shape().bytes;
     let source = Memory::private(bytes).map_err(|error| unable("could not allocate buffers", error))?;
     let room = if plan.test == Test::Rate { bytes.max(LANDING_BYTES) } else { bytes };
@@ -190,23 +201,25 @@ fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Reply> {
     Ok((Buffers::new(source, target), region))
 }
 
-fn join(order: &Order, patience: &Patience) -> Result<(Node, Option<Peer>), Reply> {
+fn join(order: &Order, mapping: &Mapping, patience: &Patience) -> Result<(Node, Option<Peer>), Reply> {
     let plan = &order.plan;
     let nodes = 2 * plan.pairs;
-    let why = |error: &dyn std::fmt::Display| {
-        unable(&format!("could not join the domain '{}' as node {}", plan.domain, order.node), error)
-    };
-    let node = Node::builder(&plan.domain)
-        .id(id(order.node))
-        .role(if order.side() == Side::Ping { Role::Host } else { Role::Accelerator })
-        .label(plan.test.name())
-        .max_nodes(nodes)
-        .loan_bytes((16 * plan.shape().bytes).max(64 << 20))
-        .progress(plan.progress.parse().map_err(|error| why(&error))?)
-        .wait(plan.wait.parse().map_err(|error| why(&error))?)
-        .copy(std::env::var("DOORBELL_COPY").unwrap_or_else(|_| "auto".into()).parse().map_err(|error| why(&error))?)
-        .join()
-        .map_err(|error| why(&error))?;
+    let what = || format!("could not join the domain '{}' as node {}", plan.domain, order.node);
+    let why = |error: Error| Reply::Unable(net::failure(error).of(what()));
+    let role = if order.side() == Side::Ping { Role::Host } else { Role::Accelerator };
+    let mut builder = builder(plan, role).map_err(why)?.id(id(order.node)).max_nodes(nodes);
+    if plan.net.is_some() {
+        let port = match order.node {
+            0 => 0,
+            _ => mapping.gate().read_note(patience).map_err(|_| Reply::Stopped)?,
+        };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port as u16));
+        builder = if order.node == 0 { builder.listen(address) } else { builder.connect(address) };
+    }
+    let node = builder.join().map_err(why)?;
+    if let Some(address) = node.address().filter(|_| order.node == 0) {
+        mapping.gate().leave_note(address.port().into());
+    }
     let deadline = Instant::now() + START;
     loop {
         if patience.stopped() {
@@ -215,204 +228,24 @@ fn join(order: &Order, patience: &Patience) -> Result<(Node, Option<Peer>), Repl
         match node.wait_for(nodes, deadline.min(Instant::now() + Duration::from_millis(100))) {
             Ok(_) => break,
             Err(Error::Timeout { .. }) if Instant::now() < deadline => {}
-            Err(error) => return Err(why(&error)),
+            Err(error) => return Err(why(error)),
         }
     }
-    let peer = if plan.shared { None } else { Some(node.peer(id(order.node ^ 1)).map_err(|error| why(&error))?) };
+    let peer = if plan.shared { None } else { Some(node.peer(id(order.node ^ 1)).map_err(why)?) };
     Ok((node, peer))
 }
 
-/// Another thread that has the node and uses it, though rarely.
-fn glance_now_and_then(node: &Node, done: &AtomicBool) {
-    let node = node.clone();
-    while !done.load(Ordering::Relaxed) {
-        // What can fail here fails the measuring thread as well, and that one tells.
-        let _ = node.probe(Match::any());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// The driver's end of a pair.
-struct Driver<'a> {
-    node: &'a Node,
-    peer: Option<&'a Peer>,
-    to: NodeId,
-    patience: &'a Patience,
-    landing: Option<Landing>,
-    loan: bool,
-}
-
-impl Driver<'_> {
-    fn play(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), CarrierError> {
-        let Self { node, peer, to, patience, loan, .. } = *self;
-        if let Some(landing) = &mut self.landing {
-            let puts = Puts::new(node, peer, landing, section.bytes, patience);
-            if matches!(part, Part::Pour | Part::Drain) {
-                return exchange::play(PutStream::new(puts), part, section, buffers)?.finish();
-            }
-            let counts = exchange::play(puts, part, section, buffers)?.counts();
-            landing.go_on(counts);
-            return Ok(());
-        }
-        if loan {
-            let to = peer.map_or(Recipient::Node(to), Recipient::Peer);
-            let carrier = OnLoan { node, to, touched: section.touched, count: 0, patience };
-            return exchange::play(carrier, part, Section { touched: false, ..section }, buffers).map(drop);
-        }
-        // Streams are received through the node: whoever is sent a stream takes it from anybody.
-        match peer.filter(|_| !matches!(part, Part::Drain)) {
-            Some(peer) => exchange::play(ThroughPeer { peer, patience }, part, section, buffers).map(drop),
-            None => exchange::play(ThroughNode { node, to, patience }, part, section, buffers).map(drop),
-        }
-    }
-}
-
-impl Driver<'_> {
-    fn stream(&self, flow: Flow, messages: &mut Messages) -> Result<(), CarrierError> {
-        let Self { node, peer, to, patience, .. } = *self;
-        stream::run(&mut Requests { node, peer, to, patience }, flow, messages)
-    }
-}
-
-/// What one leg has seen so far.
-#[derive(Default)]
-struct Seen {
-    driver: Samples,
-    floor: Samples,
-    chunked: BTreeMap<usize, Samples>,
-    pulled: Samples,
-}
-
-impl Seen {
-    fn over(&mut self, over: Over) -> &mut Samples {
-        match over {
-            Over::Driver => &mut self.driver,
-            Over::Floor => &mut self.floor,
-            Over::Chunked(bytes) => self.chunked.entry(bytes).or_default(),
-            Over::Pulled => &mut self.pulled,
-        }
-    }
-}
-
-struct Worker<'a> {
-    order: &'a Order,
-    mapping: &'a Mapping,
-    driver: Driver<'a>,
-    floor: Floor<'a>,
-    finish: Finish<'a>,
-    probe: HopProbe<'a>,
-    patience: &'a Patience,
-    buffers: Buffers,
-    /// For each leg, of streams.
-    messages: Vec<Messages>,
-    /// Why the kernel will not copy between the two processes.
-    refused: Option<String>,
-}
-
-impl Worker<'_> {
-    fn work(mut self) -> Result<Vec<Finding>, CarrierError> {
-        let plan = &self.order.plan;
-        let mut findings = Vec::new();
-        if plan.test == Test::Bandwidth && plan.floor {
-            self.refused = self.floor.may_pull()?.map(|error| error.to_string());
-        }
-        for (number, leg) in plan.legs.iter().enumerate() {
-            let mut hops = Vec::from_iter(self.probe()?);
-            let mut seen = Seen::default();
-            for round in 0..leg.rounds {
-                for over in plan.sections(leg, round) {
-                    self.section(number, over, seen.over(over))?;
-                }
-            }
-            hops.extend(self.probe()?);
-            findings.push(Finding {
-                driver: pack(&seen.driver),
-                floor: pack(&seen.floor),
-                chunked: seen.chunked.iter().map(|(bytes, samples)| (*bytes, pack(samples))).collect(),
-                pulled: pack(&seen.pulled),
-                refused: self.refused.clone(),
-                hops,
-            });
-        }
-        // Nobody leaves while somebody may still be looking.
-        self.gate()?;
-        Ok(findings)
-    }
-
-    fn gate(&self) -> Result<(), Stopped> {
-        self.mapping.gate().pass(2 * self.order.plan.pairs, self.patience)
-    }
-
-    /// How far apart the processors of the first pair are, while all others sleep.
-    fn probe(&mut self) -> Result<Option<(f64, bool)>, Stopped> {
-        self.gate()?;
-        if self.order.node > 1 || !self.order.plan.is_spread() {
-            return Ok(None);
-        }
-        Ok(self.probe.probe(self.order.ns_per_tick)?.map(|hop| (hop.ns, hop.shared_core)))
-    }
-
-    fn section(&mut self, number: usize, over: Over, samples: &mut Samples) -> Result<(), CarrierError> {
-        let plan = &self.order.plan;
-        let leg = &plan.legs[number];
-        let section = Section { bytes: leg.bytes, warmup: leg.warmup, count: leg.count, touched: plan.touched };
-        self.gate()?;
-        match (plan.test, self.order.side()) {
-            (Test::Latency, Side::Ping) => {
-                let mut ticks = Vec::new();
-                self.play(over, Part::Ping(&mut ticks), section)?;
-                ticks.into_iter().for_each(|ticks| samples.record(ticks));
-            }
-            (Test::Latency, Side::Pong) => self.play(over, Part::Pong, section)?,
-            (Test::Rate, Side::Ping) => {
-                let start = ticks();
-                self.play(over, Part::Pour, section)?;
-                // The other process has no part in puts: nobody waits for it.
-                if !plan.put {
-                    self.finish.wait()?;
-                }
-                samples.record(ticks() - start);
-            }
-            (Test::Rate, Side::Pong) if plan.put => {}
-            (Test::Rate, Side::Pong) => {
-                self.play(over, Part::Drain, section)?;
-                self.finish.tell();
-            }
-            // Both sides of the pair know that it is refused.
-            (Test::Bandwidth, _) if over == Over::Pulled && self.refused.is_some() => {}
-            (Test::Bandwidth, side) => {
-                let start = ticks();
-                self.stream(number, over, side)?;
-                match side {
-                    Side::Ping => {
-                        self.finish.wait()?;
-                        samples.record(ticks() - start);
-                    }
-                    Side::Pong => self.finish.tell(),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn stream(&mut self, number: usize, over: Over, side: Side) -> Result<(), CarrierError> {
-        let plan = &self.order.plan;
-        let Leg { bytes, count, .. } = plan.legs[number];
-        let turns = |sends: bool| if sends || plan.both_ways { count } else { 0 };
-        let flow = Flow { sends: turns(side == Side::Ping), receives: turns(side == Side::Pong), touched: plan.touched };
-        let messages = &mut self.messages[number];
-        match over {
-            Over::Driver => self.driver.stream(flow, messages),
-            Over::Pulled => Ok(self.floor.stream_pulled(flow, messages)?),
-            Over::Floor | Over::Chunked(_) => Ok(self.floor.stream_copied(bytes, flow, messages)?),
-        }
-    }
-
-    fn play(&mut self, over: Over, part: Part<'_>, section: Section) -> Result<(), CarrierError> {
-        match over {
-            Over::Driver => self.driver.play(part, section, &mut self.buffers),
-            Over::Chunked(chunk) => Ok(self.floor.play_chunked(chunk, part, section, &mut self.buffers)?),
-            Over::Floor | Over::Pulled => Ok(self.floor.play(part, section, &mut self.buffers)?),
-        }
+/// A node as the plan says, but for who it is.
+pub fn builder(plan: &Plan, role: Role) -> Result<NodeBuilder, Error> {
+    let malformed = |error: ParseIdError| Error::Invalid { what: error.to_string() };
+    let builder = Node::builder(&plan.domain)
+        .role(role)
+        .label(plan.test.name())
+        .loan_bytes((16 * plan.shape().bytes).max(64 << 20))
+        .progress(plan.progress.parse().map_err(malformed)?)
+        .wait(plan.wait.parse().map_err(malformed)?);
+    match &plan.net {
+        Some(net) => net.apply(builder),
+        None => Ok(builder.copy(plan.copy.name().parse().map_err(malformed)?)),
     }
 }

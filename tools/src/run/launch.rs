@@ -1,8 +1,8 @@
 //! Starts the processes.
 
-use super::RunArgs;
 use super::input;
 use super::output::Output;
+use super::{Network, RunArgs};
 use crate::environment as names;
 use crate::exit::Failure;
 use crate::guard::Guard;
@@ -20,6 +20,7 @@ pub struct Launch<'a> {
     pub args: &'a RunArgs,
     pub domain: &'a str,
     pub bind: Option<Vec<CpuSet>>,
+    pub network: Option<Network>,
 }
 
 /// The processes, by node. Dropped, they and all that is in their groups are gone.
@@ -58,6 +59,7 @@ impl Launch<'_> {
         if let Some(wait) = self.args.wait {
             command.env(names::WAIT, wait.to_string());
         }
+        self.place(node, &mut command);
         let output = || if with_output { Stdio::piped() } else { Stdio::inherit() };
         command.stdin(stdin_of(node)).stdout(output()).stderr(output());
         in_own_group(&mut command);
@@ -69,9 +71,29 @@ impl Launch<'_> {
         command
     }
 
+    /// Tells a node how to reach those of other machines, and nothing else of a network.
+    fn place(&self, node: u16, command: &mut Command) {
+        let Some(network) = self.network else { return };
+        for name in [names::LISTEN, names::CONNECT, names::SEEK] {
+            command.env_remove(name);
+        }
+        match (network, node) {
+            (Network::Listens(at), 0) => command.env(names::LISTEN, at.to_string()),
+            (Network::Listens(at), _) => command.env(names::CONNECT, at.to_string()),
+            (Network::Connects(to), _) => command.env_remove(names::NODE).env(names::CONNECT, to.to_string()),
+        };
+        if let Some(path) = &self.args.key_file {
+            command.env(names::KEY_FILE, path);
+        }
+    }
+
     /// As given; the last of those given counts for the rest.
     fn role(&self, node: u16) -> Role {
-        let roles = if self.args.role.is_empty() { &[Role::Host, Role::Accelerator][..] } else { &self.args.role };
+        let roles = match self.network {
+            _ if !self.args.role.is_empty() => &self.args.role,
+            Some(Network::Connects(_)) => &[Role::Accelerator][..],
+            _ => &[Role::Host, Role::Accelerator],
+        };
         roles[usize::from(node).min(roles.len() - 1)]
     }
 

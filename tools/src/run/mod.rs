@@ -9,17 +9,19 @@ mod launch;
 mod output;
 mod watch;
 
-use crate::environment::Domain;
+use crate::environment::{Address, Domain, key_file};
 use crate::exit::{Failure, warn};
 use crate::guard::Guard;
 use crate::processes::adopt_orphans;
 use crate::text::time;
 use cpus::CpuList;
-use doorbell::{Progress, Role, Space, Wait};
+use doorbell::{Node, Progress, Role, Space, Wait};
 use doorbell_shm::domain::{clean, list_domains};
 use launch::Launch;
 use output::Output;
 use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Start N copies of a program as the nodes of a domain
@@ -37,10 +39,19 @@ Examples:
   doorbell run -n 4 --keep --domain grid -- ./job        what a killed node did last: doorbell autopsy --domain grid 3
   doorbell run -n 1 -- env | grep DOORBELL_              what a program is told
 
+One domain on two machines, with a key that both have (`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key`):
+  doorbell run -n 2 --listen 10.0.0.1:7000 --key-file grid.key -- ./job     on the one, which has that address
+  doorbell run -n 2 --connect 10.0.0.1:7000 --key-file grid.key -- ./job    on the other
+
 The environment of node I:
   DOORBELL_DOMAIN    the domain's name            DOORBELL_ROLE      host, accelerator, io or service
   DOORBELL_NODE      I, from 0                    DOORBELL_PROGRESS  if --progress is given
   DOORBELL_NODES     N                            DOORBELL_WAIT      if --wait is given
+  DOORBELL_LISTEN    with --listen, of node 0     DOORBELL_CONNECT   the address, of all other nodes
+  DOORBELL_KEY_FILE  if --key-file is given
+
+With --connect there is no DOORBELL_NODE: the node that listens gives each its id, from the highest one down. N counts the
+nodes of one run only. Nodes of one machine reach each other by shared memory all the same.
 
 Signals: INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to all nodes. A second INT or TERM ends those that do not
 end by themselves, a third one at once. Standard input goes to node 0.
@@ -51,10 +62,11 @@ pub struct RunArgs {
     /// How many nodes
     #[arg(short = 'n', long = "nodes", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     nodes: u16,
-    /// The domain's name [default: one of its own]
+    /// The domain's name [default: one of its own, and on a network one that follows from the address]
     #[arg(long, value_name = "NAME")]
     domain: Option<Domain>,
-    /// Roles, in the order of the nodes: host, accelerator, io or service [default: host,accelerator]
+    /// Roles, in the order of the nodes: host, accelerator, io or service [default: host,accelerator, and with --connect
+    /// accelerator]
     #[arg(long, value_name = "ROLE,…", value_delimiter = ',')]
     role: Vec<Role>,
     /// Who turns the engine of each node: inline, poller or adaptive
@@ -72,6 +84,15 @@ pub struct RunArgs {
     /// If a node fails, leave what it leaves, for `doorbell autopsy`; `doorbell clean` removes it
     #[arg(long)]
     keep: bool,
+    /// Have nodes of other machines find the domain at this UDP address, which is node 0's
+    #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
+    listen: Option<Address>,
+    /// Join the domain that listens at this UDP address, on another machine
+    #[arg(long, value_name = "ADDR")]
+    connect: Option<Address>,
+    /// The file with the key of a domain on a network [env: DOORBELL_KEY_FILE=]
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
     /// Let the nodes write for themselves, without their numbers in front
     #[arg(long)]
     no_prefix: bool,
@@ -82,13 +103,17 @@ pub struct RunArgs {
 
 /// Starts the nodes, and returns when they are gone.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
-    let domain = args.domain.clone().map_or_else(|| format!("run-{}", std::process::id()), |Domain(name)| name);
-    refuse_taken_places(&domain, args.nodes)?;
+    let network = Network::of(args)?;
+    let usual = || network.map_or_else(|| format!("run-{}", std::process::id()), |network| network.domain());
+    let domain = args.domain.clone().map_or_else(usual, |Domain(name)| name);
+    if !matches!(network, Some(Network::Connects(_))) {
+        refuse_taken_places(&domain, args.nodes)?;
+    }
     let bind = args.bind.as_ref().map(CpuList::checked).transpose()?;
     // Before any thread is started: all of them are to leave these signals to `watch`.
     let signals = watch::Signals::block()?;
     adopt_orphans();
-    let launch = Launch { args, domain: &domain, bind };
+    let launch = Launch { args, domain: &domain, bind, network };
     let mut guard = Guard::start(&domain)?;
     let mut output = Output::new(!args.no_prefix);
     let nodes = launch.start(&mut output, &mut guard)?;
@@ -103,6 +128,47 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     drop(guard);
     outcome
+}
+
+/// How the nodes are reached from other machines.
+#[derive(Clone, Copy)]
+enum Network {
+    /// By this address of the first of them.
+    Listens(SocketAddr),
+    /// By way of the node at this address.
+    Connects(SocketAddr),
+}
+
+impl Network {
+    /// As the command line says, if that makes sense.
+    fn of(args: &RunArgs) -> Result<Option<Self>, Failure> {
+        let listens = args.listen.map(|Address(at)| Self::Listens(at));
+        let network = listens.or(args.connect.map(|Address(to)| Self::Connects(to)));
+        match network {
+            None if args.key_file.is_some() => {
+                return Err(Failure::usage("--key-file is for a domain on a network", "add --listen or --connect"));
+            }
+            Some(Self::Listens(at)) if at.port() == 0 || at.ip().is_unspecified() => {
+                let what = format!("--listen: others, to whom it is told, cannot connect to {at}");
+                return Err(Failure::usage(what, "say an address of this machine that `ip addr` lists, and a port from 1024 on"));
+            }
+            Some(_) => {
+                if let Some(path) = key_file(args.key_file.clone())? {
+                    let hint = "--key-file wants the same file on all machines";
+                    let _ = Node::builder("key").key_file(path).map_err(|error| Failure::usage(error, hint))?;
+                }
+            }
+            None => {}
+        }
+        Ok(network)
+    }
+
+    /// The same name on all machines.
+    fn domain(self) -> String {
+        let (Self::Listens(address) | Self::Connects(address)) = self;
+        let name = |char: char| if char.is_ascii_alphanumeric() { char } else { '-' };
+        format!("run-{address}").chars().map(name).collect()
+    }
 }
 
 /// Nodes of other programs may be in the domain, as long as they have other numbers.

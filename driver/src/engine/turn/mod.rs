@@ -3,6 +3,7 @@
 mod hot;
 mod peers;
 mod receives;
+mod regions;
 mod sends;
 
 pub use hot::HotTake;
@@ -13,6 +14,7 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::wait::CHECK_EVERY;
 use crate::error::Error;
+use crate::fabrics::Fabrics;
 use crate::loan::{Lender, Lenders};
 use crate::message::dispatch::Dispatch;
 use crate::message::inbound::{Direct, Inbound, Nobody};
@@ -20,14 +22,14 @@ use crate::message::outbound::Outbound;
 use crate::message::pool::Pool;
 use crate::message::ways::Ways;
 use crate::node::events::Event;
+use crate::region::remote::Remote;
 use crate::region::table::RegionTable;
 use crate::transfer::Copy;
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::Outgoing;
+use doorbell_fabric::Incarnation;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
-use doorbell_fabric::{Fabric, Incarnation};
 use doorbell_shm::board::{Figure, Figures};
-use doorbell_shm::fabric::ShmFabric;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,7 +64,7 @@ pub struct EngineSettings {
 
 /// The state that whoever drives may touch: behind the node's baton.
 pub struct Engine {
-    fabric: ShmFabric,
+    fabric: Fabrics,
     inbound: Inbound,
     outgoing: Outgoing,
     local: Local,
@@ -72,6 +74,8 @@ pub struct Engine {
     sending: Vec<Arc<Outbound>>,
     events: VecDeque<Event>,
     events_dropped: u64,
+    /// Comings and goings so far.
+    changes: u64,
     ends: Vec<Option<End>>,
     /// The life of each node that broke the rules.
     damaged: Vec<Option<Incarnation>>,
@@ -100,7 +104,7 @@ pub struct Engine {
 impl Engine {
     /// An engine over the lanes of one node.
     pub(crate) fn new(
-        fabric: ShmFabric,
+        fabric: Fabrics,
         ways: Arc<Ways>,
         turns: Arc<AtomicU64>,
         monitor: Arc<Monitor>,
@@ -110,8 +114,9 @@ impl Engine {
     ) -> Self {
         let nodes = fabric.membership().max_nodes();
         let lenders = Lenders::new(fabric.membership().clone(), regions.clone());
+        let remote = Remote::new(regions.clone(), fabric.membership().incarnation());
         Self {
-            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders),
+            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders, remote),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
             local: Local::new(fabric.membership().clone(), regions),
             copy: settings.copy,
@@ -120,6 +125,7 @@ impl Engine {
             sending: Vec::new(),
             events: VecDeque::new(),
             events_dropped: 0,
+            changes: 0,
             ends: (0..nodes).map(|_| None).collect(),
             damaged: vec![None; nodes],
             severed: false,
@@ -138,7 +144,7 @@ impl Engine {
 
     /// The fabric it turns.
     #[inline(always)]
-    pub fn fabric(&mut self) -> &mut ShmFabric {
+    pub fn fabric(&mut self) -> &mut Fabrics {
         &mut self.fabric
     }
 
@@ -296,6 +302,7 @@ impl Engine {
     pub fn close(&mut self, me: Token) {
         self.end_all(me, || Error::Closed);
         self.sending.clear();
+        self.fabric.end_network();
     }
 
     /// Ends everything that is pending, and cuts all ways out. False if this thread holds one of them, which is still as it was.
@@ -318,6 +325,7 @@ impl Engine {
             op.finish(Outcome::Failed(error()));
         }
         self.outgoing.fail(None, &error);
+        self.inbound.remote.end(&error);
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;

@@ -7,7 +7,7 @@ use crate::message::Match;
 use crate::message::outbound::{OutState, Outbound};
 use crate::node::events::Event;
 use crate::transfer::incoming::Look;
-use doorbell_fabric::{Fabric, Incarnation, NodeId, PRIORITIES, Priority};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::fabric::Change;
 use std::time::Instant;
@@ -73,8 +73,7 @@ impl Engine {
             return Err(Error::Damaged { node: outbound.target });
         }
         match self.fabric.connect(outbound.target, wanted, outbound.priority) {
-            Ok(link) => state.connect(Some(link), wanted),
-            Err(error) if error.is_retryable() => state.connect(None, wanted),
+            Ok(link) => state.connect(link, wanted),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -134,6 +133,11 @@ impl Engine {
         }
     }
 
+    /// How often somebody came or went so far.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// What happened to other nodes, oldest first.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -165,6 +169,7 @@ impl Engine {
 
     #[cold]
     pub(super) fn on_change(&mut self, change: Change) {
+        self.changes += 1;
         match change {
             Change::Cut(node) => self.on_broken(node, "its inbox was truncated"),
             Change::Truncated(reason) => self.on_own_damage(reason),
@@ -221,6 +226,7 @@ impl Engine {
     /// [`connect`](Self::connect).
     fn fail_ways(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
         self.outgoing.fail(Some((node, life)), &error);
+        self.inbound.remote.fail(node, life, &error);
         for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
             if let Some(mut state) = way.state.enter(Token::current())
                 && state.incarnation == life

@@ -20,10 +20,12 @@ impl Engine {
     /// Moves what is queued into the lanes. Returns the amount of work done.
     #[inline(always)]
     pub fn push(&mut self, me: Token) -> usize {
-        if self.sending.is_empty() && self.outgoing.is_empty() && self.inbound.incoming.is_empty() {
+        let has_regions = self.inbound.remote.has_work();
+        if self.sending.is_empty() && self.outgoing.is_empty() && self.inbound.incoming.is_empty() && !has_regions {
             return 0;
         }
-        let work = self.push_queues(me) + self.step_transfers(me);
+        let regions = if has_regions { self.step_regions(me) } else { 0 };
+        let work = regions + self.push_queues(me) + self.step_transfers(me);
         if self.parked.is_some() {
             self.wake_parked();
         }

@@ -223,20 +223,45 @@ impl Endpoint {
         self.sessions.peek(session).map_or(0, Session::packet_bytes)
     }
 
+    /// Bytes of packets that a lane of a session holds at least; nothing if it is over.
+    pub fn lane_bytes(&self, session: SessionId) -> usize {
+        self.sessions.peek(session).map_or(0, |session| session.lane_bytes())
+    }
+
+    /// Whether `len` bytes in packets of `packet` bytes can be pushed now.
+    pub fn has_room(&self, session: SessionId, priority: Priority, len: usize, packet: usize) -> bool {
+        self.sessions.peek(session).is_some_and(|session| session.has_room(priority, len, packet))
+    }
+
     /// Whether the target said that it takes no more packets of this lane until it asks for some.
     #[inline]
     pub fn refused(&self, session: SessionId, priority: Priority) -> bool {
         self.sessions.peek(session).is_some_and(|session| session.refused(priority))
     }
 
+    /// Whether packets wait that the driver did not refuse.
+    pub fn has_ready(&self) -> bool {
+        self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::has_ready))
+    }
+
+    /// Whether the driver refused packets that wait.
+    pub fn refusing(&self) -> bool {
+        self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::refusing))
+    }
+
     /// Gives the driver at most `budget` packets that wait as it had refused them or wanted to come back. Returns how many it took.
     pub fn deliver<S: Sink>(&mut self, now: Time, sink: &mut S, budget: usize) -> usize {
         let mut left = budget;
         for _ in 0..self.to_deliver.len() {
-            let Some(index) = self.to_deliver.pop_front() else { break };
-            let Some(session) = self.sessions.get_mut(index) else { continue };
+            let Some(&index) = self.to_deliver.front() else { break };
+            let Some(session) = self.sessions.get_mut(index) else {
+                self.to_deliver.pop_front();
+                continue;
+            };
+            // Listed meanwhile, as the driver may panic.
             let stopped = session.deliver(sink, &mut left);
             session.listed = false;
+            self.to_deliver.pop_front();
             self.after(now, index);
             if stopped || left == 0 {
                 break;

@@ -89,6 +89,13 @@ impl Sessions {
         }
     }
 
+    pub fn at(&self, index: usize) -> Option<&Session> {
+        match &self.places.get(index)?.entry {
+            Entry::Session(session) => Some(session),
+            _ => None,
+        }
+    }
+
     pub fn attempt_mut(&mut self, index: usize) -> Option<&mut Attempt> {
         match &mut self.places.get_mut(index)?.entry {
             Entry::Attempt(attempt) => Some(attempt),

@@ -3,7 +3,7 @@
 use super::{CHARGE, charge};
 use crate::protocol::frame::{Packet, image_len, read_image, write_image};
 use crate::protocol::ranges::RangeSet;
-use doorbell_fabric::{Incarnation, NodeId, Payload, Priority, Sink, Verdict};
+use doorbell_fabric::{Incarnation, NodeId, PacketKind, Payload, Priority, Sink, Verdict};
 use std::collections::BTreeMap;
 
 /// What became of a packet that arrived.
@@ -75,6 +75,11 @@ impl LaneIn {
         !self.waiting.is_empty() && self.first_is_whole()
     }
 
+    /// Whether the driver refused the first of them.
+    pub fn is_refused(&self) -> bool {
+        self.refused
+    }
+
     #[inline]
     fn first_is_whole(&self) -> bool {
         self.waiting.first_key_value().is_some_and(|(number, waiting)| *number == self.next && waiting.parts.is_none())
@@ -119,11 +124,18 @@ impl LaneIn {
     fn hand_over<S: Sink>(&mut self, packet: &Packet, from: Source, sink: &mut S) -> Verdict {
         let payload = Payload::private(packet.payload);
         let verdict = sink.packet(from.node, from.incarnation, self.priority, &packet.head, payload);
+        self.note(verdict, charge(packet.payload.len()));
+        verdict
+    }
+
+    /// What the driver said to the next packet.
+    #[inline]
+    fn note(&mut self, verdict: Verdict, charge: u64) {
         match verdict {
             Verdict::Taken | Verdict::TakenAndStop => {
                 self.next += 1;
                 self.delivered += 1;
-                self.taken += charge(packet.payload.len());
+                self.taken += charge;
                 // Telling costs a frame: do it once a quarter of the window, or if the sender was told to wait.
                 if self.taken + self.window - self.limit >= self.window / 4 || self.refused {
                     self.untold = true;
@@ -139,7 +151,6 @@ impl LaneIn {
             }
             Verdict::Broken(_) => {}
         }
-        verdict
     }
 
     fn over_the_window(&mut self, number: u64, charge: u64) -> Option<Arrival> {
@@ -208,6 +219,32 @@ impl LaneIn {
         self.deliver(from, sink, stopped)
     }
 
+    /// The first packet was refused. If it began a message that its sender has given up since, nobody misses that: it is taken with all
+    /// its packets.
+    fn skip_given_up(&mut self) -> bool {
+        let mut number = self.next;
+        let mut charged = 0;
+        loop {
+            let Some(waiting) = self.waiting.get(&number).filter(|waiting| waiting.parts.is_none()) else { return false };
+            let Some((_, _, packet)) = read_image(&waiting.image) else { return false };
+            let is_of_it = if number == self.next { PacketKind::First } else { PacketKind::Next };
+            charged += charge(packet.payload.len());
+            number += 1;
+            match packet.head.kind {
+                PacketKind::GivenUp if number > self.next + 1 => break,
+                kind if kind == is_of_it => {}
+                _ => return false,
+            }
+        }
+        self.waiting = self.waiting.split_off(&number);
+        self.delivered += number - self.next;
+        self.next = number;
+        self.held -= charged;
+        self.taken += charged;
+        (self.untold, self.refused) = (true, false);
+        true
+    }
+
     /// Gives the driver what waits and is in order.
     pub fn deliver<S: Sink>(&mut self, from: Source, sink: &mut S, stopped: bool) -> Arrival {
         // Who refused a packet is asked again when it says so: `retry`.
@@ -221,20 +258,25 @@ impl LaneIn {
     /// Like [`deliver`](Self::deliver), at most `budget` packets, even if the first had been refused.
     pub fn retry<S: Sink>(&mut self, from: Source, sink: &mut S, budget: &mut usize) -> Arrival {
         while *budget > 0 && self.first_is_whole() {
-            let (number, waiting) = self.waiting.pop_first().expect("the first is whole");
-            let Some((_, _, packet)) = read_image(&waiting.image) else { return Arrival::Broken("parts that make no packet") };
-            let verdict = self.hand_over(&packet, from, sink);
+            // It stays where it is until the driver has it, who may panic.
+            let image = self.waiting.first_key_value().and_then(|(_, waiting)| read_image(&waiting.image));
+            let Some((_, _, packet)) = image else { return Arrival::Broken("parts that make no packet") };
+            let (charge, payload) = (charge(packet.payload.len()), Payload::private(packet.payload));
+            let verdict = sink.packet(from.node, from.incarnation, self.priority, &packet.head, payload);
+            self.note(verdict, charge);
             match verdict {
                 Verdict::Taken | Verdict::TakenAndStop => {
+                    self.waiting.pop_first();
                     *budget -= 1;
-                    self.held -= charge(packet.payload.len());
+                    self.held -= charge;
                     if verdict == Verdict::TakenAndStop {
                         return Arrival::Stop;
                     }
                 }
                 Verdict::Refused => {
-                    self.waiting.insert(number, waiting);
-                    break;
+                    if !self.skip_given_up() {
+                        break;
+                    }
                 }
                 Verdict::Broken(reason) => return Arrival::Broken(reason),
             }

@@ -27,6 +27,8 @@ pub(crate) struct LaneOut {
     /// Numbers to be sent again, or of which parts are to be sent.
     again: RangeSet,
     charged: u64,
+    /// What the other end keeps for this lane at least.
+    window: u64,
     limit: u64,
     stamp: u32,
     refused: bool,
@@ -60,6 +62,7 @@ impl LaneOut {
             unsent: 0,
             again: RangeSet::default(),
             charged: 0,
+            window: limit,
             limit,
             stamp: 0,
             refused: false,
@@ -95,6 +98,25 @@ impl LaneOut {
         } else {
             (tail - self.head > len + spare).then_some(self.head)
         }
+    }
+
+    /// Bytes that fit at least, at both ends, if nothing else is there.
+    pub fn bytes(&self) -> usize {
+        self.capacity.min(usize::try_from(self.window).unwrap_or(usize::MAX))
+    }
+
+    /// Whether `len` bytes in packets of `packet` bytes can be pushed now, in the worst case of where they come to lie.
+    pub fn has_room(&self, len: usize, packet: usize) -> bool {
+        let packets = len.div_ceil(packet.max(1)).max(1);
+        let credit = self.charged + len as u64 + (packets as u64 + 1) * CHARGE <= self.limit;
+        let used = match self.slots.front() {
+            None => 0,
+            Some(first) if self.head > first.at as usize => self.head - first.at as usize,
+            Some(first) => self.capacity - (first.at as usize - self.head),
+        };
+        // At the ring's end up to a packet's length is left unused.
+        let needed = len + (packets + 1) * PACKET_HEAD_MAX + packet.min(len) + PACKET_HEAD_MAX;
+        credit && used + needed <= self.capacity
     }
 
     /// Keeps one packet to be sent. `false`: no room.

@@ -165,6 +165,15 @@ impl Session {
         (self.mtu.current() - overhead).min(payload_max(self.lane_window))
     }
 
+    /// Bytes that each lane holds at least, at both ends.
+    pub fn lane_bytes(&self) -> usize {
+        self.cargo.lanes_out[0].bytes()
+    }
+
+    pub fn has_room(&self, priority: Priority, len: usize, packet: usize) -> bool {
+        self.cargo.lanes_out[priority.index()].has_room(len, packet)
+    }
+
     pub fn refused(&self, priority: Priority) -> bool {
         self.cargo.lanes_out[priority.index()].refused()
     }
@@ -238,6 +247,16 @@ impl Session {
     /// Whether packets wait that the driver could have.
     pub fn is_ready(&self) -> bool {
         self.cargo.lanes_in.iter().any(|lane| lane.is_ready())
+    }
+
+    /// Whether packets wait that the driver did not refuse.
+    pub fn has_ready(&self) -> bool {
+        self.cargo.lanes_in.iter().any(|lane| lane.is_ready() && !lane.is_refused())
+    }
+
+    /// Whether the driver refused packets that wait.
+    pub fn refusing(&self) -> bool {
+        self.cargo.lanes_in.iter().any(|lane| lane.is_ready() && lane.is_refused())
     }
 
     pub fn stats(&self) -> SessionStats {

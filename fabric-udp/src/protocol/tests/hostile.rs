@@ -156,7 +156,7 @@ proptest! {
 
     #[test]
     fn a_packet_is_read_as_it_was_written(
-        kind in 1u8..9, tag: u64, message: u32, total: u64, sequence: u32, payload in proptest::collection::vec(any::<u8>(), 0..200), priority in 0usize..3,
+        kind in 1u8..10, tag: u64, message: u32, total: u64, sequence: u32, payload in proptest::collection::vec(any::<u8>(), 0..200), priority in 0usize..3,
     ) {
         let kind = PacketKind::from_number(kind).unwrap();
         let total = if kind.has_total() { total } else { payload.len() as u64 };

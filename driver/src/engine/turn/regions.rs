@@ -1,0 +1,176 @@
+//! Puts and gets of nodes that share no memory with this one, and to them.
+
+use super::Engine;
+use crate::engine::baton::Token;
+use crate::engine::op::{Op, Outcome};
+use crate::error::Error;
+use crate::message::outbound::OutState;
+use crate::region::remote::{Answer, Ask, Remote, Request, piece_bytes, priority_of};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority, Push};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Packets of one put or get, or answer, in one turn.
+const PACKETS: usize = 16;
+
+/// How far something came.
+enum Step {
+    /// All of it is in the lane.
+    Whole,
+    /// So many packets are.
+    Partly(usize),
+    /// It can't be.
+    Failed(Error),
+}
+
+impl Engine {
+    /// Whether this life of a node is reached by a network.
+    pub(crate) fn is_remote(&self, node: NodeId, life: Incarnation) -> bool {
+        self.fabric.is_remote(node) && self.fabric.live(node) == Some(life)
+    }
+
+    /// Begins a put or get at a node that shares no memory with this one. Ended by [`take_back`](Self::take_back) at the latest.
+    ///
+    /// # Safety
+    /// As [`Ask::new`].
+    pub(crate) unsafe fn begin_access(
+        &mut self,
+        me: Token,
+        operation: &'static str,
+        writes: bool,
+        node: NodeId,
+        request: Request,
+        ptr: *mut u8,
+    ) -> Result<Arc<Op>, Error> {
+        let priority = priority_of(request.bytes as usize);
+        let lane = node.index() * PRIORITIES + priority.index();
+        // If it can't be reached, that is said now.
+        self.on_lane(me, lane, request.incarnation, |_, _| ())?;
+        let op = Op::new();
+        // SAFETY: caller.
+        let ask = unsafe { Ask::new(lane, operation, writes, request, ptr, op.clone()) };
+        self.inbound.remote.ask(ask);
+        Ok(op)
+    }
+
+    /// Takes a put or get back: its bytes are not touched any more.
+    pub(crate) fn take_back(&mut self, op: &Arc<Op>) {
+        self.inbound.remote.remove(op);
+    }
+
+    /// Does something with a lane to this life of a node. `None`: this thread is in there already.
+    fn on_lane<R>(
+        &mut self,
+        me: Token,
+        lane: usize,
+        life: Incarnation,
+        act: impl FnOnce(&mut Remote, &mut OutState) -> R,
+    ) -> Result<Option<R>, Error> {
+        let (node, priority) = (NodeId((lane / PRIORITIES) as u16), Priority::ALL[lane % PRIORITIES]);
+        let Some(outbound) = self.ways.get(node, priority).cloned() else { return Err(Error::NoSuchNode { node }) };
+        let Some(mut state) = outbound.state.enter(me) else { return Ok(None) };
+        self.connect(&outbound, &mut state, life)?;
+        Ok(Some(act(&mut self.inbound.remote, &mut state)))
+    }
+
+    /// Sends what is to be sent. Returns the amount of work done.
+    #[cold]
+    pub(super) fn step_regions(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        // Lanes in which nothing more can go in this turn.
+        let mut full = Vec::new();
+        let mut at = 0;
+        // Taken out while it is looked at: to reach its node is to learn who is gone, and then some of these end.
+        while let Some(mut answer) = take(self.inbound.remote.answers(), &mut at, |answer| !full.contains(&answer.lane)) {
+            let lane = answer.lane;
+            let done = self.on_lane(me, lane, answer.life, |remote, state| send_answer(&mut answer, remote, state));
+            match flat(done) {
+                Step::Whole => work += 1,
+                Step::Partly(packets) => {
+                    work += packets;
+                    full.push(lane);
+                    put_back(self.inbound.remote.answers(), &mut at, answer);
+                }
+                // There is nobody to be told.
+                Step::Failed(_) => {}
+            }
+        }
+        full.clear();
+        let mut at = 0;
+        while let Some(mut ask) = take(self.inbound.remote.waiting(), &mut at, |ask| !full.contains(&ask.lane)) {
+            let lane = ask.lane;
+            let done = self.on_lane(me, lane, ask.life, |remote, state| send_ask(&mut ask, remote, state));
+            match flat(done) {
+                Step::Whole => {
+                    work += 1;
+                    self.inbound.remote.await_answer(ask);
+                }
+                Step::Partly(packets) => {
+                    work += packets;
+                    full.push(lane);
+                    put_back(self.inbound.remote.waiting(), &mut at, ask);
+                }
+                Step::Failed(error) => {
+                    work += 1;
+                    ask.op.finish(Outcome::Failed(error));
+                }
+            }
+        }
+        work
+    }
+}
+
+fn flat(done: Result<Option<Step>, Error>) -> Step {
+    match done {
+        Ok(step) => step.unwrap_or(Step::Partly(0)),
+        Err(error) => Step::Failed(error),
+    }
+}
+
+/// Takes the first from `at` on of which `may` says so.
+fn take<T>(queue: &mut VecDeque<T>, at: &mut usize, may: impl Fn(&T) -> bool) -> Option<T> {
+    *at += queue.iter().skip(*at).position(may)?;
+    queue.remove(*at)
+}
+
+/// Puts one back where it was taken, and goes on behind it.
+fn put_back<T>(queue: &mut VecDeque<T>, at: &mut usize, one: T) {
+    *at = (*at).min(queue.len());
+    queue.insert(*at, one);
+    *at += 1;
+}
+
+fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState) -> Step {
+    for packets in 0..PACKETS {
+        let Some(packet) = state.region_bytes() else { return Step::Partly(packets) };
+        let len = answer.next_len(piece_bytes(packet));
+        // Not copied in vain.
+        if len > 0 && !state.has_region_room(len) {
+            return Step::Partly(packets);
+        }
+        let tag = answer.next(len, &mut remote.room);
+        if state.push_region(tag, &remote.room) != Push::Done {
+            return Step::Partly(packets);
+        }
+        if answer.sent(remote.room.len()) {
+            return Step::Whole;
+        }
+    }
+    Step::Partly(PACKETS)
+}
+
+fn send_ask(ask: &mut Ask, remote: &mut Remote, state: &mut OutState) -> Step {
+    if !ask.is_begun() && remote.is_full(ask.node()) {
+        return Step::Partly(0);
+    }
+    for packets in 0..PACKETS {
+        let Some(packet) = state.region_bytes().filter(|packet| *packet > Request::BYTES) else { return Step::Partly(packets) };
+        if !ask.send(packet, &mut remote.room, |tag, bytes| state.push_region(tag, bytes) == Push::Done) {
+            return Step::Partly(packets);
+        }
+        if ask.is_sent() {
+            return Step::Whole;
+        }
+    }
+    Step::Partly(PACKETS)
+}

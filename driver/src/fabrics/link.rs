@@ -1,0 +1,116 @@
+//! The sending half of one way to a node, over whichever fabric.
+
+use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
+use doorbell_shm::fabric::ShmLink;
+use doorbell_shm::lane::BULK_LEAST;
+use doorbell_shm::region::OwnRegion;
+use doorbell_udp::UdpLink;
+
+/// Bytes of a packet in shared memory. A message up to this long is one packet; of a longer one the target copies a packet while the next
+/// is written. Smaller packets would overlap more, but each costs two more journeys of a cache line, which between processors without a common
+/// cache take as long as copying 8 KiB.
+const PACKET_BYTES: usize = 16384;
+
+/// The sending half of one way to a node.
+// In place, as the path of every small message goes through the larger one.
+#[allow(clippy::large_enum_variant)]
+pub enum AnyLink {
+    /// By a lane in shared memory.
+    Shm(ShmLink),
+    /// By a lane of a session.
+    Udp(UdpLink),
+}
+
+impl AnyLink {
+    /// The most bytes of a message that one packet carries.
+    #[inline]
+    pub fn packet_bytes(&self) -> usize {
+        match self {
+            AnyLink::Shm(link) => PACKET_BYTES.min(link.packet_bytes()),
+            AnyLink::Udp(link) => link.packet_bytes(),
+        }
+    }
+
+    /// Whether it leads to a node that shares no memory with this one.
+    #[inline]
+    pub fn is_remote(&self) -> bool {
+        matches!(self, AnyLink::Udp(_))
+    }
+
+    /// Puts one packet on the link, as [`Link::push`].
+    ///
+    /// # Safety
+    /// As [`Link::push`].
+    #[inline]
+    pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
+        debug_assert!(head.kind != PacketKind::Loan || !self.is_remote(), "nothing is lent to who shares no memory");
+        debug_assert!(head.kind != PacketKind::Region || self.is_remote(), "a put asks nobody where there is memory in common");
+        match self {
+            // SAFETY: caller.
+            AnyLink::Shm(link) => unsafe { link.push(head, bytes, len) },
+            // SAFETY: caller.
+            AnyLink::Udp(link) => unsafe { link.push(head, bytes, len) },
+        }
+    }
+
+    /// Whether the target said that it takes no more messages until it asks for some.
+    pub fn refused(&self) -> bool {
+        match self {
+            AnyLink::Shm(link) => link.refused(),
+            AnyLink::Udp(link) => link.refused(),
+        }
+    }
+
+    /// The longest message that finds room on an idle link whatever came before it.
+    pub fn most_at_once(&self) -> usize {
+        match self {
+            AnyLink::Shm(link) => link.most_at_once(),
+            AnyLink::Udp(link) => link.most_at_once(),
+        }
+    }
+
+    /// Whether a message of `len` bytes in packets of `packet` bytes fits now, as a whole.
+    pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
+        match self {
+            AnyLink::Shm(link) => link.has_room(len, packet),
+            AnyLink::Udp(link) => link.has_room(len, packet),
+        }
+    }
+
+    /// Says whether messages wait for room on this link.
+    #[inline]
+    pub fn wait_for_room(&mut self, waits: bool) {
+        if let AnyLink::Shm(link) = self {
+            link.wait_for_room(waits);
+        }
+    }
+
+    /// Prepares for a message like the last.
+    #[inline(always)]
+    pub fn own_ahead(&self) {
+        if let AnyLink::Shm(link) = self {
+            link.own_ahead();
+        }
+    }
+
+    /// Whether its packets are as long as only those of a bulk ring are, so that one would be of use.
+    pub fn has_use_for_bulk(&self) -> bool {
+        matches!(self, AnyLink::Shm(_)) && self.packet_bytes() >= BULK_LEAST
+    }
+
+    /// Offers a region as a bulk ring. Gives back one that can't be.
+    pub fn offer_bulk(&mut self, region: OwnRegion) -> Option<OwnRegion> {
+        match self {
+            AnyLink::Shm(link) => link.offer_bulk(region),
+            AnyLink::Udp(_) => Some(region),
+        }
+    }
+
+    /// Ends the link, and gives its bulk ring back.
+    pub fn into_bulk(self) -> Option<OwnRegion> {
+        match self {
+            AnyLink::Shm(link) => link.into_bulk(),
+            AnyLink::Udp(_) => None,
+        }
+    }
+}

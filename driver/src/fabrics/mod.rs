@@ -1,0 +1,204 @@
+//! What leads to other nodes: shared memory where two nodes have some in common, and the network where they have none.
+//!
+//! Which of the two reaches a node is found out when it is met: by the network everybody says a number that lies in its inbox, and whoever
+//! reads it there shares memory with it. From then on all that goes to that life of the node goes one way.
+
+mod link;
+mod net;
+
+pub use link::AnyLink;
+pub use net::Net;
+
+use doorbell_fabric::{Fabric, Incarnation, NodeId, Priority, Sink};
+use doorbell_shm::board::LatencyHistogram;
+use doorbell_shm::domain::{Member, Membership, PeerInbox};
+use doorbell_shm::doorbell::Bell;
+use doorbell_shm::error::ShmError;
+use doorbell_shm::fabric::{Change, Hot, ShmFabric};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which fabrics a node uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum FabricKind {
+    /// Shared memory where there is any, and the network where there is none.
+    #[default]
+    Auto,
+    /// Shared memory alone.
+    Shm,
+    /// The network alone, even to nodes of the same machine: of this node nothing is in `/dev/shm`.
+    Udp,
+}
+
+impl FabricKind {
+    const WORDS: [(FabricKind, &str); 3] = [(FabricKind::Auto, "auto"), (FabricKind::Shm, "shm"), (FabricKind::Udp, "udp")];
+}
+
+impl fmt::Display for FabricKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(Self::WORDS.iter().find(|(kind, _)| kind == self).map_or("", |(_, word)| word))
+    }
+}
+
+impl FromStr for FabricKind {
+    type Err = doorbell_fabric::ParseIdError;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        let expected = "a choice of fabrics: auto, shm or udp";
+        let found = Self::WORDS.iter().find(|(_, known)| *known == word);
+        found.map(|(kind, _)| *kind).ok_or_else(|| doorbell_fabric::ParseIdError { word: word.into(), expected })
+    }
+}
+
+/// All fabrics of a node.
+pub struct Fabrics {
+    shm: ShmFabric,
+    net: Option<Net>,
+}
+
+impl Fabrics {
+    /// Of a node that shares memory with others, and perhaps is on a network.
+    pub fn new(shm: ShmFabric, net: Option<Net>) -> Self {
+        Self { shm, net }
+    }
+
+    /// This node's place in its domain.
+    pub fn membership(&self) -> &Arc<Membership> {
+        self.shm.membership()
+    }
+
+    /// How long sampled messages took.
+    pub fn latencies(&self) -> &LatencyHistogram {
+        self.shm.latencies()
+    }
+
+    /// This node's own bell.
+    pub fn bell(&self) -> &Bell {
+        self.shm.bell()
+    }
+
+    /// Hands at most `budget` packets to `sink`, and returns how much there was to do.
+    #[inline(always)]
+    pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
+        let taken = self.shm.poll(sink, budget);
+        match &mut self.net {
+            None => taken,
+            Some(net) => taken + net.poll(&mut self.shm, sink, budget, taken > 0),
+        }
+    }
+
+    /// The lane that was busy last, for the shortest way from there.
+    #[inline(always)]
+    pub fn hot(&mut self) -> Option<Hot<'_>> {
+        self.shm.hot()
+    }
+
+    /// Looks up to `rounds` times at the lanes that were busy lately. True as soon as one has something.
+    pub fn spin(&self, rounds: u32) -> bool {
+        self.shm.spin(rounds)
+    }
+
+    /// What happened to other nodes, oldest first.
+    #[inline]
+    pub fn next_change(&mut self) -> Option<Change> {
+        let Some(net) = &mut self.net else { return self.shm.next_change() };
+        net.next_change(&mut self.shm)
+    }
+
+    /// The incarnation of a node that is attached now.
+    #[inline]
+    pub fn live(&self, node: NodeId) -> Option<Incarnation> {
+        self.shm.live(node).or_else(|| self.net.as_ref()?.live(node))
+    }
+
+    /// The inbox of a node that is attached now and shares memory with this one.
+    pub fn peer(&self, node: NodeId) -> Option<&Arc<PeerInbox>> {
+        self.shm.peer(node)
+    }
+
+    /// Whether a node that is attached now is reached by the network.
+    pub fn is_remote(&self, node: NodeId) -> bool {
+        self.net.as_ref().is_some_and(|net| net.live(node).is_some())
+    }
+
+    /// Nodes that are attached now and reached by the network.
+    pub fn remote_members(&self) -> Vec<Member> {
+        self.net.as_ref().map_or_else(Vec::new, Net::members)
+    }
+
+    /// Opens the way to a life of a node. `None`: not now.
+    ///
+    /// # Errors
+    /// It can't be reached.
+    pub fn connect(&mut self, target: NodeId, life: Incarnation, priority: Priority) -> Result<Option<AnyLink>, ShmError> {
+        if let Some(net) = &self.net
+            && net.live(target) == Some(life)
+        {
+            return Ok(net.connect(target, life, priority));
+        }
+        match self.shm.connect(target, life, priority) {
+            Ok(link) => Ok(Some(AnyLink::Shm(link))),
+            Err(error) if error.is_retryable() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether everything that this life of a node sent has been delivered, and no more can come.
+    pub fn drained(&self, node: NodeId, life: Incarnation) -> bool {
+        self.shm.drained(node, life) && self.net.as_ref().is_none_or(|net| net.live(node) != Some(life))
+    }
+
+    /// Takes nothing more of what the present life of a node sends: it broke the rules.
+    pub fn close_lanes(&mut self, node: NodeId) {
+        self.shm.close_lanes(node);
+        if let Some(net) = &mut self.net {
+            net.expel(node);
+        }
+    }
+
+    /// The node leaves: the network's peers are heard out by whoever closes it.
+    pub fn end_network(&mut self) {
+        if let Some(net) = &mut self.net {
+            net.end();
+        }
+    }
+
+    /// Looks who came and went, where that costs little.
+    pub fn glance(&mut self) {
+        self.shm.glance();
+        if let Some(net) = &mut self.net {
+            net.look(&mut self.shm);
+        }
+    }
+
+    /// Asks of every known node whether it lives.
+    pub fn check_peers(&mut self) {
+        self.shm.check_peers();
+        if let Some(net) = &mut self.net {
+            net.look(&mut self.shm);
+        }
+    }
+
+    /// Whether anything waits that was not refused.
+    pub fn has_news(&self) -> bool {
+        self.shm.has_news() || self.net.as_ref().is_some_and(Net::has_news)
+    }
+
+    /// Arms the bell and looks once more. If that found nothing: how long the caller may sleep, `timeout` at most.
+    pub fn arm(&mut self, timeout: Duration) -> Option<Duration> {
+        let timeout = self.shm.arm(timeout)?;
+        let Some(net) = &self.net else { return Some(timeout) };
+        if net.has_news() {
+            self.bell().disarm();
+            return None;
+        }
+        Some(net.timeout(timeout))
+    }
+
+    /// Whether some sender was told that its messages are not taken for now.
+    pub fn refusing(&self) -> bool {
+        self.shm.refusing() || self.net.as_ref().is_some_and(Net::refusing)
+    }
+}

@@ -1,0 +1,203 @@
+//! The network, as one node's engine sees it.
+
+use super::AnyLink;
+use doorbell_fabric::{Incarnation, NodeId, Priority, Sink};
+use doorbell_shm::domain::Member;
+use doorbell_shm::fabric::{Change, ShmFabric};
+use doorbell_udp::fabric::{Ask, Change as UdpChange};
+use doorbell_udp::{UdpFabric, UdpLink};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often the socket is asked while lanes in shared memory have something each time: a look costs a third of a microsecond.
+const LOOK_EVERY: Duration = Duration::from_micros(2);
+/// How soon to look again where the kernel had no room for what is to be sent.
+const STUCK: Duration = Duration::from_micros(200);
+
+/// The network, as one node's engine sees it.
+pub struct Net {
+    udp: Arc<Mutex<UdpFabric>>,
+    /// By id: who is reached by it.
+    lives: Vec<Option<Member>>,
+    changes: VecDeque<Change>,
+    looked: Instant,
+    /// The last poll did not ask the socket.
+    skipped: bool,
+    /// The node leaves: nothing is for it any more.
+    ended: bool,
+}
+
+fn lock(udp: &Mutex<UdpFabric>) -> MutexGuard<'_, UdpFabric> {
+    udp.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Net {
+    /// A network for a domain of so many nodes.
+    pub fn new(udp: Arc<Mutex<UdpFabric>>, nodes: usize) -> Self {
+        let lives = (0..nodes).map(|_| None).collect();
+        Self { udp, lives, changes: VecDeque::new(), looked: Instant::now(), skipped: false, ended: false }
+    }
+
+    /// The node leaves: from here on nothing is taken in. What it had begun to receive is forgotten, and the rest of it would look like a
+    /// breach of the rules.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// As [`Fabrics::poll`](super::Fabrics::poll). `busy`: shared memory had something.
+    #[inline(never)]
+    pub fn poll<S: Sink>(&mut self, shm: &mut ShmFabric, sink: &mut S, budget: usize, busy: bool) -> usize {
+        if self.ended || !self.changes.is_empty() {
+            return 0;
+        }
+        if busy {
+            let now = Instant::now();
+            self.skipped = now - self.looked < LOOK_EVERY;
+            if self.skipped {
+                return 0;
+            }
+            self.looked = now;
+        } else {
+            self.skipped = false;
+        }
+        let udp = self.udp.clone();
+        let mut udp = lock(&udp);
+        let taken = udp.poll(sink, budget);
+        self.learn(&mut udp, shm);
+        taken
+    }
+
+    /// Takes in what arrived, and learns who came and went.
+    pub fn look(&mut self, shm: &mut ShmFabric) {
+        if self.ended {
+            return;
+        }
+        let udp = self.udp.clone();
+        let mut udp = lock(&udp);
+        udp.look();
+        self.learn(&mut udp, shm);
+    }
+
+    fn learn(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric) {
+        if !udp.has_news() {
+            return;
+        }
+        while let Some(change) = udp.next_change() {
+            match change {
+                UdpChange::Met(node, life) => self.meet(udp, shm, node, life),
+                UdpChange::Left(node, life) => self.lose(node, life, Change::Left(node, life)),
+                UdpChange::Died(node, life) => self.lose(node, life, Change::Died(node, life)),
+            }
+        }
+        while let Some(ask) = udp.next_ask() {
+            let given = self.id_for(udp, shm, &ask);
+            udp.welcome(&ask, given);
+        }
+    }
+
+    /// A node is on the network. If it is in the directory, too, and its inbox says what it says of itself, it is reached by shared memory.
+    fn meet(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric, node: NodeId, life: Incarnation) {
+        shm.glance();
+        let Some(about) = udp.about(node).cloned() else { return };
+        match shm.peer(node) {
+            Some(inbox) if inbox.incarnation() == life && inbox.nonce() == about.nonce => udp.decline(node),
+            Some(_) => {
+                tracing::warn!(
+                    node = node.0,
+                    label = about.label,
+                    "a node of the network has the id of one that is attached here; it is not let in"
+                );
+                udp.expel(node);
+            }
+            None => {
+                self.lives[node.index()] = Some(Member::remote(node, life, about.role, about.pid, about.label));
+                udp.accept(node);
+                self.changes.push_back(Change::Joined(node, life));
+            }
+        }
+    }
+
+    fn lose(&mut self, node: NodeId, life: Incarnation, change: Change) {
+        if self.lives[node.index()].take_if(|member| member.incarnation == life).is_some() {
+            self.changes.extend([change, Change::Drained(node, life)]);
+        }
+    }
+
+    /// The id that a guest gets: from the highest down, as those that join by shared memory take the lowest.
+    fn id_for(&self, udp: &mut UdpFabric, shm: &ShmFabric, ask: &Ask) -> Option<NodeId> {
+        let membership = shm.membership();
+        let mut ids = (0..membership.max_nodes() as u16).rev().map(NodeId);
+        ids.find(|id| !ask.avoid.contains(id) && !udp.is_taken(*id) && membership.member(*id).is_none())
+    }
+
+    /// As [`Fabrics::next_change`](super::Fabrics::next_change).
+    #[inline]
+    pub fn next_change(&mut self, shm: &mut ShmFabric) -> Option<Change> {
+        if let Some(change) = self.changes.pop_front() {
+            return Some(change);
+        }
+        let change = shm.next_change()?;
+        // Shared memory has the say: of who is reached by it, the network brings nothing.
+        if let Change::Joined(node, _) = change
+            && let Some(member) = self.lives.get(node.index()).and_then(Option::as_ref)
+        {
+            tracing::warn!(
+                node = node.0,
+                "a node that attached here has the id of one of the network, which is not reached any more"
+            );
+            let life = member.incarnation;
+            self.expel(node);
+            self.lose(node, life, Change::Died(node, life));
+            self.changes.push_back(change);
+            return self.changes.pop_front();
+        }
+        Some(change)
+    }
+
+    /// The life of a node that is reached by the network.
+    #[inline]
+    pub fn live(&self, node: NodeId) -> Option<Incarnation> {
+        self.lives.get(node.index())?.as_ref().map(|member| member.incarnation)
+    }
+
+    /// Those that are reached by it.
+    pub fn members(&self) -> Vec<Member> {
+        self.lives.iter().flatten().cloned().collect()
+    }
+
+    /// The way to a life that is reached by it.
+    pub fn connect(&self, target: NodeId, life: Incarnation, priority: Priority) -> Option<AnyLink> {
+        UdpLink::new(&self.udp, target, life, priority).map(AnyLink::Udp)
+    }
+
+    /// Talks with a node no more.
+    pub fn expel(&mut self, node: NodeId) {
+        if self.live(node).is_some() {
+            lock(&self.udp).expel(node);
+        }
+    }
+
+    /// Whether anything waits that was not refused.
+    pub fn has_news(&self) -> bool {
+        if self.ended {
+            return false;
+        }
+        self.skipped || !self.changes.is_empty() || {
+            let udp = lock(&self.udp);
+            udp.has_news() || udp.has_ready()
+        }
+    }
+
+    /// How long to sleep, `most` at most.
+    pub fn timeout(&self, most: Duration) -> Duration {
+        let udp = lock(&self.udp);
+        let most = if udp.is_stuck() { most.min(STUCK) } else { most };
+        udp.timeout().map_or(most, |due| most.min(due))
+    }
+
+    /// Whether some sender was told that its messages are not taken for now.
+    pub fn refusing(&self) -> bool {
+        lock(&self.udp).refusing()
+    }
+}

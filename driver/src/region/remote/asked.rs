@@ -1,0 +1,208 @@
+//! The origin's half: puts and gets of this node's threads, which wait for the answers.
+
+use super::wire::{IDS, Request, Status, Step, Word};
+use crate::engine::op::{Op, Outcome};
+use crate::error::{Error, KeyFault};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes of a put that go with the request.
+const WITH_REQUEST: usize = 4096;
+/// Pieces begin at multiples of this, so that no element that is aligned to its size is cut.
+const GRAIN: usize = 64;
+
+/// The most bytes of a piece, where a packet has so many.
+pub fn piece_bytes(packet: usize) -> usize {
+    if packet >= GRAIN { packet - packet % GRAIN } else { packet }
+}
+
+/// A put or get of this node.
+pub struct Ask {
+    /// The node that it asks, and at which priority.
+    pub lane: usize,
+    /// Which life of it.
+    pub life: Incarnation,
+    id: u64,
+    operation: &'static str,
+    writes: bool,
+    request: Request,
+    /// What is put, or where it goes that is got.
+    ptr: *mut u8,
+    len: usize,
+    /// Bytes sent of a put, received of a get.
+    moved: usize,
+    begun: bool,
+    /// Where its end is told.
+    pub op: Arc<Op>,
+}
+
+// SAFETY: whoever made the Ask keeps its bytes there until its op ended or it was removed (Ask::new).
+unsafe impl Send for Ask {}
+
+impl Ask {
+    /// A put of `len` bytes from `ptr`, or a get of as many to there.
+    ///
+    /// # Safety
+    /// Until `op` is done or [`Asked::remove`] was called for it, the bytes stay readable and unchanged for a put; for a get they
+    /// stay writable, and nobody else touches them.
+    pub unsafe fn new(lane: usize, operation: &'static str, writes: bool, request: Request, ptr: *mut u8, op: Arc<Op>) -> Self {
+        let (life, len) = (request.incarnation, request.bytes as usize);
+        Self { lane, life, id: 0, operation, writes, request, ptr, len, moved: 0, begun: false, op }
+    }
+
+    /// The node that it asks.
+    pub fn node(&self) -> NodeId {
+        NodeId((self.lane / PRIORITIES) as u16)
+    }
+
+    /// Whether its request is in the lane.
+    pub fn is_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Whether all of it is in the lane that has to go there.
+    pub fn is_sent(&self) -> bool {
+        self.begun && (!self.writes || self.moved == self.len)
+    }
+
+    fn word(&self, step: Step) -> u64 {
+        Word { step, id: self.id }.tag()
+    }
+
+    fn bytes(&self, len: usize) -> &[u8] {
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: the caller says no more than are left; readable and unchanged (Ask::new), as it is a put of which nothing was told
+        // yet.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(self.moved), len) }
+    }
+
+    /// Gives its next packet to `push`, where one carries `packet` bytes. True if it was taken.
+    pub fn send(&mut self, packet: usize, room: &mut Vec<u8>, push: impl FnOnce(u64, &[u8]) -> bool) -> bool {
+        if !self.begun {
+            let first = if self.writes && self.len <= WITH_REQUEST.min(packet - Request::BYTES) { self.len } else { 0 };
+            room.clear();
+            room.extend_from_slice(&self.request.encode());
+            room.extend_from_slice(self.bytes(first));
+            let done = push(self.word(if self.writes { Step::Put } else { Step::Get }), room);
+            if done {
+                self.begun = true;
+                self.moved += first;
+            }
+            return done;
+        }
+        let piece = piece_bytes(packet).min(self.len - self.moved);
+        let done = push(self.word(Step::More), self.bytes(piece));
+        if done {
+            self.moved += piece;
+        }
+        done
+    }
+
+    /// The next bytes of a get. True if they were the last.
+    fn got(&mut self, payload: Payload<'_>) -> Result<bool, &'static str> {
+        if self.writes || payload.is_empty() || payload.len() > self.len - self.moved {
+            return Err("bytes that nobody asked for");
+        }
+        // SAFETY: within the bytes that are left (checked), which are ours (Ask::new).
+        payload.copy_to(unsafe { std::slice::from_raw_parts_mut(self.ptr.add(self.moved), payload.len()) });
+        self.moved += payload.len();
+        Ok(self.moved == self.len)
+    }
+
+    /// How it ended, if it can have ended so.
+    fn end(&self, status: Status) -> Result<Outcome, &'static str> {
+        let node = self.node();
+        let fault = |why| Ok(Outcome::Failed(Error::Key { operation: self.operation, node: Some(node), why }));
+        match status {
+            Status::Fine if self.is_sent() && self.moved == self.len => Ok(Outcome::Copied),
+            Status::Fine => Err("a put or get that ended before it was over"),
+            Status::Stale => fault(KeyFault::Stale),
+            Status::Forged => fault(KeyFault::Forged),
+            Status::OutOfRange => fault(KeyFault::OutOfRange),
+            Status::Cut => Ok(Outcome::Failed(Error::Damaged { node })),
+        }
+    }
+}
+
+/// Puts and gets of this node.
+#[derive(Default)]
+pub struct Asked {
+    made: u64,
+    /// Of which something is to be sent, in call order: those of one lane follow one another.
+    pub waiting: VecDeque<Ask>,
+    /// Which wait for their answers.
+    pub sent: Vec<Ask>,
+}
+
+impl Asked {
+    /// Enters one.
+    pub fn push(&mut self, mut ask: Ask) {
+        self.made = (self.made + 1) % IDS;
+        ask.id = self.made;
+        self.waiting.push_back(ask);
+    }
+
+    /// How many of a node are under way.
+    pub fn under_way(&self, node: NodeId) -> usize {
+        self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).filter(|ask| ask.node() == node).count()
+    }
+
+    /// Whether an answer is to come by a lane.
+    pub fn awaits(&self, lane: usize) -> bool {
+        self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).any(|ask| ask.lane == lane)
+    }
+
+    /// An answer came.
+    pub fn answer(&mut self, lane: usize, word: Word, payload: Payload<'_>) -> Verdict {
+        let is_its = |ask: &Ask| ask.lane == lane && ask.id == word.id && ask.begun;
+        let (at, was_sent) = match self.sent.iter().position(is_its) {
+            Some(at) => (at, true),
+            // A put that is refused while its bytes are still going out.
+            None => match self.waiting.iter().position(is_its) {
+                Some(at) => (at, false),
+                // Of one that was withdrawn.
+                None => return Verdict::Taken,
+            },
+        };
+        let ask = if was_sent { &mut self.sent[at] } else { &mut self.waiting[at] };
+        let outcome = match word.step {
+            Step::Done(status) => ask.end(status),
+            _ => match ask.got(payload) {
+                Ok(true) => Ok(Outcome::Copied),
+                Ok(false) => return Verdict::Taken,
+                Err(reason) => Err(reason),
+            },
+        };
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(reason) => return Verdict::Broken(reason),
+        };
+        let ask = if was_sent { Some(self.sent.swap_remove(at)) } else { self.waiting.remove(at) };
+        if let Some(ask) = ask {
+            ask.op.finish(outcome);
+        }
+        Verdict::Taken
+    }
+
+    /// Ends those of which `which` says so.
+    pub fn fail(&mut self, which: impl Fn(&Ask) -> bool, error: impl Fn() -> Error) {
+        let mut end = |ask: &mut Ask| {
+            let ends = which(ask);
+            if ends {
+                ask.op.finish(Outcome::Failed(error()));
+            }
+            !ends
+        };
+        self.waiting.retain_mut(&mut end);
+        self.sent.retain_mut(&mut end);
+    }
+
+    /// Takes one back: its bytes are not touched any more.
+    pub fn remove(&mut self, op: &Arc<Op>) {
+        self.waiting.retain(|ask| !Arc::ptr_eq(&ask.op, op));
+        self.sent.retain(|ask| !Arc::ptr_eq(&ask.op, op));
+    }
+}

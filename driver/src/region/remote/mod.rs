@@ -1,0 +1,376 @@
+//! Puts and gets between nodes that share no memory: the origin's engine asks, and the target's stores or reads the bytes in place.
+//!
+//! 1. A put is a request with the key and, if it is short, its bytes; the bytes of a long one follow in pieces. One answer says that
+//!    they are in their place, or what is wrong with the key.
+//! 2. A get is a request; the bytes come back in pieces, the last of which ends it, or an answer says what is wrong with the key.
+//!
+//! Between two nodes nothing of one put comes between the pieces of another of the same priority. A long one goes at low priority, so that it
+//! holds up nothing else. The order of messages means nothing to them: a put has ended when its call returns.
+//!
+//! The target believes nothing: it checks the key as an origin does over shared memory, and keeps no more than
+//! [`UNANSWERED_MAX`] answers for one node. What is beyond it refuses, and the lane keeps it; no node of ours asks for so much at once.
+
+mod asked;
+mod served;
+mod wire;
+
+pub use asked::{Ask, piece_bytes};
+pub use served::{Answer, UNANSWERED_MAX};
+pub use wire::Request;
+
+use crate::engine::op::Op;
+use crate::error::Error;
+use crate::region::table::RegionTable;
+use asked::Asked;
+use doorbell_fabric::{Incarnation, NodeId, Payload, Priority, Verdict};
+use served::Served;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use wire::{Step, Word};
+
+/// Longer ones go at low priority.
+const URGENT_BYTES: usize = 16 << 10;
+
+/// At which priority so many bytes go.
+pub fn priority_of(bytes: usize) -> Priority {
+    if bytes <= URGENT_BYTES { Priority::High } else { Priority::Low }
+}
+
+/// Puts and gets of this node, and of others to its regions.
+pub struct Remote {
+    asked: Asked,
+    served: Served,
+    /// Where packets are put together.
+    pub room: Vec<u8>,
+}
+
+impl Remote {
+    /// Nothing yet, of this life of a node that has these regions.
+    pub(crate) fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
+        Self { asked: Asked::default(), served: Served::new(regions, life), room: Vec::new() }
+    }
+
+    /// Whether anything is to be sent.
+    #[inline(always)]
+    pub fn has_work(&self) -> bool {
+        !(self.asked.waiting.is_empty() && self.served.answers.is_empty())
+    }
+
+    /// Whether a thread of this node waits for something that is to come by a lane.
+    pub fn awaits(&self, lane: usize) -> bool {
+        self.asked.awaits(lane)
+    }
+
+    /// Whether a node has as many requests as it keeps.
+    pub fn is_full(&self, node: NodeId) -> bool {
+        self.asked.under_way(node) >= UNANSWERED_MAX
+    }
+
+    /// Enters a put or get of this node.
+    pub fn ask(&mut self, ask: Ask) {
+        self.asked.push(ask);
+    }
+
+    /// What is to be sent of puts and gets of this node.
+    pub fn waiting(&mut self) -> &mut VecDeque<Ask> {
+        &mut self.asked.waiting
+    }
+
+    /// All of this one was sent.
+    pub fn await_answer(&mut self, ask: Ask) {
+        self.asked.sent.push(ask);
+    }
+
+    /// What is to be said to others.
+    pub fn answers(&mut self) -> &mut VecDeque<Answer> {
+        &mut self.served.answers
+    }
+
+    /// Takes a put or get back: its bytes are not touched any more.
+    pub fn remove(&mut self, op: &Arc<Op>) {
+        self.asked.remove(op);
+    }
+
+    /// A packet came, by a lane from this life of a node.
+    #[cold]
+    pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
+        let Some(word) = Word::from_tag(tag) else { return Verdict::Broken("a packet of a put or get of unknown kind") };
+        match word.step {
+            Step::Put => self.served.ask(lane, life, word.id, true, payload),
+            Step::Get => self.served.ask(lane, life, word.id, false, payload),
+            Step::More => self.served.more(lane, word.id, payload),
+            Step::Got | Step::Done(_) => self.asked.answer(lane, word, payload),
+        }
+    }
+
+    /// Ends everything with a life of a node.
+    pub fn fail(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
+        self.asked.fail(|ask| ask.node() == node && ask.life == life, error);
+        self.served.forget(node, life);
+    }
+
+    /// Ends everything.
+    pub fn end(&mut self, error: impl Fn() -> Error) {
+        self.asked.fail(|_| true, error);
+        self.served.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wire::Status;
+    use super::*;
+    use crate::engine::op::Outcome;
+    use crate::error::KeyFault;
+    use crate::region::key::read_secret;
+    use doorbell_fabric::PRIORITIES;
+    use doorbell_shm::domain::{JoinOptions, Membership};
+    use doorbell_shm::region::OwnRegion;
+    use doorbell_shm::space::Space;
+    use proptest::prelude::*;
+
+    const LANE: usize = PRIORITIES;
+    const PEER: Incarnation = Incarnation(5);
+    const BYTES: usize = 5000;
+
+    /// A node with one region, and what it is asked.
+    struct Target {
+        remote: Remote,
+        region: OwnRegion,
+        table: Arc<RegionTable>,
+        life: Incarnation,
+        _membership: Membership,
+    }
+
+    impl Target {
+        fn new() -> Self {
+            let membership = Membership::join(JoinOptions::new("remote", Space::heap())).unwrap();
+            let table: Arc<RegionTable> = Arc::default();
+            let region = membership.create_region(table.next_number(), BYTES).unwrap();
+            table.offer(&region);
+            let life = membership.incarnation();
+            Self { remote: Remote::new(table.clone(), life), region, table, life, _membership: membership }
+        }
+
+        fn request(&self, offset: u64, bytes: u64) -> Request {
+            Request { incarnation: self.life, number: self.region.number(), offset, bytes, secret: self.region.secret() }
+        }
+
+        fn take(&mut self, step: Step, id: u64, bytes: &[u8]) -> Verdict {
+            self.remote.take(LANE, PEER, Word { step, id }.tag(), Payload::private(bytes))
+        }
+
+        /// All that is to be said, in packets of so many bytes.
+        fn say(&mut self, packet: usize) -> Vec<(Word, Vec<u8>)> {
+            let mut said = Vec::new();
+            while let Some(mut answer) = self.remote.answers().pop_front() {
+                loop {
+                    let len = answer.next_len(piece_bytes(packet));
+                    let tag = answer.next(len, &mut self.remote.room);
+                    said.push((Word::from_tag(tag).unwrap(), self.remote.room.clone()));
+                    if answer.sent(self.remote.room.len()) {
+                        break;
+                    }
+                }
+            }
+            said
+        }
+
+        fn says(&mut self) -> Status {
+            match self.say(100)[..] {
+                [(Word { step: Step::Done(status), .. }, _)] => status,
+                ref other => panic!("{other:?}"),
+            }
+        }
+
+        fn read(&self) -> Vec<u8> {
+            let mut bytes = vec![0; BYTES];
+            // SAFETY: within the region, which nobody else writes now.
+            unsafe { crate::region::copy::out(self.region.ptr(), bytes.as_mut_ptr(), BYTES) };
+            bytes
+        }
+    }
+
+    #[test]
+    fn a_key_is_checked_by_its_owner() {
+        let mut target = Target::new();
+        let good = target.request(0, BYTES as u64);
+        let reader = Request { secret: read_secret(good.secret), ..good };
+        for (request, writes, status) in [
+            (Request { bytes: 0, ..good }, true, Status::Fine),
+            (Request { bytes: 0, ..reader }, false, Status::Fine),
+            (Request { bytes: 0, offset: BYTES as u64, ..reader }, false, Status::Fine),
+            (good, false, Status::Forged),
+            (reader, true, Status::Forged),
+            (Request { secret: good.secret ^ 1, ..good }, true, Status::Forged),
+            (Request { number: good.number + 1, ..good }, true, Status::Stale),
+            (Request { incarnation: Incarnation(good.incarnation.0 ^ 1), ..good }, true, Status::Stale),
+            (Request { bytes: BYTES as u64 + 1, ..good }, true, Status::OutOfRange),
+            (Request { offset: 1, ..reader }, false, Status::OutOfRange),
+            (Request { offset: u64::MAX, ..reader }, false, Status::OutOfRange),
+            (Request { bytes: u64::MAX, offset: 1, ..good }, true, Status::OutOfRange),
+        ] {
+            let step = if writes { Step::Put } else { Step::Get };
+            assert_eq!(target.take(step, 1, &request.encode()), Verdict::Taken);
+            assert_eq!(target.says(), status, "{request:?} {writes}");
+            // What may follow was sent before the answer was there.
+            assert_eq!(target.take(Step::More, 1, &[9; 60]), Verdict::Taken);
+        }
+        target.region.withdraw().unwrap();
+        target.take(Step::Put, 1, &good.encode());
+        assert_eq!(target.says(), Status::Stale);
+        target.table.forget(target.region.ptr());
+        target.take(Step::Get, 1, &reader.encode());
+        assert_eq!(target.says(), Status::Stale);
+        assert_eq!(target.read(), [0; BYTES]);
+    }
+
+    #[test]
+    fn a_node_has_so_many_answers_kept_and_no_more() {
+        let mut target = Target::new();
+        let get = Request { secret: read_secret(target.region.secret()), ..target.request(0, 10) }.encode();
+        for id in 0..UNANSWERED_MAX as u64 {
+            assert_eq!(target.take(Step::Get, id, &get), Verdict::Taken);
+        }
+        assert_eq!(target.take(Step::Get, 99, &get), Verdict::Refused);
+        let other = target.remote.take(0, PEER, Word { step: Step::Get, id: 1 }.tag(), Payload::private(&get));
+        assert_eq!(other, Verdict::Taken);
+        assert_eq!(target.say(4).len(), 3 * (UNANSWERED_MAX + 1));
+        assert_eq!(target.take(Step::Get, 99, &get), Verdict::Taken);
+        target.remote.fail(NodeId(1), PEER, || Error::Closed);
+        assert!(!target.remote.has_work());
+    }
+
+    #[test]
+    fn what_breaks_the_rules_is_told_apart() {
+        let mut target = Target::new();
+        let put = target.request(0, 100).encode();
+        let broken = |verdict| matches!(verdict, Verdict::Broken(_));
+        assert!(broken(target.take(Step::Put, 1, &put[1..])));
+        assert!(broken(target.take(Step::Put, 1, &[&put[..], &[1; 101]].concat())));
+        assert!(broken(target.take(Step::Get, 1, &[&put[..], &[1]].concat())));
+        assert!(broken(target.remote.take(LANE, PEER, 6 << 56, Payload::private(&[]))));
+        assert_eq!(target.take(Step::Put, 1, &[&put[..], &[1; 40]].concat()), Verdict::Taken);
+        assert!(broken(target.take(Step::More, 2, &[2])));
+        assert!(broken(target.take(Step::More, 1, &[])));
+        assert!(broken(target.take(Step::More, 1, &[2; 61])));
+        assert_eq!(target.take(Step::More, 1, &[2; 60]), Verdict::Taken);
+        assert_eq!(target.says(), Status::Fine);
+        assert_eq!(target.read()[..101], [&[1; 40][..], &[2; 60], &[0]].concat());
+    }
+
+    /// A put or get of `bytes`, in the hands of both engines.
+    fn ask(origin: &mut Remote, target: &Target, writes: bool, bytes: &mut [u8], offset: u64) -> Arc<Op> {
+        let op = Op::new();
+        let secret = if writes { target.region.secret() } else { read_secret(target.region.secret()) };
+        let request = Request { secret, ..target.request(offset, bytes.len() as u64) };
+        // SAFETY: the callers keep the bytes for as long as the origin.
+        origin.ask(unsafe { Ask::new(LANE, "test", writes, request, bytes.as_mut_ptr(), op.clone()) });
+        op
+    }
+
+    #[test]
+    fn an_answer_that_nobody_asked_for_is_told_apart() {
+        let target = Target::new();
+        let mut bytes = [7; 10];
+        for (writes, step, len) in [
+            (false, Step::Got, 11),
+            (false, Step::Got, 0),
+            (true, Step::Got, 1),
+            (false, Step::Done(Status::Fine), 0),
+            (true, Step::Done(Status::Fine), 0),
+        ] {
+            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let op = ask(&mut origin, &target, writes, &mut bytes, 0);
+            let answer =
+                |origin: &mut Remote, id| origin.take(LANE, PEER, Word { step, id }.tag(), Payload::private(&[9; 20][..len]));
+            // Nothing was asked yet, or this was not.
+            assert_eq!(answer(&mut origin, 1), Verdict::Taken);
+            let mut ask = origin.waiting().pop_front().unwrap();
+            assert!(ask.send(40, &mut Vec::new(), |_, _| true));
+            origin.waiting().push_front(ask);
+            assert!(origin.awaits(LANE) && !origin.awaits(LANE + 1));
+            assert_eq!(answer(&mut origin, 2), Verdict::Taken);
+            assert!(matches!(answer(&mut origin, 1), Verdict::Broken(_)), "{writes} {step:?}");
+            origin.fail(NodeId(1), target.life, || Error::Damaged { node: NodeId(1) });
+            assert!(matches!(op.take(), Some(Outcome::Failed(Error::Damaged { .. }))));
+            assert_eq!(bytes, [7; 10]);
+        }
+    }
+
+    #[test]
+    fn a_put_that_is_refused_is_sent_no_further() {
+        let target = Target::new();
+        let mut bytes = [7; 500];
+        let mut origin = Remote::new(Arc::default(), Incarnation(1));
+        let op = ask(&mut origin, &target, true, &mut bytes, 0);
+        let mut ask = origin.waiting().pop_front().unwrap();
+        (0..2).for_each(|_| assert!(ask.send(100, &mut Vec::new(), |_, _| true) && !ask.is_sent()));
+        origin.waiting().push_front(ask);
+        let word = Word { step: Step::Done(Status::Stale), id: 1 };
+        assert_eq!(origin.take(LANE, PEER, word.tag(), Payload::private(&[])), Verdict::Taken);
+        assert!(matches!(op.take(), Some(Outcome::Failed(Error::Key { why: KeyFault::Stale, .. }))));
+        assert!(!origin.has_work() && !origin.awaits(LANE));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn both_halves_understand_each_other(
+            asks in proptest::collection::vec((any::<bool>(), 0_usize..BYTES, 0_usize..BYTES), 1..8), packet in 33_usize..3000,
+        ) {
+            let mut target = Target::new();
+            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let mut model = vec![0; BYTES];
+            let mut room = Vec::new();
+            for (round, (writes, from, to)) in asks.into_iter().enumerate() {
+                let (from, to) = (from.min(to), from.max(to));
+                let mut bytes = vec![round as u8 + 1; to - from];
+                let op = ask(&mut origin, &target, writes, &mut bytes, from as u64);
+                let mut one = origin.waiting().pop_front().unwrap();
+                while !one.is_sent() {
+                    let sent = one.send(packet, &mut room, |tag, bytes| {
+                        assert!(bytes.len() <= packet);
+                        target.remote.take(LANE, PEER, tag, Payload::private(bytes)) == Verdict::Taken
+                    });
+                    prop_assert!(sent);
+                }
+                origin.await_answer(one);
+                for (word, bytes) in target.say(packet) {
+                    prop_assert!(!op.is_done() && bytes.len() <= packet);
+                    prop_assert_eq!(origin.take(LANE, PEER, word.tag(), Payload::private(&bytes)), Verdict::Taken);
+                }
+                prop_assert!(matches!(op.take(), Some(Outcome::Copied)));
+                if writes {
+                    model[from..to].fill(round as u8 + 1);
+                }
+                prop_assert_eq!(&bytes[..], &model[from..to]);
+                prop_assert_eq!(&target.read(), &model);
+            }
+        }
+
+        #[test]
+        fn any_packets_are_taken_without_harm(
+            packets in proptest::collection::vec((0_u64..7, 0_u64..6, 0_u64..3, 0_u64..6000, 0_u64..6000, 0_usize..200, any::<bool>()), 1..60),
+        ) {
+            let mut target = Target::new();
+            let mut bytes = [7; 100];
+            let op = ask(&mut target.remote, &Target::new(), false, &mut bytes, 0);
+            let mut own = target.remote.waiting().pop_front().unwrap();
+            own.send(100, &mut Vec::new(), |_, _| true);
+            target.remote.await_answer(own);
+            for (step, status, id, offset, len, more, whole) in packets {
+                let mut payload = if whole { target.request(offset, len).encode().to_vec() } else { Vec::new() };
+                payload.resize(payload.len() + more, 3);
+                target.remote.take(LANE, PEER, step << 56 | status << 48 | id, Payload::private(&payload));
+                prop_assert!(target.remote.answers().len() <= UNANSWERED_MAX);
+                if len % 3 == 0 {
+                    target.say(64);
+                }
+            }
+            target.remote.end(|| Error::Closed);
+            prop_assert!(op.is_done() && !target.remote.has_work());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The target's half: what others ask of this node's regions. Its application does nothing.
+
+use super::wire::{Request, Status, Step, Word};
+use crate::region::copy;
+use crate::region::key::read_secret;
+use crate::region::table::RegionTable;
+use doorbell_fabric::sync::{Ordering, fence};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
+use doorbell_shm::region::RegionMemory;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Puts and gets of one node that are not answered: as many as it may have sent, and as are kept for it.
+pub const UNANSWERED_MAX: usize = 64;
+
+/// What others ask of this node's regions.
+pub struct Served {
+    regions: Arc<RegionTable>,
+    life: Incarnation,
+    /// Puts of which bytes are still coming: one for each lane at most.
+    coming: Vec<Coming>,
+    /// What is to be said, in the order in which it was asked for.
+    pub answers: VecDeque<Answer>,
+}
+
+/// Bytes of a region of this node.
+struct Part {
+    memory: RegionMemory,
+    /// Where in the region they begin, or go on.
+    at: usize,
+    /// How many are left.
+    left: usize,
+}
+
+impl Part {
+    /// Stores the next bytes of a put. They are not more than are left.
+    fn store(&mut self, payload: Payload<'_>) {
+        let len = payload.len();
+        debug_assert!(len <= self.left);
+        // What is put later is seen later, as between the puts of one thread over shared memory.
+        fence(Ordering::Release);
+        // SAFETY: `at + left` is within the region (Served::check) and `len` at most `left` (caller); `memory` keeps it mapped.
+        unsafe { copy::inward(payload.as_ptr(), self.memory.ptr().add(self.at), len) };
+        self.at += len;
+        self.left -= len;
+    }
+
+    /// How the put ended, all of which is stored.
+    fn stored(&self) -> Status {
+        if self.memory.is_cut() { Status::Cut } else { Status::Fine }
+    }
+}
+
+struct Coming {
+    lane: usize,
+    life: Incarnation,
+    id: u64,
+    part: Part,
+}
+
+/// An answer that is to be given.
+pub struct Answer {
+    /// By which lane it was asked for, and is answered.
+    pub lane: usize,
+    /// The life of the node that asks.
+    pub life: Incarnation,
+    id: u64,
+    what: What,
+}
+
+enum What {
+    Done(Status),
+    Data(Part),
+}
+
+impl Answer {
+    /// How many bytes its next packet has, where one carries so many.
+    pub fn next_len(&self, packet: usize) -> usize {
+        match &self.what {
+            What::Done(_) => 0,
+            What::Data(part) => part.left.min(packet),
+        }
+    }
+
+    /// Its next packet: the tag; the bytes, as many as [`next_len`](Self::next_len) said, come into `room`.
+    pub fn next(&self, len: usize, room: &mut Vec<u8>) -> u64 {
+        room.clear();
+        let status = match &self.what {
+            What::Done(status) => *status,
+            What::Data(part) => {
+                debug_assert!(len <= part.left);
+                room.resize(len, 0);
+                // SAFETY: `at + left` is within the region (Served::check) and `len` at most `left`; `memory` keeps it mapped.
+                unsafe { copy::out(part.memory.ptr().add(part.at), room.as_mut_ptr(), len) };
+                if !part.memory.is_cut() {
+                    return Word { step: Step::Got, id: self.id }.tag();
+                }
+                room.clear();
+                Status::Cut
+            }
+        };
+        Word { step: Step::Done(status), id: self.id }.tag()
+    }
+
+    /// After a packet of so many bytes. True if it was the last.
+    pub fn sent(&mut self, len: usize) -> bool {
+        match &mut self.what {
+            // Without bytes it was an error that was sent.
+            What::Data(part) if len > 0 => {
+                part.at += len;
+                part.left -= len;
+                part.left == 0
+            }
+            _ => true,
+        }
+    }
+}
+
+impl Served {
+    /// Nothing yet, of this life of a node that has these regions.
+    pub fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
+        Self { regions, life, coming: Vec::new(), answers: VecDeque::new() }
+    }
+
+    /// The region that a request means, if its key is one of ours.
+    fn check(&self, request: &Request, writes: bool) -> Result<Part, Status> {
+        let memory = self.regions.memory(request.number).filter(|memory| request.incarnation == self.life && memory.is_live());
+        let memory = memory.ok_or(Status::Stale)?;
+        let secret = if writes { memory.secret() } else { read_secret(memory.secret()) };
+        if request.secret != secret {
+            return Err(Status::Forged);
+        }
+        let fits = request.offset.checked_add(request.bytes).is_some_and(|end| end <= memory.len() as u64);
+        if !fits {
+            return Err(Status::OutOfRange);
+        }
+        if memory.is_cut() {
+            return Err(Status::Cut);
+        }
+        Ok(Part { memory, at: request.offset as usize, left: request.bytes as usize })
+    }
+
+    /// Somebody asks for a put or get.
+    pub fn ask(&mut self, lane: usize, life: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
+        let node = lane / PRIORITIES;
+        let answers = self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count();
+        if answers >= UNANSWERED_MAX {
+            return Verdict::Refused;
+        }
+        // It was given up: its origin goes on with another.
+        self.coming.retain(|coming| coming.lane != lane);
+        let Some((request, first)) = Request::decode(payload) else {
+            return Verdict::Broken("a put or get that does not say of what");
+        };
+        if first.len() as u64 > if writes { request.bytes } else { 0 } {
+            return Verdict::Broken("a put or get with more bytes than it says");
+        }
+        let what = match self.check(&request, writes) {
+            Err(status) => What::Done(status),
+            Ok(part) if !writes && part.left > 0 => What::Data(part),
+            Ok(mut part) => {
+                if !first.is_empty() {
+                    part.store(first);
+                }
+                if part.left > 0 {
+                    self.coming.push(Coming { lane, life, id, part });
+                    return Verdict::Taken;
+                }
+                What::Done(part.stored())
+            }
+        };
+        self.answers.push_back(Answer { lane, life, id, what });
+        Verdict::Taken
+    }
+
+    /// More bytes of a put.
+    pub fn more(&mut self, lane: usize, id: u64, payload: Payload<'_>) -> Verdict {
+        // Of one that was answered with an error: its origin did not know yet.
+        let Some(at) = self.coming.iter().position(|coming| coming.lane == lane) else { return Verdict::Taken };
+        let coming = &mut self.coming[at];
+        if coming.id != id || payload.is_empty() || payload.len() > coming.part.left {
+            return Verdict::Broken("bytes that its put does not have");
+        }
+        coming.part.store(payload);
+        if coming.part.left == 0 {
+            let Coming { lane, life, id, part } = self.coming.swap_remove(at);
+            self.answers.push_back(Answer { lane, life, id, what: What::Done(part.stored()) });
+        }
+        Verdict::Taken
+    }
+
+    /// Forgets what a life of a node asked for.
+    pub fn forget(&mut self, node: NodeId, life: Incarnation) {
+        let is_its = |lane: usize, of: Incarnation| lane / PRIORITIES == node.index() && of == life;
+        self.coming.retain(|coming| !is_its(coming.lane, coming.life));
+        self.answers.retain(|answer| !is_its(answer.lane, answer.life));
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.coming.clear();
+        self.answers.clear();
+    }
+}

@@ -1,0 +1,95 @@
+//! Asking for an id.
+
+use super::{About, GUESTS, Greeting, NOTICE_TAG, Notice, UdpError, UdpFabric, UdpOptions, make_endpoint, open_port};
+use crate::protocol::{CloseReason, Event, LinkId, Path, Target};
+use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
+use std::time::{Duration, Instant};
+
+/// What a guest was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The node that it may be.
+    pub node: NodeId,
+    /// How many nodes the domain can have.
+    pub max_nodes: usize,
+}
+
+/// Keeps the first notice.
+#[derive(Default)]
+struct Ear(Option<Vec<u8>>);
+
+impl Sink for Ear {
+    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, head: &PacketHead, payload: Payload<'_>) -> Verdict {
+        if head.kind == PacketKind::Control && head.tag == NOTICE_TAG && payload.len() <= super::NOTICE_MAX {
+            self.0.get_or_insert_with(|| payload.to_vec());
+        }
+        Verdict::Taken
+    }
+
+    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
+}
+
+impl crate::protocol::Receive for Ear {
+    fn place(&mut self, _: crate::protocol::SessionId, _: crate::protocol::TransferId, _: u64, _: &[u8]) {}
+}
+
+/// Asks the first node that the options name for an id, other than those in `avoid`. Blocks until it answers, until `deadline` at most.
+///
+/// # Errors
+/// As [`UdpFabric::open`]; [`UdpError::NoRoom`].
+pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, deadline: Instant) -> Result<Grant, UdpError> {
+    let Some(address) = options.connect.first().copied() else {
+        let reason = CloseReason::NoAnswer;
+        return Err(UdpError::Ended { address: options.address(), reason });
+    };
+    // A port of its own, as the guest is nobody.
+    let options = UdpOptions { listen: options.listen.map(|listen| (listen.ip(), 0).into()), ..options.clone() };
+    let port = open_port(&options)?;
+    let mut number = [0; 6];
+    let _ = aws_lc_rs::rand::fill(&mut number);
+    let guest = NodeId(GUESTS | u16::from_le_bytes([number[0], number[1]]));
+    let life = Incarnation(u32::from_le_bytes([number[2], number[3], number[4], number[5]]) | 1);
+    let greeting = Greeting { about: about.clone(), asks: Some(avoid.to_vec()) };
+    let endpoint = make_endpoint(domain, (guest, life), &greeting, &options, port.direct().local())?;
+    let mut fabric = UdpFabric::over(endpoint, port.direct().clone(), (guest, life), 0);
+    let began = Instant::now();
+    let now = fabric.now();
+    let target = Target { path: Path { link: LinkId(0), peer: address }, rail: 0, node: None };
+    let mut session = fabric.endpoint.connect(now, target);
+    let mut ear = Ear::default();
+    loop {
+        let now = fabric.now();
+        let UdpFabric { endpoint, direct, room, .. } = &mut fabric;
+        let _ = direct.as_ref().map(|direct| {
+            direct.receive(room, 8, &mut |mut run: crate::Run<'_>| {
+                endpoint.handle(now, LinkId(0), &mut run, &mut ear);
+            })
+        });
+        let answer = ear.0.take().and_then(|bytes| Notice::decode(&bytes));
+        let answered = answer.and_then(|notice| match notice {
+            Notice::Welcome { node, max_nodes } => Some(Ok(Grant { node, max_nodes: max_nodes.into() })),
+            Notice::NoRoom => Some(Err(UdpError::NoRoom { address })),
+            Notice::Members { .. } => None,
+        });
+        if let Some(answer) = answered {
+            if let Some(session) = session {
+                fabric.endpoint.close(now, session, super::CODE_LEFT);
+            }
+            fabric.flush(now);
+            return answer;
+        }
+        while let Some(event) = fabric.endpoint.poll_event() {
+            match event {
+                Event::Closed { reason: CloseReason::Rejected(why), .. } => return Err(UdpError::Rejected { address, why }),
+                Event::Closed { reason: CloseReason::NoAnswer, .. } => session = fabric.endpoint.connect(now, target),
+                Event::Closed { reason, .. } => return Err(UdpError::Ended { address, reason }),
+                _ => {}
+            }
+        }
+        fabric.flush(now);
+        if Instant::now() >= deadline {
+            return Err(UdpError::NoAnswer { address, waited: began.elapsed() });
+        }
+        fabric.wait(Duration::from_millis(20));
+    }
+}

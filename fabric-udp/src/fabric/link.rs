@@ -1,0 +1,85 @@
+//! The sending half of one way to a peer.
+
+use super::UdpFabric;
+use doorbell_fabric::{Incarnation, Link, LinkDown, NodeId, PacketHead, PacketKind, Priority, Push};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Looks at a fabric that another thread has just now before it counts as full; and for what should find room whatever there is.
+const TRIES: u32 = 128;
+const TRIES_MOST: u32 = 100_000;
+
+/// The sending half of one way to a peer, for one priority.
+///
+/// It shares the fabric with whoever polls. A thread that polls may be in a callback of the application, so nobody waits for it here: then
+/// there is no room just now.
+pub struct UdpLink {
+    fabric: Arc<Mutex<UdpFabric>>,
+    session: crate::protocol::SessionId,
+    priority: Priority,
+    /// As the session last said.
+    packet_bytes: usize,
+    most_at_once: usize,
+}
+
+impl UdpLink {
+    /// The way to an accepted life of a node; `None` if it is not there any more.
+    pub fn new(fabric: &Arc<Mutex<UdpFabric>>, node: NodeId, incarnation: Incarnation, priority: Priority) -> Option<Self> {
+        let entered = fabric.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = entered.session(node, incarnation)?;
+        let packet_bytes = entered.endpoint().packet_bytes(session).max(1);
+        let most_at_once = entered.endpoint().lane_bytes(session) / 2;
+        Some(Self { fabric: fabric.clone(), session, priority, packet_bytes, most_at_once })
+    }
+
+    #[inline]
+    fn enter(&self, tries: u32) -> Option<MutexGuard<'_, UdpFabric>> {
+        for _ in 0..tries {
+            match self.fabric.try_lock() {
+                Ok(fabric) => return Some(fabric),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        None
+    }
+
+    /// The longest message that finds room on an idle way whatever came before it.
+    pub fn most_at_once(&self) -> usize {
+        self.most_at_once
+    }
+
+    /// Whether a message of `len` bytes in packets of `packet` bytes fits now, as a whole.
+    pub fn has_room(&self, len: usize, packet: usize) -> bool {
+        self.enter(TRIES).is_some_and(|fabric| fabric.endpoint().has_room(self.session, self.priority, len, packet))
+    }
+}
+
+impl Link for UdpLink {
+    #[inline]
+    unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
+        // SAFETY: caller; an empty slice may have no address.
+        let bytes = if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(bytes, len) } };
+        let tries = if head.kind == PacketKind::GivenUp { TRIES_MOST } else { TRIES };
+        let Some(mut fabric) = self.enter(tries) else { return Push::Full };
+        let push = fabric.push(self.session, self.priority, head, bytes);
+        let packet_bytes = fabric.endpoint().packet_bytes(self.session);
+        drop(fabric);
+        if packet_bytes > 0 {
+            self.packet_bytes = packet_bytes;
+        }
+        match push {
+            // The session is over, and its end is about to be told: nothing was damaged.
+            Push::Down(LinkDown::Damaged) => Push::Full,
+            push => push,
+        }
+    }
+
+    #[inline]
+    fn packet_bytes(&self) -> usize {
+        self.packet_bytes
+    }
+
+    fn refused(&self) -> bool {
+        self.enter(TRIES).is_some_and(|fabric| fabric.endpoint().refused(self.session, self.priority))
+    }
+}

@@ -1,0 +1,680 @@
+//! All peers of one node that are reached by UDP: a [`protocol`](crate::protocol) over a [`port`].
+//!
+//! Nodes find each other by addresses. A node that was told one connects there, is told of all others that are known there, and connects
+//! to these, too. So there is one session between any two nodes, whichever began it. A node without an id asks for one where it
+//! connects first: as a *guest*, in a session of its own that ends with the answer.
+//!
+//! Who is met may be reached by another fabric as well; what it says of itself tells ([`About::nonce`]). Its messages are let
+//! through only after the driver said that it is reached by this one.
+
+mod contacts;
+mod guest;
+mod link;
+mod notice;
+mod options;
+
+pub use guest::{Grant, ask};
+pub use link::UdpLink;
+pub use options::{UdpError, UdpOptions, read_key};
+
+use crate::Run;
+use crate::port::{self, Direct, Port, Room, Sent, TroubleKind, is_loopback_only};
+use crate::protocol::{
+    CloseReason, Config, Endpoint, Event, LinkConfig, LinkId, Path, Receive, SessionId, Time, TransferId, Transmit,
+};
+use contacts::{Contacts, Standing};
+use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
+use notice::{Greeting, MEMBERS_MAX, Member, NOTICE_MAX, Notice};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// The tag of control packets that are notices between fabrics, and none of the driver's.
+const NOTICE_TAG: u64 = 1;
+/// Ids from here on are those of guests.
+const GUESTS: u16 = 0x8000;
+/// How long an id that was given to a guest is not given to another.
+const GIVEN_FOR: Duration = Duration::from_secs(10);
+/// Told when a node leaves.
+const CODE_LEFT: u8 = 0;
+/// Told to a node that can't be one here.
+const CODE_UNWANTED: u8 = 1;
+/// How long an address may be silent at which a node may be before joining goes on without it.
+const SEEK_FOR: Duration = Duration::from_millis(250);
+/// How long one may be silent of which another node told.
+const TOLD_FOR: Duration = Duration::from_secs(2);
+/// Bytes of the largest run.
+const RUN_ROOM: usize = 65_536;
+/// Runs taken in one look.
+const RUNS: usize = 1;
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// What it is to the domain.
+    pub role: Role,
+    /// Its process, on its machine.
+    pub pid: u32,
+    /// A word for people.
+    pub label: String,
+    /// The number in its inbox: who reads it there shares memory with it.
+    pub nonce: u64,
+}
+
+/// What happened to another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// There is a session with it. Say [`UdpFabric::accept`] or [`UdpFabric::decline`].
+    Met(NodeId, Incarnation),
+    /// One that was accepted left in good order. All it had sent was delivered.
+    Left(NodeId, Incarnation),
+    /// One that was accepted is dead, or can't be reached. All that had arrived was delivered.
+    Died(NodeId, Incarnation),
+}
+
+/// One other node.
+struct Peer {
+    session: SessionId,
+    incarnation: Incarnation,
+    about: About,
+    address: SocketAddr,
+    standing: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The driver has not said yet how it is reached.
+    Met,
+    /// By this fabric.
+    Accepted,
+    /// By another.
+    Declined,
+}
+
+/// A guest that wants to be a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    session: SessionId,
+    /// What it can't be, as the ids are taken on its side.
+    pub avoid: Vec<NodeId>,
+}
+
+/// All peers of one node that are reached by UDP. One thread at a time; nothing blocks but [`open`](Self::open) and
+/// [`shut`](Self::shut).
+pub struct UdpFabric {
+    endpoint: Endpoint,
+    /// The socket; `None` once it was closed.
+    direct: Option<Direct>,
+    room: Room,
+    /// Datagrams on their way out, and what of them the kernel had no room for.
+    out: Box<[u8]>,
+    unsent: Option<(usize, Transmit)>,
+    epoch: Instant,
+    me: (NodeId, Incarnation),
+    address: SocketAddr,
+    /// By id: the node that is known, and one that has taken its place, until the end of the former is told.
+    peers: Vec<Option<Peer>>,
+    next: Vec<(NodeId, Peer)>,
+    contacts: Contacts,
+    changes: VecDeque<Change>,
+    asks: VecDeque<Ask>,
+    /// Ids given to guests, and until when they are theirs.
+    given: Vec<(NodeId, Time)>,
+    /// Notices that arrived, and those that found no room yet.
+    heard: Vec<(NodeId, Vec<u8>)>,
+    owed: VecDeque<(SessionId, Vec<u8>)>,
+}
+
+/// Lets through what the driver is to have.
+struct Gate<'a, S> {
+    sink: &'a mut S,
+    peers: &'a [Option<Peer>],
+    heard: &'a mut Vec<(NodeId, Vec<u8>)>,
+    taken: usize,
+}
+
+impl<S: Sink> Sink for Gate<'_, S> {
+    #[inline]
+    fn packet(
+        &mut self,
+        source: NodeId,
+        incarnation: Incarnation,
+        priority: Priority,
+        head: &PacketHead,
+        payload: Payload<'_>,
+    ) -> Verdict {
+        if head.kind == PacketKind::Control && head.tag == NOTICE_TAG {
+            if payload.len() > NOTICE_MAX {
+                return Verdict::Broken("a notice longer than any");
+            }
+            self.heard.push((source, payload.to_vec()));
+            return Verdict::Taken;
+        }
+        let known = self.peers.get(source.index()).and_then(Option::as_ref);
+        if !known.is_some_and(|peer| peer.incarnation == incarnation && peer.standing == Stage::Accepted) {
+            return Verdict::Refused;
+        }
+        let verdict = self.sink.packet(source, incarnation, priority, head, payload);
+        self.taken += usize::from(matches!(verdict, Verdict::Taken | Verdict::TakenAndStop));
+        verdict
+    }
+
+    fn damaged(&mut self, source: NodeId, priority: Priority, reason: &'static str) {
+        if self.peers.get(source.index()).and_then(Option::as_ref).is_some_and(|peer| peer.standing == Stage::Accepted) {
+            self.sink.damaged(source, priority, reason);
+        }
+    }
+}
+
+impl<S: Sink> Receive for Gate<'_, S> {
+    fn place(&mut self, _: SessionId, _: TransferId, _: u64, _: &[u8]) {}
+}
+
+/// Takes everything, and does nothing with it.
+struct Waste;
+
+impl Sink for Waste {
+    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
+        Verdict::Taken
+    }
+
+    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
+}
+
+/// Takes nothing.
+struct Nobody;
+
+impl Sink for Nobody {
+    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
+        Verdict::Refused
+    }
+
+    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
+}
+
+/// Opens a port as a node's options say, and refuses what would be open to strangers.
+fn open_port(options: &UdpOptions) -> Result<Box<dyn Port>, UdpError> {
+    let address = options.address();
+    if options.key.is_none() && !is_loopback_only(address) {
+        return Err(UdpError::NoKey { address });
+    }
+
+    Ok(port::open(&port::Options { kind: options.port, ..port::Options::new(address) })?)
+}
+
+fn make_endpoint(
+    domain: &str,
+    me: (NodeId, Incarnation),
+    greeting: &Greeting,
+    options: &UdpOptions,
+    local: SocketAddr,
+) -> Result<Endpoint, UdpError> {
+    let config = if is_loopback_only(local) {
+        Config::loopback(domain, me.0, me.1)
+    } else {
+        Config { links: vec![LinkConfig::UNKNOWN], ..Config::new(domain, me.0, me.1) }
+    };
+    let config = Config {
+        key: options.key.clone(),
+        greeting: greeting.encode(),
+        dead_after: options.dead_after,
+        lane_window: options.lane_bytes,
+        lane_buffer: options.lane_bytes,
+        ..config
+    };
+    let mut seed = [0; 32];
+    aws_lc_rs::rand::fill(&mut seed).map_err(|_| UdpError::System {
+        attempt: "get random numbers",
+        source: std::io::Error::other("the system's generator fails"),
+    })?;
+    Ok(Endpoint::new(config, seed)?)
+}
+
+impl UdpFabric {
+    /// Opens the port, and meets the nodes that the options name. Blocks until all that have to answer have, and have told of others;
+    /// until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`UdpError`]: the address can't be had, there is no key where one is needed, a node that has to answer does not or refuses this one.
+    pub fn open(
+        domain: &str,
+        me: (NodeId, Incarnation),
+        about: About,
+        max_nodes: usize,
+        options: &UdpOptions,
+        deadline: Instant,
+    ) -> Result<(Self, Box<dyn Port>), UdpError> {
+        let port = open_port(options)?;
+        let direct = port.direct().clone();
+        let endpoint = make_endpoint(domain, me, &Greeting { about, asks: None }, options, direct.local())?;
+        let mut fabric = Self::over(endpoint, direct, me, max_nodes);
+        let now = fabric.now();
+        options.connect.iter().for_each(|address| fabric.contacts.add(now, *address, true));
+        let local = fabric.address();
+        options.seek.iter().filter(|address| **address != local).for_each(|address| {
+            fabric.contacts.add(now, *address, true);
+        });
+        fabric.meet(&options.connect, deadline)?;
+        Ok((fabric, port))
+    }
+
+    fn over(endpoint: Endpoint, direct: Direct, me: (NodeId, Incarnation), max_nodes: usize) -> Self {
+        Self {
+            endpoint,
+            address: direct.local(),
+            direct: Some(direct),
+            room: Room::new(RUNS),
+            out: vec![0; RUN_ROOM].into(),
+            unsent: None,
+            epoch: Instant::now(),
+            me,
+            peers: (0..max_nodes).map(|_| None).collect(),
+            next: Vec::new(),
+            contacts: Contacts::default(),
+            changes: VecDeque::new(),
+            asks: VecDeque::new(),
+            given: Vec::new(),
+            heard: Vec::new(),
+            owed: VecDeque::new(),
+        }
+    }
+
+    #[inline]
+    fn now(&self) -> Time {
+        // Not zero, which the protocol takes for "never so far".
+        Time::from_nanos(self.epoch.elapsed().as_nanos() as u64 + 1)
+    }
+
+    /// Where others find this node.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn meet(&mut self, needed: &[SocketAddr], deadline: Instant) -> Result<(), UdpError> {
+        let began = Instant::now();
+        loop {
+            self.hear();
+            for address in needed {
+                match self.contacts.standing(*address) {
+                    Some(Standing::Failed(CloseReason::Rejected(why))) => {
+                        return Err(UdpError::Rejected { address: *address, why });
+                    }
+                    Some(Standing::Failed(reason)) if !matches!(reason, CloseReason::NoAnswer | CloseReason::Silent) => {
+                        return Err(UdpError::Ended { address: *address, reason });
+                    }
+                    _ => {}
+                }
+            }
+            let silent =
+                needed.iter().find(|address| !matches!(self.contacts.standing(**address), Some(Standing::Met { .. }) | None));
+            if self.contacts.is_settled() && silent.is_none() {
+                return Ok(());
+            }
+            let waited = began.elapsed();
+            let patience = if self.contacts.is_told() { TOLD_FOR } else { SEEK_FOR };
+            match silent {
+                Some(address) if Instant::now() >= deadline => return Err(UdpError::NoAnswer { address: *address, waited }),
+                None if waited >= patience || Instant::now() >= deadline => return Ok(()),
+                _ => self.wait(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// Sleeps until something arrives, or is due, for `most` at most.
+    fn wait(&self, most: Duration) {
+        let timeout = self.timeout().map_or(most, |due| due.min(most));
+        let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
+        let Some(direct) = &self.direct else { return };
+        let mut socket = [rustix::event::PollFd::from_borrowed_fd(direct.as_fd(), rustix::event::PollFlags::IN)];
+        // Whatever it says, the caller looks again.
+        let _ = rustix::event::poll(&mut socket, Some(&timeout));
+    }
+
+    /// Takes in what arrived, but gives no packet to anybody yet.
+    pub fn look(&mut self) {
+        while self.take_in(&mut Nobody, true).0 > 0 {}
+        self.attend();
+    }
+
+    /// Takes in what arrived, and listens to notices; other packets wait, and their senders are told so.
+    fn hear(&mut self) {
+        while self.take_in(&mut Nobody, false).0 > 0 {}
+        let now = self.now();
+        let Self { endpoint, peers, heard, .. } = self;
+        endpoint.deliver(now, &mut Gate { sink: &mut Nobody, peers, heard, taken: 0 }, usize::MAX);
+        self.attend();
+    }
+
+    /// Hands packets that arrived to `sink`, and returns how many it took. Nothing as long as there is a change of which the
+    /// driver does not know: it has to know whose packets these are.
+    pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
+        let (runs, mut taken) = self.take_in(sink, !self.changes.is_empty());
+        if self.changes.is_empty() && taken < budget {
+            let now = self.now();
+            let Self { endpoint, peers, heard, .. } = self;
+            let mut gate = Gate { sink, peers, heard, taken: 0 };
+            endpoint.deliver(now, &mut gate, budget - taken);
+            taken += gate.taken;
+        }
+        self.attend();
+        taken.max(runs)
+    }
+
+    /// Takes one run from the socket. Says how many there were, and how many packets the driver took of it.
+    fn take_in<S: Sink>(&mut self, sink: &mut S, stopped: bool) -> (usize, usize) {
+        let now = self.now();
+        let Self { endpoint, direct: Some(direct), room, peers, heard, .. } = self else { return (0, 0) };
+        let mut gate = Gate { sink, peers, heard, taken: 0 };
+        let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
+            let from = Path { link: LinkId(0), peer: run.peer };
+            let mut stopped = stopped;
+            for datagram in run.datagrams() {
+                stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
+            }
+        });
+        let taken = gate.taken;
+        match got {
+            Ok(runs) => (runs, taken),
+            Err(error) => {
+                tracing::warn!(%error, "the UDP socket fails");
+                (0, taken)
+            }
+        }
+    }
+
+    /// What follows from what arrived, and from the time.
+    fn attend(&mut self) {
+        let now = self.now();
+        while let Some(event) = self.endpoint.poll_event() {
+            self.on_event(now, event);
+        }
+        for (source, bytes) in std::mem::take(&mut self.heard) {
+            self.on_notice(now, source, &bytes);
+        }
+        while let Some(trouble) = self.direct.as_ref().and_then(Direct::trouble) {
+            if trouble.kind == TroubleKind::Refused {
+                self.contacts.nobody(trouble.peer);
+            }
+        }
+        self.contacts.attend(now, &mut self.endpoint);
+        for _ in 0..self.owed.len() {
+            if let Some((session, notice)) = self.owed.pop_front() {
+                self.tell(now, session, notice);
+            }
+        }
+        self.flush(now);
+    }
+
+    fn on_event(&mut self, now: Time, event: Event) {
+        match event {
+            Event::Connected { session, peer, path, greeting, asked } => {
+                self.contacts.connected(session, asked);
+                let Some(Greeting { about, asks }) = Greeting::decode(&greeting) else {
+                    tracing::warn!(address = %path.peer, "a node says nothing of itself that could be understood; it is not let in");
+                    return self.endpoint.close(now, session, CODE_UNWANTED);
+                };
+                if peer.node.0 >= GUESTS {
+                    match asks {
+                        Some(avoid) => self.asks.push_back(Ask { session, avoid }),
+                        None => self.endpoint.close(now, session, CODE_UNWANTED),
+                    }
+                    return;
+                }
+                if peer.node.index() >= self.peers.len() || peer.node == self.me.0 {
+                    tracing::warn!(address = %path.peer, node = peer.node.0, most = self.peers.len(), "a node of an id that this domain does not have is not let in");
+                    return self.endpoint.close(now, session, CODE_UNWANTED);
+                }
+                let incarnation = peer.incarnation;
+                let met = Peer { session, incarnation, about, address: path.peer, standing: Stage::Met };
+                if !asked {
+                    self.introduce(now, session, peer.node);
+                }
+                self.given.retain(|(node, _)| *node != peer.node);
+                let place = &mut self.peers[peer.node.index()];
+                if place.is_some() {
+                    self.next.push((peer.node, met));
+                } else {
+                    *place = Some(met);
+                    self.changes.push_back(Change::Met(peer.node, incarnation));
+                }
+            }
+            Event::Closed { session, peer, reason } => {
+                self.contacts.closed(now, session, reason);
+                self.next.retain(|(_, peer)| peer.session != session);
+                let Some(node) = peer.map(|peer| peer.node).filter(|node| node.index() < self.peers.len()) else { return };
+                let place = &mut self.peers[node.index()];
+                let Some(gone) = place.take_if(|peer| peer.session == session) else { return };
+                if gone.standing == Stage::Accepted {
+                    tracing::debug!(node = node.0, ?reason, "a conversation ended");
+                    let left = matches!(reason, CloseReason::ByPeer(CODE_LEFT));
+                    let change = if left { Change::Left } else { Change::Died };
+                    self.changes.push_back(change(node, gone.incarnation));
+                } else {
+                    // The driver never heard of it, or not as of one that is reached from here.
+                    self.changes.retain(|change| *change != Change::Met(node, gone.incarnation));
+                }
+                if let Some(at) = self.next.iter().position(|(other, _)| *other == node) {
+                    let (_, met) = self.next.remove(at);
+                    self.changes.push_back(Change::Met(node, met.incarnation));
+                    self.peers[node.index()] = Some(met);
+                }
+            }
+            Event::Refused { path, why } => {
+                tracing::warn!(address = %path.peer, ?why, "somebody asked for a conversation and was refused");
+            }
+            Event::Sent { .. } | Event::Arrived { .. } | Event::Cancelled { .. } => {}
+        }
+    }
+
+    /// Tells who has come whom else there is.
+    fn introduce(&mut self, now: Time, session: SessionId, newcomer: NodeId) {
+        let known = self.peers.iter().enumerate().filter_map(|(index, peer)| Some((NodeId(index as u16), peer.as_ref()?)));
+        let members: Vec<_> = known
+            .filter(|(node, _)| *node != newcomer)
+            .map(|(node, peer)| Member { node, incarnation: peer.incarnation, address: peer.address })
+            .collect();
+        let mut rest = &members[..];
+        loop {
+            let (some, more) = rest.split_at(rest.len().min(MEMBERS_MAX));
+            rest = more;
+            self.tell(now, session, Notice::Members { members: some.to_vec(), last: rest.is_empty() }.encode());
+            if rest.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Sends a notice, now or when there is room.
+    fn tell(&mut self, now: Time, session: SessionId, notice: Vec<u8>) {
+        let head = PacketHead { kind: PacketKind::Control, tag: NOTICE_TAG, sequence: 0, total: notice.len() as u64 };
+        if self.endpoint.push(now, session, Priority::High, &head, &notice) == Push::Full {
+            self.owed.push_back((session, notice));
+        }
+    }
+
+    fn on_notice(&mut self, now: Time, source: NodeId, bytes: &[u8]) {
+        let Some(Notice::Members { members, last }) = Notice::decode(bytes) else { return };
+        for Member { node, incarnation, address } in members {
+            let is_known =
+                self.peers.get(node.index()).and_then(Option::as_ref).is_some_and(|peer| peer.incarnation == incarnation);
+            if !is_known && node != self.me.0 {
+                self.contacts.add(now, address, false);
+            }
+        }
+        if last && let Some(session) = self.peers.get(source.index()).and_then(Option::as_ref).map(|peer| peer.session) {
+            self.contacts.told(session);
+        }
+    }
+
+    /// What happened to other nodes, oldest first.
+    pub fn next_change(&mut self) -> Option<Change> {
+        self.changes.pop_front()
+    }
+
+    /// A guest that wants an id. Answer by [`welcome`](Self::welcome).
+    pub fn next_ask(&mut self) -> Option<Ask> {
+        self.asks.pop_front()
+    }
+
+    /// Whether an id is that of a node met here, or given to one that is about to come.
+    pub fn is_taken(&mut self, node: NodeId) -> bool {
+        let now = self.now();
+        self.given.retain(|(_, until)| *until > now);
+        let is_met = self.peers.get(node.index()).is_some_and(Option::is_some);
+        is_met || node == self.me.0 || self.given.iter().any(|(given, _)| *given == node)
+    }
+
+    /// Gives a guest an id, or none.
+    pub fn welcome(&mut self, ask: &Ask, node: Option<NodeId>) {
+        let now = self.now();
+        let notice = match node {
+            Some(node) => {
+                self.given.push((node, now + GIVEN_FOR));
+                Notice::Welcome { node, max_nodes: self.peers.len() as u16 }
+            }
+            None => Notice::NoRoom,
+        };
+        self.tell(now, ask.session, notice.encode());
+        self.flush(now);
+    }
+
+    /// What a node that was met says of itself.
+    pub fn about(&self, node: NodeId) -> Option<&About> {
+        self.peers.get(node.index())?.as_ref().map(|peer| &peer.about)
+    }
+
+    /// A node that was met is reached by this fabric.
+    pub fn accept(&mut self, node: NodeId) {
+        self.settle(node, Stage::Accepted);
+    }
+
+    /// A node that was met is reached by another fabric.
+    pub fn decline(&mut self, node: NodeId) {
+        self.settle(node, Stage::Declined);
+    }
+
+    fn settle(&mut self, node: NodeId, stage: Stage) {
+        if let Some(Some(peer)) = self.peers.get_mut(node.index()) {
+            peer.standing = stage;
+        }
+    }
+
+    /// Talks with a node no more: it broke the rules, or its id is another's.
+    pub fn expel(&mut self, node: NodeId) {
+        let now = self.now();
+        if let Some(Some(peer)) = self.peers.get(node.index()) {
+            self.endpoint.close(now, peer.session, CODE_UNWANTED);
+            self.flush(now);
+        }
+    }
+
+    /// The session with an accepted life of a node.
+    pub(crate) fn session(&self, node: NodeId, incarnation: Incarnation) -> Option<SessionId> {
+        let peer = self.peers.get(node.index())?.as_ref()?;
+        (peer.incarnation == incarnation && peer.standing == Stage::Accepted).then_some(peer.session)
+    }
+
+    /// Puts one packet on a lane, and sends it.
+    #[inline]
+    pub(crate) fn push(&mut self, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
+        let now = self.now();
+        let push = self.endpoint.push(now, session, priority, head, bytes);
+        if push == Push::Done {
+            self.flush(now);
+        }
+        push
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Gives the kernel what is to be sent, as far as it has room.
+    fn flush(&mut self, now: Time) {
+        loop {
+            let (from, transmit) = match self.unsent.take() {
+                Some(unsent) => unsent,
+                None => match self.endpoint.poll_transmit(now, &mut self.out, &mut ()) {
+                    Some(transmit) => (0, transmit),
+                    None => return,
+                },
+            };
+            let Transmit { path, len, segment } = transmit;
+            let run = Run { peer: path.peer, bytes: &mut self.out[from..len], segment };
+            let Some(direct) = &self.direct else { return };
+            match direct.send(&run) {
+                Sent::Sent => {}
+                Sent::Full { gone } => {
+                    self.unsent = Some(((from + gone * segment).min(len), transmit));
+                    return;
+                }
+                Sent::Failed { trouble, .. } => match trouble.kind {
+                    TroubleKind::TooLong { .. } => {
+                        let sessions = self.peers.iter().flatten().chain(self.next.iter().map(|(_, peer)| peer));
+                        let to: Vec<_> = sessions.filter(|peer| peer.address == path.peer).map(|peer| peer.session).collect();
+                        to.into_iter().for_each(|session| self.endpoint.too_large(session, segment));
+                    }
+                    TroubleKind::Refused => self.contacts.nobody(path.peer),
+                    // Lost: it is sent again, or its end is noticed.
+                    kind => tracing::debug!(peer = %path.peer, %kind, "datagrams could not be sent"),
+                },
+            }
+        }
+    }
+
+    /// Whether the kernel had no room for what is to be sent.
+    pub fn is_stuck(&self) -> bool {
+        self.unsent.is_some()
+    }
+
+    /// How long until something is due here that no datagram brings; `None` if there is no such thing.
+    pub fn timeout(&self) -> Option<Duration> {
+        let due = [self.endpoint.poll_timeout(), self.contacts.due].into_iter().flatten().min()?;
+        Some(Duration::from_nanos(due - self.now()))
+    }
+
+    /// Whether packets wait that the driver did not refuse.
+    pub fn has_ready(&self) -> bool {
+        self.endpoint.has_ready()
+    }
+
+    /// Whether some sender was told that its packets are not taken for now.
+    pub fn refusing(&self) -> bool {
+        self.endpoint.refusing()
+    }
+
+    /// Whether there is something that the driver has not been told.
+    pub fn has_news(&self) -> bool {
+        !self.changes.is_empty() || !self.asks.is_empty()
+    }
+
+    /// Closes the socket and says nothing to anybody, as if the process had been killed.
+    pub fn abandon(&mut self) {
+        self.direct = None;
+    }
+
+    /// Ends all sessions in good order, and closes the socket: what was sent is brought to its end, as long as its targets take it, until `deadline` at most.
+    pub fn shut(&mut self, deadline: Instant) {
+        let now = self.now();
+        let sessions: Vec<_> = self.peers.iter().flatten().map(|peer| peer.session).collect();
+        for session in sessions {
+            self.endpoint.close(now, session, CODE_LEFT);
+        }
+        // Nobody is looked for any more.
+        self.contacts = Contacts::default();
+        loop {
+            self.look();
+            // What still comes is for nobody; as long as it waits, the end of its sender would not be told.
+            let now = self.now();
+            self.endpoint.deliver(now, &mut Waste, usize::MAX);
+            self.attend();
+            self.changes.clear();
+            if (self.peers.iter().all(Option::is_none) && self.next.is_empty()) || Instant::now() >= deadline {
+                self.direct = None;
+                return;
+            }
+            self.wait(Duration::from_millis(5));
+        }
+    }
+}

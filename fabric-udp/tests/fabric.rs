@@ -1,0 +1,178 @@
+//! Nodes that meet over real sockets.
+
+use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
+use doorbell_udp::fabric::{About, Change, UdpFabric, UdpLink, UdpOptions, ask};
+use doorbell_udp::port::Port;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const LOCAL: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn about(label: &str) -> About {
+    About { role: Role::Host, pid: 1, label: label.into(), nonce: 0 }
+}
+
+fn open(node: u16, options: &UdpOptions) -> (UdpFabric, Box<dyn Port>) {
+    let me = (NodeId(node), Incarnation(u32::from(node) + 100));
+    UdpFabric::open("meet", me, about("a node"), 8, options, soon()).unwrap()
+}
+
+/// Counts what comes.
+#[derive(Default)]
+struct Count(usize);
+
+impl Sink for Count {
+    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
+        self.0 += 1;
+        Verdict::Taken
+    }
+
+    fn damaged(&mut self, node: NodeId, _: Priority, reason: &'static str) {
+        panic!("{node}: {reason}");
+    }
+}
+
+/// A node that is driven by a thread of its own, and accepts whoever comes.
+struct Driven {
+    fabric: Arc<Mutex<UdpFabric>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<(Vec<Change>, usize)>>,
+}
+
+impl Driven {
+    fn start(fabric: UdpFabric) -> Self {
+        let (fabric, stop) = (Arc::new(Mutex::new(fabric)), Arc::new(AtomicBool::new(false)));
+        let (driven, stopped) = (fabric.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let (mut changes, mut count) = (Vec::new(), Count::default());
+            while !stopped.load(Ordering::Relaxed) {
+                let mut fabric = driven.lock().unwrap();
+                fabric.poll(&mut count, 64);
+                while let Some(change) = fabric.next_change() {
+                    if let Change::Met(node, _) = change {
+                        fabric.accept(node);
+                    }
+                    changes.push(change);
+                }
+                while let Some(ask) = fabric.next_ask() {
+                    let free = (0..8).map(NodeId).find(|id| !fabric.is_taken(*id) && !ask.avoid.contains(id));
+                    fabric.welcome(&ask, free);
+                }
+                drop(fabric);
+                std::thread::yield_now();
+            }
+            (changes, count.0)
+        });
+        Self { fabric, stop, thread: Some(thread) }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.fabric.lock().unwrap().address()
+    }
+
+    fn end(mut self) -> (Vec<Change>, usize) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+#[test]
+fn who_leaves_is_heard_out_and_known_to_have_left() {
+    let home = Driven::start(open(0, &UdpOptions { listen: Some(LOCAL.into()), ..UdpOptions::default() }).0);
+    let began = Instant::now();
+    let (mut guest, _port) = open(1, &UdpOptions { connect: vec![home.address()], ..UdpOptions::default() });
+    while let Some(Change::Met(node, _)) = guest.next_change() {
+        guest.accept(node);
+    }
+    let guest = Arc::new(Mutex::new(guest));
+    let mut link = UdpLink::new(&guest, NodeId(0), Incarnation(100), Priority::Normal).unwrap();
+    let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
+    for _ in 0..20 {
+        // SAFETY: an array.
+        assert_eq!(unsafe { link.push(&head, [7; 100].as_ptr(), 100) }, Push::Done);
+    }
+    guest.lock().unwrap().shut(soon());
+    println!("after {:?}", began.elapsed());
+    let (changes, count) = home.end();
+    let (node, life) = (NodeId(1), Incarnation(101));
+    assert_eq!((changes, count), (vec![Change::Met(node, life), Change::Left(node, life)], 20));
+}
+
+#[test]
+fn ids_are_given_to_guests_and_all_meet_all() {
+    let home = Driven::start(open(0, &UdpOptions { listen: Some(LOCAL.into()), ..UdpOptions::default() }).0);
+    let options = UdpOptions { connect: vec![home.address()], ..UdpOptions::default() };
+    let mut others = Vec::new();
+    for expected in 1..4 {
+        let grant = ask("meet", &about("a guest"), &[], &options, soon()).unwrap();
+        assert_eq!((grant.node, grant.max_nodes), (NodeId(expected), 8));
+        others.push(Driven::start(open(expected, &options).0));
+    }
+    // All of them live on while one is asked.
+    let ends: Vec<_> = others.into_iter().map(Driven::end).collect();
+    for (changes, _) in ends {
+        let met = changes.into_iter().filter(|change| matches!(change, Change::Met(..))).count();
+        assert_eq!(met, 3, "each meets the three others");
+    }
+}
+
+/// Panics at its first packet.
+struct Frail(usize);
+
+impl Sink for Frail {
+    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
+        self.0 += 1;
+        if self.0 == 1 {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        Verdict::Taken
+    }
+
+    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
+}
+
+#[test]
+fn a_reader_that_panics_loses_nothing() {
+    let (mut home, _port) = open(0, &UdpOptions { listen: Some(LOCAL.into()), ..UdpOptions::default() });
+    let address = home.address();
+    let joining = std::thread::spawn(move || open(1, &UdpOptions { connect: vec![address], ..UdpOptions::default() }));
+    let accept = |fabric: &mut UdpFabric| {
+        while let Some(Change::Met(node, _)) = fabric.next_change() {
+            fabric.accept(node);
+        }
+    };
+    while !joining.is_finished() {
+        home.poll(&mut Count::default(), 64);
+        accept(&mut home);
+    }
+    let (mut guest, _port) = joining.join().unwrap();
+    accept(&mut guest);
+    let guest = Arc::new(Mutex::new(guest));
+    let mut link = UdpLink::new(&guest, NodeId(0), Incarnation(100), Priority::Normal).unwrap();
+    let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
+    let mut sink = Frail(0);
+    let deadline = soon();
+    for number in 0..2 {
+        // The first waits in the lane, as one that arrived while nobody was to be given anything; then its reader panics.
+        if number == 1 {
+            home.look();
+        }
+        // SAFETY: an array.
+        assert_eq!(unsafe { link.push(&head, [7; 100].as_ptr(), 100) }, Push::Done);
+        while sink.0 == 0 {
+            let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| home.poll(&mut sink, 64)));
+            assert!(Instant::now() < deadline && (number == 0 || polled.is_ok()));
+        }
+    }
+    while sink.0 < 3 {
+        assert!(Instant::now() < deadline, "the packet at which the reader panicked does not come again");
+        guest.lock().unwrap().poll(&mut Count::default(), 64);
+        home.poll(&mut sink, 64);
+    }
+}

@@ -1,0 +1,197 @@
+//! Measurements that go over the network, though the processes may share a machine.
+
+use super::plan::Plan;
+use crate::environment::{Address, key_file, port};
+use crate::exit::Failure;
+use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, UdpError};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::{Mode, fchmod};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// After what silence the other side counts as dead: a machine that is busy is not.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How long the other side may take to be there.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What messages go over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Fabric {
+    /// Shared memory
+    Shm,
+    /// UDP, even on one machine [this is meant where --listen or --connect is given]
+    Udp,
+}
+
+/// Options of measurements over the network.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Over the network")]
+pub struct NetArgs {
+    /// What the messages go over
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm, default_value_ifs = [("listen", clap::builder::ArgPredicate::IsPresent, "udp"), ("connect", clap::builder::ArgPredicate::IsPresent, "udp")])]
+    fabric: Fabric,
+    /// Be one half of a measurement: answer the other half, which connects to this UDP address
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["connect", "with_key", "pairs", "floor"])]
+    listen: Option<Address>,
+    /// Be the other half: measure with the one that listens at this UDP address, and print what was found
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["with_key", "pairs", "floor"])]
+    connect: Option<Address>,
+    /// Listen again after a measurement, until interrupted
+    #[arg(long, requires = "listen", conflicts_with = "connect")]
+    keep: bool,
+    /// The file with the key that both sides share: 32 bytes, for this user alone [env: DOORBELL_KEY_FILE=]
+    #[arg(long, value_name = "FILE", conflicts_with = "with_key")]
+    key_file: Option<PathBuf>,
+    /// Encrypt with a key that is thrown away afterwards
+    #[arg(long)]
+    with_key: bool,
+    /// How to wait for datagrams: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
+    #[arg(long, value_name = "HOW")]
+    port: Option<PortKind>,
+}
+
+/// What workers are told of the network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Net {
+    /// Where the key is, if there is one.
+    pub key_file: Option<PathBuf>,
+    /// How to wait for datagrams.
+    pub port: String,
+    /// Where the half listens with which this one measures, if there are two halves.
+    pub other: Option<SocketAddr>,
+}
+
+/// Which half of a measurement this command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The one that answers.
+    Listens { at: SocketAddr, keep: bool },
+    /// The one that measures.
+    Connects { to: SocketAddr },
+}
+
+/// A key in memory without a name, which goes with the last process that has it.
+#[derive(Debug)]
+pub struct PassingKey {
+    file: File,
+}
+
+impl PassingKey {
+    fn make() -> std::io::Result<Self> {
+        // Inherited by the processes that are started, which find it under the same number.
+        let mut file = File::from(memfd_create("doorbell-key", MFdFlags::empty())?);
+        fchmod(&file, Mode::S_IRUSR | Mode::S_IWUSR)?;
+        let mut key = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        file.write_all(&key)?;
+        Ok(Self { file })
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
+    }
+}
+
+impl NetArgs {
+    /// Which half this is, if it is one.
+    pub fn half(&self) -> Option<Half> {
+        let listens = self.listen.map(|Address(at)| Half::Listens { at, keep: self.keep });
+        listens.or(self.connect.map(|Address(to)| Half::Connects { to }))
+    }
+
+    /// Whether it goes over the network.
+    pub fn is_udp(&self) -> bool {
+        self.fabric == Fabric::Udp
+    }
+
+    /// What workers are told, if it goes over the network, and the key that has to live as long as they do.
+    pub fn net(&self) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
+        if self.fabric == Fabric::Shm {
+            let said = [
+                ("--listen", self.listen.is_some()),
+                ("--connect", self.connect.is_some()),
+                ("--key-file", self.key_file.is_some()),
+                ("--with-key", self.with_key),
+                ("--port", self.port.is_some()),
+            ];
+            return match said.iter().find(|(_, is_said)| *is_said) {
+                Some((option, _)) => {
+                    Err(Failure::usage(format!("{option} is for measurements over the network"), "add --fabric udp"))
+                }
+                None => Ok(None),
+            };
+        }
+        let unable = |error| Failure::usage(format!("could not make a key: {error}"), "make one in a file, and use --key-file");
+        let passing = self.with_key.then(PassingKey::make).transpose().map_err(unable)?;
+        let key_file = match &passing {
+            Some(key) => Some(key.path()),
+            None => key_file(self.key_file.clone())?,
+        };
+        // Looked at here, so that a mistake is told before anything is started.
+        if let Some(path) = &key_file {
+            let _ = Node::builder("key").key_file(path).map_err(failure)?;
+        }
+        let port = port(self.port)?.to_string();
+        let other = self.connect.map(|Address(to)| to);
+        Ok(Some((Net { key_file, port, other }, passing)))
+    }
+}
+
+impl Net {
+    /// A node that uses the network alone.
+    pub fn apply(&self, builder: NodeBuilder) -> Result<NodeBuilder, Error> {
+        let port = self.port.parse().map_err(|what| Error::Invalid { what })?;
+        let builder = builder.fabric(FabricKind::Udp).udp_port(port).dead_after(SILENCE).patience(PATIENCE);
+        match &self.key_file {
+            Some(path) => builder.key_file(path),
+            None => Ok(builder),
+        }
+    }
+}
+
+impl Plan {
+    /// The same plan over the network, if it is one that the network can carry out.
+    pub fn over(self, net: Option<Net>) -> Result<Self, Failure> {
+        if net.is_none() {
+            return Ok(self);
+        }
+        let refuse = |what: &str, hint: &str| Err(Failure::usage(format!("{what} over UDP"), hint));
+        match &self {
+            Plan { put: true, .. } => refuse("there are no puts", "leave out --put"),
+            Plan { loan: true, .. } => refuse("nothing can be lent", "leave out --loan"),
+            Plan { floor: true, both_ways: true, .. } => {
+                refuse("there is no floor of both ways at once", "leave out --floor or --both-ways")
+            }
+            _ => Ok(Plan { net, ..self }),
+        }
+    }
+
+    /// The name of the fabric.
+    pub fn fabric(&self) -> &'static str {
+        if self.net.is_some() { "udp" } else { "shm" }
+    }
+}
+
+/// Why a node could not join, and what to do on a command line.
+pub fn failure(error: Error) -> Failure {
+    let Error::Udp(udp) = &error else { return Failure::usage(error, "") };
+    match &**udp {
+        UdpError::NoAnswer { address, .. } => {
+            Failure::failed(&error, format!("start the other half there first, with --listen {address}"))
+        }
+        UdpError::NoKey { .. } => {
+            Failure::usage(&error, "`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key` makes one for --key-file grid.key")
+        }
+        UdpError::KeyFile { .. } => Failure::usage(&error, "--key-file wants the same file on both sides"),
+        UdpError::Port(_) | UdpError::Option(_) => Failure::usage(&error, "see --listen and --port in --help"),
+        UdpError::Rejected { .. } => {
+            Failure::failed(&error, "start both halves with the same options, and from the same release")
+        }
+        _ => Failure::failed(error, "see that the other half is still there, and run both again"),
+    }
+}

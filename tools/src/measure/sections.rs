@@ -1,0 +1,279 @@
+//! What the processes of a pair do in turns: sections over the driver and over the machine's floor.
+
+use super::carrier::{CarrierError, Landing, OnLoan, PutStream, Puts, Requests, ThroughNode, ThroughPeer};
+use super::plan::{Finding, Leg, Over, Plan, Test, pack};
+use super::together::Together;
+use doorbell::{Match, Node, NodeId, Peer, Recipient};
+use doorbell_benches::clock::ticks;
+use doorbell_benches::exchange::{self, Buffers, Part, Section, Side};
+use doorbell_benches::floor::{Datagrams, Floor, Patience, UdpEnd, Way};
+use doorbell_benches::stats::Samples;
+use doorbell_benches::stream::{self, Flow, Messages};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a datagram in a stream over the floor, at most: of those that the kernel cuts runs into, larger ones are no faster.
+const DATAGRAM: usize = 8 << 10;
+/// How long such a stream lasts.
+const POUR: Duration = Duration::from_millis(30);
+
+/// The driver's end of a pair.
+pub struct Driver<'a> {
+    /// The node at this end.
+    pub node: &'a Node,
+    /// None if messages go through the node.
+    pub peer: Option<&'a Peer>,
+    /// The node at the other end.
+    pub to: NodeId,
+    /// Whom to receive from, if it is through the node.
+    pub from: Match,
+    /// Says when to stop.
+    pub patience: &'a Patience,
+    /// Where puts go, if it is by puts.
+    pub landing: Option<Landing>,
+    /// Messages are written and read in place.
+    pub loan: bool,
+}
+
+impl Driver<'_> {
+    fn play(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), CarrierError> {
+        let Self { node, peer, to, from, patience, loan, .. } = *self;
+        if let Some(landing) = &mut self.landing {
+            let puts = Puts::new(node, peer, landing, section.bytes, patience);
+            if matches!(part, Part::Pour | Part::Drain) {
+                return exchange::play(PutStream::new(puts), part, section, buffers)?.finish();
+            }
+            let counts = exchange::play(puts, part, section, buffers)?.counts();
+            landing.go_on(counts);
+            return Ok(());
+        }
+        if loan {
+            let to = peer.map_or(Recipient::Node(to), Recipient::Peer);
+            let carrier = OnLoan { node, to, touched: section.touched, count: 0, patience };
+            return exchange::play(carrier, part, Section { touched: false, ..section }, buffers).map(drop);
+        }
+        // Streams are received through the node: whoever is sent a stream takes it from anybody.
+        match peer.filter(|_| !matches!(part, Part::Drain)) {
+            Some(peer) => exchange::play(ThroughPeer { peer, patience }, part, section, buffers).map(drop),
+            None => exchange::play(ThroughNode { node, to, from, patience }, part, section, buffers).map(drop),
+        }
+    }
+}
+
+impl Driver<'_> {
+    fn stream(&self, flow: Flow, messages: &mut Messages) -> Result<(), CarrierError> {
+        let Self { node, peer, to, patience, .. } = *self;
+        stream::run(&mut Requests { node, peer, to, patience }, flow, messages)
+    }
+}
+
+/// What one leg has seen so far.
+#[derive(Default)]
+struct Seen {
+    driver: Samples,
+    floor: Samples,
+    chunked: BTreeMap<usize, Samples>,
+    pulled: Samples,
+}
+
+impl Seen {
+    fn over(&mut self, over: Over) -> &mut Samples {
+        match over {
+            Over::Driver => &mut self.driver,
+            Over::Floor => &mut self.floor,
+            Over::Chunked(bytes) => self.chunked.entry(bytes).or_default(),
+            Over::Pulled => &mut self.pulled,
+        }
+    }
+}
+
+/// Where the machine's floor is measured.
+// There is one in a process.
+#[allow(clippy::large_enum_variant)]
+pub enum Floors<'a> {
+    /// Nowhere.
+    None,
+    /// In memory that both processes share.
+    Memory(Floor<'a>),
+    /// Over a plain UDP socket.
+    Udp(UdpEnd),
+}
+
+/// One side of a pair, ready for its sections.
+pub struct Sections<'a> {
+    /// What is measured.
+    pub plan: &'a Plan,
+    /// Which side it is.
+    pub side: Side,
+    /// How it keeps step with the others.
+    pub together: Together<'a>,
+    /// Its end of the driver.
+    pub driver: Driver<'a>,
+    /// Its end of the floor.
+    pub floors: Floors<'a>,
+    /// Says when to stop.
+    pub patience: &'a Patience,
+    /// For messages one by one.
+    pub buffers: Buffers,
+    /// For each leg, of streams.
+    pub messages: Vec<Messages>,
+}
+
+impl Sections<'_> {
+    /// Measures size after size, and gives what was found for each. Returns when the other side is done as well.
+    pub fn work(mut self) -> Result<Vec<Finding>, CarrierError> {
+        if !self.plan.shared {
+            return self.all();
+        }
+        let (node, done) = (self.driver.node, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| glance_now_and_then(node, &done));
+            let findings = self.all();
+            done.store(true, Ordering::Relaxed);
+            findings
+        })
+    }
+
+    fn all(&mut self) -> Result<Vec<Finding>, CarrierError> {
+        let plan = self.plan;
+        let mut findings = Vec::new();
+        // Why the kernel will not copy between the two processes; both know it.
+        let mut refused = None;
+        if let Floors::Memory(floor) = &self.floors
+            && plan.test == Test::Bandwidth
+            && plan.floor
+        {
+            refused = floor.may_pull()?.map(|error| error.to_string());
+        }
+        for (number, leg) in plan.legs.iter().enumerate() {
+            let mut hops = Vec::from_iter(self.together.probe()?);
+            let mut seen = Seen::default();
+            for round in 0..leg.rounds {
+                for over in plan.sections(leg, round) {
+                    self.together.gate()?;
+                    if over != Over::Pulled || refused.is_none() {
+                        self.section(number, over, seen.over(over))?;
+                    }
+                }
+            }
+            hops.extend(self.together.probe()?);
+            findings.push(Finding {
+                driver: pack(&seen.driver),
+                floor: pack(&seen.floor),
+                chunked: seen.chunked.iter().map(|(bytes, samples)| (*bytes, pack(samples))).collect(),
+                pulled: pack(&seen.pulled),
+                refused: refused.clone(),
+                hops,
+            });
+        }
+        // Nobody leaves while somebody may still be looking.
+        self.together.gate()?;
+        Ok(findings)
+    }
+
+    fn section(&mut self, number: usize, over: Over, samples: &mut Samples) -> Result<(), CarrierError> {
+        let plan = self.plan;
+        let leg = &plan.legs[number];
+        let section = Section { bytes: leg.bytes, warmup: leg.warmup, count: leg.count, touched: plan.touched };
+        if over == Over::Floor
+            && plan.test != Test::Latency
+            && let Floors::Udp(end) = &self.floors
+        {
+            let ticks = pour_datagrams(end, self.side, leg, &mut self.together, self.patience)?;
+            ticks.into_iter().for_each(|ticks| samples.record(ticks));
+            return Ok(());
+        }
+        match (plan.test, self.side) {
+            (Test::Latency, Side::Ping) => {
+                let mut ticks = Vec::new();
+                self.play(over, Part::Ping(&mut ticks), section)?;
+                ticks.into_iter().for_each(|ticks| samples.record(ticks));
+            }
+            (Test::Latency, Side::Pong) => self.play(over, Part::Pong, section)?,
+            (Test::Rate, Side::Ping) => {
+                let start = ticks();
+                self.play(over, Part::Pour, section)?;
+                // The other process has no part in puts: nobody waits for it.
+                if !plan.put {
+                    self.together.wait()?;
+                }
+                samples.record(ticks() - start);
+            }
+            (Test::Rate, Side::Pong) if plan.put => {}
+            (Test::Rate, Side::Pong) => {
+                self.play(over, Part::Drain, section)?;
+                self.together.tell()?;
+            }
+            (Test::Bandwidth, side) => {
+                let start = ticks();
+                self.stream(number, over, side)?;
+                match side {
+                    Side::Ping => {
+                        self.together.wait()?;
+                        samples.record(ticks() - start);
+                    }
+                    Side::Pong => self.together.tell()?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, number: usize, over: Over, side: Side) -> Result<(), CarrierError> {
+        let plan = self.plan;
+        let Leg { bytes, count, .. } = plan.legs[number];
+        let turns = |sends: bool| if sends || plan.both_ways { count } else { 0 };
+        let flow = Flow { sends: turns(side == Side::Ping), receives: turns(side == Side::Pong), touched: plan.touched };
+        let messages = &mut self.messages[number];
+        match (over, &mut self.floors) {
+            (Over::Driver, _) => self.driver.stream(flow, messages),
+            (Over::Pulled, Floors::Memory(floor)) => Ok(floor.stream_pulled(flow, messages)?),
+            (_, Floors::Memory(floor)) => Ok(floor.stream_copied(bytes, flow, messages)?),
+            (_, Floors::Udp(_) | Floors::None) => Ok(()),
+        }
+    }
+
+    fn play(&mut self, over: Over, part: Part<'_>, section: Section) -> Result<(), CarrierError> {
+        let (buffers, patience) = (&mut self.buffers, self.patience);
+        match (over, &mut self.floors) {
+            (Over::Driver, _) => self.driver.play(part, section, buffers),
+            (Over::Chunked(chunk), Floors::Memory(floor)) => Ok(floor.play_chunked(chunk, part, section, buffers)?),
+            (_, Floors::Memory(floor)) => Ok(floor.play(part, section, buffers)?),
+            (_, Floors::Udp(end)) => Ok(exchange::play(Datagrams { end, patience }, part, section, buffers).map(drop)?),
+            (_, Floors::None) => Ok(()),
+        }
+    }
+}
+
+/// A section of the floor of a stream: datagrams in runs that the kernel cuts and gathers, as many as can be had in a time. Some are lost
+/// where the receiver is slower, so it is the receiver that counts: the ticks that the messages of a section would take.
+fn pour_datagrams(
+    end: &UdpEnd,
+    side: Side,
+    leg: &Leg,
+    together: &mut Together<'_>,
+    patience: &Patience,
+) -> Result<Option<u64>, CarrierError> {
+    if side == Side::Ping {
+        end.pour(leg.bytes.clamp(1, DATAGRAM), Way::CutAndGathered, POUR, patience)?;
+        together.tell()?;
+        return Ok(None);
+    }
+    let start = (ticks(), Instant::now());
+    let arrived = end.drain(Way::CutAndGathered, patience, || together.is_told())?;
+    let ticks_per_ns = (ticks() - start.0) as f64 / (start.1.elapsed().as_nanos() as f64).max(1.0);
+    together.wait()?;
+    let bytes = (leg.bytes.max(1) * leg.count) as f64;
+    Ok(Some((bytes / arrived.rate() * ticks_per_ns) as u64))
+}
+
+/// Another thread that has the node and uses it, though rarely.
+fn glance_now_and_then(node: &Node, done: &AtomicBool) {
+    let node = node.clone();
+    while !done.load(Ordering::Relaxed) {
+        // What can fail here fails the measuring thread as well, and that one tells.
+        let _ = node.probe(Match::any());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,355 @@
+//! The commands over the network, as a user runs them on one machine or on two.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::UdpSocket;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+fn doorbell(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DOORBELL_")) {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    doorbell(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn rows(output: &Output) -> Vec<Value> {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Tests that measure do so one after the other: on few processors, those that spin would wait for each other.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One line with a hint, and this exit code.
+fn fails(output: &Output, code: i32, mention: &str) {
+    let error = text(&output.stderr);
+    let last = error.lines().last().unwrap_or_default();
+    assert_eq!(output.status.code(), Some(code), "{mention}: {error}");
+    assert!(last.starts_with("doorbell: error: ") && last.contains("; hint: ") && last.contains(mention), "{mention}: {error}");
+    assert!(output.stdout.is_empty(), "{mention}");
+}
+
+fn interrupt(child: &Child) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+}
+
+/// A file that goes with this value.
+struct File(PathBuf);
+
+impl File {
+    fn new(bytes: &[u8], mode: u32) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("doorbell-key-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&path).unwrap();
+        file.write_all(bytes).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The half that listens, and its address. Dropped, it is gone.
+struct Listener {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Listener {
+    fn start(args: &[&str]) -> Self {
+        let mut child = doorbell(&[args, &["--listen", "127.0.0.1:0"]].concat()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("doorbell: listening at ").expect(&line).to_owned();
+        Self { child, stderr, address }
+    }
+
+    /// What came of it.
+    fn ended(mut self) -> (Option<i32>, String) {
+        let mut error = String::new();
+        self.stderr.read_to_string(&mut error).unwrap();
+        (self.child.wait().unwrap().code(), error)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const SHORT: [&str; 4] = ["--iterations", "100", "--format", "json"];
+
+#[test]
+fn two_processes_of_a_machine_are_measured_over_udp() {
+    let _turn = turn();
+    let ways: [(&[&str], &str); 7] = [
+        (&["latency", "--sizes", "0,8,5000,200kB", "--floor"], "floor_p50_ns"),
+        (&["latency", "--sizes", "8", "--with-key", "--wait", "park"], "p50_ns"),
+        (&["latency", "--sizes", "8", "--port", "plain", "--pairs", "2", "--shared"], "p50_ns"),
+        (&["rate", "--sizes", "8", "--floor", "--with-key", "--port", "plain"], "floor_messages_per_s"),
+        (&["rate", "--progress", "inline"], "messages_per_s"),
+        (&["bandwidth", "--sizes", "300kB", "--floor", "--window", "3"], "floor_gb_per_s"),
+        (&["bandwidth", "--sizes", "64KiB", "--both-ways", "--with-key", "--progress", "poller"], "gb_per_s"),
+    ];
+    for (way, figure) in ways {
+        for row in rows(&run(&[way, &SHORT, &["--fabric", "udp"]].concat())) {
+            assert_eq!((&row["fabric"], &row["key"]), (&"udp".into(), &way.contains(&"--with-key").into()), "{row}");
+            assert_eq!(row["port"], if way.contains(&"plain") { "plain" } else { "auto" });
+            // Longer than a datagram, a message has no floor of its own.
+            let has_floor = way.contains(&"--floor") && !(way[0] == "latency" && row["size_bytes"] == 200_000);
+            assert_eq!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), has_floor || !way.contains(&"--floor"), "{row}");
+            assert_eq!(row["ratio"].is_number(), has_floor, "{row}");
+        }
+    }
+    let table = run(&["latency", "--fabric", "udp", "--with-key", "--iterations", "100", "--sizes", "8"]);
+    assert!(text(&table.stdout).contains("over udp with a key"), "{}", text(&table.stdout));
+}
+
+#[test]
+fn two_halves_measure_with_each_other() {
+    let _turn = turn();
+    let key = File::new(&[7; 32], 0o600);
+    let keyed = ["--key-file", key.path()];
+    let ways: [(&[&str], &[&str]); 4] = [
+        (&["latency", "--sizes", "8,100kB", "--untouched"], &[]),
+        (&["latency", "--sizes", "8"], &keyed),
+        (&["rate", "--sizes", "8,1000"], &keyed),
+        (&["bandwidth", "--sizes", "64KiB", "--both-ways", "--window", "3"], &[]),
+    ];
+    for (way, key) in ways {
+        let listener = Listener::start(&[&way[..1], key].concat());
+        let found = rows(&run(&[way, &SHORT, key, &["--connect", &listener.address]].concat()));
+        for row in &found {
+            assert_eq!((&row["fabric"], &row["to"]), (&"udp".into(), &listener.address.as_str().into()), "{row}");
+            assert_eq!((&row["key"], &row["hop_ns"]), (&(!key.is_empty()).into(), &Value::Null), "{row}");
+            assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["samples"].as_u64().unwrap() >= 100, "{row}");
+        }
+        assert_eq!(found.len(), way[2].split(',').count());
+        assert_eq!(listener.ended(), (Some(0), String::new()));
+    }
+}
+
+#[test]
+fn a_half_that_keeps_listening_answers_one_after_the_other() {
+    let _turn = turn();
+    let listener = Listener::start(&["latency", "--keep"]);
+    for _ in 0..2 {
+        rows(&run(&[&["latency", "--sizes", "8", "--connect", &listener.address], &SHORT[..]].concat()));
+    }
+    // A mistake of another ends nothing.
+    fails(&run(&["rate", "--connect", &listener.address]), 1, "`doorbell rate`");
+    rows(&run(&[&["latency", "--sizes", "8", "--connect", &listener.address], &SHORT[..]].concat()));
+    interrupt(&listener.child);
+    let (code, error) = listener.ended();
+    assert_eq!(code, Some(130), "{error}");
+    assert!(error.starts_with("doorbell: warning: the half that listens is `doorbell latency`"), "{error}");
+}
+
+#[test]
+fn halves_that_do_not_fit_say_so_on_both_sides() {
+    let _turn = turn();
+    let listener = Listener::start(&["rate"]);
+    fails(&run(&["bandwidth", "--connect", &listener.address]), 1, "the one that connects `doorbell bandwidth`");
+    let (code, error) = listener.ended();
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("the half that listens is `doorbell rate`"), "{error}");
+}
+
+#[test]
+fn an_interrupted_half_ends_the_other() {
+    let _turn = turn();
+    let listener = Listener::start(&["latency"]);
+    let endless = ["latency", "--sizes", "8", "--iterations", "1000000000", "--connect", &listener.address];
+    let measuring = doorbell(&endless).spawn().unwrap();
+    // Whatever it is doing by then: joining, agreeing, or measuring.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    interrupt(&measuring);
+    let output = measuring.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let (code, error) = listener.ended();
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("the other half is gone") && error.lines().count() == 1, "{error}");
+}
+
+#[test]
+fn keys_that_do_not_fit_are_refused() {
+    let _turn = turn();
+    let [key, other] = [1, 2].map(|byte| File::new(&[byte; 32], 0o600));
+    let listener = Listener::start(&["latency", "--key-file", key.path()]);
+    let connect = ["latency", "--connect", &listener.address, "--iterations", "1"];
+    fails(&run(&[&connect[..], &["--key-file", other.path()]].concat()), 1, "its domain has another key");
+    fails(&run(&connect), 1, "its domain has a key, and this node was given none");
+    fails(&run(&[&connect[..], &["--key-file", key.path(), "--domain", "another"]].concat()), 1, "it is of another domain");
+    // From the environment it counts as well.
+    let output = doorbell(&connect).env("DOORBELL_KEY_FILE", key.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(listener.ended(), (Some(0), String::new()));
+    let listener = Listener::start(&["latency"]);
+    fails(&run(&["latency", "--connect", &listener.address, "--key-file", key.path()]), 1, "its domain has no key");
+}
+
+#[test]
+fn what_is_wrong_with_the_network_is_told() {
+    fails(&run(&["latency", "--listen", "0.0.0.0:0"]), 2, "the domain has no key");
+    fails(&run(&["rate", "--connect", "192.0.2.1:7000"]), 2, "the domain has no key");
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    fails(&run(&["bandwidth", "--listen", &address]), 2, "is in use by another socket");
+    drop(socket);
+    fails(&run(&["latency", "--connect", &address]), 1, &format!("with --listen {address}"));
+    let [open, short] = [File::new(&[1; 32], 0o644), File::new(&[1; 31], 0o600)];
+    for way in [&["latency", "--fabric", "udp"][..], &["run", "-n", "1", "--listen", &address]] {
+        let with = |path: &str| run(&[way, &["--key-file", path], if way[0] == "run" { &["--", "true"] } else { &[] }].concat());
+        fails(&with("/no/such/key"), 2, "head -c 32 /dev/urandom");
+        fails(&with(open.path()), 2, "others may use it");
+        fails(&with(short.path()), 2, "it has 31 bytes");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_over_the_network_is_refused() {
+    let cases: [(&[&str], &str); 20] = [
+        (&["latency", "--fabric", "udp", "--put"], "there are no puts over UDP"),
+        (&["rate", "--fabric", "udp", "--put"], "there are no puts over UDP"),
+        (&["latency", "--fabric", "udp", "--loan"], "nothing can be lent over UDP"),
+        (&["latency", "--fabric", "udp", "--copy", "both"], "--copy: over UDP"),
+        (&["bandwidth", "--fabric", "udp", "--buffers", "registered"], "--buffers: over UDP"),
+        (&["bandwidth", "--fabric", "udp", "--floor", "--both-ways"], "no floor of both ways"),
+        (&["latency", "--fabric", "tcp"], "it can be shm, udp"),
+        (&["latency", "--fabric", "udp", "--port", "fast"], "'fast' is no kind of port"),
+        (&["latency", "--fabric", "udp", "--with-key", "--key-file", "k"], "--key-file"),
+        (&["latency", "--with-key"], "add --fabric udp"),
+        (&["rate", "--key-file", "k"], "add --fabric udp"),
+        (&["latency", "--port", "plain"], "add --fabric udp"),
+        (&["latency", "--fabric", "shm", "--listen", "127.0.0.1:0"], "add --fabric udp"),
+        (&["latency", "--listen", "here"], "'here' is no address with a port"),
+        (&["latency", "--listen", "127.0.0.1:0", "--connect", "127.0.0.1:1"], "cannot be used with"),
+        (&["latency", "--listen", "127.0.0.1:0", "--pairs", "2"], "cannot be used with"),
+        (&["rate", "--connect", "127.0.0.1:1", "--floor"], "cannot be used with"),
+        (&["bandwidth", "--connect", "127.0.0.1:1", "--keep"], "--keep"),
+        (&["run", "-n", "1", "--key-file", "k", "--", "true"], "add --listen or --connect"),
+        (&["run", "-n", "1", "--listen", "0.0.0.0:7000", "--", "true"], "cannot connect to 0.0.0.0:7000"),
+    ];
+    for (args, mention) in cases {
+        fails(&run(args), 2, mention);
+    }
+}
+
+#[test]
+fn malformed_variables_of_a_network_are_refused() {
+    let cases = [
+        ("DOORBELL_LISTEN", "7000", "'7000' is no address with a port"),
+        ("DOORBELL_CONNECT", "127.0.0.1:1,x", "'x' is no address with a port"),
+        ("DOORBELL_SEEK", "", "'' is no address with a port"),
+        ("DOORBELL_FABRIC", "tcp", "auto, shm or udp"),
+        ("DOORBELL_PORT", "fast", "'fast' is no kind of port"),
+    ];
+    for (name, value, mention) in cases {
+        let output = doorbell(&["info"]).env(name, value).output().unwrap();
+        fails(&output, 2, mention);
+        assert!(text(&output.stderr).contains(name));
+    }
+}
+
+/// An address that was free a moment ago.
+fn free_address() -> String {
+    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn nodes_of_two_runs_are_told_where_to_meet() {
+    let key = File::new(&[1; 32], 0o600);
+    let script = "echo $DOORBELL_DOMAIN ${DOORBELL_NODE-none}/$DOORBELL_NODES $DOORBELL_ROLE \
+                  ${DOORBELL_LISTEN-none} ${DOORBELL_CONNECT-none} ${DOORBELL_KEY_FILE-none}";
+    let told = |way: &[&str]| {
+        let output = doorbell(&[&["run", "-n", "2"], way, &["--", "sh", "-c", script]].concat())
+            .env("DOORBELL_SEEK", "127.0.0.1:1")
+            .env("DOORBELL_NODE", "7")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let (at, domain) = ("127.0.0.1:7000", "run-127-0-0-1-7000");
+    assert_eq!(
+        told(&["--listen", at]),
+        [format!("[0] {domain} 0/2 host {at} none none"), format!("[1] {domain} 1/2 accelerator none {at} none")]
+    );
+    let path = key.path();
+    assert_eq!(
+        told(&["--connect", at, "--key-file", path, "--domain", "grid"]),
+        [0, 1].map(|node| format!("[{node}] grid none/2 accelerator none {at} {path}"))
+    );
+}
+
+/// The example `ring`, built for this test if nothing has built it.
+fn ring() -> String {
+    let directory = Path::new(env!("CARGO_BIN_EXE_doorbell")).parent().unwrap();
+    let path = directory.join("examples/ring");
+    if !path.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "doorbell", "--example", "ring", "--target-dir"]);
+        cargo.arg(directory.parent().unwrap());
+        if directory.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().unwrap().success());
+    }
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn two_runs_make_one_domain() {
+    let _turn = turn();
+    let (ring, at, key) = (ring(), free_address(), File::new(&[3; 32], 0o600));
+    // A ring needs ids without gaps; by the network alone, though it is one machine.
+    let program = ["--key-file", key.path(), "--", "env", "DOORBELL_FABRIC=udp", "DOORBELL_NODES=2"];
+    let listens = doorbell(&[&["run", "-n", "1", "--listen", &at], &program[..], &[&ring, "50"]].concat()).spawn().unwrap();
+    let connects = run(&[&["run", "-n", "1", "--connect", &at], &program[..], &["DOORBELL_NODE=1", &ring, "50"]].concat());
+    let listens = listens.wait_with_output().unwrap();
+    assert_eq!(text(&connects.stdout), "[0] node 1 passed the token on 50 times\n", "{}", text(&connects.stderr));
+    assert!(text(&listens.stdout).contains("the token went around 50 times"), "{}", text(&listens.stderr));
+    assert!(listens.status.success() && connects.status.success());
+}
+
+#[test]
+fn help_teaches_two_machines() {
+    for command in ["latency", "rate", "bandwidth", "run"] {
+        let help = text(&run(&[command, "--help"]).stdout);
+        for way in ["--listen 10.0.0.1:7000 --key-file", "--connect 10.0.0.1:7000 --key-file"] {
+            assert!(help.contains(way), "{command}: {help}");
+        }
+    }
+}
