@@ -122,9 +122,9 @@ pub fn a_receive_is_cancelled_in_the_middle_of_its_message(world: &World) {
             assert!(matches!(completion.result, Ok(Done::Received(envelope)) if envelope.len == 8 << 20));
             pattern::check(&completion.buffer, 5);
         }
-        // Pollers on both sides may have been faster.
+        // Pollers on both sides may have been faster; on a network there are some under every policy.
         Err(completion) => {
-            assert_ne!(world.progress, Progress::Inline);
+            assert!(world.progress != Progress::Inline || world.is_networked());
             pattern::check(&completion.buffer, 5);
         }
     }
