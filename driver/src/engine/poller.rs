@@ -49,6 +49,8 @@ impl FromStr for Progress {
 
 /// How long the adaptive poller leaves an engine alone that somebody else turned.
 const LEAVE_ALONE: Duration = Duration::from_millis(1);
+/// ... and packets that wait for others to be sent with, if perhaps none follow.
+const LEAVE_GATHERED: Duration = Duration::from_micros(100);
 /// How long the adaptive poller sleeps on a bell that perhaps nobody rings.
 const UNRUNG: Duration = Duration::from_millis(10);
 /// Turns with work after which the adaptive poller lets others have the processor.
@@ -64,6 +66,8 @@ pub struct PollerWord {
     stop: AtomicBool,
     /// Nonblocking operations that have not ended.
     pending: AtomicUsize,
+    /// How often packets began to be gathered.
+    gathered: AtomicUsize,
 }
 
 impl PollerWord {
@@ -76,6 +80,11 @@ impl PollerWord {
     /// A nonblocking operation ended.
     pub fn ended(&self) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Packets begin to be gathered, and nobody may come who sends them.
+    pub fn gathering(&self) {
+        self.gathered.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Tells the poller to end.
@@ -109,7 +118,7 @@ impl PollerWord {
 pub fn run(shared: Arc<Shared>) {
     let me = Token::current();
     let word = shared.poller();
-    let mut seen = shared.turns();
+    let (mut seen, mut gathered) = (shared.turns(), 0);
     // In adaptive mode nobody waits for the poller's speed, so it goes to sleep at once.
     let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
     let mut gear = Gear::new(wait, None);
@@ -121,9 +130,11 @@ pub fn run(shared: Arc<Shared>) {
                 continue;
             }
             let turns = shared.turns();
-            if turns != seen {
-                seen = turns;
-                futex_wait(&word.asleep, 0, LEAVE_ALONE);
+            let gathering = word.gathered.load(Ordering::Relaxed);
+            if turns != seen || gathering != gathered {
+                let leave_alone = if gathering != gathered { LEAVE_GATHERED } else { LEAVE_ALONE };
+                (seen, gathered) = (turns, gathering);
+                futex_wait(&word.asleep, 0, leave_alone);
                 continue;
             }
         }

@@ -309,8 +309,9 @@ impl NodeBuilder {
             loan_bytes: self.loan_bytes,
             bulk_bytes: self.bulk_bytes,
         };
-        let shared = Shared::new(fabric, network, self.wait, self.progress, settings);
-        Node::start(Arc::new(shared), has_poller)
+        let shared = Arc::new(Shared::new(fabric, network, self.wait, self.progress, settings));
+        shared.heed_gathering();
+        Node::start(shared, has_poller)
     }
 
     fn join_here(&self, deadline: Instant) -> Result<Membership> {

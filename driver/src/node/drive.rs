@@ -113,6 +113,19 @@ impl Shared {
         }
     }
 
+    /// Sees to it that packets which are gathered are sent in time, though nobody calls.
+    pub(crate) fn heed_gathering(self: &Arc<Self>) {
+        let Some(network) = &self.network else { return };
+        let shared = Arc::downgrade(self);
+        let call = move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.poller.gathering();
+                shared.bell().wake();
+            }
+        };
+        network.udp.lock().unwrap_or_else(PoisonError::into_inner).on_gather(Box::new(call));
+    }
+
     /// Whether nodes are reached by a network.
     pub(crate) fn has_network(&self) -> bool {
         self.network.is_some()

@@ -8,6 +8,7 @@
 //! through only after the driver said that it is reached by this one.
 
 mod contacts;
+mod gather;
 mod guest;
 mod link;
 mod notice;
@@ -23,6 +24,7 @@ use crate::protocol::{
     CloseReason, Config, Endpoint, Event, LinkConfig, LinkId, Path, Receive, SessionId, Time, TransferId, Transmit,
 };
 use contacts::{Contacts, Standing};
+use gather::Gather;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
 use notice::{Greeting, MEMBERS_MAX, Member, NOTICE_MAX, Notice};
 use std::collections::VecDeque;
@@ -110,6 +112,9 @@ pub struct UdpFabric {
     /// Datagrams on their way out, and what of them the kernel had no room for.
     out: Box<[u8]>,
     unsent: Option<(usize, Transmit)>,
+    gather: Gather,
+    /// Called when packets begin to be gathered.
+    on_gather: Option<Box<dyn Fn() + Send>>,
     epoch: Instant,
     me: (NodeId, Incarnation),
     address: SocketAddr,
@@ -267,6 +272,8 @@ impl UdpFabric {
             room: Room::new(RUNS),
             out: vec![0; RUN_ROOM].into(),
             unsent: None,
+            gather: Gather::default(),
+            on_gather: None,
             epoch: Instant::now(),
             me,
             peers: (0..max_nodes).map(|_| None).collect(),
@@ -284,6 +291,12 @@ impl UdpFabric {
     fn now(&self) -> Time {
         // Not zero, which the protocol takes for "never so far".
         Time::from_nanos(self.epoch.elapsed().as_nanos() as u64 + 1)
+    }
+
+    /// What is called, by whoever pushes, when packets begin to be gathered and nobody may come who sends them: it should see to it
+    /// that [`poll`](Self::poll) is called within [`timeout`](Self::timeout). It must neither block nor call this fabric.
+    pub fn on_gather(&mut self, call: Box<dyn Fn() + Send>) {
+        self.on_gather = Some(call);
     }
 
     /// Where others find this node.
@@ -349,16 +362,28 @@ impl UdpFabric {
     /// Hands packets that arrived to `sink`, and returns how many it took. Nothing as long as there is a change of which the
     /// driver does not know: it has to know whose packets these are.
     pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
+        if self.changes.is_empty() && self.endpoint.has_ready() {
+            let taken = self.deliver(sink, budget);
+            if taken > 0 {
+                // The rest of a datagram: whoever takes it in pieces does not ask the kernel for each.
+                return taken;
+            }
+        }
         let (runs, mut taken) = self.take_in(sink, !self.changes.is_empty());
         if self.changes.is_empty() && taken < budget {
-            let now = self.now();
-            let Self { endpoint, peers, heard, .. } = self;
-            let mut gate = Gate { sink, peers, heard, taken: 0 };
-            endpoint.deliver(now, &mut gate, budget - taken);
-            taken += gate.taken;
+            taken += self.deliver(sink, budget - taken);
         }
         self.attend();
         taken.max(runs)
+    }
+
+    /// Hands over packets that wait. Returns how many the driver took.
+    fn deliver<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
+        let now = self.now();
+        let Self { endpoint, peers, heard, .. } = self;
+        let mut gate = Gate { sink, peers, heard, taken: 0 };
+        endpoint.deliver(now, &mut gate, budget);
+        gate.taken
     }
 
     /// Takes one run from the socket. Says how many there were, and how many packets the driver took of it.
@@ -575,13 +600,21 @@ impl UdpFabric {
         (peer.incarnation == incarnation && peer.standing == Stage::Accepted).then_some(peer.session)
     }
 
-    /// Puts one packet on a lane, and sends it.
+    /// Puts one packet on a lane, and sends it; or lets it wait for others, if they follow one another closely.
     #[inline]
     pub(crate) fn push(&mut self, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
         let now = self.now();
         let push = self.endpoint.push(now, session, priority, head, bytes);
-        if push == Push::Done {
+        if push == Push::Done && self.gather.keeps(now, bytes.len()) {
+            if self.gather.is_new()
+                && let Some(call) = &self.on_gather
+            {
+                call();
+            }
+        } else {
+            // Room may come of it, if there was none.
             self.flush(now);
+            self.gather.sent(self.now());
         }
         push
     }
@@ -592,6 +625,7 @@ impl UdpFabric {
 
     /// Gives the kernel what is to be sent, as far as it has room.
     fn flush(&mut self, now: Time) {
+        self.gather.empty();
         loop {
             let (from, transmit) = match self.unsent.take() {
                 Some(unsent) => unsent,
@@ -630,7 +664,7 @@ impl UdpFabric {
 
     /// How long until something is due here that no datagram brings; `None` if there is no such thing.
     pub fn timeout(&self) -> Option<Duration> {
-        let due = [self.endpoint.poll_timeout(), self.contacts.due].into_iter().flatten().min()?;
+        let due = [self.endpoint.poll_timeout(), self.contacts.due, self.gather.due()].into_iter().flatten().min()?;
         Some(Duration::from_nanos(due - self.now()))
     }
 

@@ -1,8 +1,9 @@
 //! The receiving end of a lane: packets go to the driver in order; those that came early, or were refused, wait.
 
 use super::{CHARGE, charge};
-use crate::protocol::frame::{Packet, image_len, read_image, write_image};
+use crate::protocol::frame::{self, Frame, Packet, image_len, read_image, write_image};
 use crate::protocol::ranges::RangeSet;
+use crate::protocol::wire::Reader;
 use doorbell_fabric::{Incarnation, NodeId, PacketKind, Payload, Priority, Sink, Verdict};
 use std::collections::BTreeMap;
 
@@ -22,8 +23,11 @@ pub(crate) struct LaneIn {
     priority: Priority,
     /// The number of the next packet for the driver.
     next: u64,
-    waiting: BTreeMap<u64, Waiting>,
-    /// What the waiting ones were charged.
+    /// Those that are next, whole.
+    ready: Ready,
+    /// Those that came early, or in part. None of them comes right after the ready ones and is whole.
+    early: BTreeMap<u64, Early>,
+    /// What all these were charged.
     held: u64,
     window: u64,
     /// What all packets that the driver took were charged.
@@ -38,10 +42,62 @@ pub(crate) struct LaneIn {
     pub refusals: u64,
 }
 
-struct Waiting {
+struct Early {
     image: Vec<u8>,
     /// Which bytes are there, if not all.
     parts: Option<RangeSet>,
+}
+
+/// Packets in order, as images one behind the other: of a datagram with hundreds of small ones a driver may take one at a time.
+#[derive(Default)]
+struct Ready {
+    images: Vec<u8>,
+    /// Where the first one is.
+    at: usize,
+    count: u64,
+}
+
+/// From which length on what was taken is given back, if that is most of it.
+const SHRINK_FROM: usize = 256 << 10;
+
+impl Ready {
+    fn push(&mut self, priority: Priority, number: u64, packet: &Packet) {
+        let from = self.images.len();
+        self.images.resize(from + image_len(&packet.head, packet.payload.len()), 0);
+        write_image(&mut self.images[from..], priority, number as u32, &packet.head, packet.payload);
+        self.count += 1;
+    }
+
+    fn push_image(&mut self, image: &[u8]) {
+        self.images.extend_from_slice(image);
+        self.count += 1;
+    }
+
+    /// All of them, each with its length as an image.
+    fn iter(&self) -> impl Iterator<Item = (Packet<'_>, usize)> {
+        let mut rest = &self.images[self.at..];
+        std::iter::from_fn(move || {
+            let mut reader = Reader::new(rest);
+            let Ok(Some(Frame::Packet { packet, .. })) = frame::read(&mut reader) else { return None };
+            let len = image_len(&packet.head, packet.payload.len());
+            rest = &rest[len..];
+            Some((packet, len))
+        })
+    }
+
+    /// The first `count` were taken: images of `len` bytes.
+    #[inline]
+    fn pop(&mut self, count: u64, len: usize) {
+        self.count -= count;
+        self.at += len;
+        if self.at == self.images.len() {
+            self.at = 0;
+            self.images.clear();
+        } else if self.at >= SHRINK_FROM && self.at > self.images.len() / 2 {
+            self.images.drain(..self.at);
+            self.at = 0;
+        }
+    }
 }
 
 /// From whom the packets are.
@@ -56,7 +112,8 @@ impl LaneIn {
         Self {
             priority,
             next: 0,
-            waiting: BTreeMap::new(),
+            ready: Ready::default(),
+            early: BTreeMap::new(),
             held: 0,
             window,
             taken: 0,
@@ -72,7 +129,7 @@ impl LaneIn {
     /// Whether packets wait that the driver could have.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        !self.waiting.is_empty() && self.first_is_whole()
+        self.ready.count > 0
     }
 
     /// Whether the driver refused the first of them.
@@ -80,9 +137,10 @@ impl LaneIn {
         self.refused
     }
 
+    /// The number of the first packet that is neither taken nor ready.
     #[inline]
-    fn first_is_whole(&self) -> bool {
-        self.waiting.first_key_value().is_some_and(|(number, waiting)| *number == self.next && waiting.parts.is_none())
+    fn end(&self) -> u64 {
+        self.next + self.ready.count
     }
 
     /// What is to be told to the sender: whether it is refused, the stamp of this news, and how far it may go.
@@ -97,7 +155,7 @@ impl LaneIn {
     #[inline]
     pub fn on_packet<S: Sink>(&mut self, sequence: u32, packet: &Packet, from: Source, sink: &mut S, stopped: bool) -> Arrival {
         let ahead = sequence.wrapping_sub(self.next as u32) as i32;
-        if ahead == 0 && self.waiting.is_empty() && !stopped {
+        if ahead == 0 && self.ready.count == 0 && self.early.is_empty() && !stopped {
             return match self.hand_over(packet, from, sink) {
                 Verdict::Taken => Arrival::Fine,
                 Verdict::TakenAndStop => Arrival::Stop,
@@ -108,7 +166,6 @@ impl LaneIn {
         self.on_packet_early(ahead, packet, from, sink, stopped)
     }
 
-    #[cold]
     fn on_packet_early<S: Sink>(&mut self, ahead: i32, packet: &Packet, from: Source, sink: &mut S, stopped: bool) -> Arrival {
         if ahead < 0 {
             return Arrival::Fine;
@@ -161,19 +218,41 @@ impl LaneIn {
     }
 
     fn keep(&mut self, number: u64, packet: &Packet) -> Arrival {
-        match self.waiting.get(&number) {
-            Some(Waiting { parts: None, .. }) => return Arrival::Fine,
+        if number < self.end() {
+            return Arrival::Fine;
+        }
+        match self.early.get(&number) {
+            Some(Early { parts: None, .. }) => return Arrival::Fine,
             // The same packet is complete now.
-            Some(Waiting { parts: Some(_), image }) => self.held -= image.len() as u64 + CHARGE,
+            Some(Early { parts: Some(_), image }) => {
+                self.held -= image.len() as u64 + CHARGE;
+                self.early.remove(&number);
+            }
             None => {}
         }
-        let mut image = vec![0; image_len(&packet.head, packet.payload.len())];
-        write_image(&mut image, self.priority, number as u32, &packet.head, packet.payload);
         if let Some(broken) = self.over_the_window(number, charge(packet.payload.len())) {
             return broken;
         }
-        self.waiting.insert(number, Waiting { image, parts: None });
+        if number == self.end() {
+            self.ready.push(self.priority, number, packet);
+            self.line_up();
+        } else {
+            let mut image = vec![0; image_len(&packet.head, packet.payload.len())];
+            write_image(&mut image, self.priority, number as u32, &packet.head, packet.payload);
+            self.early.insert(number, Early { image, parts: None });
+        }
         Arrival::Fine
+    }
+
+    /// What came early may be next now.
+    #[inline]
+    fn line_up(&mut self) {
+        while let Some(first) = self.early.first_entry()
+            && *first.key() == self.next + self.ready.count
+            && first.get().parts.is_none()
+        {
+            self.ready.push_image(&first.remove().image);
+        }
     }
 
     /// A part of a packet arrived.
@@ -189,26 +268,29 @@ impl LaneIn {
             return Arrival::Fine;
         }
         let number = self.next + ahead as u64;
-        if !self.waiting.contains_key(&number) {
+        if number < self.end() {
+            return Arrival::Fine;
+        }
+        if !self.early.contains_key(&number) {
             // An image is a little longer than what its packet was charged: a sixteenth is left for that.
             if let Some(broken) = self.over_the_window(number, u64::from(total) + CHARGE) {
                 return broken;
             }
             let image = vec![0; total as usize];
-            self.waiting.insert(number, Waiting { image, parts: Some(RangeSet::default()) });
+            self.early.insert(number, Early { image, parts: Some(RangeSet::default()) });
         }
-        let waiting = self.waiting.get_mut(&number).expect("just inserted");
-        let Some(parts) = &mut waiting.parts else { return Arrival::Fine };
-        if waiting.image.len() != total as usize {
+        let early = self.early.get_mut(&number).expect("just inserted");
+        let Some(parts) = &mut early.parts else { return Arrival::Fine };
+        if early.image.len() != total as usize {
             return Arrival::Broken("parts of one packet disagree about its length");
         }
-        waiting.image[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        early.image[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         parts.insert(u64::from(offset), u64::from(offset) + bytes.len() as u64);
         if !parts.covers(0, u64::from(total)) {
             return Arrival::Fine;
         }
-        waiting.parts = None;
-        let Some((priority, said, packet)) = read_image(&waiting.image) else {
+        early.parts = None;
+        let Some((priority, said, packet)) = read_image(&early.image) else {
             return Arrival::Broken("parts that make no packet");
         };
         if priority != self.priority || said != number as u32 {
@@ -216,29 +298,35 @@ impl LaneIn {
         }
         self.held -= u64::from(total) + CHARGE;
         self.held += charge(packet.payload.len());
+        self.line_up();
         self.deliver(from, sink, stopped)
     }
 
     /// The first packet was refused. If it began a message that its sender has given up since, nobody misses that: it is taken with all
     /// its packets.
     fn skip_given_up(&mut self) -> bool {
-        let mut number = self.next;
-        let mut charged = 0;
-        loop {
-            let Some(waiting) = self.waiting.get(&number).filter(|waiting| waiting.parts.is_none()) else { return false };
-            let Some((_, _, packet)) = read_image(&waiting.image) else { return false };
-            let is_of_it = if number == self.next { PacketKind::First } else { PacketKind::Next };
+        let (mut count, mut len, mut charged) = (0, 0, 0);
+        let mut whole = false;
+        for (packet, image) in self.ready.iter() {
+            let is_of_it = if count == 0 { PacketKind::First } else { PacketKind::Next };
             charged += charge(packet.payload.len());
-            number += 1;
+            count += 1;
+            len += image;
             match packet.head.kind {
-                PacketKind::GivenUp if number > self.next + 1 => break,
+                PacketKind::GivenUp if count > 1 => {
+                    whole = true;
+                    break;
+                }
                 kind if kind == is_of_it => {}
                 _ => return false,
             }
         }
-        self.waiting = self.waiting.split_off(&number);
-        self.delivered += number - self.next;
-        self.next = number;
+        if !whole {
+            return false;
+        }
+        self.ready.pop(count, len);
+        self.delivered += count;
+        self.next += count;
         self.held -= charged;
         self.taken += charged;
         (self.untold, self.refused) = (true, false);
@@ -257,16 +345,15 @@ impl LaneIn {
 
     /// Like [`deliver`](Self::deliver), at most `budget` packets, even if the first had been refused.
     pub fn retry<S: Sink>(&mut self, from: Source, sink: &mut S, budget: &mut usize) -> Arrival {
-        while *budget > 0 && self.first_is_whole() {
+        while *budget > 0 && self.is_ready() {
             // It stays where it is until the driver has it, who may panic.
-            let image = self.waiting.first_key_value().and_then(|(_, waiting)| read_image(&waiting.image));
-            let Some((_, _, packet)) = image else { return Arrival::Broken("parts that make no packet") };
+            let Some((packet, len)) = self.ready.iter().next() else { return Arrival::Broken("parts that make no packet") };
             let (charge, payload) = (charge(packet.payload.len()), Payload::private(packet.payload));
             let verdict = sink.packet(from.node, from.incarnation, self.priority, &packet.head, payload);
-            self.note(verdict, charge);
             match verdict {
                 Verdict::Taken | Verdict::TakenAndStop => {
-                    self.waiting.pop_first();
+                    self.ready.pop(1, len);
+                    self.note(verdict, charge);
                     *budget -= 1;
                     self.held -= charge;
                     if verdict == Verdict::TakenAndStop {
@@ -274,6 +361,7 @@ impl LaneIn {
                     }
                 }
                 Verdict::Refused => {
+                    self.note(verdict, charge);
                     if !self.skip_given_up() {
                         break;
                     }

@@ -151,15 +151,21 @@ impl LaneOut {
         }
         let end = self.base + self.slots.len() as u64;
         let first = self.unsent;
-        while self.unsent < end {
-            let slot = &self.slots[(self.unsent - self.base) as usize];
+        // Images that lie one behind the other go in one piece.
+        let (mut from, mut to) = (0, 0);
+        for slot in self.slots.range((first - self.base) as usize..) {
             let (at, len) = (slot.at as usize, slot.len as usize);
-            if len > writer.room() {
+            if at != to {
+                writer.bytes(&self.images[from..to]);
+                (from, to) = (at, at);
+            }
+            if to - from + len > writer.room() {
                 break;
             }
-            writer.bytes(&self.images[at..at + len]);
+            to += len;
             self.unsent += 1;
         }
+        writer.bytes(&self.images[from..to]);
         if self.unsent > first {
             return Some(Carried::Packets { lane: self.priority as u8, first, count: (self.unsent - first) as u32 });
         }

@@ -1,0 +1,126 @@
+//! When packets wait for others, so that they go in one datagram.
+//!
+//! A system call for each would cost more than all else that is done with a small packet. A packet that comes alone, and the first of several, are sent at
+//! once; only whoever pushes on without doing anything else between has its packets gathered.
+
+use crate::protocol::Time;
+
+/// Pushes that come within this time of the one before are of one series, in nanoseconds.
+const CLOSE: u64 = 2_000;
+/// Pushes of a series that are sent at once.
+const AT_ONCE: u32 = 4;
+/// Bytes that are gathered at most, about.
+const MOST: usize = 32 << 10;
+/// How long a packet waits at most as long as others follow, and when nothing follows any more; in nanoseconds.
+const FOLLOWED: u64 = 20_000;
+const ALONE: u64 = 100_000;
+/// What a packet takes beside its bytes, about.
+const HEAD: usize = 28;
+
+/// Packets that were not sent yet, as others may follow.
+#[derive(Default)]
+pub(super) struct Gather {
+    /// Pushes that followed closely on another.
+    series: u32,
+    last: Time,
+    /// How many wait, of how many bytes, and since when.
+    count: u32,
+    bytes: usize,
+    since: Time,
+}
+
+impl Gather {
+    /// Whether a packet that was pushed now should wait.
+    #[inline]
+    pub fn keeps(&mut self, now: Time, len: usize) -> bool {
+        self.series = if now - self.last < CLOSE { self.series.saturating_add(1) } else { 0 };
+        self.last = now;
+        if self.series < AT_ONCE {
+            return false;
+        }
+        if self.count == 0 {
+            self.since = now;
+        }
+        self.count += 1;
+        self.bytes += len + HEAD;
+        self.bytes < MOST && now - self.since < FOLLOWED
+    }
+
+    /// Whether it is the first one that waits.
+    #[inline]
+    pub fn is_new(&self) -> bool {
+        self.count == 1
+    }
+
+    /// Nothing waits any more.
+    #[inline]
+    pub fn empty(&mut self) {
+        (self.count, self.bytes) = (0, 0);
+    }
+
+    /// A push that was sent at once has ended now: the time in the kernel is no pause.
+    #[inline]
+    pub fn sent(&mut self, now: Time) {
+        self.last = now;
+    }
+
+    /// When what waits is to be sent at the latest.
+    pub fn due(&self) -> Option<Time> {
+        (self.count > 0).then_some(self.since + ALONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(nanos: u64) -> Time {
+        Time::from_nanos(1_000_000 + nanos)
+    }
+
+    #[test]
+    fn packets_that_come_apart_do_not_wait() {
+        let mut gather = Gather::default();
+        for n in 0..100 {
+            assert!(!gather.keeps(at(n * 5_000), 8));
+            gather.empty();
+            gather.sent(at(n * 5_000 + 2_500));
+        }
+    }
+
+    #[test]
+    fn a_series_is_gathered_and_never_for_long() {
+        let mut gather = Gather::default();
+        let (mut sent, mut now) = (0, 0);
+        for n in 0..10_000 {
+            now += 100;
+            if gather.keeps(at(now), 8) {
+                assert_eq!(gather.is_new(), gather.count == 1);
+                assert!(gather.due().unwrap() <= at(now + ALONE));
+            } else {
+                sent += 1;
+                gather.empty();
+                assert!(gather.due().is_none());
+                now += 2_500;
+                gather.sent(at(now));
+            }
+            assert!(n > 3 || sent == n + 1, "the first ones go at once");
+        }
+        assert!((30..100).contains(&sent), "{sent} sends");
+        // After a pause the first ones go at once again.
+        assert!(!gather.keeps(at(now + 100_000), 8));
+    }
+
+    #[test]
+    fn large_packets_fill_what_is_gathered() {
+        let mut gather = Gather::default();
+        let kept = (0..1000).filter(|n| {
+            let keeps = gather.keeps(at(n * 100), 16 << 10);
+            if !keeps {
+                gather.empty();
+            }
+            keeps
+        });
+        assert!(kept.count() < 500);
+    }
+}
