@@ -142,6 +142,7 @@ impl Config {
             links: vec![LinkConfig::LOOPBACK],
             integrity: Integrity::Header,
             initial_window: 4 << 20,
+            ack_every: 8,
             ..Config::new(domain, node, incarnation)
         }
     }

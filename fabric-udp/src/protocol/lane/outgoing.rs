@@ -32,6 +32,8 @@ pub(crate) struct LaneOut {
     limit: u64,
     stamp: u32,
     refused: bool,
+    /// A packet found no room.
+    full: bool,
 }
 
 struct Slot {
@@ -66,6 +68,7 @@ impl LaneOut {
             limit,
             stamp: 0,
             refused: false,
+            full: false,
         }
     }
 
@@ -109,14 +112,23 @@ impl LaneOut {
     pub fn has_room(&self, len: usize, packet: usize) -> bool {
         let packets = len.div_ceil(packet.max(1)).max(1);
         let credit = self.charged + len as u64 + (packets as u64 + 1) * CHARGE <= self.limit;
-        let used = match self.slots.front() {
+        // At the ring's end up to a packet's length is left unused.
+        let needed = len + (packets + 1) * PACKET_HEAD_MAX + packet.min(len) + PACKET_HEAD_MAX;
+        credit && self.used() + needed <= self.capacity
+    }
+
+    /// Bytes of the ring that are not free.
+    fn used(&self) -> usize {
+        match self.slots.front() {
             None => 0,
             Some(first) if self.head > first.at as usize => self.head - first.at as usize,
             Some(first) => self.capacity - (first.at as usize - self.head),
-        };
-        // At the ring's end up to a packet's length is left unused.
-        let needed = len + (packets + 1) * PACKET_HEAD_MAX + packet.min(len) + PACKET_HEAD_MAX;
-        credit && used + needed <= self.capacity
+        }
+    }
+
+    /// Whether a quarter of all is free: who found no room comes back then, and sends large datagrams instead of many small ones.
+    fn has_ample_room(&self) -> bool {
+        self.limit.saturating_sub(self.charged) >= self.window / 4 && self.capacity - self.used() >= self.capacity / 4
     }
 
     /// Keeps one packet to be sent. `false`: no room.
@@ -124,12 +136,15 @@ impl LaneOut {
     pub fn push(&mut self, head: &PacketHead, payload: &[u8]) -> bool {
         let charge = charge(payload.len());
         // A packet that gives a message up finds the room that every other packet left.
-        let (reserve, spare) = if head.kind == PacketKind::GivenUp { (0, 0) } else { (CHARGE, PACKET_HEAD_MAX) };
-        if self.charged + charge + reserve > self.limit {
+        let gives_up = head.kind == PacketKind::GivenUp;
+        let (reserve, spare) = if gives_up { (0, 0) } else { (CHARGE, PACKET_HEAD_MAX) };
+        if self.full && !gives_up && !self.has_ample_room() {
             return false;
         }
         let len = image_len(head, payload.len());
-        let Some(at) = self.place(len, spare) else { return false };
+        let at = if self.charged + charge + reserve > self.limit { None } else { self.place(len, spare) };
+        self.full = at.is_none();
+        let Some(at) = at else { return false };
         if self.images.is_empty() {
             self.images = vec![0; self.capacity];
         }
