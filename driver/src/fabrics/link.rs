@@ -31,6 +31,17 @@ impl AnyLink {
         }
     }
 
+    /// Bytes of each packet of a message of `len` bytes, but for the last. Datagrams of about the same length: a short one costs as many calls
+    /// as a long one.
+    #[inline]
+    pub fn piece_bytes(&self, len: usize) -> usize {
+        let most = self.packet_bytes();
+        match self {
+            AnyLink::Shm(_) => most,
+            AnyLink::Udp(_) => len.div_ceil(len.div_ceil(most).max(1)),
+        }
+    }
+
     /// Whether it leads to a node that shares no memory with this one.
     #[inline]
     pub fn is_remote(&self) -> bool {

@@ -307,7 +307,7 @@ impl OutState {
             };
         }
         let Some(link) = &mut self.link else { return Sent::Partly(sent, started) };
-        let packet = link.packet_bytes();
+        let packet = link.piece_bytes(len);
         while sent < len {
             let piece = packet.min(len - sent);
             let kind = if started { PacketKind::Next } else { PacketKind::First };

@@ -369,8 +369,8 @@ impl UdpFabric {
                 return taken;
             }
         }
-        let (runs, mut taken) = self.take_in(sink, !self.changes.is_empty());
-        if self.changes.is_empty() && taken < budget {
+        let (runs, mut taken, stopped) = self.take_in(sink, !self.changes.is_empty());
+        if self.changes.is_empty() && taken < budget && !stopped {
             taken += self.deliver(sink, budget - taken);
         }
         self.attend();
@@ -386,24 +386,23 @@ impl UdpFabric {
         gate.taken
     }
 
-    /// Takes one run from the socket. Says how many there were, and how many packets the driver took of it.
-    fn take_in<S: Sink>(&mut self, sink: &mut S, stopped: bool) -> (usize, usize) {
+    /// Takes one run from the socket. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
+    fn take_in<S: Sink>(&mut self, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
         let now = self.now();
-        let Self { endpoint, direct: Some(direct), room, peers, heard, .. } = self else { return (0, 0) };
+        let Self { endpoint, direct: Some(direct), room, peers, heard, .. } = self else { return (0, 0, stopped) };
         let mut gate = Gate { sink, peers, heard, taken: 0 };
         let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
             let from = Path { link: LinkId(0), peer: run.peer };
-            let mut stopped = stopped;
             for datagram in run.datagrams() {
                 stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
             }
         });
         let taken = gate.taken;
         match got {
-            Ok(runs) => (runs, taken),
+            Ok(runs) => (runs, taken, stopped),
             Err(error) => {
                 tracing::warn!(%error, "the UDP socket fails");
-                (0, taken)
+                (0, taken, stopped)
             }
         }
     }
@@ -629,17 +628,21 @@ impl UdpFabric {
         loop {
             let (from, transmit) = match self.unsent.take() {
                 Some(unsent) => unsent,
-                None => match self.endpoint.poll_transmit(now, &mut self.out, &mut ()) {
+                None => match self.endpoint.poll_pieces(now, &mut self.out, &mut ()) {
                     Some(transmit) => (0, transmit),
                     None => return,
                 },
             };
-            let Transmit { path, len, segment } = transmit;
-            let run = Run { peer: path.peer, bytes: &mut self.out[from..len], segment };
+            let Transmit { path, len, segment, .. } = transmit;
             let Some(direct) = &self.direct else { return };
-            match direct.send(&run) {
+            let sent = match self.endpoint.pieces(&transmit, &self.out) {
+                Some(pieces) if from == 0 => direct.send_pieces(path.peer, pieces),
+                _ => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
+            };
+            match sent {
                 Sent::Sent => {}
                 Sent::Full { gone } => {
+                    let transmit = self.endpoint.joined(transmit, &mut self.out);
                     self.unsent = Some(((from + gone * segment).min(len), transmit));
                     return;
                 }

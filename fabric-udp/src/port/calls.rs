@@ -179,6 +179,17 @@ pub fn send(socket: BorrowedFd<'_>, label: &Label, bytes: &[u8]) -> io::Result<(
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Sends one datagram that lies in three pieces, without waiting.
+pub fn send_pieces(socket: BorrowedFd<'_>, label: &Label, pieces: [&[u8]; 3]) -> io::Result<()> {
+    let mut vectors = pieces.map(|piece| libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() });
+    let mut header = label.header(&mut vectors[0], pieces[0]);
+    header.msg_iov = vectors.as_mut_ptr();
+    header.msg_iovlen = vectors.len() as _;
+    // SAFETY: the header names the label, local vectors and the pieces, which outlive the call; the kernel only reads them.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Sends up to [`BATCH`] runs without waiting, and says how many went. An error is that of the first.
 pub fn send_many(socket: BorrowedFd<'_>, runs: &[Run<'_>], mut label: impl FnMut(&Run<'_>) -> Label) -> io::Result<usize> {
     let count = runs.len().min(BATCH);

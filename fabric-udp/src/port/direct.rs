@@ -229,6 +229,17 @@ impl Direct {
         }
     }
 
+    /// Sends one datagram of at most 65 507 bytes that lies in three pieces. Does not wait. Any thread.
+    pub fn send_pieces(&self, peer: SocketAddr, pieces: [&[u8]; 3]) -> Sent {
+        let len = pieces.iter().map(|piece| piece.len()).sum();
+        let run = Run { peer, bytes: &mut [], segment: len };
+        let label = self.label(&run, len);
+        match self.send_call(len, len, || calls::send_pieces(self.as_fd(), &label, pieces)) {
+            Ok(()) => Sent::Sent,
+            Err(error) => self.judge(&run, 0, false, &error),
+        }
+    }
+
     /// Sends runs, several in a call, and says of each what became of it. Ends with the first that found no room: it and those behind it
     /// remain the caller's. Does not wait. Any thread.
     pub fn send_all<F: FnMut(usize, Sent) + ?Sized>(&self, runs: &[Run<'_>], told: &mut F) {
@@ -348,12 +359,16 @@ impl Direct {
     /// One call. Nothing is said to have gone that did not.
     fn send_part(&self, run: &Run<'_>, part: &[u8]) -> io::Result<()> {
         let label = self.label(run, part.len());
+        self.send_call(part.len(), run.segment, || calls::send(self.as_fd(), &label, part))
+    }
+
+    fn send_call(&self, len: usize, segment: usize, call: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let mut tries = 0;
         loop {
-            match calls::send(self.as_fd(), &label, part) {
+            match call() {
                 Ok(()) => {
                     self.0.counts.sent[0].add(1);
-                    self.sent(part.len(), run.segment);
+                    self.sent(len, segment);
                     return Ok(());
                 }
                 // What an earlier datagram met with, be it to somebody else, is handed to whoever calls next, and once. So whatever is

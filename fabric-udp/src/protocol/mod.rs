@@ -82,6 +82,8 @@ pub struct Transmit {
     pub len: usize,
     /// Bytes of each datagram but the last.
     pub segment: usize,
+    /// What was left in its lane: [`Endpoint::pieces`].
+    pub(crate) lent: Option<(usize, lane::Lent)>,
 }
 
 /// Why a session ended.

@@ -3,6 +3,7 @@
 mod open;
 mod sessions;
 
+use super::cipher::CHECK;
 use super::config::Spans;
 use super::handshake::{Cookies, DomainSecret};
 use super::header::{Header, Kind};
@@ -372,6 +373,36 @@ impl Endpoint {
 
     /// Fills `buf` with the next datagrams to be sent, and says to whom. `buf` must hold 65 536 bytes. Call it until there are none.
     pub fn poll_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
+        self.next_transmit(now, buf, source, false)
+    }
+
+    /// As [`poll_transmit`](Self::poll_transmit), but a long packet may remain where it is: the datagram is then in
+    /// [`pieces`](Self::pieces), as long as nothing else was called.
+    pub fn poll_pieces<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
+        self.next_transmit(now, buf, source, true)
+    }
+
+    /// The datagram of which [`poll_pieces`](Self::poll_pieces) told last, in three pieces, if it does not lie in the buffer as a whole.
+    pub fn pieces<'a>(&'a self, transmit: &Transmit, buf: &'a [u8]) -> Option<[&'a [u8]; 3]> {
+        let (index, lent) = transmit.lent?;
+        let session = self.sessions.at(index)?;
+        let (front, tag) = buf[..transmit.len - lent.len as usize].split_last_chunk::<CHECK>()?;
+        Some([front, session.lent(lent), tag])
+    }
+
+    /// Copies what of a datagram lies elsewhere to where it belongs in the buffer, so that it can be sent later.
+    pub fn joined(&self, transmit: Transmit, buf: &mut [u8]) -> Transmit {
+        if let Some((index, lent)) = transmit.lent
+            && let Some(session) = self.sessions.at(index)
+        {
+            let (len, end) = (lent.len as usize, transmit.len - lent.len as usize);
+            buf.copy_within(end - CHECK..end, end - CHECK + len);
+            buf[end - CHECK..][..len].copy_from_slice(session.lent(lent));
+        }
+        Transmit { lent: None, ..transmit }
+    }
+
+    fn next_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S, lend: bool) -> Option<Transmit> {
         assert!(buf.len() >= RUN_MAX, "the buffer must hold the largest datagram");
         if now >= self.earliest {
             self.handle_timeout(now);
@@ -380,12 +411,12 @@ impl Endpoint {
             buf[..datagram.len()].copy_from_slice(&datagram);
             self.stats.datagrams_out += 1;
             self.stats.bytes_out += datagram.len() as u64;
-            return Some(Transmit { path, len: datagram.len(), segment: datagram.len() });
+            return Some(Transmit { path, len: datagram.len(), segment: datagram.len(), lent: None });
         }
         while let Some(index) = self.to_send.pop_front() {
             let Some(session) = self.sessions.get_mut(index) else { continue };
             session.queued = false;
-            let made = fill(now, session, buf, source, &mut self.events);
+            let made = fill(now, (index, session), buf, source, lend, &mut self.events);
             self.after(now, index);
             if let Some((transmit, count)) = made {
                 self.stats.datagrams_out += count;
@@ -468,17 +499,22 @@ impl Endpoint {
 #[inline]
 fn fill<S: Source>(
     now: Time,
-    session: &mut Session,
+    (index, session): (usize, &mut Session),
     buf: &mut [u8],
     source: &mut S,
+    lend: bool,
     events: &mut VecDeque<Event>,
 ) -> Option<(Transmit, u64)> {
-    let first = session.transmit(now, buf, None, source, events)?;
+    let first = session.transmit(now, buf, None, lend, source, events)?;
+    if let Some(lent) = first.lent {
+        let len = first.len + lent.len as usize;
+        return Some((Transmit { path: first.to, len, segment: len, lent: Some((index, lent)) }, 1));
+    }
     let segment = first.len;
     let (mut len, mut count) = (segment, 1);
     if !first.alone {
         while count < SEGMENTS_MAX && len + segment <= RUN_MAX {
-            let Some(next) = session.transmit(now, &mut buf[len..], Some(segment), source, events) else { break };
+            let Some(next) = session.transmit(now, &mut buf[len..], Some(segment), false, source, events) else { break };
             len += next.len;
             count += 1;
             if next.len < segment {
@@ -486,5 +522,5 @@ fn fill<S: Source>(
             }
         }
     }
-    Some((Transmit { path: first.to, len, segment }, count as u64))
+    Some((Transmit { path: first.to, len, segment, lent: None }, count as u64))
 }

@@ -10,6 +10,16 @@ use std::collections::VecDeque;
 
 /// A part of a packet smaller than this is not worth a frame.
 const FRAGMENT_LEAST: usize = 256;
+/// A payload from this length on is better lent than copied: the kernel takes it from where it lies.
+const LEND_LEAST: usize = 16 << 10;
+
+/// Bytes of a lane that belong to the end of a datagram and were not copied there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lent {
+    pub lane: u8,
+    at: u32,
+    pub len: u32,
+}
 
 /// Packets of one lane on their way out.
 pub(crate) struct LaneOut {
@@ -156,9 +166,15 @@ impl LaneOut {
         true
     }
 
-    /// Writes as much as fits and says what it was. Of a packet that would not fit into `whole` bytes, a part.
+    /// Bytes that were lent.
+    pub fn lent(&self, lent: Lent) -> &[u8] {
+        &self.images[lent.at as usize..][..lent.len as usize]
+    }
+
+    /// Writes as much as fits and says what it was. Of a packet that would not fit into `whole` bytes, a part. With `lend`, the bytes of a
+    /// long last packet are left where they are: there is room for them, and nothing may follow.
     #[inline]
-    pub fn write(&mut self, writer: &mut Writer, whole: usize) -> Option<Carried> {
+    pub fn write(&mut self, writer: &mut Writer, whole: usize, lend: Option<&mut Option<Lent>>) -> Option<Carried> {
         if !self.again.is_empty()
             && let Some(carried) = self.write_again(writer, whole)
         {
@@ -179,6 +195,17 @@ impl LaneOut {
             }
             to += len;
             self.unsent += 1;
+        }
+        if let Some(lend) = lend
+            && self.unsent > first
+            && to - from >= LEND_LEAST
+        {
+            let last = self.slots[(self.unsent - 1 - self.base) as usize].at as usize;
+            let payload = usize::from(u16::from_le_bytes([self.images[last + 2], self.images[last + 3]]));
+            if payload >= LEND_LEAST {
+                to -= payload;
+                *lend = Some(Lent { lane: self.priority as u8, at: to as u32, len: payload as u32 });
+            }
         }
         writer.bytes(&self.images[from..to]);
         if self.unsent > first {

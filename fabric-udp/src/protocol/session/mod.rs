@@ -11,7 +11,7 @@ use super::config::Spans;
 use super::congestion::Controller;
 use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
 use super::header::HEADER;
-use super::lane::{Arrival, payload_max};
+use super::lane::{Arrival, Lent, payload_max};
 use super::loss::Flight;
 use super::mtu::PathMtu;
 use super::pacing::Pacer;
@@ -279,6 +279,11 @@ impl Session {
 
     pub fn is_flushed(&self) -> bool {
         self.cargo.is_idle()
+    }
+
+    /// Bytes of a lane that were lent to the last datagram.
+    pub fn lent(&self, lent: Lent) -> &[u8] {
+        self.cargo.lanes_out[usize::from(lent.lane)].lent(lent)
     }
 
     pub fn too_large(&mut self, size: usize) {

@@ -5,6 +5,7 @@ use crate::protocol::frame::{
     self, ACK_LEN, ACK_RANGE, CHALLENGE_LEN, CLOSE_LEN, CREDIT_LEN, FRAGMENT_HEAD, GRANT_LEN, PACKET_HEAD,
 };
 use crate::protocol::header::HEADER;
+use crate::protocol::lane::Lent;
 use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
 use crate::protocol::transfer::TransferId;
@@ -23,10 +24,13 @@ const LEFT_OUT_LEAST: usize = 512;
 /// A datagram that was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
+    /// Bytes in the buffer.
     pub len: usize,
     pub to: Path,
     /// It goes alone, whatever its size.
     pub alone: bool,
+    /// What belongs before its tag and lies in a lane.
+    pub lent: Option<Lent>,
 }
 
 /// What is being put into one datagram.
@@ -36,6 +40,9 @@ struct Draft<'b> {
     wants_answer: bool,
     /// Where the bytes of the last frame begin, if these are many.
     tail: Option<usize>,
+    /// Whether the bytes of the last frame may be left where they lie, and which those are.
+    may_lend: bool,
+    lent: Option<Lent>,
 }
 
 impl Session {
@@ -57,12 +64,13 @@ impl Session {
     }
 
     /// Makes the next datagram of at most `most` bytes. `segment`: the size of those before it in the same run, which it may only
-    /// equal, or be the last.
+    /// equal, or be the last. `lend`: bytes of a lane may be left there.
     pub fn transmit<S: Source>(
         &mut self,
         now: Time,
         buf: &mut [u8],
         segment: Option<usize>,
+        lend: bool,
         source: &mut S,
         events: &mut VecDeque<Event>,
     ) -> Option<Piece> {
@@ -87,7 +95,8 @@ impl Session {
         let tag = self.cipher.tag();
         let mtu = self.mtu.current();
         let most = segment.unwrap_or(mtu).min(mtu).min(buf.len());
-        let mut draft = Draft { writer: Writer::new(&mut buf[..most - tag]), count: 0, wants_answer: false, tail: None };
+        let may_lend = lend && segment.is_none() && self.cipher.may_leave_out();
+        let mut draft = Draft { writer: Writer::new(&mut buf[..most - tag]), count: 0, wants_answer: false, tail: None, may_lend, lent: None };
         draft.writer.space(HEADER);
         if due || self.received.is_owed() {
             self.write_answer(now, &mut draft, bulk);
@@ -118,9 +127,9 @@ impl Session {
             covered = 0;
         }
         let len = draft.writer.len() + tag;
-        let (count, wants_answer) = (draft.count, draft.wants_answer);
-        self.finish(now, &mut buf[..len], covered, count, wants_answer, false);
-        Some(Piece { len, to: self.path, alone: false })
+        let (count, wants_answer, lent) = (draft.count, draft.wants_answer, draft.lent);
+        self.finish(now, &mut buf[..len], covered, lent, count, wants_answer, false);
+        Some(Piece { len, to: self.path, alone: lent.is_some(), lent })
     }
 
     /// Whether window and pacing allow another datagram.
@@ -141,19 +150,30 @@ impl Session {
 
     /// Protects a datagram and notes that it went.
     #[inline]
-    fn finish(&mut self, now: Time, datagram: &mut [u8], covered: u16, count: u8, wants_answer: bool, probe: bool) {
+    #[allow(clippy::too_many_arguments)]
+    fn finish(
+        &mut self,
+        now: Time,
+        datagram: &mut [u8],
+        covered: u16,
+        lent: Option<Lent>,
+        count: u8,
+        wants_answer: bool,
+        probe: bool,
+    ) {
         let number = self.flight.next_number();
         self.cipher.seal(datagram, self.remote, number, covered);
-        self.flight.on_sent(now, datagram.len(), count, wants_answer, probe);
+        let len = datagram.len() + lent.map_or(0, |lent| lent.len as usize);
+        self.flight.on_sent(now, len, count, wants_answer, probe);
         if wants_answer {
             self.questions = self.questions.saturating_sub(1);
-            self.pacer.spend(datagram.len());
+            self.pacer.spend(len);
             if self.flight.bytes * 2 >= self.window {
                 self.limited_until = number + 1;
             }
         }
         self.stats.datagrams_out += 1;
-        self.stats.bytes_out += datagram.len() as u64;
+        self.stats.bytes_out += len as u64;
     }
 
     fn write_answer(&mut self, now: Time, draft: &mut Draft, along: bool) {
@@ -218,7 +238,7 @@ impl Session {
     fn write_bulk<S: Source>(&mut self, whole: usize, draft: &mut Draft, source: &mut S, events: &mut VecDeque<Event>) {
         let starving = (0..CLASSES).rev().find(|class| self.passed_over[*class] >= PATIENCE);
         for class in starving.into_iter().chain(0..CLASSES) {
-            if draft.writer.room() < PACKET_HEAD.min(FRAGMENT_HEAD) || draft.count >= CARRIED_MAX {
+            if draft.writer.room() < PACKET_HEAD.min(FRAGMENT_HEAD) || draft.count >= CARRIED_MAX || draft.lent.is_some() {
                 break;
             }
             if self.write_class(class, whole, draft, source, events) {
@@ -255,7 +275,8 @@ impl Session {
             let lane = &mut self.cargo.lanes_out[class / 2];
             while draft.count < CARRIED_MAX && lane.has_work() {
                 let start = draft.writer.len();
-                let Some(carried) = lane.write(&mut draft.writer, whole) else { break };
+                let lend = draft.may_lend.then_some(&mut draft.lent);
+                let Some(carried) = lane.write(&mut draft.writer, whole, lend) else { break };
                 let head = match carried {
                     Carried::Packets { count: 1, .. } => frame::PACKET_HEAD_MAX,
                     Carried::Fragment { .. } => FRAGMENT_HEAD,
@@ -264,6 +285,10 @@ impl Session {
                 draft.note_tail(start, head);
                 self.flight.carry(carried);
                 draft.count += 1;
+                if draft.lent.is_some() {
+                    draft.tail = Some(draft.writer.len());
+                    break;
+                }
             }
         } else {
             let priority = Priority::ALL[class / 2];
@@ -308,16 +333,16 @@ impl Session {
             writer.space(HEADER);
             frame::write_challenge(&mut writer, word);
             self.flight.carry(Carried::Nothing);
-            self.finish(now, &mut buf[..len], 0, 1, true, true);
-            return Some(Piece { len, to, alone: true });
+            self.finish(now, &mut buf[..len], 0, None, 1, true, true);
+            return Some(Piece { len, to, alone: true, lent: None });
         }
         if std::mem::take(&mut self.ping_alone) {
             let len = HEADER + 1 + tag;
             let mut writer = Writer::new(&mut buf[..len]);
             writer.space(HEADER);
             frame::write_ping(&mut writer);
-            self.finish(now, &mut buf[..len], 0, 0, true, false);
-            return Some(Piece { len, to: self.path, alone: true });
+            self.finish(now, &mut buf[..len], 0, None, 0, true, false);
+            return Some(Piece { len, to: self.path, alone: true, lent: None });
         }
         let size = self.mtu.probe(now).filter(|size| *size <= buf.len() && self.flight.bytes < self.window)?;
         let mut writer = Writer::new(&mut buf[..size]);
@@ -327,15 +352,15 @@ impl Session {
         frame::write_padding(&mut writer, rest);
         self.mtu.on_probe_sent();
         self.flight.carry(Carried::Probe { size: size as u32 });
-        self.finish(now, &mut buf[..size], 0, 1, true, true);
-        Some(Piece { len: size, to: self.path, alone: true })
+        self.finish(now, &mut buf[..size], 0, None, 1, true, true);
+        Some(Piece { len: size, to: self.path, alone: true, lent: None })
     }
 
     #[cfg(test)]
     pub fn forge(&mut self, now: Time, body: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; HEADER + body.len() + self.cipher.tag()];
         datagram[HEADER..HEADER + body.len()].copy_from_slice(body);
-        self.finish(now, &mut datagram, 0, 0, false, false);
+        self.finish(now, &mut datagram, 0, None, 0, false, false);
         datagram
     }
 
@@ -354,7 +379,7 @@ impl Session {
         }
         let len = writer.len() + tag;
         buf.truncate(len);
-        self.finish(now, &mut buf, 0, 0, false, false);
+        self.finish(now, &mut buf, 0, None, 0, false, false);
         buf
     }
 }
