@@ -66,7 +66,7 @@ fn park(port: &mut dyn Port, bell: &AtomicU32, timeout: Duration) -> Woken {
 fn runs_arrive_intact_in_every_gear() {
     with_each(|open| {
         for offload in [true, false] {
-            let options = || Options { offload, ..loopback() };
+            let options = || Options { cut: offload, gather: offload, ..loopback() };
             let (from, mut to) = (open(options()), open(options()));
             let peer = local(&*to);
             for parked in [false, true] {

@@ -2,7 +2,7 @@
 
 use super::CounterKey;
 use crate::Result;
-use crate::engine::wait::{Gear, Step};
+use crate::engine::wait::Step;
 use crate::error::Error;
 use crate::node::Node;
 use crate::region::{Key, Plain, ReadWrite};
@@ -38,7 +38,7 @@ impl Node {
             return Ok(());
         }
         let word = Lower { key, bytes }.encode();
-        let mut gear = Gear::new(shared.wait(), deadline);
+        let mut gear = shared.gear(deadline);
         loop {
             {
                 let mut engine = shared.enter(me, "notify")?;

@@ -48,6 +48,8 @@ impl FromStr for Wait {
 
 const SPIN: Duration = Duration::from_nanos(500);
 const SPIN_CROWDED: Duration = Duration::from_nanos(250);
+/// Where a look is a system call, and an answer takes some microseconds.
+const SPIN_NETWORK: Duration = Duration::from_micros(5);
 const SWITCHED: Duration = Duration::from_nanos(500);
 const SPIN_ON: Duration = Duration::from_micros(30);
 const YIELD_MOST: Duration = Duration::from_millis(1);
@@ -82,6 +84,8 @@ pub struct Gear {
     deadline: Option<Instant>,
     began: Option<Instant>,
     checked: Option<Instant>,
+    /// How long it spins at first.
+    spin: Duration,
     /// How long it has waited when it yields next.
     yield_at: Duration,
     yielding: bool,
@@ -93,7 +97,17 @@ impl Gear {
     /// A wait that begins now.
     #[inline(always)]
     pub fn new(wait: Wait, deadline: Option<Instant>) -> Self {
-        Self { wait, deadline, began: None, checked: None, yield_at: SPIN, yielding: false, crowded: false, slept: false }
+        let (spin, yield_at) = (SPIN, SPIN);
+        Self { wait, deadline, began: None, checked: None, spin, yield_at, yielding: false, crowded: false, slept: false }
+    }
+
+    /// The same for a node on a network, or not: there the first gear is longer.
+    #[inline(always)]
+    pub fn on_network(mut self, on_network: bool) -> Self {
+        if on_network {
+            self.spin = SPIN_NETWORK;
+        }
+        self
     }
 
     /// Something happened: it may be followed by more, so begin with spinning again.
@@ -129,7 +143,7 @@ impl Gear {
             None => {
                 let crowded = CROWDED.get();
                 self.crowded = crowded > 0;
-                self.yield_at = if self.crowded { SPIN_CROWDED } else { SPIN };
+                self.yield_at = if self.crowded { SPIN_CROWDED } else { self.spin };
                 CROWDED.set(crowded.saturating_sub(1));
                 self.checked.get_or_insert(now);
                 *self.began.insert(now)

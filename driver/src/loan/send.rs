@@ -3,7 +3,7 @@
 use super::lender::Parcel;
 use super::{Held, Loan, LoanMut};
 use crate::engine::baton::Token;
-use crate::engine::wait::{Gear, Step};
+use crate::engine::wait::Step;
 use crate::error::Error;
 use crate::fabrics::AnyLink;
 use crate::message::outbound::Outbound;
@@ -167,7 +167,7 @@ fn send_slow(
     deadline: Option<Instant>,
 ) -> Result<()> {
     let (shared, node): (&Shared, _) = (&held.shared, outbound.target);
-    let mut gear = Gear::new(shared.wait(), deadline);
+    let mut gear = shared.gear(deadline);
     let mut wanted = life;
     loop {
         {

@@ -177,6 +177,12 @@ impl Shared {
         self.wait
     }
 
+    /// How a thread of this node begins to wait.
+    #[inline(always)]
+    pub(crate) fn gear(&self, deadline: Option<Instant>) -> Gear {
+        Gear::new(self.wait, deadline).on_network(self.network.is_some())
+    }
+
     pub(crate) fn progress(&self) -> Progress {
         self.progress
     }
@@ -311,7 +317,7 @@ impl Shared {
         deadline: Option<Instant>,
         mut stuck: impl FnMut(&mut Engine) -> bool,
     ) -> Result<bool> {
-        let mut gear = Gear::new(self.wait, deadline);
+        let mut gear = self.gear(deadline);
         let mut helm = self.helm_hold();
         loop {
             if op.is_done() {

@@ -8,7 +8,7 @@ use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::engine::turn::{Engine, HotTake};
-use crate::engine::wait::{Gear, Step, Wait};
+use crate::engine::wait::{Step, Wait};
 use crate::error::Error;
 use crate::loan::Lent;
 use crate::message::inbound::{Direct, Nobody, RecvOp};
@@ -148,7 +148,7 @@ impl Shared {
     #[inline(never)]
     fn receive_slow(&self, me: Token, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
         let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: deadline.is_none() };
-        let mut gear = Gear::new(self.wait(), deadline);
+        let mut gear = self.gear(deadline);
         let rounds = if self.wait() == Wait::Park { 0 } else { SPIN_ROUNDS };
         while self.progress() != Progress::Poller {
             {
@@ -251,7 +251,7 @@ impl Shared {
         mut hot: impl FnMut(&mut Engine, &mut D),
     ) -> Result<()> {
         let me = self.check()?;
-        let mut gear = Gear::new(self.wait(), deadline);
+        let mut gear = self.gear(deadline);
         let mut helm = self.helm_hold();
         loop {
             {

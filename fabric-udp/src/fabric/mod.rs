@@ -24,8 +24,8 @@ use crate::protocol::{
     CloseReason, Config, Endpoint, Event, LinkConfig, LinkId, Path, Receive, SessionId, Time, TransferId, Transmit,
 };
 use contacts::{Contacts, Standing};
-use gather::Gather;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
+use gather::Gather;
 use notice::{Greeting, MEMBERS_MAX, Member, NOTICE_MAX, Notice};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -205,7 +205,9 @@ fn open_port(options: &UdpOptions) -> Result<Box<dyn Port>, UdpError> {
         return Err(UdpError::NoKey { address });
     }
 
-    Ok(port::open(&port::Options { kind: options.port, ..port::Options::new(address) })?)
+    // On loopback datagrams are as large as can be, so that there is nothing to gather.
+    let gather = !is_loopback_only(address);
+    Ok(port::open(&port::Options { kind: options.port, gather, ..port::Options::new(address) })?)
 }
 
 fn make_endpoint(
@@ -346,40 +348,41 @@ impl UdpFabric {
 
     /// Takes in what arrived, but gives no packet to anybody yet.
     pub fn look(&mut self) {
-        while self.take_in(&mut Nobody, true).0 > 0 {}
-        self.attend();
+        while self.take_in(self.now(), &mut Nobody, true).0 > 0 {}
+        self.attend(self.now());
     }
 
     /// Takes in what arrived, and listens to notices; other packets wait, and their senders are told so.
     fn hear(&mut self) {
-        while self.take_in(&mut Nobody, false).0 > 0 {}
+        while self.take_in(self.now(), &mut Nobody, false).0 > 0 {}
         let now = self.now();
-        let Self { endpoint, peers, heard, .. } = self;
-        endpoint.deliver(now, &mut Gate { sink: &mut Nobody, peers, heard, taken: 0 }, usize::MAX);
-        self.attend();
+        self.deliver(now, &mut Nobody, usize::MAX);
+        self.attend(now);
     }
 
     /// Hands packets that arrived to `sink`, and returns how many it took. Nothing as long as there is a change of which the
     /// driver does not know: it has to know whose packets these are.
     pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
+        let now = self.now();
         if self.changes.is_empty() && self.endpoint.has_ready() {
-            let taken = self.deliver(sink, budget);
+            let taken = self.deliver(now, sink, budget);
             if taken > 0 {
                 // The rest of a datagram: whoever takes it in pieces does not ask the kernel for each.
                 return taken;
             }
         }
-        let (runs, mut taken, stopped) = self.take_in(sink, !self.changes.is_empty());
+        let (runs, mut taken, stopped) = self.take_in(now, sink, !self.changes.is_empty());
         if self.changes.is_empty() && taken < budget && !stopped {
-            taken += self.deliver(sink, budget - taken);
+            taken += self.deliver(now, sink, budget - taken);
         }
-        self.attend();
+        // Whoever took something may have taken its time.
+        let now = if taken > 0 { self.now() } else { now };
+        self.attend(now);
         taken.max(runs)
     }
 
     /// Hands over packets that wait. Returns how many the driver took.
-    fn deliver<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
-        let now = self.now();
+    fn deliver<S: Sink>(&mut self, now: Time, sink: &mut S, budget: usize) -> usize {
         let Self { endpoint, peers, heard, .. } = self;
         let mut gate = Gate { sink, peers, heard, taken: 0 };
         endpoint.deliver(now, &mut gate, budget);
@@ -387,8 +390,7 @@ impl UdpFabric {
     }
 
     /// Takes one run from the socket. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
-    fn take_in<S: Sink>(&mut self, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let now = self.now();
+    fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
         let Self { endpoint, direct: Some(direct), room, peers, heard, .. } = self else { return (0, 0, stopped) };
         let mut gate = Gate { sink, peers, heard, taken: 0 };
         let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
@@ -408,8 +410,7 @@ impl UdpFabric {
     }
 
     /// What follows from what arrived, and from the time.
-    fn attend(&mut self) {
-        let now = self.now();
+    fn attend(&mut self, now: Time) {
         while let Some(event) = self.endpoint.poll_event() {
             self.on_event(now, event);
         }
@@ -705,7 +706,7 @@ impl UdpFabric {
             // What still comes is for nobody; as long as it waits, the end of its sender would not be told.
             let now = self.now();
             self.endpoint.deliver(now, &mut Waste, usize::MAX);
-            self.attend();
+            self.attend(now);
             self.changes.clear();
             if (self.peers.iter().all(Option::is_none) && self.next.is_empty()) || Instant::now() >= deadline {
                 self.direct = None;

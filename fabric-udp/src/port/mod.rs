@@ -241,15 +241,17 @@ pub struct Options {
     pub receive_buffer: usize,
     /// Bytes that may be on their way out of the socket.
     pub send_buffer: usize,
-    /// Whether the kernel cuts and gathers runs (GSO and GRO). Without, each datagram takes its own way through the kernel.
-    pub offload: bool,
+    /// Whether the kernel cuts runs (GSO). Without, each datagram takes its own way through the kernel.
+    pub cut: bool,
+    /// Whether it gathers runs (GRO). That costs each datagram a tenth more time, and is of no use where all are large.
+    pub gather: bool,
 }
 
 impl Options {
     /// The usual ones.
     pub fn new(address: SocketAddr) -> Self {
         let (receive_buffer, send_buffer) = (16 << 20, 4 << 20);
-        Self { address, kind: Kind::Auto, receive_buffer, send_buffer, offload: true }
+        Self { address, kind: Kind::Auto, receive_buffer, send_buffer, cut: true, gather: true }
     }
 }
 

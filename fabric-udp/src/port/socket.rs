@@ -122,8 +122,8 @@ pub fn make(options: &Options) -> Result<Made, OpenError> {
     asked.map_err(failed("ask to which address datagrams were sent"))?;
     set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1).map_err(failed("ask for the count of lost datagrams"))?;
     // Kernels before 4.18 and 5.0 do neither, and all works without.
-    let gso = options.offload && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-    let gro = options.offload && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+    let gso = options.cut && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+    let gro = options.gather && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
     socket.bind(&address.into()).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => OpenError::AddressInUse { address },
         Some(libc::EADDRNOTAVAIL) => OpenError::AddressNotAvailable { address },

@@ -96,7 +96,14 @@ impl Session {
         let mtu = self.mtu.current();
         let most = segment.unwrap_or(mtu).min(mtu).min(buf.len());
         let may_lend = lend && segment.is_none() && self.cipher.may_leave_out();
-        let mut draft = Draft { writer: Writer::new(&mut buf[..most - tag]), count: 0, wants_answer: false, tail: None, may_lend, lent: None };
+        let mut draft = Draft {
+            writer: Writer::new(&mut buf[..most - tag]),
+            count: 0,
+            wants_answer: false,
+            tail: None,
+            may_lend,
+            lent: None,
+        };
         draft.writer.space(HEADER);
         if due || self.received.is_owed() {
             self.write_answer(now, &mut draft, bulk);
