@@ -39,8 +39,8 @@ pub(crate) const LEAST_SHARE: u32 = 16;
 /// Who copies the bytes of a large message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Copy {
-    /// Whoever drives: both processors if both processes wait. Messages in private memory shorter than 4 MiB go through the lane
-    /// where that is faster than the kernel's copy, which depends on the system and on the processors.
+    /// Whoever drives: both processors if both processes wait. Messages in private memory go through the lane where that is faster than the
+    /// kernel's copy: shorter ones than 1 MiB, several at once, and where the system makes its copy dear.
     #[default]
     Auto,
     /// The origin alone: memory-FIFO packets and direct puts.

@@ -356,8 +356,9 @@ impl Outgoing {
         }
     }
 
-    /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane.
-    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize) -> bool {
+    /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane. `first`: no
+    /// other waits for that.
+    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize, first: bool) -> bool {
         if local.is_in_region(bytes, len) {
             return true;
         }
@@ -365,8 +366,9 @@ impl Outgoing {
         if self.copy != Copy::Auto || reach.is_here() {
             return true;
         }
+        let alone = first && !self.transfers.iter().any(|transfer| transfer.out.target == peer.id() && !transfer.drained);
         let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
-        slots.get_or_insert_default().way.is_kernel(cma::toll())
+        slots.get_or_insert_default().way.is_kernel(cma::toll(), len, alone)
     }
 }
 

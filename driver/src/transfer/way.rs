@@ -1,13 +1,18 @@
 //! Through a lane or by the kernel: which way is faster for a message in private memory.
 //!
-//! Through a lane both processors copy every byte, at the same time, with loops that have many lines under way. By the kernel every byte
-//! is copied once, by both processors if the target lets the origin put, and the kernel takes a toll. What the toll is depends on the
-//! system and is [measured]. Regions have no such choice: there the toll is nil.
+//! Through a lane both processors copy every byte, at the same time, with loops that have many lines under way, and what one reads next the
+//! other has just written: it lies in a cache. So the lane is faster for whatever fits its ring, and for a stream of messages of any length.
+//! By the kernel every byte is copied once, by both processors if the target lets the origin put, and the kernel takes a toll. What the toll
+//! is depends on the system and is [measured]. Regions have no such choice: there the toll is nil.
 //!
 //! [measured]: doorbell_shm::cma::toll
 
 /// Picoseconds a byte that a lane takes between processors that share a cache. Where a lane takes longer, so does the kernel.
 const LANE: u64 = 60;
+/// A shorter message is through the lane before the two ends have agreed and the kernel has copied it.
+const KERNEL_LEAST: usize = 1 << 20;
+/// After several at once, so many go through the lane though they are alone: to alternate is slower than either.
+const STREAM: u32 = 8;
 /// Of so many messages that would go through the lane, one goes by the kernel, as the target may let the origin put by now.
 const ASK_AGAIN: u32 = 64;
 
@@ -18,11 +23,22 @@ pub struct Way {
     pub refused: bool,
     /// Messages since the kernel was last chosen.
     lane: u32,
+    /// Messages for which a stream is expected to go on.
+    stream: u32,
 }
 
 impl Way {
-    /// Whether the kernel is the faster way for the next message. `toll` in picoseconds a byte.
-    pub fn is_kernel(&mut self, toll: u64) -> bool {
+    /// Whether the kernel is the faster way for the next message, of `len` bytes, and `alone` if no other is on its way to the same target.
+    /// `toll` in picoseconds a byte.
+    pub fn is_kernel(&mut self, toll: u64, len: usize, alone: bool) -> bool {
+        if !alone {
+            self.stream = STREAM;
+            return false;
+        }
+        if len < KERNEL_LEAST || self.stream > 0 {
+            self.stream = self.stream.saturating_sub(1);
+            return false;
+        }
         // Two that copy halves: (lane + toll) / 2 against lane. One that copies all: lane + toll, but the other is free meanwhile.
         let most = if self.refused { LANE / 2 } else { LANE };
         self.lane = self.lane.saturating_add(1);
@@ -41,15 +57,22 @@ mod tests {
     #[test]
     fn a_cheap_kernel_is_chosen_and_a_dear_one_is_not() {
         let mut way = Way::default();
-        assert!(way.is_kernel(30) && way.is_kernel(60) && !way.is_kernel(61));
+        assert!([30, 60].into_iter().all(|toll| way.is_kernel(toll, KERNEL_LEAST, true)) && !way.is_kernel(61, KERNEL_LEAST, true));
+    }
+
+    #[test]
+    fn what_is_short_or_one_of_several_goes_through_the_lane() {
+        let mut way = Way::default();
+        assert!(!way.is_kernel(0, KERNEL_LEAST - 1, true) && !way.is_kernel(0, 1 << 30, false));
+        assert_eq!((0..100).filter(|_| way.is_kernel(0, 1 << 30, true)).count() as u32, 100 - STREAM);
     }
 
     #[test]
     fn a_target_that_does_the_work_alone_is_asked_again_now_and_then() {
         let mut way = Way { refused: true, ..Way::default() };
-        assert!(way.is_kernel(30));
-        let kernel = (0..10 * ASK_AGAIN).filter(|_| way.is_kernel(50)).count();
+        assert!(way.is_kernel(30, KERNEL_LEAST, true));
+        let kernel = (0..10 * ASK_AGAIN).filter(|_| way.is_kernel(50, KERNEL_LEAST, true)).count();
         assert_eq!(kernel, 10);
-        assert!((0..10 * ASK_AGAIN).all(|_| !way.is_kernel(120)));
+        assert!((0..10 * ASK_AGAIN).all(|_| !way.is_kernel(120, KERNEL_LEAST, true)));
     }
 }

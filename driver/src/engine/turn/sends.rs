@@ -205,7 +205,9 @@ fn begin(
     order: &Order<'_>,
 ) -> Option<Begun> {
     let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
-    let worth = state.link.is_some() && order.len >= RENDEZVOUS_BYTES && outgoing.is_worth(peer, local, order.bytes, order.len);
+    let worth = state.link.is_some()
+        && order.len >= RENDEZVOUS_BYTES
+        && outgoing.is_worth(peer, local, order.bytes, order.len, state.queued() <= 1);
     if !worth && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
         outbound.wants_bulk.store(true, Ordering::Relaxed);
     }
