@@ -274,7 +274,7 @@ impl Inbound {
     #[cold]
     pub fn give_up_transfer(&mut self, at: usize, origin: Option<&Arc<PeerInbox>>) {
         let incoming = self.incoming.swap_remove(at);
-        let (id, len) = (incoming.id, incoming.envelope.len);
+        let (id, source, len) = (incoming.id, incoming.envelope.source, incoming.envelope.len);
         // Not closed yet if its origin said what can't be: it must claim no more of a buffer that is another message's from here on.
         incoming.close();
         if let Some(origin) = origin {
@@ -286,7 +286,7 @@ impl Inbound {
                 self.pool.release(len);
                 self.post_again(receive);
             }
-            Sink::Pool(_) | Sink::Kept(_, None) => self.pool.remove(id),
+            Sink::Pool(_) | Sink::Kept(_, None) => self.pool.remove(source, id),
             Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),
         }
     }
@@ -311,11 +311,11 @@ impl Inbound {
             Sink::Kept(bytes, Some(receive)) => receive.complete(envelope, Payload::private(&bytes)),
             Sink::Pool(pieces) => {
                 self.tally.unexpected += 1;
-                self.pool.complete(id, pieces.assemble(envelope.len));
+                self.pool.complete(envelope.source, id, pieces.assemble(envelope.len));
                 self.sight(&envelope);
             }
             Sink::Kept(bytes, None) => {
-                self.pool.complete(id, bytes);
+                self.pool.complete(envelope.source, id, bytes);
                 self.sight(&envelope);
             }
             Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),

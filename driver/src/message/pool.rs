@@ -2,8 +2,8 @@
 
 use super::{Match, Message};
 use crate::loan::Lent;
-use doorbell_fabric::{Envelope, Payload};
-use std::collections::VecDeque;
+use doorbell_fabric::{Envelope, NodeId, Payload};
+use std::collections::{BTreeMap, VecDeque};
 
 /// A place in the pool.
 #[derive(Debug)]
@@ -52,10 +52,15 @@ pub enum Pooled {
 /// Bytes that a pooled message is counted for beyond its own.
 const OVERHEAD: usize = 64;
 
+/// Entries of a sender for which memory is kept though none is there.
+const KEPT: usize = 16;
+
 /// Unexpected messages in the order in which they arrived, bounded in bytes.
 #[derive(Debug)]
 pub struct Pool {
-    messages: VecDeque<Entry>,
+    /// By sender, so that a receive from one does not look at what another has filled the pool with.
+    senders: BTreeMap<NodeId, VecDeque<Entry>>,
+    len: usize,
     arrivals: u64,
     used: usize,
     limit: usize,
@@ -65,18 +70,18 @@ pub struct Pool {
 impl Pool {
     /// An empty pool of `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self { messages: VecDeque::new(), arrivals: 0, used: 0, limit, most: 0 }
+        Self { senders: BTreeMap::new(), len: 0, arrivals: 0, used: 0, limit, most: 0 }
     }
 
     /// Whether no message waits.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.messages.is_empty()
+        self.len == 0
     }
 
     /// How many messages wait.
     pub fn len(&self) -> usize {
-        self.messages.len()
+        self.len
     }
 
     /// Bytes in use, and the most there ever were.
@@ -119,13 +124,18 @@ impl Pool {
     /// Puts a message in for which room was reserved.
     pub fn push_reserved(&mut self, message: Message) {
         let number = self.next_number();
-        self.messages.push_back(Entry { envelope: message.envelope, bytes: Bytes::Private(message.bytes), number });
+        self.append(Entry { envelope: message.envelope, bytes: Bytes::Private(message.bytes), number });
     }
 
     /// Puts in a message that is lent, for which no room was reserved but that for no bytes.
     pub fn push_lent(&mut self, envelope: Envelope, lent: Lent) {
         let number = self.next_number();
-        self.messages.push_back(Entry { envelope, bytes: Bytes::Lent(lent), number });
+        self.append(Entry { envelope, bytes: Bytes::Lent(lent), number });
+    }
+
+    fn append(&mut self, entry: Entry) {
+        self.senders.entry(entry.envelope.source).or_default().push_back(entry);
+        self.len += 1;
     }
 
     /// The place of the message that arrives now.
@@ -136,55 +146,72 @@ impl Pool {
 
     /// Puts in a message that is still coming, at its place. Room was reserved.
     pub fn insert_coming(&mut self, envelope: Envelope, number: u64) {
-        let at = self.messages.partition_point(|entry| entry.number < number);
-        self.messages.insert(at, Entry { envelope, bytes: Bytes::Coming, number });
+        let messages = self.senders.entry(envelope.source).or_default();
+        let at = messages.partition_point(|entry| entry.number < number);
+        messages.insert(at, Entry { envelope, bytes: Bytes::Coming, number });
+        self.len += 1;
     }
 
     /// The message of this name has come. False if it is not in the pool.
-    pub fn complete(&mut self, number: u64, bytes: Vec<u8>) -> bool {
-        let entry = self.messages.iter_mut().find(|entry| entry.number == number);
+    pub fn complete(&mut self, source: NodeId, number: u64, bytes: Vec<u8>) -> bool {
+        let Some(at) = self.place(source, number) else { return false };
+        let entry = self.senders.get_mut(&source).and_then(|messages| messages.get_mut(at));
         entry.map(|entry| entry.bytes = Bytes::Private(bytes)).is_some()
     }
 
     /// The message of this name is not coming any more.
-    pub fn remove(&mut self, number: u64) {
-        if let Some(at) = self.messages.iter().position(|entry| entry.number == number)
-            && let Some(entry) = self.messages.remove(at)
+    pub fn remove(&mut self, source: NodeId, number: u64) {
+        if let Some(at) = self.place(source, number)
+            && let Some(entry) = self.extract(source, at)
         {
             self.release(entry.reserved());
         }
     }
 
-    /// The message that a receive gets, left where it is.
-    pub fn find(&self, accepted: &Match) -> Option<&Entry> {
-        self.pick(accepted).map(|at| &self.messages[at])
+    fn place(&self, source: NodeId, number: u64) -> Option<usize> {
+        self.senders.get(&source)?.binary_search_by_key(&number, |entry| entry.number).ok()
     }
 
-    /// The first that a receive accepts. Order holds among those of one sender and priority: one that is still coming, perhaps of a
-    /// process that was stopped, is no reason to wait where another's is there.
-    fn pick(&self, accepted: &Match) -> Option<usize> {
-        let mut coming = None;
-        // Of whom no later message may be taken: a handful, if any.
-        let mut waiting = Vec::new();
-        let accepted = self.messages.iter().enumerate().filter(|(_, entry)| accepted.matches(&entry.envelope));
-        for (at, entry) in accepted {
-            let lane = (entry.envelope.source, entry.envelope.incarnation, entry.envelope.priority);
-            if waiting.contains(&lane) {
-                continue;
-            }
-            if entry.is_whole() {
-                return Some(at);
-            }
-            coming = coming.or(Some(at));
-            waiting.push(lane);
+    fn extract(&mut self, source: NodeId, at: usize) -> Option<Entry> {
+        let messages = self.senders.get_mut(&source)?;
+        let entry = messages.remove(at)?;
+        if messages.is_empty() {
+            messages.shrink_to(KEPT);
         }
-        coming
+        self.len -= 1;
+        Some(entry)
+    }
+
+    /// The message that a receive gets, left where it is.
+    pub fn find(&self, accepted: &Match) -> Option<&Entry> {
+        self.pick(accepted).and_then(|(source, at)| self.senders.get(&source)?.get(at))
+    }
+
+    /// The first that a receive accepts, of those that are there if any is: one that is still coming, perhaps of a process that was
+    /// stopped, is no reason to wait where another's is there.
+    fn pick(&self, accepted: &Match) -> Option<(NodeId, usize)> {
+        if self.len == 0 {
+            return None;
+        }
+        if let Some(source) = accepted.bound_to() {
+            return Some((source, pick_from(self.senders.get(&source)?, accepted, u64::MAX)?));
+        }
+        let mut best: Option<(bool, u64, NodeId, usize)> = None;
+        for (source, messages) in &self.senders {
+            // What arrived later than one that is there is not looked at.
+            let before = best.filter(|(is_coming, ..)| !is_coming).map_or(u64::MAX, |(_, number, ..)| number);
+            if let Some(at) = pick_from(messages, accepted, before) {
+                let this = (!messages[at].is_whole(), messages[at].number, *source, at);
+                best = best.into_iter().chain([this]).min();
+            }
+        }
+        best.map(|(_, _, source, at)| (source, at))
     }
 
     /// Takes the message that a receive gets.
     pub fn take(&mut self, accepted: &Match) -> Option<Pooled> {
-        let at = self.pick(accepted)?;
-        let entry = self.messages.remove(at)?;
+        let (source, at) = self.pick(accepted)?;
+        let entry = self.extract(source, at)?;
         self.release(entry.reserved());
         let Entry { envelope, bytes, number } = entry;
         Some(match bytes {
@@ -193,6 +220,27 @@ impl Pool {
             Bytes::Coming => Pooled::Coming(number),
         })
     }
+}
+
+/// The first of one sender's messages that a receive accepts, of those that arrived before another. Order holds among those of one life
+/// and priority.
+fn pick_from(messages: &VecDeque<Entry>, accepted: &Match, before: u64) -> Option<usize> {
+    let mut coming = None;
+    // Of which no later message may be taken: a handful, if any.
+    let mut waiting = Vec::new();
+    let earlier = messages.iter().enumerate().take_while(|(_, entry)| entry.number < before);
+    for (at, entry) in earlier.filter(|(_, entry)| accepted.matches(&entry.envelope)) {
+        let lane = (entry.envelope.incarnation, entry.envelope.priority);
+        if waiting.contains(&lane) {
+            continue;
+        }
+        if entry.is_whole() {
+            return Some(at);
+        }
+        coming = coming.or(Some(at));
+        waiting.push(lane);
+    }
+    coming
 }
 
 #[cfg(test)]
@@ -255,9 +303,24 @@ mod tests {
         pool.reserve_anyway(100);
         pool.insert_coming(envelope(1, 100), number);
         assert!(!pool.find(&Match::any()).unwrap().is_whole());
-        assert!(pool.complete(number, vec![7; 100]) && !pool.complete(number + 10, Vec::new()));
+        assert!(pool.complete(NodeId(1), number, vec![7; 100]) && !pool.complete(NodeId(1), number + 10, Vec::new()));
         assert!(matches!(pool.take(&Match::any()), Some(Pooled::Whole(message)) if message.bytes == [7; 100]));
         assert!(matches!(pool.take(&Match::any()), Some(Pooled::Whole(message)) if message.bytes == [1]));
         assert_eq!(pool.bytes().0, 0);
+    }
+
+    #[test]
+    fn messages_of_several_senders_come_in_the_order_of_their_arrival() {
+        let mut pool = Pool::new(1 << 20);
+        for (tag, source) in [(1, 5), (2, 1), (3, 5), (4, 2), (5, 1)] {
+            assert!(pool.push(Envelope { source: NodeId(source), ..envelope(tag, 1) }, Payload::private(&[0])));
+        }
+        let mut next = |accepts: Match| match pool.take(&accepts) {
+            Some(Pooled::Whole(message)) => (message.envelope.tag, pool.len()),
+            _ => (0, pool.len()),
+        };
+        assert_eq!(next(Match::from(NodeId(2))), (4, 4));
+        assert_eq!(next(Match::from(NodeId(2))), (0, 4));
+        assert_eq!([(); 5].map(|()| next(Match::any())), [(1, 3), (2, 2), (3, 1), (5, 0), (0, 0)]);
     }
 }
