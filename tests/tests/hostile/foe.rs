@@ -1,7 +1,7 @@
 //! The hostile node: it joins by the library, and maps by itself what it attacks. One life after another, as what it writes soon makes
 //! its victim stop listening.
 
-use crate::{HOSTILE, VICTIM, at, ways};
+use crate::{HOSTILE, STILL, VICTIM, at, ways};
 use doorbell::{LaneGeometry, Match, Node, NodeBuilder, NodeId, Progress, Region};
 use doorbell_shm::lane::{Producer, RawMemory};
 use doorbell_shm::layout::{HEADER_BYTES, SegmentHeader, SegmentKind, block_offset, inbox_bytes};
@@ -256,8 +256,10 @@ pub fn attack() {
     let began = Instant::now();
     // It waits for no victim for ever: its parent may have failed.
     let forever = Duration::from_secs(doorbell_tests::number("DOORBELL_HOSTILE_SECONDS", 1)) + 4 * crate::HANG;
+    let mut blow = Duration::ZERO;
     while words[at::STOP].load(SeqCst) == 0 && began.elapsed() < forever {
         let next = Random::new(random.next());
+        let life = words[at::PHASE].load(SeqCst) / 2;
         let mut foe = match Foe::join(words, next) {
             Ok(foe) => foe,
             Err(back) => {
@@ -271,14 +273,23 @@ pub fn attack() {
         foe.words[at::LIVES].fetch_add(1, SeqCst);
         let blows = 1 + foe.random.below(*random.pick(&[10, 100, 3000]));
         for _ in 0..blows {
-            if foe.words[at::STOP].load(SeqCst) != 0 {
+            let phase = foe.words[at::PHASE].load(SeqCst);
+            // What it mapped of its victim's is of this life.
+            if foe.words[at::STOP].load(SeqCst) != 0 || phase / 2 != life {
                 break;
             }
+            foe.words[at::HEARD].store(phase, SeqCst);
             if foe.random.chance(30) {
                 foe.behave();
             }
+            if phase & STILL != 0 {
+                ways::rest(&way, blow);
+                continue;
+            }
+            let began = ways::processor_time();
             ways::strike(&way, &mut foe);
             foe.words[at::BLOWS].fetch_add(1, SeqCst);
+            blow = ways::processor_time() - began;
         }
         ways::end(&way, &mut foe);
         let Foe { node, region, words: back, .. } = foe;

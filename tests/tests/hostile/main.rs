@@ -2,10 +2,14 @@
 //! there, in one way after another. Its victim talks with an honest third node meanwhile: that traffic must stay whole and in order,
 //! what the victim does with the hostile node must end by its deadline, and memory that nobody was given must stay as it was.
 //!
+//! And it must go on at no less than two thirds of its speed. Stretches of time in which blows are struck alternate with stretches in
+//! which none are; each pair gives a ratio, and their median counts.
+//!
 //! `DOORBELL_HOSTILE_SECONDS` says how long each way takes, `DOORBELL_HOSTILE_SEED` seeds the choices: a failure prints its seed.
 
 mod foe;
 mod honest;
+mod toll;
 mod victim;
 mod ways;
 
@@ -49,8 +53,20 @@ pub(crate) mod at {
     pub const DAMAGED: usize = 8;
     /// How many of the two that are to talk with each other have found each other.
     pub const READY: usize = 9;
+    /// The phase, and which one the hostile node last heard of.
+    pub const PHASE: usize = 10;
+    pub const HEARD: usize = 11;
+    /// What the attack cost: the ratio in thousandths, from how many pairs of stretches, and the nanoseconds that the honest node's
+    /// messages took while it was attacked and while it was not.
+    pub const RATIO: usize = 12;
+    pub const PAIRS: usize = 13;
+    pub const STRUCK: usize = 14;
+    pub const CALM: usize = 15;
     pub const COUNT: usize = 16;
 }
+
+/// A bit of the phase: no blow is struck for now. The rest is the number of the victim's life.
+pub(crate) const STILL: u64 = 1;
 
 /// How long a node waits that has to wait, before the test calls it a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
@@ -102,6 +118,7 @@ fn attack_by(way: &str) {
         count(at::SUCCESSES),
         count(at::DAMAGED),
     );
+    println!("{way}: {}", toll::told(&words));
     if let Err(error) = doorbell_shm::domain::clean(domain.space(), Some(domain.name()), true) {
         println!("{way}: {error}");
     }
@@ -110,6 +127,11 @@ fn attack_by(way: &str) {
         assert!(status.success(), "{way}: the {who} ended by {status} ({signal:?}); DOORBELL_HOSTILE_SEED={seed}");
     }
     assert!(count(at::BLOWS) > 0 && count(at::OPERATIONS) > 0 && count(at::ECHOES) > 0, "{way}: nothing happened; seed {seed}");
+    assert!(
+        count(at::PAIRS) < toll::ENOUGH as u64 || count(at::RATIO) <= toll::LIMIT,
+        "{way}: the honest node's messages took too much longer under attack: {}; DOORBELL_HOSTILE_SEED={seed}",
+        toll::told(&words)
+    );
     domain.assert_empty();
 }
 

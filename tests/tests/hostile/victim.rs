@@ -1,8 +1,9 @@
 //! The node that is attacked: it does everything there is to do with the hostile node, and goes on talking with the honest one.
 
 use crate::honest::{ECHO, LONGEST};
+use crate::toll::{ENOUGH, LIMIT, ROUNDS_LEAST, STRETCH, Toll, median};
 use crate::ways::{MADE, SHIFT};
-use crate::{HANG, HONEST, HOSTILE, at};
+use crate::{HANG, HONEST, HOSTILE, STILL, at};
 use doorbell::{CounterKey, Error, Event, Key, Match, Node, NodeBuilder, NodeId, Progress, ReadWrite, Region};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
@@ -125,10 +126,25 @@ pub fn stand() {
         assert!(Instant::now() < patience, "no hostile node came");
         victim.turn(seed);
     }
-    let end = Instant::now() + Duration::from_secs(doorbell_tests::number("DOORBELL_HOSTILE_SECONDS", 1));
-    while Instant::now() < end {
-        victim.turn(seed);
+    let span = Duration::from_secs(doorbell_tests::number("DOORBELL_HOSTILE_SECONDS", 1));
+    let (began, mut toll) = (Instant::now(), Toll::default());
+    // Longer if it is in doubt what the attack costs: then more is measured, and all of it counts.
+    let is_doubtful = |toll: &Toll| toll.pairs() < ENOUGH || toll.ratio() > LIMIT;
+    while began.elapsed() < span || !cut && is_doubtful(&toll) && began.elapsed() < 4 * span {
+        // Who was cut off ends and joins anew: that has no speed.
+        let calm = if cut { None } else { victim.calm_stretch(&way, seed) };
+        victim.attacked(true);
+        let usual = Instant::now() + STRETCH * *victim.random.pick(&[1, 1, 1, 5]);
+        while Instant::now() < usual {
+            victim.turn(seed);
+        }
+        if let Some(calm) = calm
+            && let Some(struck) = victim.stretch(true, &way, seed)
+        {
+            toll.add(struck, calm);
+        }
     }
+    toll.tell(&victim.words);
     victim.dog.feed("leave");
     let Victim { node, given, secret, .. } = victim;
     drop((given, secret));
@@ -153,7 +169,7 @@ impl Victim {
     fn turn(&mut self, seed: u64) {
         self.talk();
         for _ in 0..4 {
-            self.deal();
+            self.deal(5000);
         }
         self.listen();
         if self.random.chance(10) {
@@ -196,6 +212,64 @@ impl Victim {
             6 => 8 + self.random.below(40 << 10),
             _ => 8 + self.random.below(LONGEST - 8),
         };
+        self.echo(len);
+    }
+
+    /// Blows are struck from now on, or not.
+    fn attacked(&self, attacked: bool) -> u64 {
+        let phase = self.words[at::PHASE].load(SeqCst) & !STILL | if attacked { 0 } else { STILL };
+        self.words[at::PHASE].store(phase, SeqCst);
+        phase
+    }
+
+    /// A stretch without blows, in a life in which none were struck yet. Who had the directory spoilt finds nobody in another life: there
+    /// it is of the same one.
+    fn calm_stretch(&mut self, way: &str, seed: u64) -> Option<u64> {
+        self.attacked(false);
+        if !matches!(way, "directory" | "bitflips") {
+            self.dog.feed("live anew");
+            leave(self.node.clone());
+            let progress = self.progress;
+            self.node = builder(progress).join().unwrap();
+            (self.given, self.secret) = (self.node.region(MIB).unwrap(), self.node.region(MIB).unwrap());
+            self.secret.write(0, &self.private).unwrap();
+            self.words[at::PHASE].fetch_add(2, SeqCst);
+        }
+        self.stretch(false, way, seed)
+    }
+
+    /// Talks with the honest node for a while, in which blows are struck or not. How long the median round took in nanoseconds; `None`
+    /// if the hostile node did not do its part.
+    fn stretch(&mut self, attacked: bool, way: &str, seed: u64) -> Option<u64> {
+        let phase = self.attacked(attacked);
+        let patience = Instant::now() + 10 * STRETCH;
+        while self.words[at::HEARD].load(SeqCst) != phase {
+            if Instant::now() > patience {
+                return None;
+            }
+            self.turn(seed);
+        }
+        // Every fourth is answered by a loan.
+        while !self.echoes.is_multiple_of(4) {
+            self.echo(8);
+        }
+        let (end, blows) = (Instant::now() + STRETCH, self.words[at::BLOWS].load(SeqCst));
+        let mut rounds = Vec::new();
+        while Instant::now() < end || rounds.len() < ROUNDS_LEAST {
+            // So that blows hit something.
+            self.deal(200);
+            self.listen();
+            let began = Instant::now();
+            [8, 5000, 50_000, 100].into_iter().for_each(|len| self.echo(len));
+            rounds.push(began.elapsed().as_nanos() as u64);
+        }
+        // A lock is kept for longer than a stretch.
+        let has_struck = self.words[at::BLOWS].load(SeqCst) != blows || attacked && way == "locks";
+        (has_struck == attacked).then(|| median(rounds))
+    }
+
+    /// A message of that length, and back.
+    fn echo(&mut self, len: usize) {
         let mut message = pattern::bytes(len, self.echoes);
         message[..8].copy_from_slice(&self.echoes.to_le_bytes());
         self.dog.feed("send to the honest node");
@@ -228,9 +302,9 @@ impl Victim {
         self.words[at::ECHOES].fetch_add(1, SeqCst);
     }
 
-    /// One operation with the hostile node.
-    fn deal(&mut self) {
-        let soon = Instant::now() + Duration::from_micros(self.random.below(5000) as u64);
+    /// One operation with the hostile node, for that many microseconds at most.
+    fn deal(&mut self, most: usize) {
+        let soon = Instant::now() + Duration::from_micros(self.random.below(most) as u64);
         let from = Match::from(self.foe);
         self.buf[..64].fill(0);
         let len = match self.random.below(4) {

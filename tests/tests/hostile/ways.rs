@@ -1,7 +1,7 @@
 //! The ways of attack. Each blow is a few writes that no peer of ours makes.
 
 use crate::foe::{Foe, Raw, files, lock, open};
-use crate::{HOSTILE, VICTIM, at};
+use crate::{HOSTILE, STILL, VICTIM, at};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use doorbell_shm::layout::{
     CELL_BYTES, CONTROL_BYTES, DOORBELL_OFFSET, HEADER_BYTES, MEETINGS_OFFSET, PAGE, RETURNS_BYTES, RETURNS_OFFSET,
@@ -50,6 +50,25 @@ pub fn strike(way: &str, foe: &mut Foe) {
         "flood" => flood(foe),
         other => panic!("there is no way called {other}"),
     }
+}
+
+/// No blow, with as much of a processor as the last one took, and given away where that way gives it away.
+pub fn rest(way: &str, blow: Duration) {
+    match way {
+        "locks" => std::thread::park_timeout(Duration::from_millis(5)),
+        "impersonate" => std::thread::yield_now(),
+        _ => {}
+    }
+    let until = processor_time() + blow;
+    while processor_time() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// How long this thread has had a processor: not what it waited while others ran.
+pub fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Where in the victim's private memory somebody would like to write.
@@ -471,7 +490,7 @@ fn locks(foe: &mut Foe) {
     // Kept so long that others wait, and for longer than they want to.
     let longest = *foe.random.pick(&[1, 20, 200, 1500]);
     let until = Instant::now() + Duration::from_millis(foe.random.below(longest) as u64);
-    while Instant::now() < until && foe.words[at::STOP].load(SeqCst) == 0 {
+    while Instant::now() < until && foe.words[at::STOP].load(SeqCst) == 0 && foe.words[at::PHASE].load(SeqCst) & STILL == 0 {
         std::thread::park_timeout(Duration::from_millis(5));
     }
     drop(held);
