@@ -40,6 +40,24 @@ pub fn in_own_group(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(before_exec) }
 }
 
+/// The signals that ask a command to end. One that was ignored when this process was started stays ignored: `nohup` says so of HUP, and a
+/// shell of INT if it starts something in the background of a script. To end what nobody else can is what TERM is for.
+pub fn requests_to_end() -> impl Iterator<Item = Signal> {
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().filter(|signal| !stays_ignored(*signal))
+}
+
+/// Whether this process was started with one of the signals ignored of which a shell may want that. Ask before handlers are set.
+pub fn stays_ignored(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    matches!(signal, Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT) && ignored(&status) & 1 << (signal as i32 - 1) != 0
+}
+
+/// One bit for each ignored signal, from what the kernel says of a process.
+fn ignored(status: &str) -> u64 {
+    let word = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    word.and_then(|word| u64::from_str_radix(word.trim(), 16).ok()).unwrap_or(0)
+}
+
 /// Sends a signal to a group of processes. A group that is gone needs none.
 pub fn signal_group(group: Pid, signal: Signal) {
     let _ = killpg(group, signal);
@@ -141,6 +159,12 @@ mod tests {
         assert!(!is_alive_in(&groups, &stat("a", "Z", 5, 1)));
         assert!(!is_alive_in(&groups, &stat("a", "S", 7, 1)));
         assert!(!is_alive_in(&groups, ""));
+    }
+
+    #[test]
+    fn which_signals_are_ignored() {
+        assert_eq!(ignored("Name:\tsh\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001002\n"), 1 << 12 | 1 << 1);
+        assert_eq!(ignored(""), 0);
     }
 
     #[test]

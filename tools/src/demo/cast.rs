@@ -3,7 +3,7 @@
 use super::accelerator;
 use crate::exit::Failure;
 use crate::guard::Guard;
-use crate::processes::{ended, in_own_group, own_command, signal_group};
+use crate::processes::{ended, in_own_group, own_command, requests_to_end, signal_group};
 use doorbell::{Copy, Error, Node, NodeId, Progress, Role, Space, Wait};
 use doorbell_shm::domain::clean;
 use nix::sys::signal::{SigSet, Signal};
@@ -159,7 +159,7 @@ impl Interruption {
         let unable = |error: std::io::Error| {
             Failure::usage(format!("cannot take signals: {error}"), "see the limits on threads (`ulimit -u`)")
         };
-        let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+        let signals: SigSet = requests_to_end().collect();
         signals.thread_block().map_err(|error| unable(error.into()))?;
         let this = self.clone();
         let listen = move || {

@@ -10,12 +10,12 @@ use super::size::{self, Size};
 use super::together::{Apart, Together, receive};
 use super::worker::{builder, pin, room};
 use crate::exit::{Failure, warn};
+use crate::processes::requests_to_end;
 use doorbell::{Error, Match, Node, NodeId, Role};
 use doorbell_benches::clock::Clock;
 use doorbell_benches::exchange::Side;
 use doorbell_benches::floor::Patience;
 use serde::{Deserialize, Serialize};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -112,7 +112,7 @@ struct Signals {
 impl Signals {
     fn take(plan: &Plan) -> Result<Self, Failure> {
         let (number, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in requests_to_end().map(|signal| signal as i32) {
             signal_hook::flag::register_usize(signal, number.clone(), signal as usize)
                 .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
                 .map_err(|error| Failure::usage(format!("could not set a signal handler: {error}"), ""))?;

@@ -3,12 +3,12 @@
 use super::plan::{Finding, Order, Plan, Reply};
 use super::worker;
 use crate::exit::Failure;
+use crate::processes::requests_to_end;
 use doorbell::Space;
 use doorbell_benches::clock::Clock;
 use doorbell_benches::floor::{Mapping, UdpEnd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -35,7 +35,7 @@ pub struct Outcome {
 /// Carries out a plan.
 pub fn carry_out(plan: &Plan) -> Result<Outcome, Failure> {
     let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
+    for number in requests_to_end().map(|signal| signal as i32) {
         signal_hook::flag::register_usize(number, signal.clone(), number as usize)
             .map_err(|error| Failure::usage(format!("could not set a signal handler: {error}"), ""))?;
     }

@@ -6,6 +6,7 @@ use super::plan::{Finding, Order, Place, Plan, Reply, Test};
 use super::sections::{Driver, Floors, Sections};
 use super::together::Together;
 use crate::exit::Failure;
+use crate::processes::requests_to_end;
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId, Peer, Region, Role};
 use doorbell_benches::exchange::{Buffers, Side};
 use doorbell_benches::floor::{Finish, Floor, HopProbe, Mapping, Patience, UdpEnd};
@@ -16,7 +17,6 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -90,8 +90,8 @@ impl Prepared {
         // A worker whose command is gone has nobody to answer to.
         set_pdeathsig(Signal::SIGTERM)
             .map_err(|error| Reply::Unable(unable("could not ask for a signal when the command ends", error)))?;
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, stop.clone())
+        for signal in requests_to_end() {
+            signal_hook::flag::register(signal as i32, stop.clone())
                 .map_err(|error| Reply::Unable(unable("could not set a signal handler", error)))?;
         }
         if getppid() != Pid::from_raw(order.parent) {

@@ -54,7 +54,8 @@ With --connect there is no DOORBELL_NODE: the node that listens gives each its i
 nodes of one run only. Nodes of one machine reach each other by shared memory all the same.
 
 Signals: INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to all nodes. A second INT or TERM ends those that do not
-end by themselves, a third one at once. Standard input goes to node 0.
+end by themselves, a third one at once. INT, HUP and QUIT stay ignored if they were when the command was started, as
+by nohup or in the background of a script; TERM ends it there. Standard input goes to node 0.
 
 Exit code: 0 if all nodes end with 0; otherwise that of the first that failed, 128 and the signal's number if a
 signal ended it; 2 if the program cannot be started.")]

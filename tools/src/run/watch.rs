@@ -3,7 +3,7 @@
 use super::launch::Nodes;
 use super::output::Passing;
 use crate::exit::Failure;
-use crate::processes::{Ended, any_alive_in, ended};
+use crate::processes::{Ended, any_alive_in, ended, stays_ignored};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{self, SigHandler, SigSet, Signal, raise};
@@ -27,9 +27,10 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes all signals that concern nodes. Threads that are started later do not get them; processes do.
+    /// Takes all signals that concern nodes, but for those that are to stay ignored: nodes inherit that. Threads that are started later do
+    /// not get them; processes do.
     pub fn block() -> Result<Self, Failure> {
-        let mut set: SigSet = PASSED_ON.into_iter().collect();
+        let mut set: SigSet = PASSED_ON.into_iter().filter(|signal| !stays_ignored(*signal)).collect();
         set.add(Signal::SIGCHLD);
         set.add(Signal::SIGTSTP);
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;

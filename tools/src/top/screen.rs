@@ -3,6 +3,7 @@
 use super::watch::{COLUMNS, Look, Watch};
 use crate::exit::Failure;
 use crate::nodes::{RECORD_COLUMNS, record_cells};
+use crate::processes::requests_to_end;
 use crate::text::{Table as Lines, counted};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -14,7 +15,7 @@ use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::SIGHUP;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
@@ -30,7 +31,7 @@ const RECORD_LINES: u16 = 9;
 /// Draws until a key or a signal ends it. The terminal is as before afterwards, after a panic too.
 pub fn show(watch: &mut Watch, interval: Duration) -> Result<(), Failure> {
     let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
+    for number in requests_to_end().map(|signal| signal as i32) {
         signal_hook::flag::register_usize(number, signal.clone(), number as usize)
             .map_err(|error| Failure::failed(format!("could not set a signal handler: {error}"), ""))?;
     }

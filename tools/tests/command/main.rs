@@ -1,5 +1,7 @@
 //! The `doorbell` command as scripts and people meet it: what it prints, how it exits, and that it leaves nothing behind.
 
+#[path = "../as_usual/mod.rs"]
+mod as_usual;
 mod autopsy;
 mod demo;
 mod ls;

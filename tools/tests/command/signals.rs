@@ -1,3 +1,4 @@
+use super::as_usual::ignoring;
 use super::support::eventually;
 use super::support::{domain, doorbell, nothing_is_left, processes, ring, segments, send};
 use std::io::{BufRead, BufReader, Read};
@@ -5,9 +6,22 @@ use std::process::{Child, ChildStdout, Stdio};
 
 /// Starts nodes, and waits until each has said that it is ready.
 fn started(name: &str, nodes: usize, options: &[&str], script: &str) -> (Child, BufReader<ChildStdout>) {
+    started_ignoring(&[], name, nodes, options, script)
+}
+
+/// The same by a shell that has these signals ignored.
+fn started_ignoring(
+    ignored: &'static [i32],
+    name: &str,
+    nodes: usize,
+    options: &[&str],
+    script: &str,
+) -> (Child, BufReader<ChildStdout>) {
     let (count, script) = (nodes.to_string(), format!("{script}; echo ready; while :; do sleep 0.02; done"));
     let args = [&["run", "-n", &count, "--domain", name], options, &["--", "sh", "-c", &script]].concat();
-    let mut child = doorbell(&args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut command = doorbell(&args);
+    ignoring(&mut command, ignored);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     for _ in 0..nodes {
         assert!(line(&mut lines).ends_with("ready\n"));
@@ -33,6 +47,23 @@ fn signals_reach_all_nodes() {
     }
     send(libc::SIGINT, child.id());
     assert_eq!(child.wait().unwrap().code(), Some(130));
+    nothing_is_left(&name);
+}
+
+#[test]
+fn what_was_ignored_stays_ignored() {
+    let name = domain("ignored");
+    let ignored = &[libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+    let (mut child, mut lines) = started_ignoring(ignored, &name, 2, &[], "trap 'echo usr1' USR1");
+    // The third INT would be the end at once, if one counted.
+    for signal in [libc::SIGINT, libc::SIGINT, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1] {
+        send(signal, child.id());
+    }
+    let mut answers = [line(&mut lines), line(&mut lines)];
+    answers.sort_unstable();
+    assert_eq!(answers, ["[0] usr1\n", "[1] usr1\n"]);
+    send(libc::SIGTERM, child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(143));
     nothing_is_left(&name);
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 /// The command with these arguments, as if nobody had set anything in the environment.
 pub fn doorbell(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    super::as_usual::ignoring(&mut command, &[]);
     command.args(args).env("NO_COLOR", "1");
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DOORBELL_")) {
         command.env_remove(name);
