@@ -52,6 +52,9 @@ pub fn median(mut of: Vec<u64>) -> u64 {
 /// What was told, for people.
 pub fn told(words: &Words) -> String {
     let [ratio, pairs, struck, calm] = [at::RATIO, at::PAIRS, at::STRUCK, at::CALM].map(|word| words[word].load(SeqCst) as f64);
+    if pairs == 0.0 {
+        return "what it costs others has no measure".into();
+    }
     format!(
         "others take {:.2} times as long under attack ({:.0} µs a round, {:.0} µs without; {pairs} pairs of stretches)",
         ratio / 1e3,

@@ -1,0 +1,220 @@
+//! Long messages between two processes that share no network but a cable of 1500 bytes, or one that loses and reorders.
+//!
+//! `DOORBELL_NETWORK_MIB` says how much goes through each; 1024 is the long form.
+
+use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId};
+use doorbell_tests::patience::PATIENCE;
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::words::Words;
+use doorbell_tests::{Turn, number, pattern};
+use doorbell_udp::port::relay::{Badness, Relay};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+doorbell_tests::roles! {
+    "home" => || home(&Words::inherited()),
+    "away" => away,
+    "near end" => near_end,
+    "far end" => far_end,
+}
+
+/// What is told in shared words.
+mod at {
+    /// The port at which the node at home listens.
+    pub const PORT: usize = 0;
+    /// The other end of the cable is there.
+    pub const LAID: usize = 1;
+    /// Why there is no cable: one more than the number of the line that failed.
+    pub const NONE: usize = 2;
+    /// Nanoseconds from the first message to the last.
+    pub const TIME: usize = 3;
+    pub const COUNT: usize = 4;
+}
+
+const MESSAGE: usize = 8 << 20;
+const MIB: u64 = 1 << 20;
+const DATA: u64 = 1;
+const DONE: u64 = 2;
+
+fn bytes() -> u64 {
+    (number("DOORBELL_NETWORK_MIB", 64) * MIB).next_multiple_of(MESSAGE as u64)
+}
+
+/// Long enough for a gibibyte by the worst of these ways.
+fn patience() -> Duration {
+    PATIENCE + Duration::from_secs(bytes() / MIB)
+}
+
+fn builder() -> NodeBuilder {
+    Node::builder("cable").fabric(FabricKind::Udp).key([42; 32])
+}
+
+/// Takes what the other end sends, and looks at every byte of it.
+fn home(words: &Words) {
+    let listen: SocketAddr = told("LISTEN").parse().unwrap();
+    let node = builder().id(0).listen(listen).join().unwrap();
+    words[at::PORT].store(node.address().unwrap().port().into(), SeqCst);
+    let deadline = Instant::now() + patience();
+    node.wait_for(2, deadline).unwrap();
+    let mut buf = vec![0; MESSAGE];
+    let began = Instant::now();
+    for seed in 0..bytes() / MESSAGE as u64 {
+        let envelope = node.recv_by(Match::from(NodeId(1)).tag(DATA), &mut buf, deadline).unwrap();
+        assert_eq!((envelope.len, u64::from(envelope.sequence)), (MESSAGE, seed));
+        pattern::check(&buf, seed);
+    }
+    words[at::TIME].store(began.elapsed().as_nanos() as u64, SeqCst);
+    node.send_by(NodeId(1), DONE, b"", deadline).unwrap();
+    node.leave().unwrap();
+}
+
+fn away() {
+    let connect: SocketAddr = told("CONNECT").parse().unwrap();
+    let node = builder().id(1).connect(connect).join().unwrap();
+    let deadline = Instant::now() + patience();
+    let mut buf = vec![0; MESSAGE];
+    for seed in 0..bytes() / MESSAGE as u64 {
+        pattern::fill(&mut buf, seed);
+        node.send_by(NodeId(0), DATA, &buf, deadline).unwrap();
+    }
+    node.recv_by(Match::from(NodeId(0)).tag(DONE), &mut [], deadline).unwrap();
+    node.leave().unwrap();
+}
+
+fn tell_how_fast(way: &str, words: &Words) {
+    let (bytes, time) = (bytes(), Duration::from_nanos(words[at::TIME].load(SeqCst)));
+    println!("{way}: {} MiB in {time:.2?}, {:.0} MB/s", bytes / MIB, bytes as f64 / 1e6 / time.as_secs_f64());
+}
+
+/// Waits for a word that another process writes.
+fn word(words: &Words, at: usize, of: &[&Process]) -> u64 {
+    doorbell_tests::patience::until("a word of another process", || {
+        assert!(!of.iter().any(|process| process.ended_by(Instant::now())), "it ended before it was ready");
+        Some(words[at].load(SeqCst)).filter(|word| *word != 0)
+    })
+}
+
+#[test]
+fn a_network_that_loses_and_reorders_delivers_all_of_it_intact() {
+    let _turn = Turn::take();
+    let words = Words::new(at::COUNT);
+    let home = Process::start("home").words(&words).tell("LISTEN", "127.0.0.1:0").go();
+    let port = word(&words, at::PORT, &[&home]) as u16;
+    let badness = Badness { loss: 0.05, reordering: 0.05, duplication: 0.01, ..Badness::NONE };
+    let seed = number("DOORBELL_SEED", 1);
+    let relay = Relay::start(None, ([127, 0, 0, 1], port).into(), [badness; 2], seed).unwrap();
+    let away = Process::start("away").words(&words).tell("CONNECT", relay.front(0).to_string()).go();
+    home.end_well(patience());
+    away.end_well(PATIENCE);
+    let relayed = relay.relayed();
+    tell_how_fast("5 % lost, 5 % held back", &words);
+    println!("{relayed:?}");
+    for way in relayed {
+        assert!(way.lost > 0 && way.reordered > 0, "{way:?}");
+    }
+}
+
+// ---- two network namespaces, which go with the processes that are in them
+
+const HOME: &str = "10.77.0.1";
+const AWAY: &str = "10.77.0.2";
+
+/// From here on this process has a network of its own, in which there is nothing; without privileges, by being root in a namespace of users.
+fn alone() -> std::io::Result<()> {
+    // SAFETY: system calls, on strings that end with a zero.
+    unsafe {
+        let (user, group) = (libc::geteuid(), libc::getegid());
+        let flags = if user == 0 { libc::CLONE_NEWNET } else { libc::CLONE_NEWNET | libc::CLONE_NEWUSER };
+        if libc::unshare(flags) != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        if user != 0 {
+            let mut line = [0; 40];
+            for (path, id) in
+                [(c"/proc/self/setgroups", None), (c"/proc/self/uid_map", Some(user)), (c"/proc/self/gid_map", Some(group))]
+            {
+                let len = match id {
+                    Some(id) => libc::snprintf(line.as_mut_ptr(), line.len(), c"0 %u 1".as_ptr(), id),
+                    None => libc::snprintf(line.as_mut_ptr(), line.len(), c"deny".as_ptr()),
+                };
+                let file = libc::open(path.as_ptr(), libc::O_WRONLY);
+                if file < 0 || libc::write(file, line.as_ptr().cast(), len as usize) != len as isize {
+                    return Err(std::io::Error::last_os_error());
+                }
+                libc::close(file);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs `ip` once for each line. The number of the line that failed, from 1.
+fn ip(lines: &str) -> Option<u64> {
+    for (at, line) in lines.lines().enumerate() {
+        match Command::new("ip").args(line.split_whitespace()).output() {
+            Ok(output) if output.status.success() => {}
+            failed => {
+                eprintln!("`ip {}`: {failed:?}", line.trim());
+                return Some(at as u64 + 1);
+            }
+        }
+    }
+    None
+}
+
+/// In a network of its own: lays the cable to the network of a process that it starts, and is home.
+fn near_end() {
+    let words = Words::inherited();
+    // SAFETY: between fork and exec, one system call: it is root where it is.
+    let start = unsafe { Process::start("far end").words(&words).before(|| cvt(libc::unshare(libc::CLONE_NEWNET))) };
+    let connect = format!("{HOME}:7000");
+    let far = start.tell("CONNECT", connect.clone()).go();
+    let cable = format!(
+        "link add cable mtu 1500 type veth peer name cable mtu 1500 netns {}
+         addr add {HOME}/24 dev cable
+         link set cable up",
+        far.pid()
+    );
+    match ip(&cable) {
+        Some(line) => words[at::NONE].store(line, SeqCst),
+        None => {
+            words[at::LAID].store(1, SeqCst);
+            home(&words);
+            far.end_well(PATIENCE);
+        }
+    }
+}
+
+fn far_end() {
+    let words = Words::inherited();
+    let deadline = Instant::now() + PATIENCE;
+    while words[at::LAID].load(SeqCst) == 0 {
+        assert!(Instant::now() < deadline, "no cable");
+        std::thread::yield_now();
+    }
+    assert_eq!(ip(&format!("addr add {AWAY}/24 dev cable\nlink set cable up")), None);
+    away();
+}
+
+fn cvt(result: i32) -> std::io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn two_network_namespaces_exchange_it_over_a_cable_of_1500_bytes() {
+    let _turn = Turn::take();
+    let words = Words::new(at::COUNT);
+    // SAFETY: between fork and exec, only system calls.
+    let start = unsafe { Process::start("near end").words(&words).before(alone) };
+    let near = match start.tell("LISTEN", format!("{HOME}:7000")).try_go() {
+        Ok(near) => near,
+        Err(error) => return println!("SKIPPED: no network namespaces here: {error}"),
+    };
+    near.end_well(patience());
+    match words[at::NONE].load(SeqCst) {
+        0 => tell_how_fast("a cable of 1500 bytes", &words),
+        line => println!("SKIPPED: no cable between network namespaces here: see line {line} above"),
+    }
+}
