@@ -8,7 +8,8 @@
 //! 6. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
 //!
 //! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
-//! `DOORBELL_PINGPONGS`, `DOORBELL_BULK_MIB`, `DOORBELL_PROGRAMS` and `DOORBELL_HOSTILE_SECONDS` make the long forms of some tests.
+//! `DOORBELL_PINGPONGS`, `DOORBELL_BULK_MIB`, `DOORBELL_NETWORK_MIB`, `DOORBELL_PROGRAMS` and `DOORBELL_HOSTILE_SECONDS` make the long
+//! forms of some tests.
 //! The hostile peer has a seed of its own, `DOORBELL_HOSTILE_SEED`.
 
 pub mod domain;

@@ -1,4 +1,4 @@
-//! Long messages between two processes that share no network but a cable of 1500 bytes, or one that loses and reorders.
+//! Long messages between two processes that share no network but a cable of 1500 bytes, or one that loses and reorders, or both.
 //!
 //! `DOORBELL_NETWORK_MIB` says how much goes through each; 1024 is the long form.
 
@@ -83,6 +83,19 @@ fn away() {
     node.leave().unwrap();
 }
 
+/// A relay to where a node listens. It loses and holds back one in twenty.
+fn bad_network(to: SocketAddr) -> Relay {
+    let badness = Badness { loss: 0.05, reordering: 0.05, duplication: 0.01, ..Badness::NONE };
+    Relay::start(None, to, [badness; 2], number("DOORBELL_SEED", 1)).unwrap()
+}
+
+fn tell_what_was_lost(relay: &Relay) {
+    for (way, relayed) in ["there", "back"].into_iter().zip(relay.relayed()) {
+        println!("{way}: {relayed:?}");
+        assert!(relayed.lost > 0 && relayed.reordered > 0, "{relayed:?}");
+    }
+}
+
 fn tell_how_fast(way: &str, words: &Words) {
     let (bytes, time) = (bytes(), Duration::from_nanos(words[at::TIME].load(SeqCst)));
     println!("{way}: {} MiB in {time:.2?}, {:.0} MB/s", bytes / MIB, bytes as f64 / 1e6 / time.as_secs_f64());
@@ -102,24 +115,19 @@ fn a_network_that_loses_and_reorders_delivers_all_of_it_intact() {
     let words = Words::new(at::COUNT);
     let home = Process::start("home").words(&words).tell("LISTEN", "127.0.0.1:0").go();
     let port = word(&words, at::PORT, &[&home]) as u16;
-    let badness = Badness { loss: 0.05, reordering: 0.05, duplication: 0.01, ..Badness::NONE };
-    let seed = number("DOORBELL_SEED", 1);
-    let relay = Relay::start(None, ([127, 0, 0, 1], port).into(), [badness; 2], seed).unwrap();
+    let relay = bad_network(([127, 0, 0, 1], port).into());
     let away = Process::start("away").words(&words).tell("CONNECT", relay.front(0).to_string()).go();
     home.end_well(patience());
     away.end_well(PATIENCE);
-    let relayed = relay.relayed();
     tell_how_fast("5 % lost, 5 % held back", &words);
-    println!("{relayed:?}");
-    for way in relayed {
-        assert!(way.lost > 0 && way.reordered > 0, "{way:?}");
-    }
+    tell_what_was_lost(&relay);
 }
 
 // ---- two network namespaces, which go with the processes that are in them
 
 const HOME: &str = "10.77.0.1";
 const AWAY: &str = "10.77.0.2";
+const PORT: u16 = 7000;
 
 /// From here on this process has a network of its own, in which there is nothing; without privileges, by being root in a namespace of users.
 fn alone() -> std::io::Result<()> {
@@ -169,12 +177,14 @@ fn near_end() {
     let words = Words::inherited();
     // SAFETY: between fork and exec, one system call: it is root where it is.
     let start = unsafe { Process::start("far end").words(&words).before(|| cvt(libc::unshare(libc::CLONE_NEWNET))) };
-    let connect = format!("{HOME}:7000");
-    let far = start.tell("CONNECT", connect.clone()).go();
+    let relay = (told("RELAYED") == "yes").then(|| bad_network(told("LISTEN").parse().unwrap()));
+    let connect = format!("{HOME}:{}", relay.as_ref().map_or(PORT, |relay| relay.front(0).port()));
+    let far = start.tell("CONNECT", connect).go();
     let cable = format!(
         "link add cable mtu 1500 type veth peer name cable mtu 1500 netns {}
          addr add {HOME}/24 dev cable
-         link set cable up",
+         link set cable up
+         link set lo up",
         far.pid()
     );
     match ip(&cable) {
@@ -183,6 +193,7 @@ fn near_end() {
             words[at::LAID].store(1, SeqCst);
             home(&words);
             far.end_well(PATIENCE);
+            relay.iter().for_each(tell_what_was_lost);
         }
     }
 }
@@ -202,19 +213,29 @@ fn cvt(result: i32) -> std::io::Result<()> {
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-#[test]
-fn two_network_namespaces_exchange_it_over_a_cable_of_1500_bytes() {
+/// Starts two processes in networks of their own, joined by a cable, and has one send to the other.
+fn over_a_cable(way: &str, relayed: &str) {
     let _turn = Turn::take();
     let words = Words::new(at::COUNT);
     // SAFETY: between fork and exec, only system calls.
     let start = unsafe { Process::start("near end").words(&words).before(alone) };
-    let near = match start.tell("LISTEN", format!("{HOME}:7000")).try_go() {
+    let near = match start.tell("LISTEN", format!("{HOME}:{PORT}")).tell("RELAYED", relayed).try_go() {
         Ok(near) => near,
         Err(error) => return println!("SKIPPED: no network namespaces here: {error}"),
     };
     near.end_well(patience());
     match words[at::NONE].load(SeqCst) {
-        0 => tell_how_fast("a cable of 1500 bytes", &words),
+        0 => tell_how_fast(way, &words),
         line => println!("SKIPPED: no cable between network namespaces here: see line {line} above"),
     }
+}
+
+#[test]
+fn two_network_namespaces_exchange_it_over_a_cable_of_1500_bytes() {
+    over_a_cable("a cable of 1500 bytes", "no");
+}
+
+#[test]
+fn a_cable_that_loses_and_reorders_delivers_all_of_it_intact() {
+    over_a_cable("a cable of 1500 bytes, 5 % lost, 5 % held back", "yes");
 }
