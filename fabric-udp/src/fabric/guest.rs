@@ -1,6 +1,7 @@
 //! Asking for an id.
 
 use super::{About, GUESTS, Greeting, NOTICE_TAG, Notice, UdpError, UdpFabric, UdpOptions, make_endpoint, open_port};
+use crate::port::Kind;
 use crate::protocol::{CloseReason, Event, LinkId, Path, Target};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
 use std::time::{Duration, Instant};
@@ -42,8 +43,9 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
         let reason = CloseReason::NoAnswer;
         return Err(UdpError::Ended { address: options.address(), reason });
     };
-    // A port of its own, as the guest is nobody.
-    let options = UdpOptions { listen: options.listen.map(|listen| (listen.ip(), 0).into()), ..options.clone() };
+    // A port of its own, as the guest is nobody; a plain one, as it is soon gone, and not worth a word of what the system refuses.
+    let listen = options.listen.map(|listen| (listen.ip(), 0).into());
+    let options = UdpOptions { listen, port: Kind::Plain, ..options.clone() };
     let port = open_port(&options)?;
     let mut number = [0; 6];
     let _ = aws_lc_rs::rand::fill(&mut number);
