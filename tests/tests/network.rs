@@ -1,0 +1,251 @@
+//! What a network does to nodes: others that speak another version, systems that forbid io_uring, processes that are killed.
+
+use doorbell::{Error, Event, FabricKind, Match, Node, NodeBuilder, NodeId, PortKind};
+use doorbell_fabric::{Incarnation, PacketHead, Payload, Priority, Sink, Verdict};
+use doorbell_tests::Turn;
+use doorbell_tests::patience::{PATIENCE, soon, until};
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::words::{Words, now};
+use doorbell_udp::protocol::{Config, Endpoint, LinkId, Path, Receive, SessionId, Time, TransferId};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+doorbell_tests::roles! {
+    "has no io_uring" => has_no_io_uring,
+    "is killed" => is_killed,
+    "looks on" => looks_on,
+}
+
+const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
+
+fn builder(domain: &str) -> NodeBuilder {
+    Node::builder(domain).fabric(FabricKind::Udp)
+}
+
+// ---- another version
+
+/// Takes nothing.
+struct Nobody;
+
+impl Sink for Nobody {
+    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
+        Verdict::Refused
+    }
+
+    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
+}
+
+impl Receive for Nobody {
+    fn place(&mut self, _: SessionId, _: TransferId, _: u64, _: &[u8]) {}
+}
+
+/// Answers as a node does that speaks these versions, until it is told to stop.
+fn speak(versions: (u16, u16), socket: &UdpSocket, stop: &AtomicBool) {
+    let config = Config { versions, ..Config::loopback("versions", NodeId(0), Incarnation(1)) };
+    let mut endpoint = Endpoint::new(config, [7; 32]).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let (began, mut room) = (Instant::now(), vec![0; 1 << 16]);
+    while !stop.load(SeqCst) {
+        let now = Time::from_nanos(began.elapsed().as_nanos() as u64 + 1);
+        if let Ok((len, peer)) = socket.recv_from(&mut room) {
+            endpoint.handle_datagram(now, Path { link: LinkId(0), peer }, &mut room[..len], &mut Nobody, false);
+        }
+        while let Some(transmit) = endpoint.poll_transmit(now, &mut room, &mut ()) {
+            socket.send_to(&room[..transmit.len], transmit.path.peer).unwrap();
+        }
+    }
+}
+
+#[test]
+fn who_speaks_another_version_is_told_both() {
+    let socket = UdpSocket::bind(ANY).unwrap();
+    let (address, stop) = (socket.local_addr().unwrap(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| speak((2, 3), &socket, &stop));
+        // As one that has an id, and as one that asks for it.
+        for id in [Some(1), None] {
+            let builder = builder("versions").connect(address);
+            let error = id.into_iter().fold(builder, |builder, id: u16| builder.id(id)).join().unwrap_err();
+            assert!(matches!(error, Error::Udp(_)), "{error:?}");
+            let expected = format!(
+                "the node at {address} refuses this one: it speaks versions 2 to 3 of the protocol, and this one 1; use one release of Doorbell everywhere"
+            );
+            assert_eq!(error.to_string(), expected);
+        }
+        stop.store(true, SeqCst);
+        answering.join().unwrap();
+    });
+}
+
+// ---- no io_uring
+
+/// Collects what is said as a warning.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message(String);
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        self.0.lock().unwrap().push(message.0);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// From here on this process, and what it starts, is told that it may not use io_uring.
+fn forbid_io_uring() -> std::io::Result<()> {
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: a local program with its length; the kernel copies it.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn without_io_uring_all_works_and_one_line_says_so() {
+    // SAFETY: between fork and exec, two system calls.
+    unsafe { Process::start("has no io_uring").before(forbid_io_uring) }.go().end_well(PATIENCE);
+}
+
+fn has_no_io_uring() {
+    let warnings = Warnings::default();
+    tracing::subscriber::set_global_default(warnings.clone()).unwrap();
+    let said = || std::mem::take(&mut *warnings.0.lock().unwrap());
+    let one_line = |who: &str| {
+        let said = said();
+        assert!(
+            matches!(&said[..], [line] if line.contains("io_uring") && line.contains("plain socket calls instead")),
+            "{who}: {said:?}"
+        );
+    };
+    let home = builder("ringless").id(0).listen(ANY.into()).join().unwrap();
+    one_line("a node that listens");
+    // It opens a port to ask for its id, too.
+    let away = builder("ringless").connect(home.address().unwrap()).join().unwrap();
+    one_line("a node that is given its id");
+    let (bytes, mut buf) = (vec![5; 3 << 20], vec![0; 3 << 20]);
+    let request = away.start_send(home.id(), 1, bytes.clone()).unwrap();
+    let envelope = home.recv_by(Match::from(away.id()), &mut buf, soon()).unwrap();
+    assert!(envelope.len == bytes.len() && buf == bytes);
+    assert!(request.wait_by(soon()).is_ok_and(|completion| completion.result.is_ok()));
+    // Who insists is told why not.
+    let error = builder("ringless").id(5).listen(ANY.into()).udp_port(PortKind::Uring).join().unwrap_err();
+    assert!(error.to_string().contains("io_uring") && error.to_string().contains("forbid"), "{error}");
+    away.leave().unwrap();
+    home.leave().unwrap();
+    assert_eq!(said(), [""; 0]);
+}
+
+// ---- death
+
+/// What is told in shared words.
+mod at {
+    /// The processes that are ready.
+    pub const READY: usize = 0;
+    /// When the onlooker was told of the death, on the clock that all processes share.
+    pub const TOLD: usize = 1;
+    pub const COUNT: usize = 2;
+}
+
+fn joined() -> Node {
+    let (id, connect): (u16, SocketAddr) = (told("ID").parse().unwrap(), told("CONNECT").parse().unwrap());
+    let node = builder("death").id(id).connect(connect).join().unwrap();
+    node.wait_for(3, soon()).unwrap();
+    node
+}
+
+fn is_killed() {
+    let _node = joined();
+    Words::inherited()[at::READY].fetch_add(1, SeqCst);
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The next event that is not of somebody's coming.
+fn event(node: &Node) -> Event {
+    until("an event", || Some(node.event(soon()).unwrap()).filter(|event| !matches!(event, Event::Joined { .. })))
+}
+
+fn looks_on() {
+    let (node, words) = (joined(), Words::inherited());
+    words[at::READY].fetch_add(1, SeqCst);
+    assert!(matches!(event(&node), Event::Died { node: NodeId(1), .. }));
+    words[at::TOLD].store(now(), SeqCst);
+    assert!(matches!(node.recv_by(Match::from(NodeId(0)), &mut [0; 8], soon()), Ok(envelope) if envelope.tag == 9));
+    node.leave().unwrap();
+}
+
+#[test]
+fn peers_of_a_killed_node_are_told_in_time_and_what_was_pending_fails_by_name() {
+    let _turn = Turn::take();
+    // What a node counts as dead after, if nothing is said.
+    let dead_after = Duration::from_secs(1);
+    let words = Words::new(at::COUNT);
+    let home = builder("death").id(0).listen(ANY.into()).join().unwrap();
+    let start = |role, id: &str| {
+        Process::start(role).words(&words).tell("ID", id).tell("CONNECT", home.address().unwrap().to_string()).go()
+    };
+    let (victim, onlooker) = (start("is killed", "1"), start("looks on", "2"));
+    until("both are ready", || (words[at::READY].load(SeqCst) == 2).then_some(()));
+    let life = home.members().unwrap().iter().find(|member| member.id == NodeId(1)).unwrap().incarnation;
+    let receive = home.start_recv(Match::from(NodeId(1)), vec![0; 8]).unwrap();
+    // Longer than what its lanes hold, and nobody there receives it.
+    let send = home.start_send(NodeId(1), 1, vec![0; 64 << 20]).unwrap();
+    // Who lives and says nothing is not taken for dead, however long.
+    let silence = Instant::now() + dead_after * 5 / 2;
+    while let Err(Error::Timeout { .. }) | Ok(Event::Joined { .. }) = home.event(silence) {
+        if Instant::now() >= silence {
+            break;
+        }
+    }
+    assert!(Instant::now() >= silence && !receive.test() && !send.test(), "told too early");
+    victim.kill();
+    assert!(victim.ended_by(soon()));
+    let ended = now();
+    assert_eq!(event(&home), Event::Died { node: NodeId(1), incarnation: life });
+    let told_home = Duration::from_nanos(now() - ended);
+    let received = receive.wait_by(soon()).unwrap_or_else(|_| panic!("a receive from the dead waits on"));
+    assert!(matches!(received.result, Err(Error::PeerDied { node: NodeId(1), incarnation }) if incarnation == life));
+    let sent = send.wait_by(soon()).unwrap_or_else(|_| panic!("a send to the dead waits on"));
+    assert!(matches!(sent.result, Err(Error::PeerDied { node: NodeId(1), incarnation }) if incarnation == life));
+    let error = home.send_by(NodeId(1), 1, b"late", soon()).unwrap_err();
+    assert!(matches!(error, Error::NoSuchNode { node: NodeId(1) } | Error::PeerDied { node: NodeId(1), .. }), "{error}");
+    let told_there = until("the onlooker is told", || Some(words[at::TOLD].load(SeqCst)).filter(|time| *time != 0));
+    let told_there = Duration::from_nanos(told_there.saturating_sub(ended));
+    println!("dead after {dead_after:?} of silence: told {told_home:.2?} after its end, and {told_there:.2?} by another");
+    // Far from either is a mistake; a crowded machine is none.
+    assert!(told_home < 5 * dead_after && told_there < 5 * dead_after, "{told_home:?}, {told_there:?}");
+    // Nobody else is disturbed.
+    home.send_by(NodeId(2), 9, b"go", soon()).unwrap();
+    onlooker.end_well(PATIENCE);
+    home.leave().unwrap();
+}
