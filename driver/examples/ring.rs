@@ -31,10 +31,15 @@ fn ring() -> Result<String, Error> {
     let count = number(std::env::var("DOORBELL_NODES").ok(), 2, "DOORBELL_NODES")?.max(2);
 
     let node = Node::from_env()?;
-    node.wait_for(count as usize, Instant::now() + Duration::from_secs(10))?;
-    let me = u64::from(node.id().0);
-    let next = node.peer(NodeId(((me + 1) % count) as u16))?;
-    let previous = Match::from(NodeId(((me + count - 1) % count) as u16)).tag(TOKEN);
+    // In the order of their ids, which have gaps where a domain gave them out over a network.
+    let mut ids: Vec<NodeId> =
+        node.wait_for(count as usize, Instant::now() + Duration::from_secs(10))?.iter().map(|member| member.id).collect();
+    ids.sort_unstable();
+    ids.truncate(count as usize);
+    let too_many = || Error::Invalid { what: format!("there are more nodes than DOORBELL_NODES says: {count}") };
+    let me = ids.iter().position(|id| *id == node.id()).ok_or_else(too_many)?;
+    let next = node.peer(ids[(me + 1) % ids.len()])?;
+    let previous = Match::from(ids[(me + ids.len() - 1) % ids.len()]).tag(TOKEN);
 
     let mut token = [0; 8];
     let start = Instant::now();
@@ -53,7 +58,7 @@ fn ring() -> Result<String, Error> {
     let hop = start.elapsed().as_nanos() as f64 / (rounds * count).max(1) as f64;
     Ok(match me {
         0 => format!("the token went around {rounds} times, {hop:.0} ns a hop"),
-        _ => format!("node {me} passed the token on {rounds} times"),
+        _ => format!("node {} passed the token on {rounds} times", node.id()),
     })
 }
 

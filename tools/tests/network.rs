@@ -348,6 +348,33 @@ fn two_runs_make_one_domain() {
 }
 
 #[test]
+fn nodes_of_a_run_that_connects_are_given_their_ids() {
+    let _turn = turn();
+    let (ring, key) = (ring(), File::new(&[3; 32], 0o600));
+    // As on two machines; and on one, where all four share memory but the ids still come from the network.
+    for fabric in ["udp", "auto"] {
+        let at = free_address();
+        let fabric = format!("DOORBELL_FABRIC={fabric}");
+        let program = ["--key-file", key.path(), "--", "env", &fabric, "DOORBELL_NODES=4", &ring, "50"];
+        let listens = doorbell(&[&["run", "-n", "2", "--listen", &at], &program[..]].concat()).spawn().unwrap();
+        let connects = run(&[&["run", "-n", "2", "--connect", &at], &program[..]].concat());
+        let listens = listens.wait_with_output().unwrap();
+        let lines = |output: &Output| {
+            assert!(output.status.success() && output.stderr.is_empty(), "{fabric}: {}", text(&output.stderr));
+            // Without the number in the run: which of two comes first is not certain.
+            let mut lines: Vec<_> = text(&output.stdout).lines().map(|line| line[4..].to_owned()).collect();
+            lines.sort_unstable();
+            lines
+        };
+        // From the highest down, of sixteen.
+        assert_eq!(lines(&connects), [14, 15].map(|node| format!("node {node} passed the token on 50 times")), "{fabric}");
+        let told = lines(&listens);
+        assert_eq!(told[0], "node 1 passed the token on 50 times", "{fabric}");
+        assert!(told[1].starts_with("the token went around 50 times"), "{fabric}: {told:?}");
+    }
+}
+
+#[test]
 fn help_teaches_two_machines() {
     for command in ["latency", "rate", "bandwidth", "run"] {
         let help = text(&run(&[command, "--help"]).stdout);
