@@ -158,7 +158,7 @@ impl Counter {
         let made = Arc::new(made);
         if self.interrupt.set(made.clone()).is_ok() {
             self.file().interrupt(self.index, made);
-            self.shared().poller().began();
+            self.shared().began();
         }
         self.interrupt.get().map(|fd| fd.as_fd()).ok_or(Error::Closed)
     }

@@ -51,6 +51,11 @@ impl Helm {
         self.word.load(Ordering::SeqCst) == POLLER
     }
 
+    /// Whether a thread of the application has the helm.
+    pub fn is_callers(&self) -> bool {
+        self.word.load(Ordering::SeqCst) == CALLER
+    }
+
     /// For a thread that was woken to take the helm and has no need of it: wakes another.
     pub fn pass_on(&self) {
         if self.word.load(Ordering::SeqCst) == FREE {

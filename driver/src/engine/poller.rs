@@ -1,7 +1,9 @@
 //! The poller: the thread that turns the engine when nobody else does.
 //!
-//! `Inline` has none, but on a network, where somebody has to answer. `Adaptive` turns only while nonblocking operations are pending and no thread of the application has
-//! turned the engine for a millisecond; on a network, whenever no thread has. `Poller` turns always, and nobody else does.
+//! `Inline` has none, but on a network, where somebody has to answer. `Adaptive` turns only while nonblocking operations are pending and no
+//! thread of the application has turned the engine for a millisecond; on a network, whenever no thread has. `Poller` turns always, and
+//! nobody else does. Who has nothing to do sleeps long, as a node that is idle for hours should cost nothing: until a datagram comes or a
+//! timer of the network is due, an operation begins, or the thread that drives leaves the helm.
 
 use super::baton::Token;
 use super::wait::{Gear, Step, Wait};
@@ -55,14 +57,20 @@ const LEAVE_GATHERED: Duration = Duration::from_micros(100);
 const UNRUNG: Duration = Duration::from_millis(10);
 /// Turns with work after which the adaptive poller lets others have the processor.
 const YIELD_TURNS: u32 = 8;
-/// How long it sleeps when nothing is pending; whoever makes something pending wakes it.
-const NOTHING_PENDING: Duration = Duration::from_secs(1);
+/// How long it sleeps when nothing is pending, or a thread of the application has the helm; whoever changes that wakes it.
+pub const NOTHING_PENDING: Duration = Duration::from_secs(1);
+
+/// Why it sleeps: nothing is pending, or a thread of the application has the helm.
+const IDLE: u32 = 1;
+const BESIDE_HELM: u32 = 2;
 
 /// What the application's threads and the poller share.
 #[derive(Default)]
 pub struct PollerWord {
-    /// 1 while the poller sleeps because nothing is pending.
+    /// Why the poller sleeps, if not on the bell: zero if it does not, or soon looks again.
     asleep: AtomicU32,
+    /// The poller sleeps on the bell for long, as nothing is pending: it may have to be woken though nobody would ring.
+    dozing: AtomicBool,
     stop: AtomicBool,
     /// Nonblocking operations that have not ended.
     pending: AtomicUsize,
@@ -98,6 +106,13 @@ impl PollerWord {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// A thread of the application left the helm.
+    pub fn helm_is_left(&self) {
+        if self.asleep.load(Ordering::SeqCst) == BESIDE_HELM {
+            self.wake();
+        }
+    }
+
     fn wake(&self) {
         if self.asleep.load(Ordering::SeqCst) != 0 && self.asleep.swap(0, Ordering::SeqCst) != 0 {
             futex_wake(&self.asleep);
@@ -105,12 +120,39 @@ impl PollerWord {
     }
 
     fn sleep_until_pending(&self) {
-        // Asleep, then a look at what it sleeps for: began() and stop() do it the other way round.
-        self.asleep.store(1, Ordering::SeqCst);
-        if self.pending.load(Ordering::SeqCst) == 0 && !self.stop.load(Ordering::SeqCst) {
-            futex_wait(&self.asleep, 1, NOTHING_PENDING);
+        self.sleep_while(IDLE, || !self.is_needed());
+    }
+
+    /// Sleeps while a thread of the application has the helm, and until it [leaves](Self::helm_is_left) it.
+    pub fn sleep_beside(&self, has_helm: impl FnOnce() -> bool) {
+        self.sleep_while(BESIDE_HELM, has_helm);
+    }
+
+    fn sleep_while(&self, why: u32, is_so: impl FnOnce() -> bool) {
+        // Asleep, then a look at what it sleeps for: whoever wakes it does it the other way round.
+        self.asleep.store(why, Ordering::SeqCst);
+        if is_so() && !self.stop.load(Ordering::SeqCst) {
+            futex_wait(&self.asleep, why, NOTHING_PENDING);
         }
         self.asleep.store(0, Ordering::SeqCst);
+    }
+
+    /// Whether a nonblocking operation is pending.
+    pub fn is_needed(&self) -> bool {
+        self.pending.load(Ordering::SeqCst) != 0
+    }
+
+    /// How long the adaptive poller may sleep on a bell that it armed: long if nothing is pending, and from here on whoever begins something
+    /// ends the sleep. A thread of the application that looks by itself lets no sender ring, and does not say when it ceases to look: who
+    /// waits for a nonblocking operation must not wait for that.
+    pub fn doze(&self, timeout: Duration) -> Duration {
+        self.dozing.store(true, Ordering::SeqCst);
+        if self.is_needed() { timeout.min(UNRUNG) } else { timeout }
+    }
+
+    /// After the sleep; or for who has to end it. Whether it was going on.
+    pub fn rouse(&self) -> bool {
+        self.dozing.load(Ordering::SeqCst) && self.dozing.swap(false, Ordering::SeqCst)
     }
 }
 
@@ -125,7 +167,7 @@ pub fn run(shared: Arc<Shared>) {
     let mut driven = 0_u32;
     while !word.stopped() {
         if shared.progress() != Progress::Poller {
-            if word.pending.load(Ordering::SeqCst) == 0 && !shared.has_network() {
+            if !word.is_needed() && !shared.has_network() {
                 word.sleep_until_pending();
                 continue;
             }
@@ -138,10 +180,12 @@ pub fn run(shared: Arc<Shared>) {
                 continue;
             }
         }
-        let work = shared.turn(me, true);
+        let (work, is_news) = shared.turn_poller(me);
         seen = shared.turns();
         if work > 0 {
-            gear.awake();
+            if is_news {
+                gear.awake();
+            }
             driven = driven.wrapping_add(1);
             if shared.progress() != Progress::Poller && driven.is_multiple_of(YIELD_TURNS) {
                 // A thread of the application may be waiting for this very processor, to drive by itself.
@@ -153,10 +197,8 @@ pub fn run(shared: Arc<Shared>) {
             Step::Again | Step::Expired => {}
             Step::Check => shared.check_peers(me),
             Step::Park(timeout) => {
-                // A thread of the application that looks by itself lets no sender ring, and does not say when it ceases to look.
-                let most = if shared.progress() != Progress::Poller { UNRUNG } else { timeout };
                 // If others turned the engine meanwhile, they are left alone.
-                seen = shared.park_poller(me, timeout.min(most));
+                seen = shared.park_poller(me, timeout);
                 gear.slept();
             }
         }

@@ -197,6 +197,17 @@ impl Fabrics {
         Some(net.timeout(timeout))
     }
 
+    /// Whether the last poll of the network found nothing for this node's messages.
+    #[inline(always)]
+    pub fn was_chatter(&self) -> bool {
+        self.net.as_ref().is_some_and(Net::was_chatter)
+    }
+
+    /// Whether all others are reached by the network, which tells of their deaths by itself.
+    pub fn is_remote_only(&self) -> bool {
+        self.net.is_some() && self.shm.is_alone()
+    }
+
     /// Whether some sender was told that its messages are not taken for now.
     pub fn refusing(&self) -> bool {
         self.shm.refusing() || self.net.as_ref().is_some_and(Net::refusing)

@@ -24,6 +24,8 @@ pub struct Net {
     looked: Instant,
     /// The last poll did not ask the socket.
     skipped: bool,
+    /// The last poll found nothing but what keeps peers known to each other, or acknowledgements.
+    chatter: bool,
     /// The node leaves: nothing is for it any more.
     ended: bool,
 }
@@ -36,7 +38,7 @@ impl Net {
     /// A network for a domain of so many nodes.
     pub fn new(udp: Arc<Mutex<UdpFabric>>, nodes: usize) -> Self {
         let lives = (0..nodes).map(|_| None).collect();
-        Self { udp, lives, changes: VecDeque::new(), looked: Instant::now(), skipped: false, ended: false }
+        Self { udp, lives, changes: VecDeque::new(), looked: Instant::now(), skipped: false, chatter: false, ended: false }
     }
 
     /// The node leaves: from here on nothing is taken in. What it had begun to receive is forgotten, and the rest of it would look like a
@@ -48,6 +50,7 @@ impl Net {
     /// As [`Fabrics::poll`](super::Fabrics::poll). `busy`: shared memory had something.
     #[inline(never)]
     pub fn poll<S: Sink>(&mut self, shm: &mut ShmFabric, sink: &mut S, budget: usize, busy: bool) -> usize {
+        self.chatter = false;
         if self.ended || !self.changes.is_empty() {
             return 0;
         }
@@ -64,8 +67,14 @@ impl Net {
         let udp = self.udp.clone();
         let mut udp = lock(&udp);
         let taken = udp.poll(sink, budget);
+        self.chatter = udp.was_chatter();
         self.learn(&mut udp, shm);
         taken
+    }
+
+    /// Whether the last poll found nothing but what keeps peers known to each other, or acknowledgements.
+    pub fn was_chatter(&self) -> bool {
+        self.chatter
     }
 
     /// Takes in what arrived, and learns who came and went.

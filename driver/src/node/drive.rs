@@ -6,7 +6,7 @@ use crate::engine::baton::{Baton, BatonGuard, Token};
 use crate::engine::helm::Helm;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::Op;
-use crate::engine::poller::{PollerWord, Progress};
+use crate::engine::poller::{NOTHING_PENDING, PollerWord, Progress};
 use crate::engine::turn::{Engine, EngineSettings};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
@@ -20,7 +20,7 @@ use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
-use doorbell_shm::doorbell::Bell;
+use doorbell_shm::doorbell::{Bell, futex_wake};
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_udp::UdpFabric;
 use doorbell_udp::port::{Park, Port};
@@ -232,8 +232,17 @@ impl Shared {
     }
 
     /// One turn of the engine, with what is left to be shown on the board.
-    pub(crate) fn turn(&self, me: Token, poller: bool) -> usize {
-        self.baton.enter(me).map_or(0, |mut engine| engine.turn(me, poller))
+    pub(crate) fn turn(&self, me: Token) -> usize {
+        self.baton.enter(me).map_or(0, |mut engine| engine.turn(me, false))
+    }
+
+    /// The poller's turn, and whether it is a sign of more to come.
+    pub(crate) fn turn_poller(&self, me: Token) -> (usize, bool) {
+        let turned = self.baton.enter(me).map(|mut engine| {
+            let work = engine.turn(me, true);
+            (work, engine.is_news(work))
+        });
+        turned.unwrap_or((0, false))
     }
 
     pub(crate) fn check_peers(&self, me: Token) {
@@ -327,10 +336,16 @@ impl Shared {
                 let mut engine = self.enter(me, "wait")?;
                 // Bounded: a flood from a peer must not hide the deadline.
                 for _ in 0..TURNS_MAX {
-                    if op.is_done() || engine.turn(me, false) == 0 {
+                    if op.is_done() {
                         break;
                     }
-                    gear.awake();
+                    let work = engine.turn(me, false);
+                    if work == 0 {
+                        break;
+                    }
+                    if engine.is_news(work) {
+                        gear.awake();
+                    }
                 }
                 if op.is_done() {
                     return Ok(true);
@@ -409,29 +424,52 @@ impl Shared {
         if !self.helm.take_as_poller() {
             let turns = self.turns();
             std::thread::park_timeout(Duration::from_millis(1));
+            if self.turns() == turns {
+                // Whoever has the helm sleeps there, and drives when it wakes.
+                self.poller.sleep_beside(|| self.helm.is_callers());
+            }
             return turns;
         }
+        let dozes = self.progress != Progress::Poller;
         let sleep = self.baton.enter(me).and_then(|mut engine| {
             if !self.helm.is_pollers() {
                 // A thread of the application took it meanwhile, and the bell with it.
                 return None;
             }
-            engine.check_peers();
+            engine.check_peers_now_and_then();
             engine.show();
-            engine.arm(me, timeout)
+            // Else it has to see for itself whether those live that a thread waits for.
+            let is_told = if dozes { !self.poller.is_needed() } else { engine.fabric().is_remote_only() };
+            engine.arm(me, if is_told { NOTHING_PENDING } else { timeout })
         });
         let turns = self.turns();
         if let Some(timeout) = sleep
             && !self.poller.stopped()
         {
             self.monitor.tallies.add(Figure::Parks, 1);
+            let timeout = if dozes { self.poller.doze(timeout) } else { timeout };
             self.sleep(timeout);
+            self.poller.rouse();
         }
         // If a thread of the application took the helm meanwhile, the bell is its own by now.
         if self.helm.leave_as_poller() {
             self.bell().disarm();
         }
         turns
+    }
+
+    /// A nonblocking operation began, which the poller may have to drive.
+    pub(crate) fn began(&self) {
+        self.poller.began();
+        self.rouse_poller();
+    }
+
+    /// Wakes the poller if it sleeps on the bell for long, whether or not anybody disarmed that since.
+    fn rouse_poller(&self) {
+        if self.poller.rouse() {
+            self.bell().disarm();
+            futex_wake(self.bell().word());
+        }
     }
 
     /// Tells the poller that there is something to do, where it alone drives.
@@ -480,6 +518,7 @@ impl Shared {
             engine.show();
         }
         self.monitor.counters.end_waits(|| Error::Closed);
+        self.rouse_poller();
         self.bell().wake();
     }
 
@@ -516,6 +555,7 @@ impl Drop for HelmHold<'_> {
     fn drop(&mut self) {
         if self.held {
             self.shared.helm.leave();
+            self.shared.poller.helm_is_left();
         } else if self.slept {
             self.shared.helm.pass_on();
         }

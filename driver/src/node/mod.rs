@@ -186,7 +186,7 @@ impl Node {
     /// [`Error::Forked`], [`Error::Closed`], [`Error::Reentrant`].
     pub fn transfers(&self) -> Result<Vec<TransferReport>> {
         let me = self.shared.check()?;
-        self.shared.turn(me, false);
+        self.shared.turn(me);
         self.shared.transfers(me)
     }
 

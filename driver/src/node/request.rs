@@ -79,7 +79,7 @@ impl<B> Request<B> {
         let raw = Keep::new(buffer);
         // SAFETY: the box lives in `raw`, then in the request, which gives it back only when the op is over or removed.
         let op = unsafe { node.shared.start_send(me, &outbound, life, tag, raw.0.as_ref().as_ref()) }?;
-        node.shared.poller().began();
+        node.shared.began();
         Ok(Self { buffer: Some(raw.into_inner()), capacity: 0, op, node, outbound: Some(outbound) })
     }
 
@@ -96,7 +96,7 @@ impl<B> Request<B> {
         // SAFETY: the box lives in `raw`, then in the request, which gives it back only when the op is over or removed.
         let receive = unsafe { RecvOp::new(accepts, bytes.as_mut_ptr(), capacity, op.clone()) };
         node.shared.post_recv(me, receive)?;
-        node.shared.poller().began();
+        node.shared.began();
         Ok(Self { buffer: Some(raw.into_inner()), capacity, op, node, outbound: None })
     }
 
@@ -106,7 +106,7 @@ impl<B> Request<B> {
             && let Ok(me) = self.node.shared.check()
             && self.node.shared.progress() != Progress::Poller
         {
-            self.node.shared.turn(me, false);
+            self.node.shared.turn(me);
         }
         self.op.is_done()
     }

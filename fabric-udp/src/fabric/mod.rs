@@ -129,6 +129,8 @@ pub struct UdpFabric {
     /// Notices that arrived, and those that found no room yet.
     heard: Vec<(NodeId, Vec<u8>)>,
     owed: VecDeque<(SessionId, Vec<u8>)>,
+    /// The last poll brought nothing for the driver.
+    chatter: bool,
 }
 
 /// Lets through what the driver is to have.
@@ -286,6 +288,7 @@ impl UdpFabric {
             given: Vec::new(),
             heard: Vec::new(),
             owed: VecDeque::new(),
+            chatter: false,
         }
     }
 
@@ -364,6 +367,7 @@ impl UdpFabric {
     /// driver does not know: it has to know whose packets these are.
     pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
         let now = self.now();
+        self.chatter = false;
         if self.changes.is_empty() && self.endpoint.has_ready() {
             let taken = self.deliver(now, sink, budget);
             if taken > 0 {
@@ -378,7 +382,13 @@ impl UdpFabric {
         // Whoever took something may have taken its time.
         let now = if taken > 0 { self.now() } else { now };
         self.attend(now);
+        self.chatter = taken == 0 && runs > 0;
         taken.max(runs)
+    }
+
+    /// Whether the last [`poll`](Self::poll) found nothing but what the two protocols have to tell each other.
+    pub fn was_chatter(&self) -> bool {
+        self.chatter
     }
 
     /// Hands over packets that wait. Returns how many the driver took.

@@ -298,6 +298,13 @@ impl Engine {
         self.poll(&mut Nobody, poller) + self.push(me)
     }
 
+    /// Whether a turn that did so much is a sign of more to come. What idle nodes say on a network to stay known to each other is none: they
+    /// would spin after each word.
+    #[inline(always)]
+    pub fn is_news(&self, work: usize) -> bool {
+        work > 1 || work == 1 && !self.fabric.was_chatter()
+    }
+
     /// Ends everything: the node leaves.
     pub fn close(&mut self, me: Token) {
         self.end_all(me, || Error::Closed);

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::engine::baton::Token;
+use crate::engine::wait::CHECK_EVERY;
 use crate::error::Error;
 use crate::message::Match;
 use crate::message::outbound::{OutState, Outbound};
@@ -30,6 +31,13 @@ impl Engine {
         self.on_changes();
         if self.severed {
             self.resign();
+        }
+    }
+
+    /// The same, if that was not done lately.
+    pub fn check_peers_now_and_then(&mut self) {
+        if self.checked.elapsed() >= CHECK_EVERY {
+            self.check_peers();
         }
     }
 
