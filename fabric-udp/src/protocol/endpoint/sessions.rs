@@ -76,7 +76,7 @@ impl Sessions {
         self.places.len()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub fn occupied(&self) -> usize {
         self.places.len() - self.vacant.len()
     }

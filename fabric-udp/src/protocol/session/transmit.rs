@@ -363,12 +363,20 @@ impl Session {
         Some(Piece { len: size, to: self.path, alone: true, lent: None })
     }
 
-    #[cfg(test)]
-    pub fn forge(&mut self, now: Time, body: &[u8]) -> Vec<u8> {
+    #[cfg(any(test, feature = "sim"))]
+    pub fn forge(&mut self, now: Time, number: Option<u64>, body: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; HEADER + body.len() + self.cipher.tag()];
         datagram[HEADER..HEADER + body.len()].copy_from_slice(body);
-        self.finish(now, &mut datagram, 0, None, 0, false, false);
+        match number {
+            Some(number) => self.cipher.seal(&mut datagram, self.remote, number, 0),
+            None => self.finish(now, &mut datagram, 0, None, 0, false, false),
+        }
         datagram
+    }
+
+    #[cfg(any(test, feature = "sim"))]
+    pub fn named_there(&self) -> u32 {
+        self.remote
     }
 
     /// The last datagram of a session that is over: what the other end is told, in case it waits for that.

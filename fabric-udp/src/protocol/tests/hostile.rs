@@ -218,7 +218,7 @@ fn a_hostile_peer_ends_its_own_session_at_most() {
                     (0..dice.below(40)).map(|_| if dice.chance(0.7) { dice.below(3) as u8 } else { dice.number() as u8 }),
                 );
             }
-            let datagram = network.endpoint(0).forge(now, session, &body);
+            let datagram = network.endpoint(0).forge(now, session, None, &body);
             network.inject(Net::address(0), 1, datagram);
         }
         network.run(now + SECOND / 2, |_| false);
