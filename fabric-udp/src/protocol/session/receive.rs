@@ -37,7 +37,8 @@ impl Session {
     /// Checks a datagram, and decrypts it in place.
     #[inline]
     pub fn open<'d>(&mut self, from: Path, header: &Header, datagram: &'d mut [u8]) -> Opened<'d> {
-        if !self.received.is_new(header.number) {
+        // The last number of all would have none behind it.
+        if !self.received.is_new(header.number) || header.number == u64::MAX {
             self.stats.duplicates += 1;
             return Opened::Duplicate;
         }

@@ -227,3 +227,18 @@ fn a_hostile_peer_ends_its_own_session_at_most() {
     }
     assert!(broken > 200, "{broken}");
 }
+
+#[test]
+fn the_last_number_of_all_is_not_taken() {
+    for key in [None, Some(1)] {
+        let (mut network, _) = busy(key);
+        let (now, session) = (network.now(), network.nodes[0].driver.session.unwrap());
+        for number in [u64::MAX - 1, u64::MAX] {
+            let datagram = network.endpoint(0).forge(now, session, Some(number), &[1]);
+            network.inject(Net::address(0), 1, datagram);
+        }
+        network.run(now + 1, |_| false);
+        let session = network.nodes[1].driver.session.unwrap();
+        assert_eq!(network.endpoint(1).session_stats(session).unwrap().duplicates, 1);
+    }
+}
