@@ -293,8 +293,13 @@ impl Session {
     }
 
     pub fn tell_finished(&mut self, events: &mut VecDeque<Event>) {
-        while let Some(transfer) = self.cargo.transfers_out.finished.pop_front() {
-            events.push_back(Event::Sent { session: self.id, transfer: TransferId(transfer) });
+        while let Some((transfer, sent)) = self.cargo.transfers_out.finished.pop_front() {
+            let (session, transfer) = (self.id, TransferId(transfer));
+            events.push_back(if sent {
+                Event::Sent { session, transfer }
+            } else {
+                Event::Cancelled { session, transfer, outgoing: true }
+            });
         }
     }
 

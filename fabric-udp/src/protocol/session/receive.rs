@@ -169,7 +169,7 @@ impl Session {
             Frame::Grant { transfer, limit } => self.cargo.transfers_out.on_grant(transfer, limit)?,
             Frame::Cancel { transfer, by_receiver } => {
                 let running = if by_receiver {
-                    self.cargo.transfers_out.cancel(transfer)
+                    self.cargo.transfers_out.on_cancel(transfer)
                 } else {
                     self.cargo.transfers_in.cancel(transfer)
                 };
