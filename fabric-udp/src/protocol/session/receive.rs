@@ -182,8 +182,11 @@ impl Session {
                 }
             }
             Frame::Close { code } => {
-                let reason =
-                    if matches!(self.cargo.closing, Closing::No) { CloseReason::ByPeer(code) } else { CloseReason::Local };
+                // Who still had something to send has to know that it is lost.
+                let reason = match self.cargo.closing {
+                    Closing::No | Closing::Finishing { .. } => CloseReason::ByPeer(code),
+                    Closing::Telling { .. } | Closing::Known => CloseReason::Local,
+                };
                 self.end(reason);
             }
             Frame::Challenge(word) => self.response = Some(word),

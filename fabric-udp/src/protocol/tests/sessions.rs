@@ -180,3 +180,20 @@ fn a_peer_that_moves_is_followed_with_a_key_and_not_without() {
         }
     }
 }
+
+#[test]
+fn who_still_had_something_to_send_is_told_that_the_other_end_closed() {
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 500, (1000, 1000))]);
+    let slow = Rules { bandwidth: Some(1_000_000), ..Rules::clean(MS) };
+    let mut network = pair(1, slow, |_| {}, [talker, Talker::default()]);
+    network.run(Time::from_nanos(SECOND), |n| n.nodes[1].driver.count_from(0) > 20);
+    for node in [0, 1] {
+        let (now, session) = (network.now(), network.nodes[node].driver.session.unwrap());
+        network.endpoint(node).close(now, session, 17 + node as u8);
+        network.wake(node);
+    }
+    let now = network.now();
+    network.run(now + 2 * SECOND, |n| n.nodes.iter().all(|node| node.driver.closed().is_some()));
+    assert!(network.nodes[1].driver.count_from(0) < 500);
+    assert_eq!(network.nodes[0].driver.closed(), Some(CloseReason::ByPeer(18)));
+}
