@@ -197,3 +197,24 @@ fn who_still_had_something_to_send_is_told_that_the_other_end_closed() {
     assert!(network.nodes[1].driver.count_from(0) < 500);
     assert_eq!(network.nodes[0].driver.closed(), Some(CloseReason::ByPeer(18)));
 }
+
+#[test]
+fn a_session_that_closes_is_not_always_due() {
+    let change = |config: &mut Config| {
+        config.idle_after = Some(std::time::Duration::from_millis(100));
+        config.dead_after = std::time::Duration::from_secs(4);
+    };
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 1, (8, 8))]);
+    let mut network = pair(1, Rules::clean(MS), change, [talker, Talker::default()]);
+    network.run(Time::from_nanos(SECOND), |n| n.nodes[0].driver.is_connected() && n.nodes[0].driver.streams[0].pushed == 1);
+    let (session, mut now) = (network.nodes[0].driver.session.unwrap(), network.now());
+    let endpoint = network.nodes[0].endpoint.as_mut().unwrap();
+    endpoint.close(now, session, 1);
+    let mut buf = vec![0; 1 << 16];
+    for _ in 0..20 {
+        now = now + 150 * MS;
+        endpoint.handle_timeout(now);
+        while endpoint.poll_transmit(now, &mut buf, &mut ()).is_some() {}
+        assert!(endpoint.poll_timeout().is_some_and(|due| due > now));
+    }
+}
