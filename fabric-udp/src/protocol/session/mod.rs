@@ -38,7 +38,8 @@ pub(crate) struct Offer {
 struct Move {
     to: Path,
     word: u64,
-    asked: bool,
+    /// When it was asked last, if that needs no repetition.
+    asked: Option<Time>,
 }
 
 pub(crate) struct Session {

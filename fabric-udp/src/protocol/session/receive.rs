@@ -120,10 +120,19 @@ impl Session {
             }
         }
         self.received.insert(number, now, wants_answer, self.ack_every, self.spans.ack_delay);
-        if from != self.path && latest && self.movement.as_ref().is_none_or(|movement| movement.to != from) {
+        if from != self.path && latest {
             // Where a genuine datagram came from the peer may be, or somebody who repeats it: it has to answer from there.
-            let word = self.flight.next_number().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;
-            self.movement = Some(Move { to: from, word, asked: false });
+            match &mut self.movement {
+                Some(movement) if movement.to == from => {
+                    // The question or its answer may be lost. Whoever is there gets one for a datagram at most.
+                    let patience = self.flight.round_trip.patience(self.spans.patience);
+                    movement.asked = movement.asked.filter(|at| now - *at <= patience);
+                }
+                _ => {
+                    let word = self.flight.next_number().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;
+                    self.movement = Some(Move { to: from, word, asked: None });
+                }
+            }
         }
         self.tell_finished(events);
         stopped

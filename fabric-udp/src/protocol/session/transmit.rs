@@ -60,7 +60,7 @@ impl Session {
             || self.response.is_some()
             || self.mtu.deadline() <= now
             || matches!(self.cargo.closing, Closing::Finishing { .. })
-            || self.movement.as_ref().is_some_and(|movement| !movement.asked)
+            || self.movement.as_ref().is_some_and(|movement| movement.asked.is_none())
     }
 
     /// Makes the next datagram of at most `most` bytes. `segment`: the size of those before it in the same run, which it may only
@@ -332,8 +332,8 @@ impl Session {
     #[cold]
     fn transmit_probe(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
         let tag = self.cipher.tag();
-        if let Some(Move { to, word, asked: asked @ false }) = &mut self.movement {
-            *asked = true;
+        if let Some(Move { to, word, asked: asked @ None }) = &mut self.movement {
+            *asked = Some(now);
             let (to, word) = (*to, *word);
             let len = HEADER + CHALLENGE_LEN + tag;
             let mut writer = Writer::new(&mut buf[..len]);

@@ -218,3 +218,19 @@ fn a_session_that_closes_is_not_always_due() {
         assert!(endpoint.poll_timeout().is_some_and(|due| due > now));
     }
 }
+
+#[test]
+fn a_peer_that_moves_is_asked_again_if_the_question_was_lost() {
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 2000, (8, 800))]);
+    let slow = Rules { bandwidth: Some(100_000), queue: 20_000, ..Rules::clean(MS) };
+    let change = |config: &mut Config| {
+        config.key = Some(DomainKey([4; 32]));
+        config.dead_after = std::time::Duration::from_secs(4);
+    };
+    let mut network = pair(1, slow.clone(), change, [talker, Talker::default()]);
+    network.run(Time::from_nanos(SECOND), |n| n.nodes[1].driver.count_from(0) > 40);
+    network.nodes[0].address = "10.9.9.9:999".parse().unwrap();
+    let hole = (network.now(), network.now() + SECOND);
+    network.lay(Rules { holes: vec![hole], ..slow }, &[(1, 0)]);
+    assert!(network.run(Time::from_nanos(20 * SECOND), |n| n.nodes[1].driver.count_from(0) == 2000));
+}
