@@ -238,6 +238,7 @@ impl Session {
         }
         if let Some((number, sent)) = acked.latest {
             self.questions = 0;
+            self.cipher.on_acked(number);
             let round_trip = self.flight.round_trip;
             let limited = number < self.limited_until;
             self.congestion.on_ack(now, sent, acked.bytes, limited, round_trip.latest, round_trip.smoothed);

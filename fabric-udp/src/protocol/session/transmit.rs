@@ -172,6 +172,8 @@ impl Session {
         self.cipher.seal(datagram, self.remote, number, covered);
         let len = datagram.len() + lent.map_or(0, |lent| lent.len as usize);
         self.flight.on_sent(now, len, count, wants_answer, probe);
+        // Who only acknowledges is never acknowledged.
+        self.ping |= self.flight.waiting == 0 && self.cipher.waits();
         if wants_answer {
             self.questions = self.questions.saturating_sub(1);
             self.pacer.spend(len);

@@ -234,3 +234,17 @@ fn a_peer_that_moves_is_asked_again_if_the_question_was_lost() {
     network.lay(Rules { holes: vec![hole], ..slow }, &[(1, 0)]);
     assert!(network.run(Time::from_nanos(20 * SECOND), |n| n.nodes[1].driver.count_from(0) == 2000));
 }
+
+#[test]
+fn keys_change_no_further_than_the_other_end_follows() {
+    let hole = (Time::from_nanos(100 * MS), Time::from_nanos(1000 * MS));
+    let rules = Rules { holes: vec![hole], bandwidth: Some(2_000_000), ..Rules::clean(MS) };
+    let change = |config: &mut Config| {
+        config.key = Some(DomainKey([4; 32]));
+        config.rekey_after_packets = 16;
+        config.dead_after = std::time::Duration::from_secs(4);
+    };
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 2000, (1000, 1000))]);
+    let mut network = pair(1, rules, change, [talker, Talker::default()]);
+    assert!(network.run(Time::from_nanos(20 * SECOND), |n| n.nodes[1].driver.count_from(0) == 2000));
+}

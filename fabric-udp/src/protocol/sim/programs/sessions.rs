@@ -79,7 +79,7 @@ impl<'p> Game<'p> {
         config.ack_delay = Duration::from_micros([500, 0, 20_000, 100_000][usize::from(what & 3)]);
         config.ack_every = 1 + u32::from(what >> 2 & 3) * 4;
         config.idle_after = (what >> 4 & 3 == 3).then_some(Duration::from_secs(3));
-        config.rekey_after_packets = [1 << 23, 50, 7, 1][usize::from(what >> 6)];
+        config.rekey_after_packets = [1 << 23, 100, 16, 16][usize::from(what >> 6)];
         config.initial_window = if how & 128 != 0 { 2_400 } else { 64 << 10 };
         let clean = Rules { lost_in_a_row: 3, ..Rules::clean([100 * MICRO, 5 * MILLI][tape.below(2)]) };
         let world = Rc::new(RefCell::new(World::default()));
