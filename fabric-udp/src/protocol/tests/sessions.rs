@@ -248,3 +248,38 @@ fn keys_change_no_further_than_the_other_end_follows() {
     let mut network = pair(1, rules, change, [talker, Talker::default()]);
     assert!(network.run(Time::from_nanos(20 * SECOND), |n| n.nodes[1].driver.count_from(0) == 2000));
 }
+
+#[test]
+fn an_answer_of_a_former_life_that_comes_late_is_void() {
+    let mut network = pair(1, Rules::clean(MS), |_| {}, [Talker::default(), Talker::default()]);
+    // The Accept of the first life is long under way.
+    network.run(Time::from_nanos(2 * MS + MS / 2), |_| false);
+    network.lay(Rules::clean(300 * MS), &[(1, 0)]);
+    network.run(Time::from_nanos(4 * MS), |_| false);
+    network.lay(Rules::clean(MS), &[(1, 0)]);
+    let second = Config { incarnation: Incarnation(777), ..config(1) };
+    network.nodes[1].endpoint = Some(Endpoint::new(second, seed_of(77, 1)).unwrap());
+    connect(&mut network, 1, 0);
+    network.run(Time::from_nanos(2 * SECOND), |_| false);
+    let stands = network.nodes[0].driver.session.and_then(|session| network.nodes[0].endpoint.as_ref().unwrap().peer(session));
+    assert_eq!(stands.map(|peer| peer.incarnation), Some(Incarnation(777)), "{:?}", network.nodes[0].driver.events);
+    assert!(network.nodes[1].driver.is_connected());
+}
+
+#[test]
+fn a_life_whose_sessions_had_ended_is_turned_away_once_there_is_a_new_one() {
+    let mut network = pair(1, Rules::clean(MS), |_| {}, [Talker::default(), Talker::default()]);
+    assert!(network.run(Time::from_nanos(SECOND), |n| n.nodes.iter().all(|node| node.driver.is_connected())));
+    let (now, session) = (network.now(), network.nodes[0].driver.session.unwrap());
+    network.endpoint(0).close(now, session, 1);
+    network.wake(0);
+    assert!(network.run(now + SECOND, |n| n.nodes.iter().all(|node| !node.driver.is_connected())));
+    let second = Config { incarnation: Incarnation(777), ..config(0) };
+    network.add(Endpoint::new(second, seed_of(8, 8)).unwrap(), Talker::default());
+    connect(&mut network, 2, 1);
+    assert!(network.run(now + 2 * SECOND, |n| n.nodes[2].driver.is_connected()));
+    connect(&mut network, 0, 1);
+    network.run(now + 3 * SECOND, |_| false);
+    let turned_away = |event: &Event| matches!(event, Event::Closed { reason: CloseReason::Rejected(Rejection::Stale), .. });
+    assert!(network.nodes[0].driver.events.iter().any(turned_away), "{:?}", network.nodes[0].driver.events);
+}
