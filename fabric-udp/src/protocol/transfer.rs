@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Grants and cancellations kept for transfers that this end has not begun.
 const EARLY_MAX: usize = 4096;
+/// Pieces of one transfer that may have arrived with gaps between them: more than a sender whose datagrams are lost in turn ever makes.
+const PIECES_MAX: usize = 1 << 18;
 /// Fewer bytes are not worth a frame, unless they are the last.
 const PIECE_LEAST: usize = 256;
 
@@ -286,10 +288,28 @@ impl TransfersIn {
             return Err("a transfer ran over its limit");
         }
         running.arrived.fill(offset, end, |from, to| place(from, &bytes[(from - offset) as usize..(to - offset) as usize]));
+        if running.arrived.pieces() > PIECES_MAX {
+            return Err("a transfer in too many pieces");
+        }
         let complete = running.arrived.covers(0, total);
         if complete {
             self.running.remove(&transfer);
         }
         Ok(complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_in_crumbs_takes_bounded_memory() {
+        let mut transfers = TransfersIn::default();
+        let total = 1 << 30;
+        let transfer = transfers.expect(total, total);
+        let mut put = |at: u64| transfers.on_data((transfer, at, total), &[0], |_, _| {});
+        let pieces = (0..).map(|piece| put(2 * piece)).take_while(Result::is_ok).count();
+        assert_eq!(pieces, PIECES_MAX);
     }
 }
