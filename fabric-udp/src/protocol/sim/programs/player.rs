@@ -369,7 +369,8 @@ impl Driver for Player {
             self.grant(now, endpoint, u64::MAX);
             while self.begin(now, endpoint, Priority::Normal) {}
         }
-        self.asked = !self.hold && endpoint.has_ready();
+        let would_take = !self.refuse.contains(&true) && endpoint.refusing();
+        self.asked = !self.hold && (would_take || endpoint.has_ready());
         self.asked.then(|| now + AGAIN)
     }
 }

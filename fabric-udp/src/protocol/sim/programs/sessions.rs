@@ -3,10 +3,10 @@
 use super::player::Player;
 use super::tape::Tape;
 use super::world::{End, World};
-use crate::protocol::sim::{Dice, Network, Rules};
+use crate::protocol::sim::{Dice, Network, Node, Rules};
 use crate::protocol::time::nanos;
 use crate::protocol::{Config, DomainKey, Endpoint, Integrity, LinkConfig, Target, Time};
-use doorbell_fabric::{Incarnation, NodeId, PacketKind, Priority};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, PacketKind, Priority};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -351,21 +351,15 @@ impl<'p> Game<'p> {
             });
         }
         self.settle("what was under way ends");
-        self.meet();
-        let may_end = self.config.idle_after.is_some();
-        for node in 0..2 {
-            self.with(node, |now, endpoint, player| {
-                player.unreadable = false;
-                let mut fine = player.expect(now, endpoint, 10_000, 10_000).is_some();
-                for priority in Priority::ALL {
-                    (0..3).for_each(|_| fine &= player.push(now, endpoint, priority, PacketKind::Whole, 100));
-                }
-                // It may have ended just now, as nobody had used it.
-                assert!(fine || may_end, "a session that stands takes nothing");
-            });
-        }
-        for node in 0..2 {
-            self.with(node, |now, endpoint, player| while player.begin(now, endpoint, Priority::High) {});
+        // Credits may be lost still, and a session may be about to die of what the network did before.
+        let mut left = [[3; PRIORITIES]; 2];
+        for round in 0.. {
+            self.meet();
+            if self.use_session(&mut left) {
+                break;
+            }
+            assert!(round < 60, "a session that stands takes nothing: {left:?}");
+            self.pass(SECOND);
         }
         self.settle("what is begun at last ends");
         for node in 0..2 {
@@ -379,10 +373,34 @@ impl<'p> Game<'p> {
         assert!(empty, "sessions are left: {:?} {:?}", left(), self.network.nodes.each_stat());
     }
 
+    /// Pushes what is left to be pushed on each lane, and has a transfer in each direction. Whether all of that was taken.
+    fn use_session(&mut self, left: &mut [[u32; PRIORITIES]; 2]) -> bool {
+        for (node, lanes) in left.iter_mut().enumerate() {
+            self.with(node, |now, endpoint, player| {
+                player.unreadable = false;
+                player.expect(now, endpoint, 10_000, 10_000);
+                for (priority, left) in Priority::ALL.into_iter().zip(lanes) {
+                    while *left > 0 && player.push(now, endpoint, priority, PacketKind::Whole, 100) {
+                        *left -= 1;
+                    }
+                }
+            });
+        }
+        for node in 0..2 {
+            self.with(node, |now, endpoint, player| while player.begin(now, endpoint, Priority::High) {});
+        }
+        left.iter().flatten().all(|left| *left == 0)
+    }
+
     fn settle(&mut self, what: &str) {
         let until = self.network.now() + ENOUGH;
         let world = self.world.clone();
-        let settled = self.network.run(until, |_| world.borrow().is_through());
+        // What was given up nobody has to have, but it takes room as long as it is under way.
+        let is_flushed = |node: &Node<Player>| {
+            let endpoint = node.endpoint.as_ref().expect("a living node");
+            node.driver.session.is_none_or(|session| endpoint.is_flushed(session))
+        };
+        let settled = self.network.run(until, |network| world.borrow().is_through() && network.nodes.iter().all(is_flushed));
         let world = self.world.borrow();
         let left = || world.ends.iter().filter(|(_, side)| !side.ended).collect::<Vec<_>>();
         assert!(settled, "{what}: {:.3000}", format!("{:?}", left()));
@@ -406,8 +424,11 @@ impl<'p> Game<'p> {
             self.connect(0);
             let until = self.network.now() + ENOUGH / 6;
             self.network.run(until, met);
+            self.settle("what was under way ends");
         }
-        panic!("no session comes about: {:?}", self.network.nodes.each_stat());
+        let world = self.world.borrow();
+        let left = || world.ends.iter().filter(|(_, side)| !side.ended).collect::<Vec<_>>();
+        panic!("no session comes about: {:?}, {:?}", left(), self.network.nodes.each_stat());
     }
 }
 
@@ -428,7 +449,7 @@ trait EachStat {
     fn each_stat(&self) -> Vec<String>;
 }
 
-impl EachStat for Vec<crate::protocol::sim::Node<Player>> {
+impl EachStat for Vec<Node<Player>> {
     fn each_stat(&self) -> Vec<String> {
         let endpoints = self.iter().filter_map(|node| node.endpoint.as_ref());
         endpoints.map(|endpoint| format!("{} sessions, {:?}", endpoint.occupied(), endpoint.stats())).collect()
