@@ -39,7 +39,7 @@ impl Dice {
 pub struct Rules {
     /// Datagrams lost, from 0 to 1.
     pub loss: f64,
-    /// After so many lost in a row one goes through; not of those that a hole takes, or that are too large, or too many.
+    /// After so many lost or spoilt in a row one goes through; not of those that a hole takes, or that are too large, or too many.
     pub lost_in_a_row: u32,
     /// Datagrams delivered twice, from 0 to 1.
     pub duplicate: f64,
@@ -101,12 +101,12 @@ impl Pipe {
             stats.lost += 1;
             return Vec::new();
         }
-        if self.lost < rules.lost_in_a_row && dice.chance(rules.loss) {
+        let may_lose = self.lost < rules.lost_in_a_row;
+        if may_lose && dice.chance(rules.loss) {
             self.lost += 1;
             stats.lost += 1;
             return Vec::new();
         }
-        self.lost = 0;
         let mut left = now;
         if let Some(bandwidth) = rules.bandwidth {
             let waiting = (u128::from(self.free - now) * u128::from(bandwidth) / 1_000_000_000) as u64;
@@ -119,7 +119,10 @@ impl Pipe {
             self.free = self.free.max(now) + takes;
             left = self.free;
         }
-        if dice.chance(rules.corrupt) {
+        let spoils = may_lose && dice.chance(rules.corrupt);
+        // What is spoilt is as good as lost.
+        self.lost = if spoils { self.lost + 1 } else { 0 };
+        if spoils {
             stats.corrupted += 1;
             for _ in 0..=dice.below(3) {
                 let bit = dice.below(bytes.len() as u64 * 8) as usize;

@@ -218,7 +218,9 @@ impl<'p> Game<'p> {
             let packet = len.min(endpoint.packet_bytes(session));
             let room = endpoint.has_room(session, priority, packet * times, packet) && packet > 0;
             let pushed = (0..times).filter(|_| player.push(now, endpoint, priority, kind, packet)).count();
-            let closing = player.end().is_none_or(|end| !is_open(&player.world().borrow(), end));
+            // One that is over may still have something for its driver.
+            let is_over = |end: End| endpoint.is_over(end.name) || !is_open(&player.world().borrow(), end);
+            let closing = player.end().is_none_or(is_over);
             assert!(!room || pushed == times || closing, "{pushed} of {times} packets of {packet} bytes, and there was room");
         });
     }
@@ -276,6 +278,7 @@ impl<'p> Game<'p> {
                 rules.queue = 200_000;
             }
         }
+        self.try_patience();
         self.lay();
     }
 
@@ -320,6 +323,14 @@ impl<'p> Game<'p> {
         self.moves += 1;
         let address: SocketAddr = ([10, 9, 9, self.moves], 999).into();
         self.network.nodes[0].address = address;
+        self.try_patience();
+    }
+
+    /// Who moved is asked where it is once for each question of its own: with bad luck that is lost until it is too late.
+    fn try_patience(&mut self) {
+        if self.moves > 0 && self.rules.iter().any(|rules| rules.loss > 0.0 || rules.corrupt > 0.0) {
+            self.world.borrow_mut().may_die = true;
+        }
     }
 
     /// Something that was under way before comes again, perhaps from elsewhere, or spoilt.
