@@ -66,6 +66,9 @@ pub(crate) struct Sealed {
     limits: RekeyAfter,
     packets: u64,
     bytes: u64,
+    /// The number of the first datagram that is sealed with the current key; whether the other end has one that is.
+    since: Option<u64>,
+    followed: bool,
 }
 
 struct Direction {
@@ -125,6 +128,8 @@ impl Cipher {
             limits,
             packets: 0,
             bytes: 0,
+            since: None,
+            followed: false,
         }))
     }
 
@@ -158,6 +163,20 @@ impl Cipher {
         }
     }
 
+    /// The other end has the datagram of this number.
+    #[inline]
+    pub fn on_acked(&mut self, number: u64) {
+        if let Cipher::Sealed(sealed) = self {
+            sealed.followed |= sealed.since.is_some_and(|since| number >= since);
+        }
+    }
+
+    /// Whether the next key waits for the other end to say that it has the current one.
+    #[inline]
+    pub fn waits(&self) -> bool {
+        matches!(self, Cipher::Sealed(sealed) if !sealed.followed && sealed.is_worn())
+    }
+
     /// The body of a datagram, if it is what its sender sent. Otherwise the datagram may be spoilt.
     #[inline]
     pub fn open<'d>(&mut self, header: &Header, datagram: &'d mut [u8]) -> Option<&'d mut [u8]> {
@@ -179,11 +198,18 @@ impl Cipher {
 }
 
 impl Sealed {
+    /// Whether the current key has sealed enough.
+    fn is_worn(&self) -> bool {
+        self.packets >= self.limits.packets || self.bytes >= self.limits.bytes
+    }
+
     fn seal(&mut self, datagram: &mut [u8], session: u32, number: u64) {
-        if self.packets >= self.limits.packets || self.bytes >= self.limits.bytes {
+        // The other end follows one key at a time: who changes twice while everything is lost, loses it for good.
+        if self.is_worn() && self.followed {
             self.send = self.send.next();
-            (self.packets, self.bytes) = (0, 0);
+            (self.packets, self.bytes, self.since, self.followed) = (0, 0, None, false);
         }
+        self.since.get_or_insert(number);
         self.packets += 1;
         self.bytes += datagram.len() as u64;
         Header { epoch: self.send.epoch, covered: 0, session, number }.write(&mut Writer::new(datagram));
@@ -234,6 +260,7 @@ mod tests {
         let mut datagram = vec![0; HEADER + body.len() + cipher.tag()];
         datagram[HEADER..HEADER + body.len()].copy_from_slice(body);
         cipher.seal(&mut datagram, 7, number, 0);
+        cipher.on_acked(number);
         datagram
     }
 
@@ -273,6 +300,24 @@ mod tests {
             }
         }
         assert_eq!(open(0), None, "a key long gone");
+    }
+
+    #[test]
+    fn the_next_key_waits_until_the_other_end_has_this_one() {
+        let (mut a, mut b) = pair(Some(RekeyAfter { packets: 3, bytes: 1 << 30 }), true);
+        let mut sent = vec![0; 40];
+        for number in 0..100 {
+            assert_eq!(a.waits(), number >= 3);
+            a.seal(&mut sent, 7, number, 0);
+        }
+        let mut opens = |sent: &[u8]| b.open(&Header::read(sent).unwrap(), &mut sent.to_vec()).is_some();
+        assert!(opens(&sent), "all before it were lost");
+        a.on_acked(99);
+        a.seal(&mut sent, 7, 100, 0);
+        a.on_acked(99);
+        assert!(opens(&sent) && Header::read(&sent).unwrap().epoch == 1);
+        (101..200).for_each(|number| a.seal(&mut sent, 7, number, 0));
+        assert_eq!(Header::read(&sent).unwrap().epoch, 1, "nobody has a datagram of the second key");
     }
 
     #[test]

@@ -96,9 +96,9 @@ pub struct Config {
     pub offers_max: usize,
     /// How long a cookie is good.
     pub cookie_for: Duration,
-    /// Datagrams sealed with one key, at most 2^32.
+    /// Datagrams sealed with one key, from 16 to 2^32. It may be some more, until the other end has shown that it follows.
     pub rekey_after_packets: u64,
-    /// Bytes sealed with one key.
+    /// Bytes sealed with one key, at least 1 MiB.
     pub rekey_after_bytes: u64,
     /// Tell who is refused why. Otherwise they hear nothing.
     pub explain: bool,
@@ -193,7 +193,9 @@ impl Config {
             (self.ack_delay <= Duration::from_millis(100), "ack_delay", "at most 100 ms"),
             (self.initial_window >= 2_400, "initial_window", "at least 2400 bytes"),
             ((1..=65_535).contains(&self.sessions_max), "sessions_max", "from 1 to 65535"),
-            (self.rekey_after_packets > 0 && self.rekey_after_packets <= 1 << 32, "rekey_after_packets", "from 1 to 2^32"),
+            // The other end answers for each key: with fewer, answers would ask for answers.
+            ((16..=1 << 32).contains(&self.rekey_after_packets), "rekey_after_packets", "from 16 to 2^32"),
+            (self.rekey_after_bytes >= 1 << 20, "rekey_after_bytes", "at least 1 MiB"),
             (self.dead_after >= Duration::from_millis(1), "dead_after", "at least 1 ms"),
         ];
         match rules.into_iter().find(|rule| !rule.0) {

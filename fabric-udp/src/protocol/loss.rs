@@ -120,8 +120,8 @@ pub(crate) struct Acked {
     pub bytes: u64,
     /// When the latest of them was sent, and its number.
     pub latest: Option<(u64, Time)>,
-    /// The latest of more than [`MTU_FLOOR`] bytes.
-    pub large: Option<u64>,
+    /// Size and number of the largest, if that is more than [`MTU_FLOOR`] bytes; the latest of several.
+    pub large: Option<(usize, u64)>,
     /// Of those counted as lost, how many arrived.
     pub spurious: u64,
     /// All that was counted as lost since the last reduction arrived.
@@ -267,7 +267,7 @@ impl Flight {
                     arrived(self.carried[(first - self.carried_base + index) as usize]);
                 }
                 if size as usize > MTU_FLOOR {
-                    acked.large = acked.large.max(Some(number));
+                    acked.large = acked.large.max(Some((size as usize, number)));
                 }
                 if acked.latest.is_none_or(|(latest, _)| number > latest) {
                     acked.latest = Some((number, at));

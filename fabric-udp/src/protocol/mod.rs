@@ -143,7 +143,7 @@ pub enum Event {
         /// Why.
         why: Rejection,
     },
-    /// All bytes of a transfer to the peer have been stored there.
+    /// All bytes of a transfer to the peer have been stored there; or the peer's driver gave it up as the last of them were under way.
     Sent {
         /// The session.
         session: SessionId,

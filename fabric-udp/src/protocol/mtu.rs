@@ -27,8 +27,10 @@ pub(crate) struct PathMtu {
     next: Time,
     search: bool,
     suspicion: u32,
-    /// The latest datagram above the floor that is known to have arrived.
-    arrived: Option<u64>,
+    /// Bytes of the largest datagram that is suspected to have been too large.
+    suspect: usize,
+    /// Number and size of datagrams above the floor that are known to have arrived: the latest, and the latest of the largest.
+    arrived: [(u64, usize); 2],
 }
 
 impl PathMtu {
@@ -44,7 +46,8 @@ impl PathMtu {
             next: Time::ZERO,
             search,
             suspicion: 0,
-            arrived: None,
+            suspect: 0,
+            arrived: [(0, 0); 2],
         }
     }
 
@@ -111,24 +114,33 @@ impl PathMtu {
         self.current = self.current.min(MTU_FLOOR.max(size.saturating_sub(1)).min(self.ceiling));
     }
 
-    /// The datagram of this number arrived, and it was above the floor.
+    /// The datagram of this number and size arrived, and it was above the floor.
     #[inline]
-    pub fn on_large_acked(&mut self, number: u64) {
-        self.suspicion = 0;
-        self.arrived = self.arrived.max(Some(number));
+    pub fn on_large_acked(&mut self, number: u64, size: usize) {
+        // What is smaller than those that were lost says nothing about them.
+        if size >= self.suspect {
+            (self.suspicion, self.suspect) = (0, 0);
+        }
+        let [latest, largest] = &mut self.arrived;
+        *latest = (*latest).max((number, size));
+        if size >= largest.1 {
+            *largest = (number, size);
+        }
     }
 
     /// A datagram that was no probe was lost. Whether datagrams are smaller from now on.
     pub fn on_lost(&mut self, now: Time, number: u64, size: usize) -> bool {
-        // A large one that was sent later arrived: this loss has another cause.
-        if size <= MTU_FLOOR || self.current <= MTU_FLOOR || Some(number) < self.arrived {
+        // One as large that was sent later arrived: this loss has another cause.
+        let excused = self.arrived.iter().any(|(later, large)| number < *later && size <= *large);
+        if size <= MTU_FLOOR || self.current <= MTU_FLOOR || excused {
             return false;
         }
         self.suspicion += 1;
+        self.suspect = self.suspect.max(size);
         if self.suspicion < SUSPICION_MAX {
             return false;
         }
-        self.suspicion = 0;
+        (self.suspicion, self.suspect, self.arrived) = (0, 0, [(0, 0); 2]);
         self.current = MTU_FLOOR.min(self.ceiling);
         self.too_large = self.ceiling + 1;
         self.search = true;
@@ -166,9 +178,26 @@ mod tests {
     }
 
     #[test]
+    fn smaller_datagrams_do_not_hide_a_black_hole() {
+        let mut mtu = PathMtu::new(9_000, 9_000, false);
+        mtu.on_large_acked(100, 9_000);
+        let fell = (0..100).position(|round| {
+            let number = 200 + 2 * round;
+            mtu.on_large_acked(number + 1, 1_300);
+            mtu.on_lost(Time::ZERO, number, 9_000)
+        });
+        assert_eq!(fell, Some(SUSPICION_MAX as usize - 1));
+        let mut mtu = PathMtu::new(9_000, 9_000, false);
+        for round in 0..100 {
+            mtu.on_large_acked(2 * round + 1, if round % 2 == 0 { 1_300 } else { 9_000 });
+            assert!(!mtu.on_lost(Time::ZERO, 2 * round, 1_300), "a later one as large came through");
+        }
+    }
+
+    #[test]
     fn a_black_hole_makes_them_small_until_the_next_search() {
         let mut mtu = PathMtu::new(9_000, 9_000, false);
-        mtu.on_large_acked(100);
+        mtu.on_large_acked(100, 9_000);
         for number in 0..100 {
             assert!(!mtu.on_lost(Time::ZERO, number, 9_000), "a later one came through");
         }

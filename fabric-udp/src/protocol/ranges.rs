@@ -11,6 +11,11 @@ impl RangeSet {
         self.ranges.is_empty()
     }
 
+    /// How many ranges there are.
+    pub fn pieces(&self) -> usize {
+        self.ranges.len()
+    }
+
     /// The ranges, the lowest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
         self.ranges.iter().copied()

@@ -8,10 +8,12 @@ use super::loss::Carried;
 use super::ranges::RangeSet;
 use super::wire::Writer;
 use doorbell_fabric::{PRIORITIES, Priority};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Grants kept for transfers that this end has not begun.
+/// Grants and cancellations kept for transfers that this end has not begun.
 const EARLY_MAX: usize = 4096;
+/// Pieces of one transfer that may have arrived with gaps between them: more than a sender whose datagrams are lost in turn ever makes.
+const PIECES_MAX: usize = 1 << 18;
 /// Fewer bytes are not worth a frame, unless they are the last.
 const PIECE_LEAST: usize = 256;
 
@@ -38,9 +40,11 @@ pub(crate) struct TransfersOut {
     queues: [VecDeque<u64>; PRIORITIES],
     /// Grants that came before their transfer was begun.
     early: BTreeMap<u64, u64>,
+    /// Given up by the receiver before they were begun: the latest of them.
+    given_up: BTreeSet<u64>,
     used: RangeSet,
-    /// Ended, and not told yet.
-    pub finished: VecDeque<u64>,
+    /// Ended, and not told yet; whether all was acknowledged.
+    pub finished: VecDeque<(u64, bool)>,
 }
 
 struct Out {
@@ -63,13 +67,17 @@ impl Out {
 
 impl TransfersOut {
     pub fn begin(&mut self, transfer: u64, total: u64, priority: Priority) -> Result<(), TransferError> {
-        if self.used.covers(transfer, transfer.saturating_add(1)) || transfer == u64::MAX {
+        if self.is_used(transfer) || transfer == u64::MAX {
             return Err(TransferError::Used);
         }
         self.used.insert(transfer, transfer + 1);
+        if self.given_up.remove(&transfer) {
+            self.finished.push_back((transfer, false));
+            return Ok(());
+        }
         let limit = self.early.remove(&transfer).unwrap_or(0);
         if total == 0 {
-            self.finished.push_back(transfer);
+            self.finished.push_back((transfer, true));
             return Ok(());
         }
         let out = Out { priority, total, limit, next: 0, acked: RangeSet::default(), again: RangeSet::default(), queued: false };
@@ -104,11 +112,26 @@ impl TransfersOut {
         self.running.remove(&transfer).is_some()
     }
 
+    /// The receiver gives a transfer up, which may not have been begun yet; whether it was running.
+    pub fn on_cancel(&mut self, transfer: u64) -> bool {
+        if !self.is_used(transfer) {
+            self.given_up.insert(transfer);
+            if self.given_up.len() > EARLY_MAX {
+                self.given_up.pop_first();
+            }
+        }
+        self.cancel(transfer)
+    }
+
+    fn is_used(&self, transfer: u64) -> bool {
+        self.used.covers(transfer, transfer.saturating_add(1))
+    }
+
     pub fn on_grant(&mut self, transfer: u64, limit: u64) -> Result<(), &'static str> {
         if let Some(out) = self.running.get_mut(&transfer) {
             out.limit = out.limit.max(limit);
             self.enqueue(transfer);
-        } else if !self.used.covers(transfer, transfer.saturating_add(1)) {
+        } else if !self.is_used(transfer) && !self.given_up.contains(&transfer) {
             let known = self.early.entry(transfer).or_default();
             *known = limit.max(*known);
             if self.early.len() > EARLY_MAX {
@@ -187,7 +210,7 @@ impl TransfersOut {
         }
         if out.acked.covers(0, out.total) {
             self.running.remove(&transfer);
-            self.finished.push_back(transfer);
+            self.finished.push_back((transfer, true));
         }
     }
 
@@ -265,10 +288,28 @@ impl TransfersIn {
             return Err("a transfer ran over its limit");
         }
         running.arrived.fill(offset, end, |from, to| place(from, &bytes[(from - offset) as usize..(to - offset) as usize]));
+        if running.arrived.pieces() > PIECES_MAX {
+            return Err("a transfer in too many pieces");
+        }
         let complete = running.arrived.covers(0, total);
         if complete {
             self.running.remove(&transfer);
         }
         Ok(complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_in_crumbs_takes_bounded_memory() {
+        let mut transfers = TransfersIn::default();
+        let total = 1 << 30;
+        let transfer = transfers.expect(total, total);
+        let mut put = |at: u64| transfers.on_data((transfer, at, total), &[0], |_, _| {});
+        let pieces = (0..).map(|piece| put(2 * piece)).take_while(Result::is_ok).count();
+        assert_eq!(pieces, PIECES_MAX);
     }
 }

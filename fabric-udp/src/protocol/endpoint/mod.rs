@@ -471,22 +471,57 @@ impl Endpoint {
         self.stats
     }
 
+    /// How the other end of a session names it.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn named_there(&self, session: SessionId) -> Option<u32> {
+        self.sessions.peek(session).map(Session::named_there)
+    }
+
+    /// Whether the session of this name is over, or was never there.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn is_over(&self, name: u32) -> bool {
+        self.sessions.at(usize::from(name as u16)).is_none_or(|session| session.id.0 as u32 != name || session.over.is_some())
+    }
+
     /// Places ever used.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn places(&self) -> usize {
         self.sessions.places()
     }
 
     /// Sessions and attempts.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn occupied(&self) -> usize {
         self.sessions.occupied()
     }
 
-    /// A datagram of a session with a body that no endpoint would send.
-    #[cfg(test)]
-    pub(crate) fn forge(&mut self, now: Time, session: SessionId, body: &[u8]) -> Vec<u8> {
-        self.sessions.live(session).expect("a session").1.forge(now, body)
+    /// A datagram of a session with a body, and perhaps a number, that no endpoint would send. There must be such a session.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn forge(&mut self, now: Time, session: SessionId, number: Option<u64>, body: &[u8]) -> Vec<u8> {
+        self.sessions.live(session).expect("a session").1.forge(now, number, body)
+    }
+
+    /// Answers, requests and events that wait.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn waiting(&self) -> (usize, usize, usize) {
+        (self.answers.len(), self.requests.len(), self.events.len())
+    }
+
+    /// The cookie that a Hello gets.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn cookie(
+        &self,
+        now: Time,
+        from: std::net::SocketAddr,
+        hello: &super::handshake::Hello,
+    ) -> [u8; super::handshake::COOKIE] {
+        self.cookies.bake(now.nanos(), from, hello)
+    }
+
+    /// The domain's secret, to prove what no endpoint would send.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn secret(&self) -> &DomainSecret {
+        &self.secret
     }
 
     fn closed(&mut self, session: SessionId, peer: Option<Peer>, reason: CloseReason) {

@@ -21,7 +21,7 @@ const ROUND_TRIP_GUESS: Nanos = 100 * MILLI;
 /// A session that this end asked for.
 pub(super) struct Attempt {
     pub id: SessionId,
-    target: Target,
+    pub target: Target,
     nonce: u64,
     give_up: Time,
     next: Time,
@@ -355,9 +355,7 @@ impl Endpoint {
         for former in self.sessions.all_with(peer.node) {
             let Some(session) = self.sessions.get_mut(former) else { continue };
             if former != index && session.peer.incarnation != peer.incarnation {
-                let life = session.peer.incarnation;
                 session.end(CloseReason::Replaced);
-                self.sessions.retire(peer.node, life);
                 self.settle(now, former);
             }
         }
@@ -371,9 +369,14 @@ impl Endpoint {
         for twin in twins {
             self.sessions.remove(twin);
         }
+        self.sessions.live_on(peer.node, peer.incarnation);
         self.sessions.enter(peer.node, peer.rail, index);
         self.stats.connected += 1;
         self.events.push_back(Event::Connected { session: id, peer, path, greeting, asked });
+        // An answer to one of these might be a former life's, which was long under way.
+        for attempt in self.sessions.attempts_at(path, peer.rail) {
+            self.fail_attempt(attempt, CloseReason::Rejected(Rejection::AlreadyConnected(peer.node, peer.incarnation)));
+        }
     }
 
     /// A session is over: tells the other end, and the driver once everything that arrived was delivered.

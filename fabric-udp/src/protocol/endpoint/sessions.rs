@@ -1,8 +1,8 @@
 //! The places of sessions, their names, and who is at the other end.
 
 use super::Attempt;
-use crate::protocol::SessionId;
 use crate::protocol::session::Session;
+use crate::protocol::{Path, SessionId};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,6 +30,8 @@ pub(super) struct Sessions {
     first_generation: u64,
     /// Sessions that can be used.
     peers: BTreeMap<(NodeId, u8), usize>,
+    /// The life of each node with which there was a session last.
+    lives: BTreeMap<NodeId, Incarnation>,
     /// Lives of nodes that were replaced.
     former: BTreeMap<NodeId, VecDeque<Incarnation>>,
 }
@@ -42,6 +44,7 @@ impl Sessions {
             most,
             first_generation: u64::from(salt),
             peers: BTreeMap::new(),
+            lives: BTreeMap::new(),
             former: BTreeMap::new(),
         }
     }
@@ -76,7 +79,7 @@ impl Sessions {
         self.places.len()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub fn occupied(&self) -> usize {
         self.places.len() - self.vacant.len()
     }
@@ -134,6 +137,15 @@ impl Sessions {
         }
     }
 
+    /// Attempts to reach this address.
+    pub fn attempts_at(&self, path: Path, rail: u8) -> Vec<usize> {
+        let of = |(index, place): (usize, &Place)| match &place.entry {
+            Entry::Attempt(attempt) if attempt.target.path == path && attempt.target.rail == rail => Some(index),
+            _ => None,
+        };
+        self.places.iter().enumerate().filter_map(of).collect()
+    }
+
     pub fn remove_attempt(&mut self, id: SessionId) -> bool {
         let index = usize::from(id.0 as u16);
         let found = self.attempt_mut(index).is_some_and(|attempt| attempt.id == id);
@@ -178,7 +190,16 @@ impl Sessions {
         })
     }
 
-    pub fn retire(&mut self, node: NodeId, incarnation: Incarnation) {
+    /// There is a session with this life of a node now: another one is over for good, even if its sessions ended before.
+    pub fn live_on(&mut self, node: NodeId, incarnation: Incarnation) {
+        if let Some(former) = self.lives.insert(node, incarnation)
+            && former != incarnation
+        {
+            self.retire(node, former);
+        }
+    }
+
+    fn retire(&mut self, node: NodeId, incarnation: Incarnation) {
         let former = self.former.entry(node).or_default();
         if !former.contains(&incarnation) {
             former.push_back(incarnation);

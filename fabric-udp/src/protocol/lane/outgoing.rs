@@ -124,7 +124,13 @@ impl LaneOut {
         let credit = self.charged + len as u64 + (packets as u64 + 1) * CHARGE <= self.limit;
         // At the ring's end up to a packet's length is left unused.
         let needed = len + (packets + 1) * PACKET_HEAD_MAX + packet.min(len) + PACKET_HEAD_MAX;
-        credit && self.used() + needed <= self.capacity
+        self.takes_again() && credit && self.used() + needed <= self.capacity
+    }
+
+    /// Whether nobody found it full, or enough is free again since.
+    #[inline]
+    fn takes_again(&self) -> bool {
+        !self.full || self.has_ample_room()
     }
 
     /// Bytes of the ring that are not free.
@@ -148,7 +154,7 @@ impl LaneOut {
         // A packet that gives a message up finds the room that every other packet left.
         let gives_up = head.kind == PacketKind::GivenUp;
         let (reserve, spare) = if gives_up { (0, 0) } else { (CHARGE, PACKET_HEAD_MAX) };
-        if self.full && !gives_up && !self.has_ample_room() {
+        if !gives_up && !self.takes_again() {
             return false;
         }
         let len = image_len(head, payload.len());

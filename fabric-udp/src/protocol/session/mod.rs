@@ -38,7 +38,8 @@ pub(crate) struct Offer {
 struct Move {
     to: Path,
     word: u64,
-    asked: bool,
+    /// When it was asked last, if that needs no repetition.
+    asked: Option<Time>,
 }
 
 pub(crate) struct Session {
@@ -293,8 +294,13 @@ impl Session {
     }
 
     pub fn tell_finished(&mut self, events: &mut VecDeque<Event>) {
-        while let Some(transfer) = self.cargo.transfers_out.finished.pop_front() {
-            events.push_back(Event::Sent { session: self.id, transfer: TransferId(transfer) });
+        while let Some((transfer, sent)) = self.cargo.transfers_out.finished.pop_front() {
+            let (session, transfer) = (self.id, TransferId(transfer));
+            events.push_back(if sent {
+                Event::Sent { session, transfer }
+            } else {
+                Event::Cancelled { session, transfer, outgoing: true }
+            });
         }
     }
 

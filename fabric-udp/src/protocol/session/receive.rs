@@ -37,7 +37,8 @@ impl Session {
     /// Checks a datagram, and decrypts it in place.
     #[inline]
     pub fn open<'d>(&mut self, from: Path, header: &Header, datagram: &'d mut [u8]) -> Opened<'d> {
-        if !self.received.is_new(header.number) {
+        // The last number of all would have none behind it.
+        if !self.received.is_new(header.number) || header.number == u64::MAX {
             self.stats.duplicates += 1;
             return Opened::Duplicate;
         }
@@ -119,10 +120,19 @@ impl Session {
             }
         }
         self.received.insert(number, now, wants_answer, self.ack_every, self.spans.ack_delay);
-        if from != self.path && latest && self.movement.as_ref().is_none_or(|movement| movement.to != from) {
+        if from != self.path && latest {
             // Where a genuine datagram came from the peer may be, or somebody who repeats it: it has to answer from there.
-            let word = self.flight.next_number().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;
-            self.movement = Some(Move { to: from, word, asked: false });
+            match &mut self.movement {
+                Some(movement) if movement.to == from => {
+                    // The question or its answer may be lost. Whoever is there gets one for a datagram at most.
+                    let patience = self.flight.round_trip.patience(self.spans.patience);
+                    movement.asked = movement.asked.filter(|at| now - *at <= patience);
+                }
+                _ => {
+                    let word = self.flight.next_number().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;
+                    self.movement = Some(Move { to: from, word, asked: None });
+                }
+            }
         }
         self.tell_finished(events);
         stopped
@@ -168,7 +178,7 @@ impl Session {
             Frame::Grant { transfer, limit } => self.cargo.transfers_out.on_grant(transfer, limit)?,
             Frame::Cancel { transfer, by_receiver } => {
                 let running = if by_receiver {
-                    self.cargo.transfers_out.cancel(transfer)
+                    self.cargo.transfers_out.on_cancel(transfer)
                 } else {
                     self.cargo.transfers_in.cancel(transfer)
                 };
@@ -181,8 +191,11 @@ impl Session {
                 }
             }
             Frame::Close { code } => {
-                let reason =
-                    if matches!(self.cargo.closing, Closing::No) { CloseReason::ByPeer(code) } else { CloseReason::Local };
+                // Who still had something to send has to know that it is lost.
+                let reason = match self.cargo.closing {
+                    Closing::No | Closing::Finishing { .. } => CloseReason::ByPeer(code),
+                    Closing::Telling { .. } | Closing::Known => CloseReason::Local,
+                };
                 self.end(reason);
             }
             Frame::Challenge(word) => self.response = Some(word),
@@ -208,8 +221,8 @@ impl Session {
         if let Some(largest) = answer {
             self.received.forget_below(largest);
         }
-        if let Some(number) = acked.large {
-            self.mtu.on_large_acked(number);
+        if let Some((size, number)) = acked.large {
+            self.mtu.on_large_acked(number, size);
         }
         if let Some(size) = probe
             && self.mtu.on_probe_acked(size as usize)
@@ -225,6 +238,7 @@ impl Session {
         }
         if let Some((number, sent)) = acked.latest {
             self.questions = 0;
+            self.cipher.on_acked(number);
             let round_trip = self.flight.round_trip;
             let limited = number < self.limited_until;
             self.congestion.on_ack(now, sent, acked.bytes, limited, round_trip.latest, round_trip.smoothed);

@@ -28,8 +28,8 @@ impl Session {
             deadline = deadline.min(self.mtu.deadline()).min(self.paced_until);
         }
         match self.spans.idle {
-            Some(idle) => deadline.min(self.last_used + idle),
-            None => deadline,
+            Some(idle) if self.cargo.closing == Closing::No => deadline.min(self.last_used + idle),
+            _ => deadline,
         }
     }
 
@@ -60,6 +60,10 @@ impl Session {
         }
         if self.close_by <= now {
             return self.end(CloseReason::Local);
+        }
+        if self.paced_until <= now {
+            // If there is still something to send, whoever tries will see.
+            self.paced_until = Time::NEVER;
         }
         if self.flight.loss_at() <= now {
             self.find_lost(now);

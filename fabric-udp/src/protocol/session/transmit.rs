@@ -60,7 +60,7 @@ impl Session {
             || self.response.is_some()
             || self.mtu.deadline() <= now
             || matches!(self.cargo.closing, Closing::Finishing { .. })
-            || self.movement.as_ref().is_some_and(|movement| !movement.asked)
+            || self.movement.as_ref().is_some_and(|movement| movement.asked.is_none())
     }
 
     /// Makes the next datagram of at most `most` bytes. `segment`: the size of those before it in the same run, which it may only
@@ -172,6 +172,8 @@ impl Session {
         self.cipher.seal(datagram, self.remote, number, covered);
         let len = datagram.len() + lent.map_or(0, |lent| lent.len as usize);
         self.flight.on_sent(now, len, count, wants_answer, probe);
+        // Who only acknowledges is never acknowledged.
+        self.ping |= self.flight.waiting == 0 && self.cipher.waits();
         if wants_answer {
             self.questions = self.questions.saturating_sub(1);
             self.pacer.spend(len);
@@ -332,8 +334,8 @@ impl Session {
     #[cold]
     fn transmit_probe(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
         let tag = self.cipher.tag();
-        if let Some(Move { to, word, asked: asked @ false }) = &mut self.movement {
-            *asked = true;
+        if let Some(Move { to, word, asked: asked @ None }) = &mut self.movement {
+            *asked = Some(now);
             let (to, word) = (*to, *word);
             let len = HEADER + CHALLENGE_LEN + tag;
             let mut writer = Writer::new(&mut buf[..len]);
@@ -363,12 +365,20 @@ impl Session {
         Some(Piece { len: size, to: self.path, alone: true, lent: None })
     }
 
-    #[cfg(test)]
-    pub fn forge(&mut self, now: Time, body: &[u8]) -> Vec<u8> {
+    #[cfg(any(test, feature = "sim"))]
+    pub fn forge(&mut self, now: Time, number: Option<u64>, body: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; HEADER + body.len() + self.cipher.tag()];
         datagram[HEADER..HEADER + body.len()].copy_from_slice(body);
-        self.finish(now, &mut datagram, 0, None, 0, false, false);
+        match number {
+            Some(number) => self.cipher.seal(&mut datagram, self.remote, number, 0),
+            None => self.finish(now, &mut datagram, 0, None, 0, false, false),
+        }
         datagram
+    }
+
+    #[cfg(any(test, feature = "sim"))]
+    pub fn named_there(&self) -> u32 {
+        self.remote
     }
 
     /// The last datagram of a session that is over: what the other end is told, in case it waits for that.

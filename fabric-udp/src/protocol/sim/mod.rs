@@ -2,6 +2,7 @@
 //! same run.
 
 mod pipe;
+pub mod programs;
 
 use super::{Endpoint, LinkId, Path, Receive, Source, Time};
 use std::cmp::Reverse;
@@ -60,6 +61,8 @@ pub struct Network<D> {
     pub stats: NetworkStats,
     /// Every datagram that arrived anywhere, if they are to be kept: source, target, bytes.
     pub record: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
+    /// Bytes sent to addresses where no node is.
+    pub astray: BTreeMap<SocketAddr, u64>,
     now: Time,
     order: u64,
     flying: BinaryHeap<Reverse<Flying>>,
@@ -78,6 +81,7 @@ impl<D: Driver> Network<D> {
             nodes: Vec::new(),
             stats: NetworkStats::default(),
             record: None,
+            astray: BTreeMap::new(),
             now: Time::ZERO + 1,
             order: 0,
             flying: BinaryHeap::new(),
@@ -131,7 +135,11 @@ impl<D: Driver> Network<D> {
 
     /// Puts a datagram on the network as if `from` had sent it.
     pub fn inject(&mut self, from: SocketAddr, to: usize, bytes: Vec<u8>) {
-        let to = Self::address(to);
+        self.inject_to(from, Self::address(to), bytes);
+    }
+
+    /// Like [`inject`](Self::inject), to an address.
+    pub fn inject_to(&mut self, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
         self.order += 1;
         self.flying.push(Reverse(Flying { at: self.now, order: self.order, from, to, bytes }));
     }
@@ -185,8 +193,19 @@ impl<D: Driver> Network<D> {
         endpoint.handle_timeout(self.now);
         let again = driver.turn(self.now, endpoint);
         let mut sent = Vec::new();
-        while let Some(transmit) = endpoint.poll_transmit(self.now, &mut self.buf, driver) {
+        // Every other node leaves long packets where they are.
+        let lends = index.is_multiple_of(2);
+        loop {
+            let transmit = if lends {
+                endpoint.poll_pieces(self.now, &mut self.buf, driver)
+            } else {
+                endpoint.poll_transmit(self.now, &mut self.buf, driver)
+            };
+            let Some(transmit) = transmit else { break };
             assert!(transmit.len > 0 && transmit.segment > 0);
+            let pieces = endpoint.pieces(&transmit, &self.buf).map(|pieces| pieces.concat());
+            let transmit = endpoint.joined(transmit, &mut self.buf);
+            assert!(pieces.is_none_or(|pieces| pieces == self.buf[..transmit.len]), "pieces that are not the whole");
             for datagram in self.buf[..transmit.len].chunks(transmit.segment) {
                 sent.push((transmit.path.peer, datagram.to_vec()));
             }
@@ -202,6 +221,7 @@ impl<D: Driver> Network<D> {
         self.stats.sent += 1;
         let Some(target) = self.index_of(to) else {
             self.stats.lost += 1;
+            *self.astray.entry(to).or_default() += bytes.len() as u64;
             return;
         };
         let default = &self.default;

@@ -39,6 +39,8 @@ impl Dice {
 pub struct Rules {
     /// Datagrams lost, from 0 to 1.
     pub loss: f64,
+    /// After so many lost or spoilt in a row one goes through; not of those that a hole takes, or that are too large, or too many.
+    pub lost_in_a_row: u32,
     /// Datagrams delivered twice, from 0 to 1.
     pub duplicate: f64,
     /// Datagrams that later ones overtake, from 0 to 1.
@@ -64,6 +66,7 @@ impl Rules {
     pub fn clean(delay: u64) -> Self {
         Self {
             loss: 0.0,
+            lost_in_a_row: u32::MAX,
             duplicate: 0.0,
             reorder: 0.0,
             reorder_by: 0,
@@ -81,18 +84,26 @@ pub(super) struct Pipe {
     rules: Rules,
     /// When everything that waits will have gone.
     free: Time,
+    /// Lost in a row until now.
+    lost: u32,
 }
 
 impl Pipe {
     pub fn new(rules: Rules) -> Self {
-        Self { rules, free: Time::ZERO }
+        Self { rules, free: Time::ZERO, lost: 0 }
     }
 
     /// What comes out of the other end, and when.
     pub fn carry(&mut self, now: Time, mut bytes: Vec<u8>, dice: &mut Dice, stats: &mut NetworkStats) -> Vec<(Time, Vec<u8>)> {
         let rules = &self.rules;
         let in_hole = rules.holes.iter().any(|(from, to)| *from <= now && now < *to);
-        if in_hole || bytes.len() > rules.mtu || dice.chance(rules.loss) {
+        if in_hole || bytes.len() > rules.mtu {
+            stats.lost += 1;
+            return Vec::new();
+        }
+        let may_lose = self.lost < rules.lost_in_a_row;
+        if may_lose && dice.chance(rules.loss) {
+            self.lost += 1;
             stats.lost += 1;
             return Vec::new();
         }
@@ -108,7 +119,10 @@ impl Pipe {
             self.free = self.free.max(now) + takes;
             left = self.free;
         }
-        if dice.chance(rules.corrupt) {
+        let spoils = may_lose && dice.chance(rules.corrupt);
+        // What is spoilt is as good as lost.
+        self.lost = if spoils { self.lost + 1 } else { 0 };
+        if spoils {
             stats.corrupted += 1;
             for _ in 0..=dice.below(3) {
                 let bit = dice.below(bytes.len() as u64 * 8) as usize;

@@ -218,7 +218,7 @@ fn a_hostile_peer_ends_its_own_session_at_most() {
                     (0..dice.below(40)).map(|_| if dice.chance(0.7) { dice.below(3) as u8 } else { dice.number() as u8 }),
                 );
             }
-            let datagram = network.endpoint(0).forge(now, session, &body);
+            let datagram = network.endpoint(0).forge(now, session, None, &body);
             network.inject(Net::address(0), 1, datagram);
         }
         network.run(now + SECOND / 2, |_| false);
@@ -226,4 +226,19 @@ fn a_hostile_peer_ends_its_own_session_at_most() {
         assert!(network.endpoint(1).occupied() <= 1);
     }
     assert!(broken > 200, "{broken}");
+}
+
+#[test]
+fn the_last_number_of_all_is_not_taken() {
+    for key in [None, Some(1)] {
+        let (mut network, _) = busy(key);
+        let (now, session) = (network.now(), network.nodes[0].driver.session.unwrap());
+        for number in [u64::MAX - 1, u64::MAX] {
+            let datagram = network.endpoint(0).forge(now, session, Some(number), &[1]);
+            network.inject(Net::address(0), 1, datagram);
+        }
+        network.run(now + 1, |_| false);
+        let session = network.nodes[1].driver.session.unwrap();
+        assert_eq!(network.endpoint(1).session_stats(session).unwrap().duplicates, 1);
+    }
 }

@@ -174,3 +174,32 @@ fn larger_datagrams_are_found() {
         assert_eq!(network.endpoint(0).session_stats(session).unwrap().mtu, found);
     }
 }
+
+#[test]
+fn where_there_is_room_a_packet_is_taken() {
+    let slow = Rules { bandwidth: Some(1_000_000), ..Rules::clean(MS) };
+    let mut network = pair(1, slow, |config| config.lane_buffer = 8 << 10, [Talker::default(), Talker::default()]);
+    assert!(network.run(Time::from_nanos(SECOND), |n| n.nodes[0].driver.is_connected()));
+    let session = network.nodes[0].driver.session.unwrap();
+    let (mut number, mut found_full) = (0, 0);
+    for _ in 0..500 {
+        let now = network.now();
+        network.run(now + MS, |_| false);
+        loop {
+            let room = network.endpoint(0).has_room(session, Priority::Normal, 1000, 1000);
+            let now = network.now();
+            let mut payload = [0; 1000];
+            fill(number, 0, &mut payload);
+            let head = PacketHead { kind: PacketKind::Whole, tag: number, sequence: number as u32, total: 1000 };
+            let pushed = network.endpoint(0).push(now, session, Priority::Normal, &head, &payload);
+            network.wake(0);
+            assert!(pushed == Push::Done || !room, "packet {number}");
+            if pushed != Push::Done {
+                found_full += 1;
+                break;
+            }
+            number += 1;
+        }
+    }
+    assert!(found_full > 20);
+}

@@ -180,3 +180,106 @@ fn a_peer_that_moves_is_followed_with_a_key_and_not_without() {
         }
     }
 }
+
+#[test]
+fn who_still_had_something_to_send_is_told_that_the_other_end_closed() {
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 500, (1000, 1000))]);
+    let slow = Rules { bandwidth: Some(1_000_000), ..Rules::clean(MS) };
+    let mut network = pair(1, slow, |_| {}, [talker, Talker::default()]);
+    network.run(Time::from_nanos(SECOND), |n| n.nodes[1].driver.count_from(0) > 20);
+    for node in [0, 1] {
+        let (now, session) = (network.now(), network.nodes[node].driver.session.unwrap());
+        network.endpoint(node).close(now, session, 17 + node as u8);
+        network.wake(node);
+    }
+    let now = network.now();
+    network.run(now + 2 * SECOND, |n| n.nodes.iter().all(|node| node.driver.closed().is_some()));
+    assert!(network.nodes[1].driver.count_from(0) < 500);
+    assert_eq!(network.nodes[0].driver.closed(), Some(CloseReason::ByPeer(18)));
+}
+
+#[test]
+fn a_session_that_closes_is_not_always_due() {
+    let change = |config: &mut Config| {
+        config.idle_after = Some(std::time::Duration::from_millis(100));
+        config.dead_after = std::time::Duration::from_secs(4);
+    };
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 1, (8, 8))]);
+    let mut network = pair(1, Rules::clean(MS), change, [talker, Talker::default()]);
+    network.run(Time::from_nanos(SECOND), |n| n.nodes[0].driver.is_connected() && n.nodes[0].driver.streams[0].pushed == 1);
+    let (session, mut now) = (network.nodes[0].driver.session.unwrap(), network.now());
+    let endpoint = network.nodes[0].endpoint.as_mut().unwrap();
+    endpoint.close(now, session, 1);
+    let mut buf = vec![0; 1 << 16];
+    for _ in 0..20 {
+        now = now + 150 * MS;
+        endpoint.handle_timeout(now);
+        while endpoint.poll_transmit(now, &mut buf, &mut ()).is_some() {}
+        assert!(endpoint.poll_timeout().is_some_and(|due| due > now));
+    }
+}
+
+#[test]
+fn a_peer_that_moves_is_asked_again_if_the_question_was_lost() {
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 2000, (8, 800))]);
+    let slow = Rules { bandwidth: Some(100_000), queue: 20_000, ..Rules::clean(MS) };
+    let change = |config: &mut Config| {
+        config.key = Some(DomainKey([4; 32]));
+        config.dead_after = std::time::Duration::from_secs(4);
+    };
+    let mut network = pair(1, slow.clone(), change, [talker, Talker::default()]);
+    network.run(Time::from_nanos(SECOND), |n| n.nodes[1].driver.count_from(0) > 40);
+    network.nodes[0].address = "10.9.9.9:999".parse().unwrap();
+    let hole = (network.now(), network.now() + SECOND);
+    network.lay(Rules { holes: vec![hole], ..slow }, &[(1, 0)]);
+    assert!(network.run(Time::from_nanos(20 * SECOND), |n| n.nodes[1].driver.count_from(0) == 2000));
+}
+
+#[test]
+fn keys_change_no_further_than_the_other_end_follows() {
+    let hole = (Time::from_nanos(100 * MS), Time::from_nanos(1000 * MS));
+    let rules = Rules { holes: vec![hole], bandwidth: Some(2_000_000), ..Rules::clean(MS) };
+    let change = |config: &mut Config| {
+        config.key = Some(DomainKey([4; 32]));
+        config.rekey_after_packets = 16;
+        config.dead_after = std::time::Duration::from_secs(4);
+    };
+    let talker = Talker::with(vec![Stream::new(Priority::Normal, 2000, (1000, 1000))]);
+    let mut network = pair(1, rules, change, [talker, Talker::default()]);
+    assert!(network.run(Time::from_nanos(20 * SECOND), |n| n.nodes[1].driver.count_from(0) == 2000));
+}
+
+#[test]
+fn an_answer_of_a_former_life_that_comes_late_is_void() {
+    let mut network = pair(1, Rules::clean(MS), |_| {}, [Talker::default(), Talker::default()]);
+    // The Accept of the first life is long under way.
+    network.run(Time::from_nanos(2 * MS + MS / 2), |_| false);
+    network.lay(Rules::clean(300 * MS), &[(1, 0)]);
+    network.run(Time::from_nanos(4 * MS), |_| false);
+    network.lay(Rules::clean(MS), &[(1, 0)]);
+    let second = Config { incarnation: Incarnation(777), ..config(1) };
+    network.nodes[1].endpoint = Some(Endpoint::new(second, seed_of(77, 1)).unwrap());
+    connect(&mut network, 1, 0);
+    network.run(Time::from_nanos(2 * SECOND), |_| false);
+    let stands = network.nodes[0].driver.session.and_then(|session| network.nodes[0].endpoint.as_ref().unwrap().peer(session));
+    assert_eq!(stands.map(|peer| peer.incarnation), Some(Incarnation(777)), "{:?}", network.nodes[0].driver.events);
+    assert!(network.nodes[1].driver.is_connected());
+}
+
+#[test]
+fn a_life_whose_sessions_had_ended_is_turned_away_once_there_is_a_new_one() {
+    let mut network = pair(1, Rules::clean(MS), |_| {}, [Talker::default(), Talker::default()]);
+    assert!(network.run(Time::from_nanos(SECOND), |n| n.nodes.iter().all(|node| node.driver.is_connected())));
+    let (now, session) = (network.now(), network.nodes[0].driver.session.unwrap());
+    network.endpoint(0).close(now, session, 1);
+    network.wake(0);
+    assert!(network.run(now + SECOND, |n| n.nodes.iter().all(|node| !node.driver.is_connected())));
+    let second = Config { incarnation: Incarnation(777), ..config(0) };
+    network.add(Endpoint::new(second, seed_of(8, 8)).unwrap(), Talker::default());
+    connect(&mut network, 2, 1);
+    assert!(network.run(now + 2 * SECOND, |n| n.nodes[2].driver.is_connected()));
+    connect(&mut network, 0, 1);
+    network.run(now + 3 * SECOND, |_| false);
+    let turned_away = |event: &Event| matches!(event, Event::Closed { reason: CloseReason::Rejected(Rejection::Stale), .. });
+    assert!(network.nodes[0].driver.events.iter().any(turned_away), "{:?}", network.nodes[0].driver.events);
+}

@@ -25,7 +25,7 @@ impl Stream {
 }
 
 /// What a payload byte is, so that no other packet's would do.
-fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
+pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     for (at, byte) in bytes.iter_mut().enumerate() {
         let place = offset + at as u64;
         *byte = (seed.wrapping_mul(31).wrapping_add(place ^ (place >> 8).wrapping_mul(7))) as u8;

@@ -84,3 +84,19 @@ fn a_source_that_fails_cancels() {
         (&[id.0][..], 1)
     );
 }
+
+#[test]
+fn a_transfer_given_up_before_it_began_is_over_when_it_begins() {
+    let mut network = up(3, Rules::clean(MS));
+    let (now, sessions) = (network.now(), [0, 1].map(|index| network.nodes[index].driver.session.unwrap()));
+    let id = network.endpoint(1).expect(now, sessions[1], 5000, 5000).unwrap();
+    assert!(network.endpoint(1).cancel_incoming(now, sessions[1], id));
+    network.wake(1);
+    network.run(now + SECOND / 2, |_| false);
+    network.nodes[0].driver.outgoing.insert(id.0, 5000);
+    network.endpoint(0).begin_transfer(now, sessions[0], id, 5000, Priority::Normal).unwrap();
+    network.wake(0);
+    network.run(now + SECOND, |_| false);
+    assert_eq!(network.nodes[0].driver.cancelled_out, [id.0]);
+    assert!(network.endpoint(0).is_flushed(sessions[0]));
+}
