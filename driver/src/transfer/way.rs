@@ -57,7 +57,9 @@ mod tests {
     #[test]
     fn a_cheap_kernel_is_chosen_and_a_dear_one_is_not() {
         let mut way = Way::default();
-        assert!([30, 60].into_iter().all(|toll| way.is_kernel(toll, KERNEL_LEAST, true)) && !way.is_kernel(61, KERNEL_LEAST, true));
+        assert!(
+            [30, 60].into_iter().all(|toll| way.is_kernel(toll, KERNEL_LEAST, true)) && !way.is_kernel(61, KERNEL_LEAST, true)
+        );
     }
 
     #[test]
