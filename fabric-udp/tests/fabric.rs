@@ -4,7 +4,7 @@ use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Payload
 use doorbell_udp::fabric::{About, Change, UdpFabric, UdpLink, UdpOptions, ask};
 use doorbell_udp::port::Port;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -42,13 +42,16 @@ impl Sink for Count {
 struct Driven {
     fabric: Arc<Mutex<UdpFabric>>,
     stop: Arc<AtomicBool>,
+    /// Nodes that it has met.
+    met: Arc<AtomicUsize>,
     thread: Option<std::thread::JoinHandle<(Vec<Change>, usize)>>,
 }
 
 impl Driven {
     fn start(fabric: UdpFabric) -> Self {
         let (fabric, stop) = (Arc::new(Mutex::new(fabric)), Arc::new(AtomicBool::new(false)));
-        let (driven, stopped) = (fabric.clone(), stop.clone());
+        let met = Arc::new(AtomicUsize::new(0));
+        let (driven, stopped, meeting) = (fabric.clone(), stop.clone(), met.clone());
         let thread = std::thread::spawn(move || {
             let (mut changes, mut count) = (Vec::new(), Count::default());
             while !stopped.load(Ordering::Relaxed) {
@@ -57,6 +60,7 @@ impl Driven {
                 while let Some(change) = fabric.next_change() {
                     if let Change::Met(node, _) = change {
                         fabric.accept(node);
+                        meeting.fetch_add(1, Ordering::Relaxed);
                     }
                     changes.push(change);
                 }
@@ -69,7 +73,7 @@ impl Driven {
             }
             (changes, count.0)
         });
-        Self { fabric, stop, thread: Some(thread) }
+        Self { fabric, stop, met, thread: Some(thread) }
     }
 
     fn address(&self) -> SocketAddr {
@@ -114,11 +118,14 @@ fn ids_are_given_to_guests_and_all_meet_all() {
         assert_eq!((grant.node, grant.max_nodes), (NodeId(expected), 8));
         others.push(Driven::start(open(expected, &options).0));
     }
-    // All of them live on while one is asked.
-    let ends: Vec<_> = others.into_iter().map(Driven::end).collect();
-    for (changes, _) in ends {
-        let met = changes.into_iter().filter(|change| matches!(change, Change::Met(..))).count();
-        assert_eq!(met, 3, "each meets the three others");
+    // All of them live on until each has met the three others.
+    let deadline = soon();
+    while others.iter().any(|node| node.met.load(Ordering::Relaxed) < 3) {
+        assert!(Instant::now() < deadline, "each meets the three others");
+        std::thread::yield_now();
+    }
+    for (changes, _) in others.into_iter().map(Driven::end).collect::<Vec<_>>() {
+        assert_eq!(changes.into_iter().filter(|change| matches!(change, Change::Met(..))).count(), 3);
     }
 }
 

@@ -4,6 +4,7 @@ mod basics;
 mod conditions;
 mod hostile;
 mod lanes;
+mod programs;
 mod sessions;
 mod talker;
 mod transfers;
