@@ -214,7 +214,11 @@ impl Error {
 #[cfg(not(loom))]
 impl From<ShmError> for Error {
     fn from(error: ShmError) -> Self {
-        Error::Shm(Box::new(error))
+        match error {
+            // Another thread left while this one was at work.
+            ShmError::Left { .. } => Error::Closed,
+            error => Error::Shm(Box::new(error)),
+        }
     }
 }
 

@@ -470,7 +470,8 @@ pub fn a_long_put_or_get_ends_when_its_own_node_leaves(world: &World) {
         let under_way = under_way.started();
         std::thread::yield_now();
         a.leave().unwrap();
-        assert!(matches!(under_way.join(), Error::Closed));
+        let error = under_way.join();
+        assert!(matches!(error, Error::Closed), "{error:?}");
         // The other one is as it was.
         let c = world.node(2);
         c.put(&[5], key).unwrap();
