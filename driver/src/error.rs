@@ -214,11 +214,7 @@ impl Error {
 #[cfg(not(loom))]
 impl From<ShmError> for Error {
     fn from(error: ShmError) -> Self {
-        match error {
-            // Another thread left while this one was at work.
-            ShmError::Left { .. } => Error::Closed,
-            error => Error::Shm(Box::new(error)),
-        }
+        Error::Shm(Box::new(error))
     }
 }
 

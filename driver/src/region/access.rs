@@ -125,7 +125,8 @@ impl Shared {
             Miss::Withdrawn | Miss::OtherLife => fault(act, place, KeyFault::Stale),
             Miss::Shm(ShmError::NoSuchNode { .. }) => fault(act, place, KeyFault::Unknown),
             Miss::Shm(ShmError::NodeDead { .. }) => fault(act, place, KeyFault::Stale),
-            Miss::Shm(error) => error.into(),
+            // Another thread may have left meanwhile: then that is why.
+            Miss::Shm(error) => self.usable().err().unwrap_or_else(|| error.into()),
         }
     }
 
