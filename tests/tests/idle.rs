@@ -23,8 +23,8 @@ mod at {
 }
 
 const NODES: usize = 4;
-/// Of one processor, for all of them together.
-const LIMIT: f64 = 0.01;
+/// Of one processor, for all of them together. A build without optimisation takes some times as long for each wake-up.
+const LIMIT: f64 = if cfg!(debug_assertions) { 0.03 } else { 0.01 };
 const END: u64 = 7;
 
 fn builder(id: u16) -> NodeBuilder {
@@ -67,7 +67,7 @@ fn processor_time(process: &Process) -> Duration {
 }
 
 #[test]
-fn nodes_that_have_nothing_to_do_take_less_than_a_hundredth_of_a_processor() {
+fn nodes_that_have_nothing_to_do_take_next_to_nothing_of_a_processor() {
     let _turn = Turn::take();
     for progress in ["adaptive", "inline", "poller"] {
         let words = Words::new(at::COUNT);
