@@ -243,7 +243,7 @@ pub struct Options {
     pub send_buffer: usize,
     /// Whether the kernel cuts runs (GSO). Without, each datagram takes its own way through the kernel.
     pub cut: bool,
-    /// Whether it gathers runs (GRO). That costs each datagram a tenth more time, and is of no use where all are large.
+    /// Whether it gathers runs (GRO). That costs each datagram some time, and is of no use where all are large.
     pub gather: bool,
 }
 
