@@ -70,11 +70,6 @@ impl World {
         matches!(self.ground, Ground::Udp | Ground::UdpPlain | Ground::UdpKey | Ground::Mixed)
     }
 
-    /// Whether nodes 0 and 1 move large messages from both ends.
-    pub fn has_transfers(&self) -> bool {
-        !self.is_networked()
-    }
-
     /// Whether what nodes 0 and 1 lend each other is read in place. Over a network it is copied.
     pub fn lends(&self) -> bool {
         !self.is_networked()

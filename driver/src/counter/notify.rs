@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::node::Node;
 use crate::region::{Key, Plain, ReadWrite};
 use crate::transfer::descriptor::Lower;
+use doorbell_fabric::Priority;
 use std::time::{Duration, Instant};
 
 impl Node {
@@ -49,7 +50,7 @@ impl Node {
                 if engine.fabric().live(key.node) != Some(key.incarnation) {
                     return Err(engine.unreachable(key.node, Some(key.incarnation)));
                 }
-                if engine.send_control(me, key.node, key.incarnation, &word)? {
+                if engine.send_control(me, key.node, Priority::High, key.incarnation, &word)? {
                     return Ok(());
                 }
                 engine.turn(me, false);

@@ -1,10 +1,14 @@
 //! The sending half of one way to a node, over whichever fabric.
 
+use crate::transfer::apart::Lending;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
 use doorbell_shm::fabric::ShmLink;
 use doorbell_shm::lane::BULK_LEAST;
 use doorbell_shm::region::OwnRegion;
 use doorbell_udp::UdpLink;
+use doorbell_udp::protocol::TransferId;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of a packet in shared memory. A message up to this long is one packet; of a longer one the target copies a packet while the next
 /// is written. Smaller packets would overlap more, but each costs two more journeys of a cache line, which between processors without a common
@@ -61,6 +65,14 @@ impl AnyLink {
             AnyLink::Shm(link) => unsafe { link.push(head, bytes, len) },
             // SAFETY: caller.
             AnyLink::Udp(link) => unsafe { link.push(head, bytes, len) },
+        }
+    }
+
+    /// Has a session send a part of what its target expects by this name, `total` bytes in all. `None`: not now. False: it can't, and never will.
+    pub fn begin_transfer(&self, name: u64, part: Range<u64>, total: u64, from: &Arc<Lending>) -> Option<bool> {
+        match self {
+            AnyLink::Shm(_) => Some(false),
+            AnyLink::Udp(link) => link.begin_transfer(TransferId(name), part, total, from.clone()),
         }
     }
 

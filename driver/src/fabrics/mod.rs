@@ -15,6 +15,7 @@ use doorbell_shm::domain::{Member, Membership, PeerInbox};
 use doorbell_shm::doorbell::Bell;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::fabric::{Change, Hot, ShmFabric};
+use doorbell_udp::fabric::BytesIn;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -143,6 +144,11 @@ impl Fabrics {
             Err(error) if error.is_retryable() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Has what a life of a node sends by a name of its session stored, and returns the name. `None`: there is no session with it.
+    pub fn expect(&self, node: NodeId, life: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
+        self.net.as_ref()?.expect(node, life, len, into)
     }
 
     /// Whether everything that this life of a node sent has been delivered, and no more can come.

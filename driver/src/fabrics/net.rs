@@ -4,7 +4,7 @@ use super::AnyLink;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Sink};
 use doorbell_shm::domain::Member;
 use doorbell_shm::fabric::{Change, ShmFabric};
-use doorbell_udp::fabric::{Ask, Change as UdpChange};
+use doorbell_udp::fabric::{Ask, BytesIn, Change as UdpChange};
 use doorbell_udp::{UdpFabric, UdpLink};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -178,6 +178,11 @@ impl Net {
     /// The way to a life that is reached by it.
     pub fn connect(&self, target: NodeId, life: Incarnation, priority: Priority) -> Option<AnyLink> {
         UdpLink::new(&self.udp, target, life, priority).map(AnyLink::Udp)
+    }
+
+    /// As [`Fabrics::expect`](super::Fabrics::expect).
+    pub fn expect(&self, node: NodeId, life: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
+        lock(&self.udp).expect(node, life, len, into).map(|transfer| transfer.0)
     }
 
     /// Talks with a node no more.

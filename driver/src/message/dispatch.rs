@@ -178,7 +178,8 @@ impl<D: Direct> Dispatch<'_, D> {
             return Verdict::Broken("an RTS without a direct-put descriptor");
         };
         let mut coming = Incoming::new(0, lane, envelope, put, Sink::Nowhere(None), &self.inbound.membership);
-        if coming.came_too_late() {
+        let is_given_up = put.apart && self.inbound.given_up.take(envelope.source, put.ticket);
+        if is_given_up || coming.came_too_late() {
             let expected = &mut self.inbound.assemblies[lane].expected;
             *expected = expected.wrapping_add(1);
             return Verdict::Taken;

@@ -9,7 +9,7 @@ use crate::loan::{Lenders, Lent};
 use crate::region::remote::Remote;
 use crate::transfer::LEAST_SHARE;
 use crate::transfer::descriptor::Control;
-use crate::transfer::incoming::{Incoming, Sink};
+use crate::transfer::incoming::{GivenUp, Incoming, Sink};
 use crate::transfer::report::Reports;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, Payload};
 use doorbell_shm::domain::{Membership, PeerInbox};
@@ -29,6 +29,8 @@ pub struct Inbound {
     pub assemblies: Vec<Assembly>,
     /// Messages that both ends move.
     pub incoming: Vec<Incoming>,
+    /// Transfers that ended before they came.
+    pub given_up: GivenUp,
     /// What came besides messages, for the engine, and from whom.
     pub news: Vec<(NodeId, News)>,
     /// Memory of others in which messages lie that are lent.
@@ -208,6 +210,7 @@ impl Inbound {
             posted: VecDeque::new(),
             assemblies: (0..membership.max_nodes() * PRIORITIES).map(|_| Assembly::default()).collect(),
             incoming: Vec::new(),
+            given_up: GivenUp::default(),
             news: Vec::new(),
             lenders,
             remote,

@@ -189,7 +189,10 @@ impl Shared {
     pub(super) fn withdraw_send(&self, me: Token, outbound: &Outbound, op: &Arc<Op>) -> bool {
         // From within recv_with this thread has the engine already; the order engine, then way out, is kept either way.
         let mut engine = self.enter(me, "cancel").ok();
-        if let Some(withdrawn) = engine.as_mut().and_then(|engine| engine.outgoing().withdraw(op)) {
+        if let Some(engine) = &mut engine
+            && let Some(withdrawn) = engine.outgoing().withdraw(op)
+        {
+            engine.send_words(me);
             return withdrawn;
         }
         let removed = outbound.state.enter(me).is_some_and(|mut state| state.remove(op));

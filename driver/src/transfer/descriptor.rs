@@ -45,6 +45,8 @@ pub enum Place {
         /// Bytes from its start.
         offset: u64,
     },
+    /// Where a session stores what it calls so, which was asked for there.
+    Session(u64),
 }
 
 impl Place {
@@ -53,6 +55,7 @@ impl Place {
             Place::Nowhere => [0, 0],
             Place::Private(address) => [1, address],
             Place::Region { number, offset } => [2 | u64::from(number) << 32, offset],
+            Place::Session(name) => [3, name],
         }
     }
 
@@ -61,6 +64,7 @@ impl Place {
             0 => Some(Place::Nowhere),
             1 => Some(Place::Private(words[1])),
             2 => Some(Place::Region { number: (words[0] >> 32) as u32, offset: words[1] }),
+            3 => Some(Place::Session(words[1])),
             _ => None,
         }
     }
@@ -75,7 +79,12 @@ pub struct DirectPut {
     pub ends: Ends,
     /// Where the message lies.
     pub source: Place,
+    /// The two share no memory: each has a meeting of its own, and they tell each other what happens to it.
+    pub apart: bool,
 }
+
+/// Of the first word of a direct-put descriptor.
+const APART: u64 = 1 << 32;
 
 impl DirectPut {
     const WORDS: usize = 4;
@@ -86,7 +95,7 @@ impl DirectPut {
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let [kind, value] = self.source.words();
         let cut = self.ends.chunk | (self.ends.from_high as u64) << 63;
-        bytes([self.ticket.word(), cut, kind, value])
+        bytes([self.ticket.word() | if self.apart { APART } else { 0 }, cut, kind, value])
     }
 
     /// From a packet's payload, for a message of `len` bytes.
@@ -94,7 +103,9 @@ impl DirectPut {
         let [ticket, cut, kind, value] = words(payload)?;
         let ends = Ends { len, chunk: cut & !(1 << 63), from_high: cut >> 63 != 0 };
         let is_cut = (CHUNK_LEAST..=CHUNK_MOST).contains(&ends.chunk) && len > 0 && ends.chunks() <= CHUNKS_MAX;
-        is_cut.then_some(Self { ticket: Ticket::from_word(ticket)?, ends, source: Place::from_words([kind, value])? })
+        let apart = ticket & APART != 0;
+        let (ticket, source) = (Ticket::from_word(ticket & !APART)?, Place::from_words([kind, value])?);
+        is_cut.then_some(Self { ticket, ends, source, apart })
     }
 }
 
@@ -156,6 +167,32 @@ impl Lower {
     }
 }
 
+/// How a transfer between nodes that share no memory ended, as its other end is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// By the target: it has it all.
+    Finished,
+    /// By the target: it wants no more of it.
+    Refused,
+    /// By the origin: the message is not to be delivered.
+    GivenUp,
+}
+
+impl Over {
+    const WORDS: [(Over, u64); 3] = [(Over::Finished, 3 << 32), (Over::Refused, 4 << 32), (Over::GivenUp, 5 << 32)];
+
+    /// As bytes.
+    pub fn encode(self, ticket: Ticket) -> [u8; RemoteGet::BYTES] {
+        let word = Self::WORDS.iter().find(|(over, _)| *over == self).map_or(0, |(_, word)| *word);
+        bytes([ticket.word() | word, 0, 0])
+    }
+
+    fn decode(head: u64) -> Option<(Self, Ticket)> {
+        let (over, _) = Self::WORDS.into_iter().find(|(_, word)| word >> 32 == head >> 32)?;
+        Some((over, Ticket::from_word(head & 0xffff_ffff)?))
+    }
+}
+
 /// A word of one engine to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
@@ -163,12 +200,17 @@ pub enum Control {
     RemoteGet(RemoteGet),
     /// A counter is to be lowered.
     Lower(Lower),
+    /// A transfer is over.
+    Over(Over, Ticket),
 }
 
 impl Control {
     /// From a control packet's payload.
     pub fn decode(payload: Payload<'_>) -> Option<Self> {
         let [head, name, bytes] = words(payload)?;
+        if let Some((over, ticket)) = Over::decode(head) {
+            return Some(Control::Over(over, ticket));
+        }
         if head >> 32 != LOWER >> 32 {
             return RemoteGet::decode(payload).map(Control::RemoteGet);
         }
@@ -209,6 +251,7 @@ mod tests {
             Just(Place::Nowhere),
             any::<u64>().prop_map(Place::Private),
             any::<(u32, u64)>().prop_map(|(number, offset)| Place::Region { number, offset }),
+            any::<u64>().prop_map(Place::Session),
         ]
     }
 
@@ -221,10 +264,11 @@ mod tests {
         // Files and many cases: not for Miri.
         #[cfg_attr(miri, ignore)]
         fn descriptors_survive_the_way(
-            ticket in ticket(), place in place(), len in 1_u64..1 << 39, chunk in 1_u64..=CHUNK_MOST / CHUNK_LEAST, from_high: bool, pulls: bool,
+            ticket in ticket(), place in place(), len in 1_u64..1 << 39, chunk in 1_u64..=CHUNK_MOST / CHUNK_LEAST,
+            from_high: bool, pulls: bool, apart: bool,
         ) {
             let ends = Ends { len, chunk: chunk * CHUNK_LEAST, from_high };
-            let put = DirectPut { ticket, ends, source: place };
+            let put = DirectPut { ticket, ends, source: place, apart };
             let decoded = DirectPut::decode(Payload::private(&put.encode()), len);
             prop_assert_eq!(decoded, (ends.chunks() <= CHUNKS_MAX).then_some(put));
             let get = RemoteGet { ticket, target: place, pulls };
@@ -232,6 +276,9 @@ mod tests {
             let key = CounterKey { node: NodeId(ticket.slot), incarnation: Incarnation(7), index: 5, generation: len as u32 };
             let lower = Lower { key, bytes: len };
             prop_assert_eq!(Control::decode(Payload::private(&lower.encode())), Some(Control::Lower(lower)));
+            for over in [Over::Finished, Over::Refused, Over::GivenUp] {
+                prop_assert_eq!(Control::decode(Payload::private(&over.encode(ticket))), Some(Control::Over(over, ticket)));
+            }
         }
 
         #[test]

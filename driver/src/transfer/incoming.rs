@@ -1,7 +1,8 @@
 //! The target's end: an RTS is matched to a receive, or waits in the pool; chunks come by memory FIFO and direct put, and the target
 //! pulls its own.
 
-use super::descriptor::{CHUNK_MOST, DirectPut, RemoteGet, Ticket};
+use super::apart::Landing;
+use super::descriptor::{CHUNK_MOST, DirectPut, Over, RemoteGet, Ticket};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::{Copy, Place};
@@ -9,10 +10,12 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::Outcome;
 use crate::error::Error;
 use crate::message::inbound::RecvOp;
-use doorbell_fabric::{Envelope, PRIORITIES, Payload};
+use doorbell_fabric::{Envelope, NodeId, PRIORITIES, Payload};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Membership, PeerInbox};
-use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Refusal};
+use doorbell_shm::meeting::{Claim, End, Meeting, Meetings, Moved, Refusal};
+use doorbell_udp::fabric::BytesIn;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,10 +27,13 @@ pub struct Incoming {
     pub lane: usize,
     /// What the message says of itself.
     pub envelope: Envelope,
+    /// Dropped before `sink`, whose memory it stores into.
+    origin: Origin,
     /// Where it goes.
     pub sink: Sink,
     put: DirectPut,
-    meetings: Meetings,
+    /// Where the next piece of a chunk goes, if none begins.
+    next: u64,
     /// How the origin's bytes are reached; resolved when the RTS is acknowledged.
     source: Option<Remote>,
     /// The RTS was answered.
@@ -39,6 +45,14 @@ pub struct Incoming {
     /// Chunks claimed here, copied or not.
     claimed: u64,
     report: TransferReport,
+}
+
+/// How this end keeps in step with the origin.
+enum Origin {
+    /// By a meeting that both have.
+    Near(Meetings),
+    /// By words, as they share no memory.
+    Apart(Landing),
 }
 
 /// Where a transfer goes.
@@ -59,8 +73,6 @@ pub enum Sink {
 
 /// How long an origin that broke the rules, or can't say so, may take to let go of a buffer.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Bytes of a packet of the smallest lane that there may be.
-const PACKET_LEAST: u64 = 4096;
 /// Memory for parts is asked for in multiples of so many bytes.
 const PARTS_STEP: usize = 64 << 10;
 
@@ -107,6 +119,27 @@ impl Pieces {
     }
 }
 
+/// What origins that share no memory gave up before its RTS was taken: for each of their slots the latest.
+#[derive(Default)]
+pub struct GivenUp(HashMap<(NodeId, u16), u16>);
+
+impl GivenUp {
+    /// A word of this is here, and the RTS is not, or no more.
+    pub fn note(&mut self, source: NodeId, ticket: Ticket) {
+        self.0.insert((source, ticket.slot), ticket.generation);
+    }
+
+    /// Whether an RTS came too late. What is known of its slot is used up: it is of this use, or of one before.
+    pub fn take(&mut self, source: NodeId, ticket: Ticket) -> bool {
+        self.0.remove(&(source, ticket.slot)) == Some(ticket.generation)
+    }
+
+    /// A node is gone.
+    pub fn forget(&mut self, source: NodeId) {
+        self.0.retain(|(node, _), _| *node != source);
+    }
+}
+
 /// What a look at a transfer brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -120,10 +153,22 @@ pub enum Look {
     Broken(&'static str),
 }
 
+impl Origin {
+    fn meeting(&self, ticket: Ticket) -> Option<&Meeting> {
+        match self {
+            Origin::Near(meetings) => meetings.get(usize::from(ticket.slot)),
+            Origin::Apart(landing) => Some(&landing.meeting),
+        }
+    }
+}
+
 impl Incoming {
     /// A transfer that an RTS announced.
     pub fn new(id: u64, lane: usize, envelope: Envelope, put: DirectPut, sink: Sink, membership: &Arc<Membership>) -> Self {
-        let meetings = Meetings::with_origin(membership, envelope.source);
+        let origin = match put.apart {
+            true => Origin::Apart(Landing::new(put.ends.len, u64::from(put.ticket.generation))),
+            false => Origin::Near(Meetings::with_origin(membership, envelope.source)),
+        };
         let report = TransferReport::new(Side::Target, envelope.source, envelope.tag, put.ends);
         Self {
             id,
@@ -131,7 +176,8 @@ impl Incoming {
             envelope,
             sink,
             put,
-            meetings,
+            origin,
+            next: 0,
             source: None,
             acknowledged: false,
             granted: false,
@@ -147,6 +193,16 @@ impl Incoming {
             Sink::Receive(receive) | Sink::TooLong(receive, _) | Sink::Kept(_, Some(receive)) => Some(receive),
             _ => None,
         }
+    }
+
+    /// Whether a node that shares no memory means this one.
+    pub fn is_apart(&self, source: NodeId, ticket: Ticket) -> bool {
+        self.envelope.source == source && self.put.ticket == ticket && self.landing().is_some()
+    }
+
+    /// Whether it comes from a node that shares no memory.
+    pub fn comes_apart(&self) -> bool {
+        self.landing().is_some()
     }
 
     /// Whether a memory-FIFO packet of this lane belongs to it.
@@ -166,11 +222,44 @@ impl Incoming {
     }
 
     fn meeting(&self) -> Option<&Meeting> {
-        self.meetings.get(usize::from(self.put.ticket.slot))
+        self.origin.meeting(self.put.ticket)
+    }
+
+    /// The origin's other half, if the two share no memory.
+    fn landing(&self) -> Option<&Landing> {
+        match &self.origin {
+            Origin::Apart(landing) => Some(landing),
+            Origin::Near(_) => None,
+        }
+    }
+
+    /// What the origin has to be told of the end, as it can't see it.
+    pub fn farewell(&self, look: Look) -> Option<(Ticket, Over)> {
+        self.landing()?;
+        match look {
+            Look::Complete => Some((self.put.ticket, Over::Finished)),
+            Look::GivenUp => Some((self.put.ticket, Over::Refused)),
+            Look::Underway | Look::Broken(_) => None,
+        }
     }
 
     fn generation(&self) -> u64 {
         u64::from(self.put.ticket.generation)
+    }
+
+    /// The same for an origin that shares no memory: `name` asks the network to store the message, and how it calls it.
+    pub fn answer_apart(&mut self, copy: Copy, name: impl FnOnce(&Arc<dyn BytesIn>) -> Option<u64>) -> Option<RemoteGet> {
+        let (Sink::Receive(receive), Origin::Apart(landing)) = (&self.sink, &mut self.origin) else { return None };
+        if self.acknowledged || receive.op.is_done() {
+            return None;
+        }
+        let target = match copy {
+            Copy::Target => Place::Nowhere,
+            // SAFETY: the message fits (Sink), and `detach` and the drop of this make the landing let go before the receive's buffer is
+            // somebody else's.
+            _ => unsafe { landing.open(receive.ptr, &receive.op, name) }.map_or(Place::Nowhere, Place::Session),
+        };
+        Some(RemoteGet { ticket: self.put.ticket, target, pulls: false })
     }
 
     /// What is to be said to the origin, once there is a receive to say it of.
@@ -203,7 +292,7 @@ impl Incoming {
         self.note(monitor, RecordKind::RemoteGet, 0, self.put.ends.len);
         monitor.tallies.add(Figure::RemoteGets, 1);
         self.acknowledged = true;
-        self.granted = get.target != Place::Nowhere;
+        self.granted = !matches!(get.target, Place::Nowhere | Place::Session(_));
         self.report.execute(Descriptor::RemoteGet, 0);
     }
 
@@ -215,10 +304,11 @@ impl Incoming {
         }
         let end = at + len;
         let ends_chunk = end.is_multiple_of(self.put.ends.chunk) || end == self.put.ends.len;
-        if len < PACKET_LEAST && !ends_chunk {
-            // Each takes memory of its own.
+        if at != self.next && !at.is_multiple_of(self.put.ends.chunk) {
+            // Each place where something begins takes memory of its own.
             return Err("a chunk in crumbs");
         }
+        self.next = end;
         if self.report.fifo.bytes + len > self.put.ends.len {
             return Err("more bytes than the message has");
         }
@@ -276,7 +366,7 @@ impl Incoming {
             Sink::Kept(bytes, _) => bytes.as_mut_ptr(),
             _ => return Ok(false),
         };
-        let Some(meeting) = self.meetings.get(usize::from(self.put.ticket.slot)) else { return Ok(false) };
+        let Some(meeting) = self.origin.meeting(self.put.ticket) else { return Ok(false) };
         // Where the origin puts as well, both claim chunk by chunk, so as to end at once.
         let most = if self.granted { 1 } else { CHUNK_MOST / self.put.ends.chunk };
         let run = match meeting.claim(u64::from(self.put.ticket.generation), self.put.ends.chunks(), End::Last, most) {
@@ -326,7 +416,7 @@ impl Incoming {
     /// The receive counter: what is still to come. At zero the message is complete.
     pub fn look(&mut self) -> Look {
         self.give_up_cancelled();
-        let Some(meeting) = self.meetings.get(usize::from(self.put.ticket.slot)) else { return Look::GivenUp };
+        let Some(meeting) = self.origin.meeting(self.put.ticket) else { return Look::GivenUp };
         let Some(progress) = meeting.progress(self.generation()) else { return Look::GivenUp };
         if progress.closed {
             return Look::GivenUp;
@@ -337,6 +427,10 @@ impl Incoming {
                 return Look::Broken("more bytes put than the message has");
             }
             self.report.put = put;
+        } else if let Origin::Apart(landing) = &self.origin {
+            let bytes = landing.stored();
+            let chunks = if bytes > 0 { self.put.ends.chunks().saturating_sub(self.report.fifo.chunks) } else { 0 };
+            self.report.put = Moved { bytes, chunks };
         }
         let moved = self.report.fifo.bytes + self.report.pulled.bytes + self.report.put.bytes;
         match moved.cmp(&self.put.ends.len) {
@@ -375,8 +469,14 @@ impl Incoming {
                     return Some(receive);
                 }
                 let mut bytes = vec![0; self.envelope.len];
-                // SAFETY: the buffer is valid until this returns (RecvOp::new), and holds the message (Sink).
-                unsafe { std::ptr::copy_nonoverlapping(receive.ptr, bytes.as_mut_ptr(), self.envelope.len) };
+                match &self.origin {
+                    // SAFETY: the same, and what is kept is dropped after the landing (tell).
+                    Origin::Apart(landing) => unsafe { landing.move_to(receive.ptr, bytes.as_mut_ptr()) },
+                    // SAFETY: the buffer is valid until this returns (RecvOp::new), and holds the message (Sink).
+                    Origin::Near(_) => unsafe {
+                        std::ptr::copy_nonoverlapping(receive.ptr, bytes.as_mut_ptr(), self.envelope.len);
+                    },
+                }
                 self.sink = Sink::Kept(bytes, None);
                 Some(receive)
             }
@@ -426,9 +526,10 @@ impl Incoming {
         self.report.fifo.bytes + self.report.put.bytes + self.report.pulled.bytes
     }
 
-    /// It is over: what there is to tell of it.
+    /// It is over: what there is to tell of it. The network stores nothing for it any more.
     pub fn tell(self, reports: &mut Reports) -> Sink {
         reports.keep(self.report);
+        drop(self.origin);
         self.sink
     }
 }

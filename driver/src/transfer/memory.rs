@@ -52,7 +52,7 @@ impl Remote {
     /// How a place of the other end is reached; `None` if it can't be.
     pub fn of(place: Place, len: u64, peer: &Arc<PeerInbox>, local: &Local, writable: bool) -> Option<Self> {
         match place {
-            Place::Nowhere => None,
+            Place::Nowhere | Place::Session(_) => None,
             Place::Private(address) => {
                 (Self::can_reach(peer) && address.checked_add(len).is_some()).then(|| Self::Private(peer.clone(), address))
             }

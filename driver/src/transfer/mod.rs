@@ -16,7 +16,12 @@
 //! Memory is only ever *pulled*, by the target, unless its owner is certain to wait: a receive that blocks without a deadline lets
 //! the origin put into its buffer, and does not return before the origin has let go of it, or is dead. A receive
 //! that can be cancelled grants nothing, so nothing can land in a buffer that was given back.
+//!
+//! Between nodes that share no memory the same descriptors go by the lanes of a session, and a direct put is what the session
+//! stores in whatever order it arrives ([`apart`]). There the origin puts all that is left when the remote get comes, and the target's own engine
+//! stores it, so that any receive grants.
 
+pub mod apart;
 pub mod descriptor;
 pub mod incoming;
 pub mod memory;
@@ -40,12 +45,13 @@ pub(crate) const LEAST_SHARE: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Copy {
     /// Whoever drives: both processors if both processes wait. Messages in private memory go through the lane where that is faster than the
-    /// kernel's copy: shorter ones than 1 MiB, several at once, and where the system makes its copy dear.
+    /// kernel's copy: shorter ones than 1 MiB, several at once, and where the system makes its copy dear. Over a network shorter ones
+    /// than 256 KiB go through the lane.
     #[default]
     Auto,
     /// The origin alone: memory-FIFO packets and direct puts.
     Origin,
-    /// The target alone, once it has matched the message.
+    /// The target alone, once it has matched the message. Over a network it can't, and all goes by memory-FIFO packets.
     Target,
     /// Both, whoever waits.
     Both,

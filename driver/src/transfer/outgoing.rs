@@ -1,7 +1,8 @@
 //! The origin's end: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has come, direct puts
 //! from the last end, until the ends meet.
 
-use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, RemoteGet, Ticket};
+use super::apart::Lending;
+use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, Ticket};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::way::Way;
@@ -32,6 +33,9 @@ const FIFO_GOES_ON: u64 = 16 << 20;
 /// ...of one chunk in so many of the origin's.
 const FIFO_SHARE: u32 = 4;
 
+/// A shorter message is through the lane of a session before an RTS is answered.
+const APART_LEAST: usize = 256 << 10;
+
 /// What this node is sending by transfers.
 pub struct Outgoing {
     transfers: Vec<Transfer>,
@@ -44,6 +48,8 @@ pub struct Outgoing {
     active: usize,
     /// Targets that broke the rules of a meeting.
     broken: Vec<NodeId>,
+    /// Targets that can't see that a message is not to be delivered, and have to be told.
+    farewells: Vec<Farewell>,
     reports: Reports,
     monitor: Arc<Monitor>,
 }
@@ -57,10 +63,28 @@ struct Slots {
 
 const _: () = assert!(MEETINGS <= 32);
 
+/// What a target has to be told of a transfer that was given up.
+pub struct Farewell {
+    /// The way by which its RTS went.
+    pub out: Arc<Outbound>,
+    /// Of the target.
+    pub life: Incarnation,
+    /// Which transfer.
+    pub ticket: Ticket,
+}
+
+/// The other end, and how this one keeps in step with it.
+#[derive(Clone)]
+enum Partner {
+    /// By a meeting that both have.
+    Near(Arc<PeerInbox>, Meetings),
+    /// By words, as they share no memory.
+    Apart(Incarnation, Arc<Lending>),
+}
+
 struct Transfer {
     out: Arc<Outbound>,
-    peer: Arc<PeerInbox>,
-    meetings: Meetings,
+    partner: Partner,
     ticket: Ticket,
     ends: Ends,
     bytes: *const u8,
@@ -71,6 +95,8 @@ struct Transfer {
     get: Option<RemoteGet>,
     /// Where to put, if that is possible.
     target: Option<Remote>,
+    /// The part that a session puts: which chunks, where they lie, and whether the session has begun.
+    part: Option<(Run, bool)>,
     /// What the target is told of puts: their bytes, and the chunks that are not touched any more, be they put or not.
     put: Moved,
     /// Descriptors alternate.
@@ -124,6 +150,7 @@ impl Outgoing {
             turns: 0,
             active: 0,
             broken: Vec::new(),
+            farewells: Vec::new(),
             reports: Reports::default(),
             monitor,
         }
@@ -161,10 +188,11 @@ impl Outgoing {
         &mut self.reports
     }
 
-    /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message.
+    /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message. `peer`: the target, if it shares
+    /// memory with this node.
     pub fn begin(
         &mut self,
-        peer: &Arc<PeerInbox>,
+        peer: Option<&Arc<PeerInbox>>,
         out: &Arc<Outbound>,
         state: &mut OutState,
         local: &Local,
@@ -172,31 +200,41 @@ impl Outgoing {
     ) -> Begun {
         let Some(slots) = self.slots.get_mut(out.target.index()) else { return Begun::NoSlot };
         let slots = slots.get_or_insert_default();
-        let meetings = Meetings::with_target(peer);
+        let meetings = peer.map(Meetings::with_target);
         // What an earlier life of this node announced and its target has not seen yet must stay as it is.
         let is_free = |slot: &usize| {
-            let is_known = slots.generations[*slot] != 0;
-            slots.used & 1 << slot == 0 && (is_known || meetings.get(*slot).is_some_and(Meeting::is_over))
+            let is_known = slots.generations[*slot] != 0 || peer.is_none();
+            let is_over = || meetings.as_ref().and_then(|meetings| meetings.get(*slot)).is_some_and(Meeting::is_over);
+            slots.used & 1 << slot == 0 && (is_known || is_over())
         };
         let Some(slot) = (0..MEETINGS).find(is_free) else { return Begun::NoSlot };
-        let Some(meeting) = meetings.get(slot) else { return Begun::NoSlot };
-        let latest = match slots.generations[slot] {
+        let latest = match (slots.generations[slot], &meetings) {
             // An earlier life of this node may have used it, and its target may not be done with that.
-            0 => meeting.generation(),
-            latest => u64::from(latest),
+            (0, Some(meetings)) => meetings.get(slot).map_or(0, Meeting::generation),
+            (latest, _) => u64::from(latest),
         };
         let generation = Meeting::next_generation(latest);
         let ticket = Ticket { slot: slot as u16, generation: generation as u16 };
         let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
-        // The packet publishes it.
-        meeting.open(generation);
-        let source = if self.copy == Copy::Origin { Place::Nowhere } else { local.place(order.bytes, order.len) };
-        let rts = DirectPut { ticket, ends, source }.encode();
+        let partner = match (peer, meetings) {
+            (Some(peer), Some(meetings)) => Partner::Near(peer.clone(), meetings),
+            // SAFETY: the bytes are readable until the op ends or is removed (SendOp::new), and before that it lets go (Transfer::end, close).
+            _ => Partner::Apart(state.incarnation, Arc::new(unsafe { Lending::new(order.bytes, generation) })),
+        };
+        if let Partner::Near(_, meetings) = &partner
+            && let Some(meeting) = meetings.get(slot)
+        {
+            // The packet publishes it.
+            meeting.open(generation);
+        }
+        let apart = peer.is_none();
+        let source = if self.copy == Copy::Origin || apart { Place::Nowhere } else { local.place(order.bytes, order.len) };
+        let rts = DirectPut { ticket, ends, source, apart }.encode();
         match state.push_rts(order.tag, order.len, &rts) {
             Push::Done => {}
             failed => {
                 // The next attempt has the same name: there are not so many.
-                meeting.close(generation);
+                partner.close(ticket, ends);
                 return if failed == Push::Full { Begun::Full } else { Begun::Down };
             }
         }
@@ -204,14 +242,11 @@ impl Outgoing {
         slots.used |= 1 << slot;
         let mut report = TransferReport::new(Side::Origin, out.target, order.tag, ends);
         report.execute(Descriptor::Rts, 0);
-        let (at_target, target) = (meetings.clone(), peer.clone());
-        order.op.set_closer(Box::new(move || {
-            at_target.get(slot).is_some_and(|meeting| close_and_keep(meeting, generation, ends, &target))
-        }));
+        let closer = partner.clone();
+        order.op.set_closer(Box::new(move || closer.close(ticket, ends)));
         self.transfers.push(Transfer {
             out: out.clone(),
-            peer: peer.clone(),
-            meetings,
+            partner,
             ticket,
             ends,
             bytes: order.bytes,
@@ -219,6 +254,7 @@ impl Outgoing {
             piece: None,
             get: None,
             target: None,
+            part: None,
             put: Moved::default(),
             turns: 0,
             began: Instant::now(),
@@ -243,8 +279,23 @@ impl Outgoing {
         if let Some(Some(slots)) = self.slots.get_mut(source.index()) {
             slots.way.refused = get.target == Place::Nowhere;
         }
-        transfer.target = Remote::of(get.target, transfer.ends.len, &transfer.peer, local, true);
+        if let Partner::Near(peer, _) = &transfer.partner {
+            transfer.target = Remote::of(get.target, transfer.ends.len, peer, local, true);
+        }
         true
+    }
+
+    /// A target that shares no memory says how a transfer ended. Nothing, if it is none of ours, or over.
+    pub fn end(&mut self, source: NodeId, ticket: Ticket, over: Over) {
+        let is_its = |transfer: &&Transfer| transfer.out.target == source && transfer.ticket == ticket;
+        let generation = u64::from(ticket.generation);
+        if let Some(Transfer { partner: Partner::Apart(_, lending), .. }) = self.transfers.iter().find(is_its) {
+            match over {
+                Over::Finished => lending.meeting.finish(generation),
+                Over::Refused => lending.meeting.close(generation),
+                Over::GivenUp => false,
+            };
+        }
     }
 
     /// Moves a chunk of one transfer, the one of the highest priority that has something to move; now and then of the lowest.
@@ -293,6 +344,11 @@ impl Outgoing {
         std::mem::take(&mut self.broken)
     }
 
+    /// Targets that have to be told that a message is not to be delivered, each once.
+    pub fn take_farewells(&mut self) -> Vec<Farewell> {
+        std::mem::take(&mut self.farewells)
+    }
+
     /// Whether a transfer that was not answered stands behind one that was, to the same node: its target is at work, and will come to
     /// it. Chunks by memory FIFO would only be copied twice.
     fn is_in_line(&self, at: usize) -> bool {
@@ -310,6 +366,12 @@ impl Outgoing {
             slots.used &= !(1 << transfer.ticket.slot);
         }
         self.count();
+        transfer.partner.let_go();
+        if transfer.is_given_up()
+            && let Partner::Apart(life, _) = transfer.partner
+        {
+            self.farewells.push(Farewell { out: transfer.out, life, ticket: transfer.ticket });
+        }
         self.reports.keep(transfer.report);
     }
 
@@ -319,22 +381,21 @@ impl Outgoing {
         if self.transfers[at].drained {
             return Some(false);
         }
-        let transfer = self.transfers.swap_remove(at);
-        let closed = transfer.close();
-        if !closed {
-            transfer.op.finish(Outcome::Sent);
+        if !self.transfers[at].close() {
+            self.transfers[at].zero();
+            return Some(false);
         }
-        transfer.peer.ring();
+        let transfer = self.transfers.swap_remove(at);
+        transfer.partner.ring();
         self.free(transfer);
-        Some(closed)
+        Some(true)
     }
 
     /// A target is gone, or this node leaves: everything to that node, or to all, fails.
     pub fn fail(&mut self, target: Option<(NodeId, Incarnation)>, error: impl Fn() -> Error) {
         let mut at = 0;
         while let Some(transfer) = self.transfers.get(at) {
-            let concerned =
-                |(node, life): (NodeId, Incarnation)| transfer.out.target == node && transfer.peer.incarnation() == life;
+            let concerned = |(node, life): (NodeId, Incarnation)| transfer.out.target == node && transfer.partner.life() == life;
             if !target.is_none_or(concerned) {
                 at += 1;
                 continue;
@@ -344,8 +405,8 @@ impl Outgoing {
             if !transfer.look() && !transfer.drained && !transfer.close() {
                 transfer.look();
             }
-            transfer.op.finish(Outcome::Failed(error()));
-            transfer.peer.ring();
+            transfer.finish(Outcome::Failed(error()));
+            transfer.partner.ring();
             self.free(transfer);
         }
         if let Some((node, _)) = target
@@ -353,7 +414,13 @@ impl Outgoing {
         {
             // The next life has an inbox of its own.
             *slots = None;
+            self.farewells.retain(|farewell| farewell.out.target != node);
         }
+    }
+
+    /// The same for a target that shares no memory, which copies nothing by itself.
+    pub fn is_worth_apart(&self, len: usize) -> bool {
+        self.copy != Copy::Auto || len >= APART_LEAST
     }
 
     /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane. `first`: no
@@ -372,22 +439,78 @@ impl Outgoing {
     }
 }
 
+impl Partner {
+    fn meeting(&self, ticket: Ticket) -> Option<&Meeting> {
+        match self {
+            Partner::Near(_, meetings) => meetings.get(usize::from(ticket.slot)),
+            Partner::Apart(_, lending) => Some(&lending.meeting),
+        }
+    }
+
+    /// Which life of the target it is.
+    fn life(&self) -> Incarnation {
+        match self {
+            Partner::Near(peer, _) => peer.incarnation(),
+            Partner::Apart(life, _) => *life,
+        }
+    }
+
+    /// Tells the target that something changed which it can see.
+    fn ring(&self) {
+        if let Partner::Near(peer, _) = self {
+            peer.ring();
+        }
+    }
+
+    /// Gives up. False if that is too late. The sender has its bytes back either way.
+    fn close(&self, ticket: Ticket, ends: Ends) -> bool {
+        match self {
+            Partner::Near(peer, meetings) => {
+                let meeting = meetings.get(usize::from(ticket.slot));
+                meeting.is_some_and(|meeting| close_and_keep(meeting, u64::from(ticket.generation), ends, peer))
+            }
+            Partner::Apart(_, lending) => lending.take_back(),
+        }
+    }
+
+    /// The sender has its bytes back after this.
+    fn let_go(&self) {
+        if let Partner::Apart(_, lending) = self {
+            lending.let_go();
+        }
+    }
+}
+
 impl Transfer {
     fn meeting(&self) -> Option<&Meeting> {
-        self.meetings.get(usize::from(self.ticket.slot))
+        self.partner.meeting(self.ticket)
     }
 
     /// Gives up. False if that is too late.
     fn close(&self) -> bool {
-        let generation = u64::from(self.ticket.generation);
-        self.meeting().is_some_and(|meeting| close_and_keep(meeting, generation, self.ends, &self.peer))
+        self.partner.close(self.ticket, self.ends)
+    }
+
+    /// Ends the op, after whoever reads the sender's bytes let go of them.
+    fn finish(&self, outcome: Outcome) {
+        self.partner.let_go();
+        self.op.finish(outcome);
+    }
+
+    /// Whether it was closed.
+    fn is_given_up(&self) -> bool {
+        let progress = self.meeting().and_then(|meeting| meeting.progress(u64::from(self.ticket.generation)));
+        progress.is_some_and(|progress| progress.closed)
     }
 
     /// Looks how far it is. True if it is over for both ends.
     fn look(&mut self) -> bool {
         if self.op.is_done() && !self.drained {
-            // Cancelled where the engine was out of reach: the bytes are gone, and the meeting is closed already.
-            return true;
+            // Cancelled where the engine was out of reach: the bytes are gone, and the meeting is closed already; or all was on its way.
+            if matches!(self.partner, Partner::Near(..)) || self.is_given_up() {
+                return true;
+            }
+            self.zero();
         }
         let generation = u64::from(self.ticket.generation);
         let Some(progress) = self.meeting().and_then(|meeting| meeting.progress(generation)) else {
@@ -396,12 +519,13 @@ impl Transfer {
         };
         self.look_at_counter();
         if progress.finished {
+            self.all_put();
             self.zero();
         }
         if progress.closed {
             // From over there: its receiver took it and wants no more of it, or can't.
             let refusal = self.meeting().and_then(|meeting| meeting.refusal(generation));
-            self.op.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
+            self.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
         }
         progress.finished || progress.closed
     }
@@ -432,10 +556,23 @@ impl Transfer {
         if pulled != self.pulled.0 {
             self.pulled = (pulled, Instant::now());
         }
-        self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
+        if let Partner::Apart(_, lending) = &self.partner {
+            if lending.has_arrived() {
+                self.all_put();
+            }
+        } else {
+            self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
+        }
         let moved = self.report.fifo.bytes + self.report.put.bytes;
         if moved + pulled >= self.ends.len {
             self.zero();
+        }
+    }
+
+    /// What a session was to put is there.
+    fn all_put(&mut self) {
+        if let Some((run, true)) = self.part {
+            self.report.put = Moved { bytes: self.ends.place(run).1, chunks: run.count };
         }
     }
 
@@ -446,7 +583,7 @@ impl Transfer {
             let record = Record::new(RecordKind::Completed).peer(self.out.target).priority(self.out.priority);
             self.monitor.record(&record.transfer(self.ticket.word()).bytes(self.ends.len));
             self.monitor.tallies.add(Figure::Transfers, 1);
-            self.op.finish(Outcome::Sent);
+            self.finish(Outcome::Sent);
         }
     }
 
@@ -460,6 +597,12 @@ impl Transfer {
             }
             return self.push_piece(me);
         };
+        if let (Partner::Apart(..), Place::Session(name)) = (&self.partner, get.target)
+            && copy != Copy::Target
+        {
+            // A chunk that was begun, and one that could not be put.
+            return if self.piece.is_some() { self.push_piece(me) } else { self.put_rest(me, name) };
+        }
         let puts = self.target.is_some() && copy != Copy::Target;
         if !puts {
             // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between: unless
@@ -488,20 +631,25 @@ impl Transfer {
         let out = self.out.clone();
         // Not entered: this thread is inside already.
         let Some(mut state) = out.state.enter(me) else { return false };
-        if state.incarnation != self.peer.incarnation() {
+        if state.incarnation != self.partner.life() {
             return false;
         }
-        let Some(most) = state.link.as_ref().map(|link| PIECE_BYTES.min(link.packet_bytes() as u64)) else { return false };
+        let Some(link) = &state.link else { return false };
         if state.is_started() {
             return false;
         }
         let (at, left) = match self.piece {
             Some(piece) => piece,
             None => match self.claim(End::First, 1) {
-                Some(run) => *self.piece.insert(self.ends.place(run)),
+                Some(run) => {
+                    self.set_piece(Some(self.ends.place(run)));
+                    self.ends.place(run)
+                }
                 None => return false,
             },
         };
+        let most =
+            if link.is_remote() { link.piece_bytes(left as usize) as u64 } else { PIECE_BYTES.min(link.packet_bytes() as u64) };
         let len = left.min(most);
         // SAFETY: `at + len` lies within the message (Ends::place), whose bytes are kept readable until the op ends.
         if !unsafe { state.push_chunk(self.ticket.word(), at, self.bytes.add(at as usize), len) } {
@@ -509,11 +657,58 @@ impl Transfer {
         }
         drop(state);
         self.note(RecordKind::MemoryFifo, Figure::BytesFifo, at, len);
-        self.piece = (left > len).then_some((at + len, left - len));
+        self.set_piece((left > len).then_some((at + len, left - len)));
         self.report.execute(Descriptor::MemoryFifo, len);
         self.report.fifo.bytes += len;
         self.report.fifo.chunks += u64::from(self.piece.is_none());
         true
+    }
+
+    fn set_piece(&mut self, piece: Option<(u64, u64)>) {
+        if let Partner::Apart(_, lending) = &self.partner
+            && piece.is_some() != self.piece.is_some()
+        {
+            lending.set_piece(piece.is_some());
+        }
+        self.piece = piece;
+    }
+
+    /// The direct put of all that is left, by a session. False if it can't begin now, or has.
+    fn put_rest(&mut self, me: Token, name: u64) -> bool {
+        if self.part.is_some_and(|(_, begun)| begun) {
+            return false;
+        }
+        let out = self.out.clone();
+        // Not entered: this thread is inside already.
+        let Some(state) = out.state.enter(me) else { return false };
+        let Some(link) = state.link.as_ref().filter(|_| state.incarnation == self.partner.life()) else { return false };
+        let run = match self.part {
+            Some((run, _)) => run,
+            None => match self.claim(End::Last, u64::MAX) {
+                Some(run) => run,
+                None => return false,
+            },
+        };
+        let (at, len) = self.ends.place(run);
+        let Partner::Apart(_, lending) = &self.partner else { return false };
+        lending.offer(at..at + len);
+        let begun = link.begin_transfer(name, at..at + len, self.ends.len, lending);
+        self.part = Some((run, begun == Some(true)));
+        match begun {
+            Some(true) => {
+                self.report.execute(Descriptor::DirectPut, len);
+                self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
+            }
+            Some(false) => {
+                // It never asked for it, or is gone. The rest goes through the lane.
+                lending.offer(0..0);
+                self.part = None;
+                self.get = self.get.map(|get| RemoteGet { target: Place::Nowhere, ..get });
+                self.set_piece(Some((at, len)));
+            }
+            None => {}
+        }
+        begun.is_some()
     }
 
     /// One direct put.
@@ -542,7 +737,7 @@ impl Transfer {
         if let Some(meeting) = self.meeting() {
             meeting.set_put(self.put);
         }
-        self.peer.ring();
+        self.partner.ring();
         true
     }
 
@@ -571,7 +766,7 @@ impl Transfer {
     #[cold]
     fn broken(&mut self) {
         self.broken = true;
-        self.op.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
+        self.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
     }
 }
 

@@ -1,7 +1,9 @@
 //! The sending half of one way to a peer.
 
-use super::UdpFabric;
+use super::{BytesOut, UdpFabric};
+use crate::protocol::TransferId;
 use doorbell_fabric::{Incarnation, Link, LinkDown, NodeId, PacketHead, PacketKind, Priority, Push};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Looks at a fabric that another thread has just now before it counts as full; and for what should find room whatever there is.
@@ -41,6 +43,12 @@ impl UdpLink {
             }
         }
         None
+    }
+
+    /// Sends a part of what the peer expects, `total` bytes in all: from `from`, without a copy in between. `None`: not now.
+    pub fn begin_transfer(&self, transfer: TransferId, part: Range<u64>, total: u64, from: Arc<dyn BytesOut>) -> Option<bool> {
+        let mut fabric = self.enter(TRIES)?;
+        Some(fabric.begin_transfer((self.session, transfer), (part, total), self.priority, from))
     }
 
     /// The longest message that finds room on an idle way whatever came before it.

@@ -13,10 +13,12 @@ mod guest;
 mod link;
 mod notice;
 mod options;
+mod transfers;
 
 pub use guest::{Grant, ask};
 pub use link::UdpLink;
 pub use options::{UdpError, UdpOptions, read_key};
+pub use transfers::{BytesIn, BytesOut};
 
 use crate::Run;
 use crate::port::{self, Direct, Port, Room, Sent, TroubleKind, is_loopback_only};
@@ -29,8 +31,11 @@ use gather::Gather;
 use notice::{Greeting, MEMBERS_MAX, Member, NOTICE_MAX, Notice};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use transfers::Transfers;
 
 /// The tag of control packets that are notices between fabrics, and none of the driver's.
 const NOTICE_TAG: u64 = 1;
@@ -113,6 +118,7 @@ pub struct UdpFabric {
     out: Box<[u8]>,
     unsent: Option<(usize, Transmit)>,
     gather: Gather,
+    transfers: Transfers,
     /// Called when packets begin to be gathered.
     on_gather: Option<Box<dyn Fn() + Send>>,
     epoch: Instant,
@@ -138,6 +144,7 @@ struct Gate<'a, S> {
     sink: &'a mut S,
     peers: &'a [Option<Peer>],
     heard: &'a mut Vec<(NodeId, Vec<u8>)>,
+    transfers: &'a Transfers,
     taken: usize,
 }
 
@@ -175,7 +182,10 @@ impl<S: Sink> Sink for Gate<'_, S> {
 }
 
 impl<S: Sink> Receive for Gate<'_, S> {
-    fn place(&mut self, _: SessionId, _: TransferId, _: u64, _: &[u8]) {}
+    fn place(&mut self, session: SessionId, transfer: TransferId, offset: u64, bytes: &[u8]) {
+        self.transfers.store(session, transfer, offset, bytes);
+        self.taken += 1;
+    }
 }
 
 /// Takes everything, and does nothing with it.
@@ -277,6 +287,7 @@ impl UdpFabric {
             out: vec![0; RUN_ROOM].into(),
             unsent: None,
             gather: Gather::default(),
+            transfers: Transfers::default(),
             on_gather: None,
             epoch: Instant::now(),
             me,
@@ -393,16 +404,16 @@ impl UdpFabric {
 
     /// Hands over packets that wait. Returns how many the driver took.
     fn deliver<S: Sink>(&mut self, now: Time, sink: &mut S, budget: usize) -> usize {
-        let Self { endpoint, peers, heard, .. } = self;
-        let mut gate = Gate { sink, peers, heard, taken: 0 };
+        let Self { endpoint, peers, heard, transfers, .. } = self;
+        let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
         endpoint.deliver(now, &mut gate, budget);
         gate.taken
     }
 
     /// Takes one run from the socket. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
     fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let Self { endpoint, direct: Some(direct), room, peers, heard, .. } = self else { return (0, 0, stopped) };
-        let mut gate = Gate { sink, peers, heard, taken: 0 };
+        let Self { endpoint, direct: Some(direct), room, peers, heard, transfers, .. } = self else { return (0, 0, stopped) };
+        let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
         let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
             let from = Path { link: LinkId(0), peer: run.peer };
             for datagram in run.datagrams() {
@@ -476,6 +487,7 @@ impl UdpFabric {
             }
             Event::Closed { session, peer, reason } => {
                 self.contacts.closed(now, session, reason);
+                self.transfers.end_session(session);
                 self.next.retain(|(_, peer)| peer.session != session);
                 let Some(node) = peer.map(|peer| peer.node).filter(|node| node.index() < self.peers.len()) else { return };
                 let place = &mut self.peers[node.index()];
@@ -498,7 +510,10 @@ impl UdpFabric {
             Event::Refused { path, why } => {
                 tracing::warn!(address = %path.peer, ?why, "somebody asked for a conversation and was refused");
             }
-            Event::Sent { .. } | Event::Arrived { .. } | Event::Cancelled { .. } => {}
+            Event::Sent { session, transfer } => self.transfers.ended(session, transfer, true),
+            Event::Cancelled { session, transfer, outgoing: true } => self.transfers.ended(session, transfer, false),
+            // Whoever expects it counts, and hears from the peer that it is given up.
+            Event::Arrived { .. } | Event::Cancelled { .. } => {}
         }
     }
 
@@ -629,6 +644,27 @@ impl UdpFabric {
         push
     }
 
+    /// Expects `len` bytes of an accepted life of a node, and names what comes: the peer has to be told. They come as long as `into` lives. `None`:
+    /// there is no such life now.
+    pub fn expect(&mut self, node: NodeId, incarnation: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<TransferId> {
+        let (now, session) = (self.now(), self.session(node, incarnation)?);
+        self.transfers.expect(&mut self.endpoint, now, session, len, into)
+    }
+
+    /// Sends a part of what the peer expects, `total` bytes in all. False if it can't be: the peer never named it so, or it was begun before.
+    pub(crate) fn begin_transfer(
+        &mut self,
+        name: (SessionId, TransferId),
+        part: (Range<u64>, u64),
+        priority: Priority,
+        from: Arc<dyn BytesOut>,
+    ) -> bool {
+        let now = self.now();
+        let begun = self.transfers.begin(&mut self.endpoint, now, name, part, priority, from);
+        self.flush(now);
+        begun
+    }
+
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -639,7 +675,7 @@ impl UdpFabric {
         loop {
             let (from, transmit) = match self.unsent.take() {
                 Some(unsent) => unsent,
-                None => match self.endpoint.poll_pieces(now, &mut self.out, &mut ()) {
+                None => match self.endpoint.poll_pieces(now, &mut self.out, &mut self.transfers) {
                     Some(transmit) => (0, transmit),
                     None => return,
                 },

@@ -9,6 +9,7 @@ use super::ranges::RangeSet;
 use super::wire::Writer;
 use doorbell_fabric::{PRIORITIES, Priority};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 /// Grants and cancellations kept for transfers that this end has not begun.
 const EARLY_MAX: usize = 4096;
@@ -50,6 +51,8 @@ pub(crate) struct TransfersOut {
 struct Out {
     priority: Priority,
     total: u64,
+    /// Where the part begins and ends that is sent.
+    part: Range<u64>,
     /// How far the receiver lets us go.
     limit: u64,
     /// The first byte never sent.
@@ -61,12 +64,13 @@ struct Out {
 
 impl Out {
     fn has_work(&self) -> bool {
-        self.next < self.limit.min(self.total) || !self.again.is_empty()
+        self.next < self.limit.min(self.part.end) || !self.again.is_empty()
     }
 }
 
 impl TransfersOut {
-    pub fn begin(&mut self, transfer: u64, total: u64, priority: Priority) -> Result<(), TransferError> {
+    /// Sends a part of a transfer of `total` bytes, within which it lies.
+    pub fn begin(&mut self, transfer: u64, part: Range<u64>, total: u64, priority: Priority) -> Result<(), TransferError> {
         if self.is_used(transfer) || transfer == u64::MAX {
             return Err(TransferError::Used);
         }
@@ -76,11 +80,12 @@ impl TransfersOut {
             return Ok(());
         }
         let limit = self.early.remove(&transfer).unwrap_or(0);
-        if total == 0 {
+        if part.is_empty() {
             self.finished.push_back((transfer, true));
             return Ok(());
         }
-        let out = Out { priority, total, limit, next: 0, acked: RangeSet::default(), again: RangeSet::default(), queued: false };
+        let (acked, again) = (RangeSet::default(), RangeSet::default());
+        let out = Out { priority, total, limit, next: part.start, part, acked, again, queued: false };
         self.running.insert(transfer, out);
         self.enqueue(transfer);
         Ok(())
@@ -163,7 +168,7 @@ impl TransfersOut {
             let most = writer.room().checked_sub(DATA_HEAD)?.min(usize::from(u16::MAX)) as u64;
             let left = match out.again.iter().next() {
                 Some((from, to)) => to - from,
-                None => out.limit.min(out.total) - out.next,
+                None => out.limit.min(out.part.end) - out.next,
             };
             if most < left.min(PIECE_LEAST as u64) {
                 return None;
@@ -171,7 +176,7 @@ impl TransfersOut {
             let (from, to) = match out.again.take_front(most) {
                 Some(range) => range,
                 None => {
-                    let to = out.limit.min(out.total).min(out.next + most);
+                    let to = out.limit.min(out.part.end).min(out.next + most);
                     let from = std::mem::replace(&mut out.next, to);
                     (from, to)
                 }
@@ -208,7 +213,7 @@ impl TransfersOut {
         if !out.again.is_empty() {
             out.again.remove(offset, end);
         }
-        if out.acked.covers(0, out.total) {
+        if out.acked.covers(out.part.start, out.part.end) {
             self.running.remove(&transfer);
             self.finished.push_back((transfer, true));
         }

@@ -202,7 +202,8 @@ pub fn too_many_queued_sends_are_refused(world: &World) {
             Ok(request) => queued.push(request),
             Err(error) => break error,
         }
-        assert!(queued.len() <= 10_000, "the queue has no end");
+        // A lane of a session holds some ten thousand so short ones.
+        assert!(queued.len() <= 200_000, "the queue has no end");
     };
     assert!(matches!(error, Error::Full { node } if node == b.id()), "{error:?}");
     taken_back(block);

@@ -151,21 +151,25 @@ pub(super) fn reports_agree(origin: &Node, target: &Node, tag: u64, len: usize) 
     ends
 }
 
-/// Waits until a node has sent so many bytes by memory FIFO since `before`. Turns its engine, as `Inline` asks for.
+/// Bytes of transfers that a node has sent itself: by memory FIFO, or put.
+pub(super) fn sent_bytes(node: &Node) -> u64 {
+    let figures = node.figures().unwrap();
+    figures[Figure::BytesFifo] + figures[Figure::BytesPut]
+}
+
+/// Waits until a node has sent so many bytes of transfers since it had sent `before`. Turns its engine, as `Inline` asks for.
 #[track_caller]
 pub(super) fn pushed(node: &Node, before: u64, bytes: u64) {
-    until("some of it goes by memory FIFO", || {
+    until("some of it goes", || {
         node.progress().unwrap();
-        (node.figures().unwrap()[Figure::BytesFifo] >= before + bytes).then_some(())
+        (sent_bytes(node) >= before + bytes).then_some(())
     });
 }
 
 /// The same, unless the target was so fast that nothing had to go that way.
 #[track_caller]
 pub(super) fn pushed_or_ended<B>(node: &Node, before: u64, send: &Request<B>) {
-    until("some of it goes by memory FIFO", || {
-        (send.test() || node.figures().unwrap()[Figure::BytesFifo] > before).then_some(())
-    });
+    until("some of it goes", || (send.test() || sent_bytes(node) > before).then_some(()));
 }
 
 fn oriented(world: &World, from_high: bool) -> [Node; 2] {
@@ -185,7 +189,7 @@ fn arrive(world: &World, from_high: bool) {
             let form = FORMS[tag as usize % FORMS.len()];
             let accepts = Match::any().tag(tag);
             let (bytes, room) = (at_a.filled(from, len, tag), at_b.buffer(to, len));
-            let (before, rts) = (a.figures().unwrap()[Figure::BytesFifo], a.figures().unwrap()[Figure::Rts]);
+            let (before, rts) = (sent_bytes(&a), a.figures().unwrap()[Figure::Rts]);
             let (to_b, sender) = (b.id(), a.clone());
             let (begun, has_begun) = mpsc::channel();
             let send = move || {
@@ -224,23 +228,14 @@ fn arrive(world: &World, from_high: bool) {
 }
 
 pub fn large_messages_arrive_intact(world: &World) {
-    if !world.has_transfers() {
-        return;
-    }
     arrive(world, false);
 }
 
 pub fn large_messages_arrive_intact_from_the_high_end(world: &World) {
-    if !world.has_transfers() {
-        return;
-    }
     arrive(world, true);
 }
 
 pub fn whoever_copies_large_messages_arrive(world: &World) {
-    if !world.has_transfers() {
-        return;
-    }
     let policies = [Copy::Auto, Copy::Origin, Copy::Target, Copy::Both];
     for (index, (here, there)) in policies.into_iter().flat_map(|here| policies.map(|there| (here, there))).enumerate() {
         let a = world.builder(0).copy(here).join().unwrap();
@@ -397,9 +392,6 @@ pub fn a_node_moves_a_large_message_to_itself(world: &World) {
 }
 
 pub fn counters_reach_zero_once_whatever_the_delays(world: &World) {
-    if !world.has_transfers() {
-        return;
-    }
     let mut random = Random::new(11);
     for round in 0..6 {
         let (high, copies) = (random.chance(50), [Copy::Both, Copy::Origin, Copy::Target]);

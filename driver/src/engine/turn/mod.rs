@@ -30,6 +30,7 @@ use crate::transfer::outgoing::Outgoing;
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::board::{Figure, Figures};
+use sends::Word;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,6 +68,8 @@ pub struct Engine {
     fabric: Fabrics,
     inbound: Inbound,
     outgoing: Outgoing,
+    /// For engines of nodes that share no memory.
+    words: VecDeque<Word>,
     local: Local,
     copy: Copy,
     /// Whether the poller thread turns it just now.
@@ -117,6 +120,7 @@ impl Engine {
         let remote = Remote::new(regions.clone(), fabric.membership().incarnation());
         Self {
             inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders, remote),
+            words: VecDeque::new(),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
             local: Local::new(fabric.membership().clone(), regions),
             copy: settings.copy,
@@ -209,6 +213,7 @@ impl Engine {
             || !self.sending.is_empty()
             || self.outgoing.is_active()
             || !self.inbound.incoming.is_empty()
+            || !self.words.is_empty()
             || self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
 

@@ -277,6 +277,7 @@ impl Engine {
         for priority in 0..PRIORITIES {
             self.inbound.give_up(node.index() * PRIORITIES + priority);
         }
+        self.inbound.given_up.forget(node);
         let mut at = 0;
         while let Some(incoming) = self.inbound.incoming.get_mut(at) {
             if incoming.envelope.source != node {

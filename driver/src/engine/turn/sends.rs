@@ -5,10 +5,10 @@ use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::message::inbound::News;
 use crate::message::outbound::{OutState, Outbound};
-use crate::transfer::descriptor::Control;
+use crate::transfer::descriptor::{Control, Over, RemoteGet};
 use crate::transfer::incoming::Look;
 use crate::transfer::memory::Local;
-use crate::transfer::outgoing::{Begun, Order, Outgoing};
+use crate::transfer::outgoing::{Begun, Farewell, Order, Outgoing};
 use crate::transfer::{RENDEZVOUS_BYTES, TransferReport};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority, Push};
@@ -16,12 +16,20 @@ use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::PeerInbox;
 use std::sync::Arc;
 
+/// What another engine is to be told, as soon as there is room for it.
+pub(super) struct Word {
+    to: (NodeId, Incarnation),
+    priority: Priority,
+    word: [u8; RemoteGet::BYTES],
+}
+
 impl Engine {
     /// Moves what is queued into the lanes. Returns the amount of work done.
     #[inline(always)]
     pub fn push(&mut self, me: Token) -> usize {
         let has_regions = self.inbound.remote.has_work();
-        if self.sending.is_empty() && self.outgoing.is_empty() && self.inbound.incoming.is_empty() && !has_regions {
+        let has_transfers = !(self.outgoing.is_empty() && self.inbound.incoming.is_empty() && self.words.is_empty());
+        if self.sending.is_empty() && !has_transfers && !has_regions {
             return 0;
         }
         let regions = if has_regions { self.step_regions(me) } else { 0 };
@@ -107,6 +115,15 @@ impl Engine {
                         tracing::trace!(node = source.0, "a remote get for a transfer that is over");
                     }
                 }
+                News::Control(Control::Over(Over::GivenUp, ticket)) => {
+                    match self.inbound.incoming.iter().find(|incoming| incoming.is_apart(source, ticket)) {
+                        Some(incoming) => {
+                            incoming.close();
+                        }
+                        None => self.inbound.given_up.note(source, ticket),
+                    }
+                }
+                News::Control(Control::Over(over, ticket)) => self.outgoing.end(source, ticket, over),
                 News::Control(Control::Lower(lower)) => {
                     // A stale key lowers nothing.
                     let _ = self.monitor.counters.lower_by_key(&lower.key, lower.bytes);
@@ -134,6 +151,10 @@ impl Engine {
                 peer.ring();
             }
             work += usize::from(look != Look::Underway);
+            if let Some((ticket, over)) = incoming.farewell(look) {
+                let (to, word) = ((source, incarnation), over.encode(ticket));
+                self.words.push_back(Word { to, priority: Priority::High, word });
+            }
             match look {
                 Look::Underway => at += 1,
                 Look::Complete => self.inbound.complete_transfer(at, self.by_poller),
@@ -149,6 +170,30 @@ impl Engine {
         for target in self.outgoing.take_broken() {
             self.on_broken(target, "more chunks claimed than the message has, or a meeting named anew");
         }
+        work + self.send_words(me)
+    }
+
+    /// Tells other engines what they can't see. What finds no room waits, and what follows it on the same way waits as well.
+    pub fn send_words(&mut self, me: Token) -> usize {
+        for Farewell { out, life, ticket } in self.outgoing.take_farewells() {
+            let word = Over::GivenUp.encode(ticket);
+            // Not on its own way, which it blocks as long as nobody takes it.
+            let priority = if out.priority == Priority::High { Priority::Normal } else { Priority::High };
+            self.words.push_back(Word { to: (out.target, life), priority, word });
+        }
+        let mut work = 0;
+        let mut full: Vec<(NodeId, Priority)> = Vec::new();
+        for _ in 0..self.words.len() {
+            let Some(word) = self.words.pop_front() else { break };
+            let ((node, life), priority) = (word.to, word.priority);
+            // Who is gone, or damaged, need not be told.
+            if full.contains(&(node, priority)) || matches!(self.send_control(me, node, priority, life, &word.word), Ok(false)) {
+                full.push((node, priority));
+                self.words.push_back(word);
+            } else {
+                work += 1;
+            }
+        }
         work
     }
 
@@ -159,10 +204,16 @@ impl Engine {
         while let Some(incoming) = self.inbound.incoming.get_mut(at) {
             at += 1;
             let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
-            if let Some(peer) = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation)
-                && let Some(get) = incoming.answer(peer, &self.local, self.copy)
+            let get = if incoming.comes_apart() {
+                let len = incoming.envelope.len as u64;
+                incoming.answer_apart(self.copy, |into| self.fabric.expect(source, incarnation, len, into))
+            } else {
+                let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
+                peer.and_then(|peer| incoming.answer(peer, &self.local, self.copy))
+            };
+            if let Some(get) = get
                 // An error says that it is gone, or can't be told anything: then others notice.
-                && self.send_control(me, source, incarnation, &get.encode()).unwrap_or(true)
+                && self.send_control(me, source, Priority::High, incarnation, &get.encode()).unwrap_or(true)
                 // On the way there it may have been seen that the origin is gone, and with it what it was sending.
                 && let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.id == id)
             {
@@ -173,9 +224,16 @@ impl Engine {
         work
     }
 
-    /// A word to another node's engine, at high priority. False if there is no room now.
-    pub fn send_control(&mut self, me: Token, node: NodeId, life: Incarnation, word: &[u8]) -> Result<bool, Error> {
-        let Some(outbound) = self.ways.get(node, Priority::High).cloned() else { return Err(Error::NoSuchNode { node }) };
+    /// A word to another node's engine. False if there is no room now.
+    pub fn send_control(
+        &mut self,
+        me: Token,
+        node: NodeId,
+        priority: Priority,
+        life: Incarnation,
+        word: &[u8],
+    ) -> Result<bool, Error> {
+        let Some(outbound) = self.ways.get(node, priority).cloned() else { return Err(Error::NoSuchNode { node }) };
         let Some(mut state) = outbound.state.enter(me) else { return Ok(false) };
         self.connect(&outbound, &mut state, life)?;
         if state.is_started() {
@@ -204,10 +262,13 @@ fn begin(
     state: &mut OutState,
     order: &Order<'_>,
 ) -> Option<Begun> {
-    let peer = peer.filter(|peer| peer.incarnation() == state.incarnation)?;
-    let worth = state.link.is_some()
-        && order.len >= RENDEZVOUS_BYTES
-        && outgoing.is_worth(peer, local, order.bytes, order.len, state.queued() <= 1);
+    let peer = peer.filter(|_| !state.is_remote());
+    let is_worth = match peer {
+        Some(peer) if peer.incarnation() != state.incarnation => return None,
+        Some(peer) => outgoing.is_worth(peer, local, order.bytes, order.len, state.queued() <= 1),
+        None => state.is_remote() && outgoing.is_worth_apart(order.len),
+    };
+    let worth = state.link.is_some() && order.len >= RENDEZVOUS_BYTES && is_worth;
     if !worth && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
         outbound.wants_bulk.store(true, Ordering::Relaxed);
     }

@@ -19,6 +19,7 @@ use doorbell_fabric::{LinkDown, NodeId, PacketHead, Priority, Push, Sink};
 use open::Attempt;
 use sessions::{Entry, Sessions};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Whom to connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -300,11 +301,33 @@ impl Endpoint {
         total: u64,
         priority: Priority,
     ) -> Result<(), TransferError> {
+        self.begin_part(now, session, transfer, 0..total, total, priority)
+    }
+
+    /// Sends a part of a transfer of `total` bytes that the peer named. [`Event::Sent`] tells that this part is there; the peer is told of a whole
+    /// transfer only, and so has to know from elsewhere which part comes, and to [`forget`](Self::forget) the rest.
+    pub fn begin_part(
+        &mut self,
+        now: Time,
+        session: SessionId,
+        transfer: TransferId,
+        part: Range<u64>,
+        total: u64,
+        priority: Priority,
+    ) -> Result<(), TransferError> {
         let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
-        live.begin_transfer(now, transfer.0, total, priority)?;
+        let part = part.start..part.end.min(total);
+        live.begin_transfer(now, transfer.0, part, total, priority)?;
         live.tell_finished(&mut self.events);
         self.after(now, index);
         Ok(())
+    }
+
+    /// Expects no more of a transfer from the peer, which is not told: all that it sends is there.
+    pub fn forget(&mut self, session: SessionId, transfer: TransferId) {
+        if let Some((_, session)) = self.sessions.live(session) {
+            session.forget(transfer.0);
+        }
     }
 
     /// Gives up a transfer to the peer: its bytes are asked for no more. Whether it was still running; if so, no event tells of it.

@@ -22,6 +22,7 @@ use super::{CloseReason, Event, Path, Peer, SessionId};
 use cargo::{Cargo, Closing, Control};
 use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 pub(crate) use receive::{Genuine, Opened};
 
@@ -211,6 +212,7 @@ impl Session {
         &mut self,
         now: Time,
         transfer: u64,
+        part: Range<u64>,
         total: u64,
         priority: Priority,
     ) -> Result<(), super::TransferError> {
@@ -218,7 +220,12 @@ impl Session {
             return Err(super::TransferError::Gone);
         }
         self.last_used = now;
-        self.cargo.transfers_out.begin(transfer, total, priority)
+        self.cargo.transfers_out.begin(transfer, part, total, priority)
+    }
+
+    /// Wants no more of a transfer from the peer, which is not told.
+    pub fn forget(&mut self, transfer: u64) {
+        self.cargo.transfers_in.cancel(transfer);
     }
 
     /// Gives a transfer up at this end; whether it was still running.
