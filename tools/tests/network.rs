@@ -241,11 +241,10 @@ fn what_is_wrong_with_the_network_is_told() {
 
 #[test]
 fn what_makes_no_sense_over_the_network_is_refused() {
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 19] = [
         (&["latency", "--fabric", "udp", "--put"], "there are no puts over UDP"),
         (&["rate", "--fabric", "udp", "--put"], "there are no puts over UDP"),
         (&["latency", "--fabric", "udp", "--loan"], "nothing can be lent over UDP"),
-        (&["latency", "--fabric", "udp", "--copy", "both"], "--copy: over UDP"),
         (&["bandwidth", "--fabric", "udp", "--buffers", "registered"], "--buffers: over UDP"),
         (&["bandwidth", "--fabric", "udp", "--floor", "--both-ways"], "no floor of both ways"),
         (&["latency", "--fabric", "tcp"], "it can be shm, udp"),

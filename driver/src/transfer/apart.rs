@@ -102,19 +102,20 @@ impl Lending {
 }
 
 impl BytesOut for Lending {
-    fn read(&self, at: u64, into: &mut [u8]) -> bool {
+    fn has(&self) -> bool {
+        !matches!(lock(&self.state).bytes, Bytes::Gone)
+    }
+
+    fn lend(&self, at: u64, len: usize, to: &mut dyn FnMut(&[u8])) -> bool {
         let mut state = lock(&self.state);
-        let end = at + into.len() as u64;
+        let end = at + len as u64;
         if at < state.part.start || end > state.part.end {
             return false;
         }
         match &state.bytes {
-            // SAFETY: within the message (offer), which is readable (Lent); `into` is nobody else's.
-            Bytes::Lent(bytes) => unsafe { std::ptr::copy_nonoverlapping(bytes.add(at as usize), into.as_mut_ptr(), into.len()) },
-            Bytes::Kept(part) => {
-                let from = (at - state.part.start) as usize;
-                into.copy_from_slice(&part[from..from + into.len()]);
-            }
+            // SAFETY: within the message (offer), which is readable as long as the lock is held (Lent).
+            Bytes::Lent(bytes) => to(unsafe { std::slice::from_raw_parts(bytes.add(at as usize), len) }),
+            Bytes::Kept(part) => to(&part[(at - state.part.start) as usize..][..len]),
             Bytes::Gone => return false,
         }
         state.read = state.read.max(end);

@@ -228,7 +228,7 @@ fn bytes<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BY
     const { assert!(WORDS * 8 == BYTES) };
     let mut bytes = [0; BYTES];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-        place.copy_from_slice(&word.to_ne_bytes());
+        place.copy_from_slice(&word.to_le_bytes());
     }
     bytes
 }
@@ -236,7 +236,7 @@ fn bytes<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BY
 fn words<const WORDS: usize>(payload: Payload<'_>) -> Option<[u64; WORDS]> {
     let mut words = [0; WORDS];
     for (index, word) in words.iter_mut().enumerate() {
-        *word = payload.u64_at(index * 8)?;
+        *word = u64::from_le(payload.u64_at(index * 8)?);
     }
     (payload.len() == WORDS * 8).then_some(words)
 }

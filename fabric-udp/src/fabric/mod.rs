@@ -23,7 +23,7 @@ pub use transfers::{BytesIn, BytesOut};
 use crate::Run;
 use crate::port::{self, Direct, Port, Room, Sent, TroubleKind, is_loopback_only};
 use crate::protocol::{
-    CloseReason, Config, Endpoint, Event, LinkConfig, LinkId, Path, Receive, SessionId, Time, TransferId, Transmit,
+    CloseReason, Config, Endpoint, Event, LinkConfig, LinkId, Middle, Path, Receive, SessionId, Time, TransferId, Transmit,
 };
 use contacts::{Contacts, Standing};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
@@ -393,7 +393,8 @@ impl UdpFabric {
         // Whoever took something may have taken its time.
         let now = if taken > 0 { self.now() } else { now };
         self.attend(now);
-        self.chatter = taken == 0 && runs > 0;
+        // What is acknowledged of a transfer lets it go on.
+        self.chatter = taken == 0 && runs > 0 && !self.transfers.is_sending();
         taken.max(runs)
     }
 
@@ -683,14 +684,22 @@ impl UdpFabric {
             let Transmit { path, len, segment, .. } = transmit;
             let Some(direct) = &self.direct else { return };
             let sent = match self.endpoint.pieces(&transmit, &self.out) {
-                Some(pieces) if from == 0 => direct.send_pieces(path.peer, pieces),
-                _ => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
+                Some((front, Middle::Lane(bytes), tag)) => direct.send_pieces(path.peer, [front, bytes, tag]),
+                Some((front, Middle::Transfer { session, transfer, offset, len }, tag)) => {
+                    let mut sent = Sent::Sent;
+                    // Bytes that are gone meanwhile are as good as lost.
+                    self.transfers.lend((session, transfer), offset, len, &mut |bytes| {
+                        sent = direct.send_pieces(path.peer, [front, bytes, tag]);
+                    });
+                    sent
+                }
+                None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
             };
             match sent {
                 Sent::Sent => {}
                 Sent::Full { gone } => {
-                    let transmit = self.endpoint.joined(transmit, &mut self.out);
-                    self.unsent = Some(((from + gone * segment).min(len), transmit));
+                    let joined = self.endpoint.joined(transmit, &mut self.out, &mut self.transfers);
+                    self.unsent = joined.map(|transmit| ((from + gone * segment).min(len), transmit));
                     return;
                 }
                 Sent::Failed { trouble, .. } => match trouble.kind {

@@ -9,8 +9,10 @@ use std::sync::{Arc, Weak};
 /// Bytes that a transfer sends, in memory of whoever began it. Called with the fabric entered, by any thread: it may neither block nor call the
 /// fabric.
 pub trait BytesOut: Send + Sync {
-    /// Fills `into` with the bytes from `at`: when they are sent, and when they are sent again. `false`: they are gone, and the transfer ends.
-    fn read(&self, at: u64, into: &mut [u8]) -> bool;
+    /// Hands over `len` bytes from `at`: when they are sent, and when they are sent again. `false`: they are gone, and the transfer ends.
+    fn lend(&self, at: u64, len: usize, to: &mut dyn FnMut(&[u8])) -> bool;
+    /// Whether it still has them.
+    fn has(&self) -> bool;
     /// It is over: all is there, or (`false`) the peer wants no more of it, or it could not be read, or the session ended.
     fn ended(&self, whole: bool);
 }
@@ -74,6 +76,12 @@ impl Transfers {
         begun
     }
 
+    /// Whether any is being sent.
+    #[inline]
+    pub fn is_sending(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
     /// One that was sent from here is over.
     pub fn ended(&mut self, session: SessionId, transfer: TransferId, whole: bool) {
         if let Some(from) = self.outgoing.remove(&(session, transfer)) {
@@ -92,6 +100,11 @@ impl Transfers {
         });
     }
 
+    /// Hands over bytes of what is sent from here. False if they are gone.
+    pub fn lend(&self, name: Name, at: u64, len: usize, to: &mut dyn FnMut(&[u8])) -> bool {
+        self.outgoing.get(&name).is_some_and(|from| from.lend(at, len, to))
+    }
+
     /// Bytes arrived.
     #[inline]
     pub fn store(&self, session: SessionId, transfer: TransferId, at: u64, bytes: &[u8]) {
@@ -102,7 +115,12 @@ impl Transfers {
 }
 
 impl Source for Transfers {
+    fn lends(&mut self, session: SessionId, transfer: TransferId) -> bool {
+        self.outgoing.get(&(session, transfer)).is_some_and(|from| from.has())
+    }
+
     fn read(&mut self, session: SessionId, transfer: TransferId, offset: u64, into: &mut [u8]) -> bool {
-        self.outgoing.get(&(session, transfer)).is_some_and(|from| from.read(offset, into))
+        let len = into.len();
+        self.lend((session, transfer), offset, len, &mut |bytes| into.copy_from_slice(bytes))
     }
 }

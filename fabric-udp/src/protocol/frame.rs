@@ -326,14 +326,14 @@ pub(crate) fn write_response(writer: &mut Writer, word: u64) {
 }
 
 /// Writes the head of bytes of a transfer and returns where to put these.
-pub(crate) fn write_data<'w>(writer: &'w mut Writer, transfer: u64, offset: u64, total: u64, len: usize) -> &'w mut [u8] {
+/// All but the bytes, which follow.
+pub(crate) fn write_data_head(writer: &mut Writer, transfer: u64, offset: u64, total: u64, len: usize) {
     writer.u8(DATA);
     writer.u8(0);
     writer.u16(len as u16);
     writer.u64(transfer);
     writer.u64(offset);
     writer.u64(total);
-    writer.space(len)
 }
 
 pub(crate) fn write_grant(writer: &mut Writer, transfer: u64, limit: u64) {

@@ -19,6 +19,7 @@ mod frame;
 mod handshake;
 mod header;
 mod lane;
+mod lent;
 mod loss;
 mod mtu;
 mod pacing;
@@ -41,6 +42,7 @@ use std::net::SocketAddr;
 pub use config::{Config, ConfigError, DomainKey, Integrity, LinkConfig, PROTOCOL_VERSION};
 pub use endpoint::{Endpoint, Target};
 pub use handshake::Rejection;
+pub use lent::Middle;
 pub use stats::{EndpointStats, SessionStats};
 pub use time::Time;
 pub use transfer::{TransferError, TransferId};
@@ -82,8 +84,8 @@ pub struct Transmit {
     pub len: usize,
     /// Bytes of each datagram but the last.
     pub segment: usize,
-    /// What was left in its lane: [`Endpoint::pieces`].
-    pub(crate) lent: Option<(usize, lane::Lent)>,
+    /// What was left where it lies: [`Endpoint::pieces`].
+    pub(crate) lent: Option<(usize, lent::Lent)>,
 }
 
 /// Why a session ended.
@@ -176,6 +178,11 @@ pub trait Receive: Sink {
 
 /// Where the bytes of transfers come from.
 pub trait Source {
+    /// Whether [`Endpoint::poll_pieces`] may leave the transfer's bytes where they are now. Otherwise they are [read](Self::read).
+    fn lends(&mut self, _session: SessionId, _transfer: TransferId) -> bool {
+        false
+    }
+
     /// Fills `into` with the transfer's bytes from `offset`: when they are sent, and when they are sent again. `false` cancels
     /// the transfer. Must not block.
     fn read(&mut self, session: SessionId, transfer: TransferId, offset: u64, into: &mut [u8]) -> bool;

@@ -4,9 +4,11 @@
 //! known are old or given up, and nothing is kept to recognise them.
 
 use super::frame::{self, DATA_HEAD};
+use super::lent::{LEND_LEAST, Lender, Lent};
 use super::loss::Carried;
 use super::ranges::RangeSet;
 use super::wire::Writer;
+use super::{SessionId, Source};
 use doorbell_fabric::{PRIORITIES, Priority};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -146,13 +148,15 @@ impl TransfersOut {
         Ok(())
     }
 
-    /// Writes the next bytes of one transfer of this priority, read by `read`, which says whether it could. Transfers it could not read are
-    /// pushed to `unreadable`.
-    pub fn write(
+    /// Writes the next bytes of one transfer of this priority, or with `lend` leaves them where they are, if they are many: nothing may follow
+    /// then. Transfers that `source` does not have any more are pushed to `unreadable`.
+    pub fn write<S: Source>(
         &mut self,
         priority: Priority,
+        session: SessionId,
         writer: &mut Writer,
-        mut read: impl FnMut(u64, u64, &mut [u8]) -> bool,
+        lend: Option<&mut Option<Lent>>,
+        source: &mut S,
         unreadable: &mut Vec<u64>,
     ) -> Option<Carried> {
         let queue = &mut self.queues[priority.index()];
@@ -186,15 +190,22 @@ impl TransfersOut {
                 out.queued = false;
                 queue.pop_front();
             }
-            let before = writer.len();
-            let into = frame::write_data(writer, transfer, from, total, (to - from) as usize);
-            if !read(transfer, from, into) {
+            let (before, len) = (writer.len(), (to - from) as usize);
+            frame::write_data_head(writer, transfer, from, total, len);
+            let is_there = match lend {
+                Some(lend) if len >= LEND_LEAST && source.lends(session, TransferId(transfer)) => {
+                    *lend = Some(Lent { by: Lender::Transfer(transfer), at: from, len: len as u32 });
+                    true
+                }
+                _ => source.read(session, TransferId(transfer), from, writer.space(len)),
+            };
+            if !is_there {
                 writer.back_to(before);
                 self.running.remove(&transfer);
                 unreadable.push(transfer);
-                continue;
+                return self.write(priority, session, writer, None, source, unreadable);
             }
-            return Some(Carried::Data { transfer, offset: from, len: (to - from) as u32 });
+            return Some(Carried::Data { transfer, offset: from, len: len as u32 });
         }
     }
 

@@ -243,9 +243,10 @@ pub fn builder(plan: &Plan, role: Role) -> Result<NodeBuilder, Error> {
         .label(plan.test.name())
         .loan_bytes((16 * plan.shape().bytes).max(64 << 20))
         .progress(plan.progress.parse().map_err(malformed)?)
-        .wait(plan.wait.parse().map_err(malformed)?);
+        .wait(plan.wait.parse().map_err(malformed)?)
+        .copy(plan.copy.name().parse().map_err(malformed)?);
     match &plan.net {
         Some(net) => net.apply(builder),
-        None => Ok(builder.copy(plan.copy.name().parse().map_err(malformed)?)),
+        None => Ok(builder),
     }
 }

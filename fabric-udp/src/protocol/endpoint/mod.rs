@@ -7,6 +7,7 @@ use super::cipher::CHECK;
 use super::config::Spans;
 use super::handshake::{Cookies, DomainSecret};
 use super::header::{Header, Kind};
+use super::lent::Middle;
 use super::random::Random;
 use super::session::{Genuine, Opened, Session};
 use super::time::{Nanos, Time};
@@ -399,30 +400,35 @@ impl Endpoint {
         self.next_transmit(now, buf, source, false)
     }
 
-    /// As [`poll_transmit`](Self::poll_transmit), but a long packet may remain where it is: the datagram is then in
+    /// As [`poll_transmit`](Self::poll_transmit), but a long packet, and bytes of a transfer, may remain where they are: the datagram is then in
     /// [`pieces`](Self::pieces), as long as nothing else was called.
     pub fn poll_pieces<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
         self.next_transmit(now, buf, source, true)
     }
 
     /// The datagram of which [`poll_pieces`](Self::poll_pieces) told last, in three pieces, if it does not lie in the buffer as a whole.
-    pub fn pieces<'a>(&'a self, transmit: &Transmit, buf: &'a [u8]) -> Option<[&'a [u8]; 3]> {
+    pub fn pieces<'a>(&'a self, transmit: &Transmit, buf: &'a [u8]) -> Option<(&'a [u8], Middle<'a>, &'a [u8])> {
         let (index, lent) = transmit.lent?;
         let session = self.sessions.at(index)?;
         let (front, tag) = buf[..transmit.len - lent.len as usize].split_last_chunk::<CHECK>()?;
-        Some([front, session.lent(lent), tag])
+        Some((front, session.lent(lent), tag))
     }
 
-    /// Copies what of a datagram lies elsewhere to where it belongs in the buffer, so that it can be sent later.
-    pub fn joined(&self, transmit: Transmit, buf: &mut [u8]) -> Transmit {
-        if let Some((index, lent)) = transmit.lent
-            && let Some(session) = self.sessions.at(index)
-        {
+    /// Copies what of a datagram lies elsewhere to where it belongs in the buffer, so that it can be sent later. `None`: it is not there any
+    /// more, and the datagram is as good as lost.
+    pub fn joined<S: Source>(&self, transmit: Transmit, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
+        if let Some((index, lent)) = transmit.lent {
             let (len, end) = (lent.len as usize, transmit.len - lent.len as usize);
             buf.copy_within(end - CHECK..end, end - CHECK + len);
-            buf[end - CHECK..][..len].copy_from_slice(session.lent(lent));
+            let into = &mut buf[end - CHECK..][..len];
+            match self.sessions.at(index)?.lent(lent) {
+                Middle::Lane(bytes) => into.copy_from_slice(bytes),
+                Middle::Transfer { session, transfer, offset, .. } => {
+                    source.read(session, transfer, offset, into).then_some(())?;
+                }
+            }
         }
-        Transmit { lent: None, ..transmit }
+        Some(Transmit { lent: None, ..transmit })
     }
 
     fn next_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S, lend: bool) -> Option<Transmit> {

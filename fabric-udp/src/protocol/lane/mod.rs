@@ -4,7 +4,7 @@ mod incoming;
 mod outgoing;
 
 pub(crate) use incoming::{Arrival, LaneIn, Source};
-pub(crate) use outgoing::{LaneOut, Lent};
+pub(crate) use outgoing::LaneOut;
 
 /// What a packet counts beside its payload, so that a flood of empty packets is bounded, too.
 const CHARGE: u64 = 64;

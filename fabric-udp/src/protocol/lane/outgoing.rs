@@ -2,6 +2,7 @@
 
 use super::{CHARGE, charge};
 use crate::protocol::frame::{self, FRAGMENT_HEAD, IMAGE_MAX, PACKET_HEAD_MAX, image_len, write_image};
+use crate::protocol::lent::{LEND_LEAST, Lender, Lent};
 use crate::protocol::loss::Carried;
 use crate::protocol::ranges::RangeSet;
 use crate::protocol::wire::Writer;
@@ -10,16 +11,6 @@ use std::collections::VecDeque;
 
 /// A part of a packet smaller than this is not worth a frame.
 const FRAGMENT_LEAST: usize = 256;
-/// A payload from this length on is better lent than copied: the kernel takes it from where it lies.
-const LEND_LEAST: usize = 16 << 10;
-
-/// Bytes of a lane that belong to the end of a datagram and were not copied there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lent {
-    pub lane: u8,
-    at: u32,
-    pub len: u32,
-}
 
 /// Packets of one lane on their way out.
 pub(crate) struct LaneOut {
@@ -173,8 +164,8 @@ impl LaneOut {
     }
 
     /// Bytes that were lent.
-    pub fn lent(&self, lent: Lent) -> &[u8] {
-        &self.images[lent.at as usize..][..lent.len as usize]
+    pub fn lent(&self, at: usize, len: usize) -> &[u8] {
+        &self.images[at..][..len]
     }
 
     /// Writes as much as fits and says what it was. Of a packet that would not fit into `whole` bytes, a part. With `lend`, the bytes of a
@@ -210,7 +201,7 @@ impl LaneOut {
             let payload = usize::from(u16::from_le_bytes([self.images[last + 2], self.images[last + 3]]));
             if payload >= LEND_LEAST {
                 to -= payload;
-                *lend = Some(Lent { lane: self.priority as u8, at: to as u32, len: payload as u32 });
+                *lend = Some(Lent { by: Lender::Lane(self.priority), at: to as u64, len: payload as u32 });
             }
         }
         writer.bytes(&self.images[from..to]);

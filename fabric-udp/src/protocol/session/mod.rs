@@ -11,7 +11,8 @@ use super::config::Spans;
 use super::congestion::Controller;
 use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
 use super::header::HEADER;
-use super::lane::{Arrival, Lent, payload_max};
+use super::lane::{Arrival, payload_max};
+use super::lent::{Lender, Lent, Middle};
 use super::loss::Flight;
 use super::mtu::PathMtu;
 use super::pacing::Pacer;
@@ -289,9 +290,13 @@ impl Session {
         self.cargo.is_idle()
     }
 
-    /// Bytes of a lane that were lent to the last datagram.
-    pub fn lent(&self, lent: Lent) -> &[u8] {
-        self.cargo.lanes_out[usize::from(lent.lane)].lent(lent)
+    /// Bytes that were lent to the last datagram.
+    pub fn lent(&self, lent: Lent) -> Middle<'_> {
+        let (at, len) = (lent.at, lent.len as usize);
+        match lent.by {
+            Lender::Lane(lane) => Middle::Lane(self.cargo.lanes_out[lane.index()].lent(at as usize, len)),
+            Lender::Transfer(transfer) => Middle::Transfer { session: self.id, transfer: TransferId(transfer), offset: at, len },
+        }
     }
 
     pub fn too_large(&mut self, size: usize) {

@@ -5,7 +5,7 @@ use crate::protocol::frame::{
     self, ACK_LEN, ACK_RANGE, CHALLENGE_LEN, CLOSE_LEN, CREDIT_LEN, FRAGMENT_HEAD, GRANT_LEN, PACKET_HEAD,
 };
 use crate::protocol::header::HEADER;
-use crate::protocol::lane::Lent;
+use crate::protocol::lent::Lent;
 use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
 use crate::protocol::transfer::TransferId;
@@ -29,7 +29,7 @@ pub(crate) struct Piece {
     pub to: Path,
     /// It goes alone, whatever its size.
     pub alone: bool,
-    /// What belongs before its tag and lies in a lane.
+    /// What belongs before its tag and lies elsewhere.
     pub lent: Option<Lent>,
 }
 
@@ -64,7 +64,7 @@ impl Session {
     }
 
     /// Makes the next datagram of at most `most` bytes. `segment`: the size of those before it in the same run, which it may only
-    /// equal, or be the last. `lend`: bytes of a lane may be left there.
+    /// equal, or be the last. `lend`: long bytes may be left where they are.
     pub fn transmit<S: Source>(
         &mut self,
         now: Time,
@@ -304,13 +304,18 @@ impl Session {
             let (session, mut unreadable) = (self.id, Vec::new());
             while draft.count < CARRIED_MAX && self.cargo.transfers_out.has_work(priority) {
                 let start = draft.writer.len();
-                let read = |transfer, offset, into: &mut [u8]| source.read(session, TransferId(transfer), offset, into);
-                let Some(carried) = self.cargo.transfers_out.write(priority, &mut draft.writer, read, &mut unreadable) else {
+                let lend = draft.may_lend.then_some(&mut draft.lent);
+                let transfers = &mut self.cargo.transfers_out;
+                let Some(carried) = transfers.write(priority, session, &mut draft.writer, lend, source, &mut unreadable) else {
                     break;
                 };
                 draft.note_tail(start, frame::DATA_HEAD);
                 self.flight.carry(carried);
                 draft.count += 1;
+                if draft.lent.is_some() {
+                    draft.tail = Some(draft.writer.len());
+                    break;
+                }
             }
             self.cargo.transfers_out.rotate(priority);
             for transfer in unreadable {

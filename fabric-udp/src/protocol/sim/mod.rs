@@ -4,7 +4,7 @@
 mod pipe;
 pub mod programs;
 
-use super::{Endpoint, LinkId, Path, Receive, Source, Time};
+use super::{Endpoint, LinkId, Middle, Path, Receive, Source, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -203,8 +203,11 @@ impl<D: Driver> Network<D> {
             };
             let Some(transmit) = transmit else { break };
             assert!(transmit.len > 0 && transmit.segment > 0);
-            let pieces = endpoint.pieces(&transmit, &self.buf).map(|pieces| pieces.concat());
-            let transmit = endpoint.joined(transmit, &mut self.buf);
+            let pieces = match endpoint.pieces(&transmit, &self.buf) {
+                Some((front, Middle::Lane(bytes), tag)) => Some([front, bytes, tag].concat()),
+                _ => None,
+            };
+            let Some(transmit) = endpoint.joined(transmit, &mut self.buf, driver) else { continue };
             assert!(pieces.is_none_or(|pieces| pieces == self.buf[..transmit.len]), "pieces that are not the whole");
             for datagram in self.buf[..transmit.len].chunks(transmit.segment) {
                 sent.push((transmit.path.peer, datagram.to_vec()));

@@ -134,6 +134,10 @@ impl Receive for Talker {
 }
 
 impl Source for Talker {
+    fn lends(&mut self, _: SessionId, _: TransferId) -> bool {
+        !self.unreadable
+    }
+
     fn read(&mut self, _: SessionId, transfer: TransferId, offset: u64, into: &mut [u8]) -> bool {
         assert!(self.outgoing.contains_key(&transfer.0), "not after the end");
         fill(transfer.0 + 1000, offset, into);

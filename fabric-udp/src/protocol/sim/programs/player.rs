@@ -340,6 +340,10 @@ impl Receive for Player {
 }
 
 impl Source for Player {
+    fn lends(&mut self, _: SessionId, _: TransferId) -> bool {
+        !self.unreadable
+    }
+
     fn read(&mut self, session: SessionId, transfer: TransferId, offset: u64, into: &mut [u8]) -> bool {
         let world = self.world.borrow();
         let side = &world.ends[&self.end_of(session)];
