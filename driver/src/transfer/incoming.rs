@@ -48,6 +48,8 @@ pub struct Incoming {
 }
 
 /// How this end keeps in step with the origin.
+// Not boxed: a transfer is made for large messages only.
+#[allow(clippy::large_enum_variant)]
 enum Origin {
     /// By a meeting that both have.
     Near(Meetings),
