@@ -30,7 +30,7 @@ Examples:
   doorbell-peers                                  everything, into docs/performance.md (10 minutes)
   doorbell-peers --quick                          everything, roughly, to the terminal (2 minutes)
   doorbell-peers --only ucx,mpi --rows latency    one table, to the terminal
-  doorbell-peers --rows udp                       what goes over UDP, to the terminal (2 minutes)
+  doorbell-peers --rows udp                       what goes over UDP, to the terminal (1 minute)
   doorbell-peers --rounds 9 --output -            more rounds, to the terminal
 
 Columns with × say how many times as long as Doorbell the peer takes for a message: above 1

@@ -1,7 +1,7 @@
 //! Doorbell, through its library.
 
 use crate::order::{Over, Work};
-use crate::transport::{Result, Setup, TAG, Transport, StreamBuffers};
+use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request, Role};
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};

@@ -86,18 +86,21 @@ impl Peer {
 
     /// Whether it has anything that goes over this.
     pub fn goes_over(&self, over: Over) -> bool {
-        self.knows(Table { work: Work::Latency, over })
+        match over {
+            Over::Memory => self.who != Who::Quinn,
+            Over::Udp => matches!(self.who, Who::Doorbell | Who::Aeron),
+            Over::Sealed => matches!(self.who, Who::Doorbell | Who::Quinn),
+        }
     }
 
     /// Whether it has something for this table.
     pub fn knows(&self, table: Table) -> bool {
-        match (table.over, table.work) {
-            (Over::Udp, _) => matches!(self.who, Who::Doorbell | Who::Aeron),
-            (Over::Sealed, _) => matches!(self.who, Who::Doorbell | Who::Quinn),
-            (Over::Memory, Work::Loan) => matches!(self.who, Who::Doorbell | Who::Iceoryx2),
-            (Over::Memory, Work::Put) => matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi),
-            (Over::Memory, _) => self.who != Who::Quinn,
-        }
+        let does = match table.work {
+            Work::Loan => matches!(self.who, Who::Doorbell | Who::Iceoryx2),
+            Work::Put => matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi),
+            _ => true,
+        };
+        does && self.goes_over(table.over)
     }
 }
 

@@ -26,7 +26,7 @@ pub enum Row {
     Bandwidth,
     /// Small messages between two pairs of processes on the two processors
     Pairs,
-    /// Messages and streams over UDP on the loopback interface, as they are, and encrypted
+    /// Messages and streams over UDP on the loopback interface, and encrypted streams
     Udp,
 }
 
@@ -44,7 +44,7 @@ impl Row {
             Row::Rate => over(Over::Memory, &[Work::Rate]),
             Row::Bandwidth => over(Over::Memory, &[Work::OneWay, Work::BothWays]),
             Row::Pairs => over(Over::Memory, &[Work::Pairs]),
-            Row::Udp => [Over::Udp, Over::Sealed].into_iter().flat_map(|by| over(by, &[Work::Latency, Work::OneWay])).collect(),
+            Row::Udp => [over(Over::Udp, &[Work::Latency, Work::OneWay]), over(Over::Sealed, &[Work::OneWay])].concat(),
         }
     }
 }
@@ -89,7 +89,9 @@ pub fn legs(Table { work, over }: Table, quick: bool) -> Vec<Leg> {
             Leg { bytes, sections: 6, warmup: count / 10, count }
         }
         Work::Rate => Leg { bytes, sections: 6, warmup: 0, count: 400_000 / part },
-        Work::OneWay | Work::BothWays => Leg { bytes, sections: 6, warmup: 0, count: STREAM_BYTES[usize::from(by_net)] / bytes / part },
+        Work::OneWay | Work::BothWays => {
+            Leg { bytes, sections: 6, warmup: 0, count: STREAM_BYTES[usize::from(by_net)] / bytes / part }
+        }
     };
     sizes.iter().map(|bytes| leg(*bytes)).collect()
 }

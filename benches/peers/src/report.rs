@@ -265,7 +265,12 @@ impl Report<'_> {
                 writeln!(f, "\n{} failed: {why}.", peer.who.name())?;
             }
         }
-        let others: Vec<&str> = self.peers.iter().filter(|peer| !peer.knows(table) && peer.goes_over(table.over)).map(|peer| peer.who.name()).collect();
+        let others: Vec<&str> = self
+            .peers
+            .iter()
+            .filter(|peer| !peer.knows(table) && peer.goes_over(table.over))
+            .map(|peer| peer.who.name())
+            .collect();
         if !others.is_empty() {
             writeln!(f, "\nNothing of the kind in {}.", others.join(", "))?;
         }

@@ -9,7 +9,7 @@ use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
 use doorbell_benches::stream::{self, Flow};
 use doorbell_benches::touch;
 use doorbell_peers::order::{Over, Work};
-use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, TAG, Transport, StreamBuffers, unknown, until};
+use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, StreamBuffers, TAG, Transport, unknown, until};
 use doorbell_peers::worker;
 use rusteron_client::{
     AERON_IPC_STREAM, Aeron, AeronCError, AeronContext, AeronExclusivePublication, AeronImage, AeronSubscription, Handlers,
@@ -85,7 +85,8 @@ struct Media {
 impl Media {
     fn start(dir: &str) -> std::result::Result<Self, rusteron_media_driver::AeronCError> {
         let allowed = |name: &str| {
-            let most = std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok().and_then(|most| most.trim().parse().ok());
+            let most =
+                std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok().and_then(|most| most.trim().parse().ok());
             SOCKET_BYTES.min(most.unwrap_or(SOCKET_BYTES))
         };
         let (receive, send) = (allowed("rmem_max"), allowed("wmem_max"));

@@ -7,7 +7,7 @@ use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
 use doorbell_benches::stream::{self, Flow};
 use doorbell_benches::touch;
 use doorbell_peers::order::{Over, Work};
-use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, TAG, Transport, StreamBuffers, unknown, until};
+use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, StreamBuffers, TAG, Transport, unknown, until};
 use doorbell_peers::worker;
 use iceoryx2::config::Config;
 use iceoryx2::port::publisher::Publisher;
