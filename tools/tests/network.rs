@@ -139,12 +139,34 @@ fn two_processes_of_a_machine_are_measured_over_udp() {
 }
 
 #[test]
+fn puts_are_measured_over_udp_by_the_same_commands() {
+    let _turn = turn();
+    let ways: [&[&str]; 5] = [
+        &["latency", "--with-key"],
+        &["latency", "--progress", "poller", "--wait", "park"],
+        &["rate", "--shared"],
+        &["rate", "--progress", "inline", "--port", "plain"],
+        &["rate", "--progress", "poller", "--with-key"],
+    ];
+    for way in ways {
+        let found = rows(&run(&[way, &SHORT, &["--fabric", "udp", "--put", "--sizes", "8,4KiB,200000"]].concat()));
+        assert_eq!(found.len(), 3, "{way:?}");
+        for row in found {
+            assert_eq!((&row["fabric"], &row["put"]), (&"udp".into(), &true.into()), "{row}");
+            assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["samples"].as_u64().unwrap() >= 100, "{row}");
+        }
+    }
+}
+
+#[test]
 fn two_halves_measure_with_each_other() {
     let _turn = turn();
     let key = File::new(&[7; 32], 0o600);
     let keyed = ["--key-file", key.path()];
-    let ways: [(&[&str], &[&str]); 4] = [
+    let ways: [(&[&str], &[&str]); 6] = [
         (&["latency", "--sizes", "8,100kB", "--untouched"], &[]),
+        (&["latency", "--sizes", "8,4KiB", "--put"], &keyed),
+        (&["rate", "--sizes", "8,4KiB", "--put", "--shared"], &[]),
         (&["latency", "--sizes", "8"], &keyed),
         (&["rate", "--sizes", "8,1000"], &keyed),
         (&["bandwidth", "--sizes", "64KiB", "--both-ways", "--window", "3"], &[]),
@@ -155,6 +177,7 @@ fn two_halves_measure_with_each_other() {
         for row in &found {
             assert_eq!((&row["fabric"], &row["to"]), (&"udp".into(), &listener.address.as_str().into()), "{row}");
             assert_eq!((&row["key"], &row["hop_ns"]), (&(!key.is_empty()).into(), &Value::Null), "{row}");
+            assert!(row["put"].as_bool().unwrap_or_default() == way.contains(&"--put"), "{row}");
             assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["samples"].as_u64().unwrap() >= 100, "{row}");
         }
         assert_eq!(found.len(), way[2].split(',').count());
@@ -241,9 +264,7 @@ fn what_is_wrong_with_the_network_is_told() {
 
 #[test]
 fn what_makes_no_sense_over_the_network_is_refused() {
-    let cases: [(&[&str], &str); 20] = [
-        (&["latency", "--fabric", "udp", "--put"], "there are no puts over UDP"),
-        (&["rate", "--fabric", "udp", "--put"], "there are no puts over UDP"),
+    let cases: [(&[&str], &str); 18] = [
         (&["latency", "--fabric", "udp", "--loan"], "nothing can be lent over UDP"),
         (&["latency", "--fabric", "udp", "--copy", "both"], "--copy: over UDP"),
         (&["bandwidth", "--fabric", "udp", "--buffers", "registered"], "--buffers: over UDP"),

@@ -113,6 +113,7 @@ pub struct Landing {
     theirs: Key<u64, ReadWrite>,
     sent: u64,
     received: u64,
+    by_net: bool,
 }
 
 /// Bytes of a region into which puts go one behind the other, at least.
@@ -121,11 +122,11 @@ pub const LANDING_BYTES: usize = 64 << 10;
 const ARRIVED: u64 = 1 << 63;
 
 impl Landing {
-    /// Exchanges keys with the other process.
+    /// Exchanges keys with the other process, which is reached by the network or by shared memory.
     ///
     /// # Errors
     /// The other one is gone, or the process was told to stop.
-    pub fn exchange(own: Region<u64>, node: &Node, to: NodeId, patience: &Patience) -> Result<Self, CarrierError> {
+    pub fn exchange(own: Region<u64>, node: &Node, to: NodeId, by_net: bool, patience: &Patience) -> Result<Self, CarrierError> {
         node.send(to, KEY, &own.key().to_bytes())?;
         let mut bytes = [0; KEY_BYTES];
         loop {
@@ -140,7 +141,7 @@ impl Landing {
                 }
             }
         }
-        Ok(Self { own, theirs: Key::from_bytes(&bytes)?, sent: 0, received: 0 })
+        Ok(Self { own, theirs: Key::from_bytes(&bytes)?, sent: 0, received: 0, by_net })
     }
 
     /// The next section goes on where one ended.
@@ -163,15 +164,17 @@ pub struct Puts<'a> {
     words: usize,
     /// Where the last word of a message goes.
     last: Key<u64, ReadWrite>,
+    /// What arrives is stored by this process's own engine, which somebody has to turn.
+    by_net: bool,
 }
 
 impl<'a> Puts<'a> {
     /// For messages of so many bytes, a multiple of eight.
     pub fn new(node: &'a Node, peer: Option<&'a Peer>, landing: &'a Landing, bytes: usize, patience: &'a Patience) -> Self {
-        let Landing { own, theirs, sent, received } = landing;
+        let Landing { own, theirs, sent, received, by_net } = landing;
         let words = (bytes / size_of::<u64>()).max(1);
         let last = theirs.at(words - 1);
-        Self { node, peer, patience, own, key: *theirs, sent: *sent, received: *received, words, last }
+        Self { node, peer, patience, own, key: *theirs, sent: *sent, received: *received, words, last, by_net: *by_net }
     }
 
     /// How many messages went out and came in, in all.
@@ -221,6 +224,17 @@ impl Carrier for Puts<'_> {
         self.received += 1;
         let (own, at, expected) = (self.own, self.words - 1, ARRIVED | self.received);
         let mut word = [0];
+        if self.by_net {
+            loop {
+                self.node.progress()?;
+                if own.read(at, &mut word).is_ok() && word[0] == expected {
+                    return Ok(());
+                }
+                if self.patience.stopped() {
+                    return Err(Stopped.into());
+                }
+            }
+        }
         Ok(self.patience.until(|| own.read(at, &mut word).is_ok() && word[0] == expected)?)
     }
 }

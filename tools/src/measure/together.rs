@@ -117,6 +117,20 @@ impl Together<'_> {
         }
     }
 
+    /// The same, while this side's engine is turned for what the other one puts here.
+    ///
+    /// # Errors
+    /// It was told to stop, or the other half is gone.
+    pub fn wait_driving(&mut self, node: &Node, patience: &Patience) -> Result<(), CarrierError> {
+        while matches!(self, Together::Here { .. }) && !self.is_told() {
+            if patience.stopped() {
+                return Err(Stopped.into());
+            }
+            node.progress()?;
+        }
+        self.wait()
+    }
+
     /// How far apart the processors of the first pair are, while all others sleep.
     ///
     /// # Errors

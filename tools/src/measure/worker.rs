@@ -108,10 +108,12 @@ impl Prepared {
         let (node, peer) = join(order, &mapping, &patience)?;
         let (buffers, messages, landing) = if plan.put {
             let (buffers, region) = landing(plan, &node).map_err(Reply::Unable)?;
-            let landing = Landing::exchange(region, &node, id(order.node ^ 1), &patience).map_err(|error| match error {
-                CarrierError::Stopped(_) => Reply::Stopped,
-                error => Reply::Unable(unable("could not exchange the keys of the regions", error)),
-            })?;
+            let landing = Landing::exchange(region, &node, id(order.node ^ 1), plan.net.is_some(), &patience).map_err(
+                |error| match error {
+                    CarrierError::Stopped(_) => Reply::Stopped,
+                    error => Reply::Unable(unable("could not exchange the keys of the regions", error)),
+                },
+            )?;
             (buffers, Vec::new(), Some(landing))
         } else {
             let (buffers, messages) = room(plan, &node).map_err(Reply::Unable)?;
@@ -187,7 +189,7 @@ pub fn room(plan: &Plan, node: &Node) -> Result<(Buffers, Vec<Messages>), Failur
 }
 
 /// Memory for puts: what is sent is private, what arrives lies in a region.
-fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Failure> {
+pub fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Failure> {
     let bytes = plan.shape().bytes;
     let source = Memory::private(bytes).map_err(|error| unable("could not allocate buffers", error))?;
     let room = if plan.test == Test::Rate { bytes.max(LANDING_BYTES) } else { bytes };
