@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::UdpSocket;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -239,7 +240,9 @@ fn keys_that_do_not_fit_are_refused() {
     // From the environment it counts as well.
     let output = doorbell(&connect).env("DOORBELL_KEY_FILE", key.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(listener.ended(), (Some(0), String::new()));
+    // The half that listens says whom it refused, and goes on.
+    let (code, said) = listener.ended();
+    assert!(code == Some(0) && said.lines().all(|line| line.contains("warning") && line.contains("refused")), "{said}");
     let listener = Listener::start(&["latency"]);
     fails(&run(&["latency", "--connect", &listener.address, "--key-file", key.path()]), 1, "its domain has no key");
 }
@@ -289,6 +292,44 @@ fn what_makes_no_sense_over_the_network_is_refused() {
     }
 }
 
+/// From here on this process, and what it starts, is told that it may not use io_uring.
+fn forbid_io_uring() -> std::io::Result<()> {
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: a local program with its length; the kernel copies it.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn without_io_uring_one_line_says_so() {
+    let _turn = turn();
+    let said = |level: Option<&str>, port: &str| {
+        let mut command = doorbell(&[&["latency", "--fabric", "udp", "--sizes", "8", "--port", port], &SHORT[..]].concat());
+        command.envs(level.map(|level| ("DOORBELL_LOG", level)));
+        // SAFETY: between fork and exec, two system calls.
+        unsafe { command.pre_exec(forbid_io_uring) };
+        let output = command.output().unwrap();
+        assert_eq!(rows(&output).len(), 1);
+        // What else the command has to say is of the figures.
+        text(&output.stderr).lines().filter(|line| line.contains("io_uring")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let lines = said(None, "auto");
+    let is_clear = |line: &str| line.starts_with("doorbell: warning: ") && line.contains("plain socket calls instead");
+    assert!(matches!(&lines[..], [line] if is_clear(line)), "{lines:?}");
+    // Who asks for plain calls misses nothing, and who does not want to know is not told.
+    assert_eq!((said(None, "plain"), said(Some("error"), "auto")), (Vec::new(), Vec::new()));
+}
+
 #[test]
 fn malformed_variables_of_a_network_are_refused() {
     let cases = [
@@ -297,6 +338,7 @@ fn malformed_variables_of_a_network_are_refused() {
         ("DOORBELL_SEEK", "", "'' is no address with a port"),
         ("DOORBELL_FABRIC", "tcp", "auto, shm or udp"),
         ("DOORBELL_PORT", "fast", "'fast' is no kind of port"),
+        ("DOORBELL_LOG", "loud", "'loud' is no level"),
     ];
     for (name, value, mention) in cases {
         let output = doorbell(&["info"]).env(name, value).output().unwrap();

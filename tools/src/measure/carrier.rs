@@ -1,5 +1,6 @@
 //! The driver as a carrier of messages: through a `Peer`, through a `Node` that threads share, or on loan.
 
+use super::plan::Arrival;
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Recipient, Region, Request};
 use doorbell_benches::exchange::Carrier;
@@ -113,7 +114,7 @@ pub struct Landing {
     theirs: Key<u64, ReadWrite>,
     sent: u64,
     received: u64,
-    by_net: bool,
+    arrival: Arrival,
 }
 
 /// Bytes of a region into which puts go one behind the other, at least.
@@ -122,11 +123,17 @@ pub const LANDING_BYTES: usize = 64 << 10;
 const ARRIVED: u64 = 1 << 63;
 
 impl Landing {
-    /// Exchanges keys with the other process, which is reached by the network or by shared memory.
+    /// Exchanges keys with the other process.
     ///
     /// # Errors
     /// The other one is gone, or the process was told to stop.
-    pub fn exchange(own: Region<u64>, node: &Node, to: NodeId, by_net: bool, patience: &Patience) -> Result<Self, CarrierError> {
+    pub fn exchange(
+        own: Region<u64>,
+        node: &Node,
+        to: NodeId,
+        arrival: Arrival,
+        patience: &Patience,
+    ) -> Result<Self, CarrierError> {
         node.send(to, KEY, &own.key().to_bytes())?;
         let mut bytes = [0; KEY_BYTES];
         loop {
@@ -141,7 +148,7 @@ impl Landing {
                 }
             }
         }
-        Ok(Self { own, theirs: Key::from_bytes(&bytes)?, sent: 0, received: 0, by_net })
+        Ok(Self { own, theirs: Key::from_bytes(&bytes)?, sent: 0, received: 0, arrival })
     }
 
     /// The next section goes on where one ended.
@@ -164,17 +171,16 @@ pub struct Puts<'a> {
     words: usize,
     /// Where the last word of a message goes.
     last: Key<u64, ReadWrite>,
-    /// What arrives is stored by this process's own engine, which somebody has to turn.
-    by_net: bool,
+    arrival: Arrival,
 }
 
 impl<'a> Puts<'a> {
     /// For messages of so many bytes, a multiple of eight.
     pub fn new(node: &'a Node, peer: Option<&'a Peer>, landing: &'a Landing, bytes: usize, patience: &'a Patience) -> Self {
-        let Landing { own, theirs, sent, received, by_net } = landing;
+        let Landing { own, theirs, sent, received, arrival } = landing;
         let words = (bytes / size_of::<u64>()).max(1);
         let last = theirs.at(words - 1);
-        Self { node, peer, patience, own, key: *theirs, sent: *sent, received: *received, words, last, by_net: *by_net }
+        Self { node, peer, patience, own, key: *theirs, sent: *sent, received: *received, words, last, arrival: *arrival }
     }
 
     /// How many messages went out and came in, in all.
@@ -224,9 +230,9 @@ impl Carrier for Puts<'_> {
         self.received += 1;
         let (own, at, expected) = (self.own, self.words - 1, ARRIVED | self.received);
         let mut word = [0];
-        if self.by_net {
+        if self.arrival != Arrival::Mapped {
             loop {
-                self.node.progress()?;
+                self.arrival.help(self.node)?;
                 if own.read(at, &mut word).is_ok() && word[0] == expected {
                     return Ok(());
                 }

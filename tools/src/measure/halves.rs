@@ -223,7 +223,7 @@ fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Troub
     let Apart { node, to, patience } = other;
     let (buffers, messages, landing) = if plan.put {
         let (buffers, region) = landing(plan, node).map_err(Trouble::Failure)?;
-        (buffers, Vec::new(), Some(Landing::exchange(region, node, to, true, patience)?))
+        (buffers, Vec::new(), Some(Landing::exchange(region, node, to, plan.arrival(), patience)?))
     } else {
         let (buffers, messages) = room(plan, node).map_err(Trouble::Failure)?;
         (buffers, messages, None)

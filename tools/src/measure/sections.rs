@@ -204,7 +204,7 @@ impl Sections<'_> {
                 }
             }
             (Test::Rate, Side::Pong) if plan.put && plan.net.is_some() => {
-                self.together.wait_driving(self.driver.node, self.patience)?;
+                self.together.wait_helping(self.driver.node, plan.arrival(), self.patience)?;
             }
             (Test::Rate, Side::Pong) if plan.put => {}
             (Test::Rate, Side::Pong) => {

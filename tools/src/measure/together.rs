@@ -1,6 +1,7 @@
 //! How the processes of a measurement keep step.
 
 use super::carrier::CarrierError;
+use super::plan::Arrival;
 use doorbell::{Error, Match, Node, NodeId};
 use doorbell_benches::floor::{Finish, HopProbe, Mapping, Patience, Stopped};
 use std::time::{Duration, Instant};
@@ -117,16 +118,16 @@ impl Together<'_> {
         }
     }
 
-    /// The same, while this side's engine is turned for what the other one puts here.
+    /// The same, while the other one puts into this side's memory.
     ///
     /// # Errors
     /// It was told to stop, or the other half is gone.
-    pub fn wait_driving(&mut self, node: &Node, patience: &Patience) -> Result<(), CarrierError> {
+    pub fn wait_helping(&mut self, node: &Node, arrival: Arrival, patience: &Patience) -> Result<(), CarrierError> {
         while matches!(self, Together::Here { .. }) && !self.is_told() {
             if patience.stopped() {
                 return Err(Stopped.into());
             }
-            node.progress()?;
+            arrival.help(node)?;
         }
         self.wait()
     }
