@@ -2,8 +2,8 @@
 //!
 //! A stream of bytes has no messages: both sides know how long they are, and there is one tag. What was chosen for it:
 //! - One runtime of one thread in each process, which never sleeps: it is turned by whoever waits, and looks at the socket in each turn.
-//! - Datagrams as large as the loopback interface carries from the first on, without looking for a larger size. With runs of smaller ones,
-//!   which the kernel cuts, a stream had a third to a half of the speed.
+//! - Datagrams as large as the loopback interface carries from the first on, without looking for a larger size. Runs of smaller ones, which
+//!   the kernel cuts, were no faster.
 //! - Windows that hold all that a test has under way, and a congestion window that begins as large: nothing else is on the way.
 //! - Socket buffers as large as Doorbell's, as far as the system allows.
 //! - Streams alone: where two processes spoke in turns, and did nothing between two sections, some run or other came to a standstill.
