@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use tracing_subscriber::filter::LevelFilter;
 
 /// The domain's name.
 pub const DOMAIN: &str = "DOORBELL_DOMAIN";
@@ -31,6 +32,8 @@ pub const SEEK: &str = "DOORBELL_SEEK";
 pub const PORT: &str = "DOORBELL_PORT";
 /// The file with the domain's key.
 pub const KEY_FILE: &str = "DOORBELL_KEY_FILE";
+/// How much the libraries say of themselves.
+const LOG: &str = "DOORBELL_LOG";
 
 /// Refuses an environment that no program of the domain would accept, before anything is done.
 pub fn check() -> Result<(), Failure> {
@@ -43,6 +46,7 @@ pub fn check() -> Result<(), Failure> {
     let _: Option<FabricKind> = variable(FABRIC)?;
     let _: Option<PortKind> = variable(PORT)?;
     let _: Option<Address> = variable(LISTEN)?;
+    let _ = log()?;
     for addresses in [CONNECT, SEEK] {
         let _: Option<Addresses> = variable(addresses)?;
     }
@@ -67,6 +71,22 @@ pub fn port(said: Option<PortKind>) -> Result<PortKind, Failure> {
 /// The file with the domain's key: as the command line says, else the environment.
 pub fn key_file(said: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
     Ok(said.or(variable(KEY_FILE)?))
+}
+
+/// How much the libraries say of themselves, if the environment says so.
+pub fn log() -> Result<Option<LevelFilter>, Failure> {
+    Ok(variable(LOG)?.map(|Log(level)| level))
+}
+
+/// A level of what is said.
+struct Log(LevelFilter);
+
+impl FromStr for Log {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        word.parse().map(Self).map_err(|_| format!("'{word}' is no level: off, error, warn, info, debug or trace"))
+    }
 }
 
 /// A UDP address.

@@ -7,6 +7,7 @@ mod environment;
 mod exit;
 mod guard;
 mod info;
+mod log;
 mod ls;
 mod measure;
 mod nodes;
@@ -18,10 +19,18 @@ mod top;
 use clap::{Parser, Subcommand};
 use exit::Failure;
 use std::process::ExitCode;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Messages between processes at the speed of a cache line.
 #[derive(Debug, Parser)]
-#[command(name = "doorbell", version, max_term_width = 110)]
+#[command(
+    name = "doorbell",
+    version,
+    max_term_width = 110,
+    after_help = "\
+Environment:
+  DOORBELL_LOG=LEVEL  what the libraries say on stderr: off, error, warn, info, debug or trace [default: warn]"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -53,6 +62,10 @@ enum Command {
 impl Command {
     fn run(self) -> Result<(), Failure> {
         environment::check()?;
+        // Of the processes of a measurement one speaks for all.
+        if !matches!(self, Command::MeasureWorker(_)) {
+            log::install(LevelFilter::WARN)?;
+        }
         match self {
             Command::Demo(args) => demo::run(&args),
             Command::Run(args) => run::run(&args),

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::UdpSocket;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -139,12 +140,34 @@ fn two_processes_of_a_machine_are_measured_over_udp() {
 }
 
 #[test]
+fn puts_are_measured_over_udp_by_the_same_commands() {
+    let _turn = turn();
+    let ways: [&[&str]; 5] = [
+        &["latency", "--with-key"],
+        &["latency", "--progress", "poller", "--wait", "park"],
+        &["rate", "--shared"],
+        &["rate", "--progress", "inline", "--port", "plain"],
+        &["rate", "--progress", "poller", "--with-key"],
+    ];
+    for way in ways {
+        let found = rows(&run(&[way, &SHORT, &["--fabric", "udp", "--put", "--sizes", "8,4KiB,200000"]].concat()));
+        assert_eq!(found.len(), 3, "{way:?}");
+        for row in found {
+            assert_eq!((&row["fabric"], &row["put"]), (&"udp".into(), &true.into()), "{row}");
+            assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["samples"].as_u64().unwrap() >= 100, "{row}");
+        }
+    }
+}
+
+#[test]
 fn two_halves_measure_with_each_other() {
     let _turn = turn();
     let key = File::new(&[7; 32], 0o600);
     let keyed = ["--key-file", key.path()];
-    let ways: [(&[&str], &[&str]); 4] = [
+    let ways: [(&[&str], &[&str]); 6] = [
         (&["latency", "--sizes", "8,100kB", "--untouched"], &[]),
+        (&["latency", "--sizes", "8,4KiB", "--put"], &keyed),
+        (&["rate", "--sizes", "8,4KiB", "--put", "--shared"], &[]),
         (&["latency", "--sizes", "8"], &keyed),
         (&["rate", "--sizes", "8,1000"], &keyed),
         (&["bandwidth", "--sizes", "64KiB", "--both-ways", "--window", "3"], &[]),
@@ -155,6 +178,7 @@ fn two_halves_measure_with_each_other() {
         for row in &found {
             assert_eq!((&row["fabric"], &row["to"]), (&"udp".into(), &listener.address.as_str().into()), "{row}");
             assert_eq!((&row["key"], &row["hop_ns"]), (&(!key.is_empty()).into(), &Value::Null), "{row}");
+            assert!(row["put"].as_bool().unwrap_or_default() == way.contains(&"--put"), "{row}");
             assert!(row["p50_ns"].as_f64().unwrap() > 0.0 && row["samples"].as_u64().unwrap() >= 100, "{row}");
         }
         assert_eq!(found.len(), way[2].split(',').count());
@@ -216,7 +240,9 @@ fn keys_that_do_not_fit_are_refused() {
     // From the environment it counts as well.
     let output = doorbell(&connect).env("DOORBELL_KEY_FILE", key.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(listener.ended(), (Some(0), String::new()));
+    // The half that listens says whom it refused, and goes on.
+    let (code, said) = listener.ended();
+    assert!(code == Some(0) && said.lines().all(|line| line.contains("warning") && line.contains("refused")), "{said}");
     let listener = Listener::start(&["latency"]);
     fails(&run(&["latency", "--connect", &listener.address, "--key-file", key.path()]), 1, "its domain has no key");
 }
@@ -241,9 +267,7 @@ fn what_is_wrong_with_the_network_is_told() {
 
 #[test]
 fn what_makes_no_sense_over_the_network_is_refused() {
-    let cases: [(&[&str], &str); 19] = [
-        (&["latency", "--fabric", "udp", "--put"], "there are no puts over UDP"),
-        (&["rate", "--fabric", "udp", "--put"], "there are no puts over UDP"),
+    let cases: [(&[&str], &str); 17] = [
         (&["latency", "--fabric", "udp", "--loan"], "nothing can be lent over UDP"),
         (&["bandwidth", "--fabric", "udp", "--buffers", "registered"], "--buffers: over UDP"),
         (&["bandwidth", "--fabric", "udp", "--floor", "--both-ways"], "no floor of both ways"),
@@ -267,6 +291,44 @@ fn what_makes_no_sense_over_the_network_is_refused() {
     }
 }
 
+/// From here on this process, and what it starts, is told that it may not use io_uring.
+fn forbid_io_uring() -> std::io::Result<()> {
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: a local program with its length; the kernel copies it.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn without_io_uring_one_line_says_so() {
+    let _turn = turn();
+    let said = |level: Option<&str>, port: &str| {
+        let mut command = doorbell(&[&["latency", "--fabric", "udp", "--sizes", "8", "--port", port], &SHORT[..]].concat());
+        command.envs(level.map(|level| ("DOORBELL_LOG", level)));
+        // SAFETY: between fork and exec, two system calls.
+        unsafe { command.pre_exec(forbid_io_uring) };
+        let output = command.output().unwrap();
+        assert_eq!(rows(&output).len(), 1);
+        // What else the command has to say is of the figures.
+        text(&output.stderr).lines().filter(|line| line.contains("io_uring")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let lines = said(None, "auto");
+    let is_clear = |line: &str| line.starts_with("doorbell: warning: ") && line.contains("plain socket calls instead");
+    assert!(matches!(&lines[..], [line] if is_clear(line)), "{lines:?}");
+    // Who asks for plain calls misses nothing, and who does not want to know is not told.
+    assert_eq!((said(None, "plain"), said(Some("error"), "auto")), (Vec::new(), Vec::new()));
+}
+
 #[test]
 fn malformed_variables_of_a_network_are_refused() {
     let cases = [
@@ -275,6 +337,7 @@ fn malformed_variables_of_a_network_are_refused() {
         ("DOORBELL_SEEK", "", "'' is no address with a port"),
         ("DOORBELL_FABRIC", "tcp", "auto, shm or udp"),
         ("DOORBELL_PORT", "fast", "'fast' is no kind of port"),
+        ("DOORBELL_LOG", "loud", "'loud' is no level"),
     ];
     for (name, value, mention) in cases {
         let output = doorbell(&["info"]).env(name, value).output().unwrap();

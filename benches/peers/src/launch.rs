@@ -1,6 +1,7 @@
 //! Starts the processes of a measurement, waits for what they find, and leaves nothing behind however it ends.
 
 use crate::peers::{Peer, Program};
+use crate::plan::Table;
 use crate::{Failure, Ran, plan};
 use doorbell_benches::floor::Mapping;
 use doorbell_peers::order::{Answer, Order, Work};
@@ -62,8 +63,8 @@ impl Launcher {
     }
 
     /// Does one kind of work over one peer, once.
-    pub fn run(&self, peer: &Peer, work: Work, quick: bool) -> Ran {
-        let outcome = self.measure(peer, work, quick).unwrap_or_else(|error| Err(format!("could not be started: {error}")));
+    pub fn run(&self, peer: &Peer, table: Table, quick: bool) -> Ran {
+        let outcome = self.measure(peer, table, quick).unwrap_or_else(|error| Err(format!("could not be started: {error}")));
         remove(&self.dir, &self.prefix);
         match self.signal.load(Ordering::SeqCst) {
             0 => Ok(outcome),
@@ -71,9 +72,9 @@ impl Launcher {
         }
     }
 
-    fn measure(&self, peer: &Peer, work: Work, quick: bool) -> io::Result<Outcome> {
+    fn measure(&self, peer: &Peer, table: Table, quick: bool) -> io::Result<Outcome> {
         fs::create_dir_all(&self.dir)?;
-        let pairs = if work == Work::Pairs { 2 } else { 1 };
+        let pairs = if table.work == Work::Pairs { 2 } else { 1 };
         let mapping = Mapping::create(worker::shape(pairs))?;
         let library = match &peer.program {
             Program::This(library) => library.clone(),
@@ -81,8 +82,9 @@ impl Launcher {
             Program::Own(_) => None,
         };
         let order = Order {
-            work,
-            legs: plan::legs(work, quick),
+            work: table.work,
+            over: table.over,
+            legs: plan::legs(table, quick),
             window: WINDOW,
             pairs,
             pin: self.pin,

@@ -6,11 +6,10 @@ mod plan;
 mod report;
 
 use clap::Parser;
-use doorbell_peers::order::Work;
 use doorbell_peers::{foreign, native, worker};
 use launch::{Launcher, Outcome, Stopped};
 use peers::{Peer, Who};
-use plan::Row;
+use plan::{Row, Table};
 use report::{Findings, Report};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -31,6 +30,7 @@ Examples:
   doorbell-peers                                  everything, into docs/performance.md (10 minutes)
   doorbell-peers --quick                          everything, roughly, to the terminal (2 minutes)
   doorbell-peers --only ucx,mpi --rows latency    one table, to the terminal
+  doorbell-peers --rows udp                       what goes over UDP, to the terminal (1 minute)
   doorbell-peers --rounds 9 --output -            more rounds, to the terminal
 
 Columns with × say how many times as long as Doorbell the peer takes for a message: above 1
@@ -120,10 +120,11 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
         return Err(Failure::environment("--pin: two processors are needed", "--pin 0,1"));
     };
     let rows: Vec<Row> = if args.rows.is_empty() { Row::ALL.to_vec() } else { args.rows.clone() };
-    let works: Vec<Work> = Row::ALL.iter().filter(|row| rows.contains(row)).flat_map(|row| row.works()).copied().collect();
+    let tables: Vec<Table> = Row::ALL.iter().filter(|row| rows.contains(row)).flat_map(|row| row.tables()).collect();
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
     let installed = args.peers.clone().unwrap_or_else(|| repository().join("target/peers"));
-    let peers = peers::find(&installed, &args.only);
+    let mut peers = peers::find(&installed, &args.only);
+    peers.retain(|peer| tables.iter().any(|table| peer.knows(*table)));
     for missing in peers.iter().filter_map(|peer| peer.missing.as_ref().map(|why| (peer.who, why))) {
         eprintln!("{}: {}", missing.0.name(), missing.1);
     }
@@ -131,14 +132,14 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     let mut findings = Findings::default();
     let mut stopped = None;
     'rounds: for round in 0..usize::from(rounds) {
-        for work in &works {
+        for table in &tables {
             for turn in 0..peers.len() {
                 // Nobody is always the first after the same one.
                 let peer = &peers[(turn + round) % peers.len()];
-                if peer.can(*work) && findings.is_worth_a_try(peer.who, *work) {
-                    say(round, rounds, *work, peer);
-                    match launcher.run(peer, *work, args.quick) {
-                        Ok(outcome) => findings.add(peer.who, *work, round, outcome),
+                if peer.can(*table) && findings.is_worth_a_try(peer.who, *table) {
+                    say(round, rounds, *table, peer);
+                    match launcher.run(peer, *table, args.quick) {
+                        Ok(outcome) => findings.add(peer.who, *table, round, outcome),
                         Err(Stopped(signal)) => {
                             stopped = Some(signal);
                             break 'rounds;
@@ -151,7 +152,7 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     say_no_more();
     let failed = findings.failed(Who::Doorbell);
     let report =
-        Report { peers: &peers, works: &works, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
+        Report { peers: &peers, tables: &tables, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
     if let Some(signal) = stopped {
         // What there is may be of use, but not in the place of what is whole.
         print!("{report}");
@@ -182,9 +183,9 @@ fn write(text: &str, path: Option<PathBuf>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn say(round: usize, rounds: u16, work: Work, peer: &Peer) {
+fn say(round: usize, rounds: u16, table: Table, peer: &Peer) {
     if std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[Kround {} of {rounds}: {} over {}", round + 1, plan::title(work), peer.who.name());
+        eprint!("\r\x1b[Kround {} of {rounds}: {} over {}", round + 1, plan::title(table), peer.who.name());
     }
 }
 

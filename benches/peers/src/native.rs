@@ -1,17 +1,22 @@
 //! Doorbell, through its library.
 
-use crate::order::Work;
-use crate::transport::{Result, Setup, TAG, Transport};
+use crate::order::{Over, Work};
+use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
 use doorbell::zerocopy::FromBytes;
-use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request, Role};
+use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request, Role};
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::memory::Memory;
-use doorbell_benches::stream::{self, Flow, Messages, Window};
+use doorbell_benches::stream::{self, Flow, Window};
 use doorbell_benches::touch;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// How long the other processes may take to join.
 const START: Duration = Duration::from_secs(20);
+/// After what silence over the network the other process counts as dead: one that is stopped for a while is not.
+const SILENCE: Duration = Duration::from_secs(10);
+/// The key of a network on which nothing is secret.
+const SECRET: [u8; 32] = [7; 32];
 
 /// A node, and its way to the other one.
 #[derive(Debug)]
@@ -20,10 +25,9 @@ pub struct Doorbell {
     peer: Peer,
     node: Node,
     work: Work,
-    window: usize,
     crowded: bool,
     buffers: Buffers,
-    messages: Option<(usize, Messages)>,
+    messages: StreamBuffers,
     landing: Option<Landing>,
     /// Loans sent so far.
     count: u64,
@@ -42,12 +46,25 @@ impl Transport for Doorbell {
     fn open(setup: &Setup<'_>) -> Result<Self> {
         let order = setup.order;
         let nodes = 2 * order.pairs;
-        let node = Node::builder(&order.prefix)
+        let mut builder = Node::builder(&order.prefix)
             .id(NodeId(setup.node as u16))
             .role(if setup.side() == Side::Ping { Role::Host } else { Role::Accelerator })
             .max_nodes(nodes)
-            .loan_bytes((16 * order.bytes()).max(64 << 20))
-            .join()?;
+            .loan_bytes((16 * order.bytes()).max(64 << 20));
+        if order.over != Over::Memory {
+            builder = builder.fabric(FabricKind::Udp).dead_after(SILENCE);
+            if order.over == Over::Sealed {
+                builder = builder.key(SECRET);
+            }
+            builder = match setup.node {
+                0 => builder.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+                _ => builder.connect(String::from_utf8(setup.place.find("address", 0)?)?.parse()?),
+            };
+        }
+        let node = builder.join()?;
+        if let Some(address) = node.address().filter(|_| setup.node == 0) {
+            setup.place.leave("address", address.to_string().as_bytes())?;
+        }
         node.wait_for(nodes, Instant::now() + START)?;
         let peer = node.peer(NodeId(setup.other() as u16))?;
         let (buffers, landing) = match order.work {
@@ -57,8 +74,8 @@ impl Transport for Doorbell {
             }
             _ => (setup.buffers()?, None),
         };
-        let (work, window, crowded) = (order.work, order.window, order.crowded());
-        Ok(Self { peer, node, work, window, crowded, buffers, messages: None, landing, count: 0 })
+        let (work, crowded, messages) = (order.work, order.crowded(), StreamBuffers::new(order));
+        Ok(Self { peer, node, work, crowded, buffers, messages, landing, count: 0 })
     }
 
     fn version(&self) -> String {
@@ -86,13 +103,7 @@ impl Transport for Doorbell {
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
-        let messages = match &mut self.messages {
-            Some((room, messages)) if *room == bytes => messages,
-            messages => {
-                let made = Messages::new(self.window, || Memory::private(bytes))?;
-                &mut messages.insert((bytes, made)).1
-            }
-        };
+        let messages = self.messages.of(bytes)?;
         Ok(stream::run(&mut Requests { node: &self.node, peer: &self.peer }, flow, messages)?)
     }
 }

@@ -29,6 +29,17 @@ impl Work {
     }
 }
 
+/// What messages go over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Over {
+    /// Memory that the processes share.
+    Memory,
+    /// UDP datagrams, as they are.
+    Udp,
+    /// UDP datagrams, encrypted and authenticated.
+    Sealed,
+}
+
 /// Messages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leg {
@@ -47,6 +58,8 @@ pub struct Leg {
 pub struct Order {
     /// What is measured.
     pub work: Work,
+    /// What it goes over.
+    pub over: Over,
     /// One size after the other.
     pub legs: Vec<Leg>,
     /// Messages under way at once in a direction, of streams.

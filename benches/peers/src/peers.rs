@@ -1,6 +1,7 @@
 //! Who is measured, and whether it is there.
 
-use doorbell_peers::order::Work;
+use crate::plan::Table;
+use doorbell_peers::order::{Over, Work};
 use std::path::{Path, PathBuf};
 
 /// A transport.
@@ -15,13 +16,15 @@ pub enum Who {
     Mpi,
     /// iceoryx2
     Iceoryx2,
-    /// Aeron over IPC
+    /// Aeron over IPC, and over UDP
     Aeron,
+    /// QUIC, which encrypts, over UDP
+    Quinn,
 }
 
 impl Who {
     /// In the order of the columns.
-    pub const ALL: [Who; 5] = [Who::Doorbell, Who::Ucx, Who::Mpi, Who::Iceoryx2, Who::Aeron];
+    pub const ALL: [Who; 6] = [Who::Doorbell, Who::Ucx, Who::Mpi, Who::Iceoryx2, Who::Aeron, Who::Quinn];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Who {
             Who::Mpi => "Open MPI",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "Aeron",
+            Who::Quinn => "quinn",
         }
     }
 
@@ -42,6 +46,7 @@ impl Who {
             Who::Mpi => "mpi",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "aeron",
+            Who::Quinn => "quinn",
         }
     }
 }
@@ -74,18 +79,28 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Whether it is there and has something for this work.
-    pub fn can(&self, work: Work) -> bool {
-        self.missing.is_none() && self.knows(work)
+    /// Whether it is there and has something for this table.
+    pub fn can(&self, table: Table) -> bool {
+        self.missing.is_none() && self.knows(table)
     }
 
-    /// Whether it has something for this work.
-    pub fn knows(&self, work: Work) -> bool {
-        match work {
+    /// Whether it has anything that goes over this.
+    pub fn goes_over(&self, over: Over) -> bool {
+        match over {
+            Over::Memory => self.who != Who::Quinn,
+            Over::Udp => matches!(self.who, Who::Doorbell | Who::Aeron),
+            Over::Sealed => matches!(self.who, Who::Doorbell | Who::Quinn),
+        }
+    }
+
+    /// Whether it has something for this table.
+    pub fn knows(&self, table: Table) -> bool {
+        let does = match table.work {
             Work::Loan => matches!(self.who, Who::Doorbell | Who::Iceoryx2),
             Work::Put => matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi),
             _ => true,
-        }
+        };
+        does && self.goes_over(table.over)
     }
 }
 
@@ -103,6 +118,7 @@ fn peer(installed: &Path, who: Who) -> Peer {
         Who::Mpi => Program::Launched { launcher: installed.join("venv/bin/mpirun"), library: library("libpeer-mpi.so") },
         Who::Iceoryx2 => Program::Own(installed.join("bin/peer-iceoryx2")),
         Who::Aeron => Program::Own(installed.join("bin/peer-aeron")),
+        Who::Quinn => Program::Own(installed.join("bin/peer-quinn")),
     };
     let file = match &program {
         Program::This(library) => library.clone(),

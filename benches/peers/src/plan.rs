@@ -1,8 +1,17 @@
 //! What is measured, and how often.
 
-use doorbell_peers::order::{Leg, Work};
+use doorbell_peers::order::{Leg, Over, Work};
 
-/// A table, or two.
+/// What stands in one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Table {
+    /// What is measured.
+    pub work: Work,
+    /// What it goes over.
+    pub over: Over,
+}
+
+/// A table, or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Row {
     /// Messages back and forth, half a round trip
@@ -17,28 +26,32 @@ pub enum Row {
     Bandwidth,
     /// Small messages between two pairs of processes on the two processors
     Pairs,
+    /// Messages and streams over UDP on the loopback interface, and encrypted streams
+    Udp,
 }
 
 impl Row {
     /// In the order of the tables.
-    pub const ALL: [Row; 6] = [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs];
+    pub const ALL: [Row; 7] = [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs, Row::Udp];
 
     /// What has to be done for it.
-    pub fn works(self) -> &'static [Work] {
+    pub fn tables(self) -> Vec<Table> {
+        let over = |over, works: &[Work]| works.iter().map(move |work| Table { work: *work, over }).collect::<Vec<_>>();
         match self {
-            Row::Latency => &[Work::Latency],
-            Row::Loan => &[Work::Loan],
-            Row::Put => &[Work::Put],
-            Row::Rate => &[Work::Rate],
-            Row::Bandwidth => &[Work::OneWay, Work::BothWays],
-            Row::Pairs => &[Work::Pairs],
+            Row::Latency => over(Over::Memory, &[Work::Latency]),
+            Row::Loan => over(Over::Memory, &[Work::Loan]),
+            Row::Put => over(Over::Memory, &[Work::Put]),
+            Row::Rate => over(Over::Memory, &[Work::Rate]),
+            Row::Bandwidth => over(Over::Memory, &[Work::OneWay, Work::BothWays]),
+            Row::Pairs => over(Over::Memory, &[Work::Pairs]),
+            Row::Udp => [over(Over::Udp, &[Work::Latency, Work::OneWay]), over(Over::Sealed, &[Work::OneWay])].concat(),
         }
     }
 }
 
 /// What a table is called.
-pub fn title(work: Work) -> &'static str {
-    match work {
+pub fn title(Table { work, over }: Table) -> String {
+    let what = match work {
         Work::Latency => "Messages, one way",
         Work::Loan => "Loans, one way",
         Work::Put => "Puts, one way",
@@ -46,17 +59,25 @@ pub fn title(work: Work) -> &'static str {
         Work::OneWay => "Bandwidth one way",
         Work::BothWays => "Bandwidth both ways",
         Work::Pairs => "Two pairs on two processors, one way",
+    };
+    match over {
+        Over::Memory => what.into(),
+        Over::Udp => format!("{what}, over UDP"),
+        Over::Sealed => format!("{what}, over UDP, encrypted"),
     }
 }
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Bytes in a section of a stream.
-const STREAM_BYTES: usize = 256 * MIB;
+/// Bytes in a section of a stream, through memory and over the network.
+const STREAM_BYTES: [usize; 2] = [256 * MIB, 64 * MIB];
 
 /// The messages that are measured.
-pub fn legs(work: Work, quick: bool) -> Vec<Leg> {
+pub fn legs(Table { work, over }: Table, quick: bool) -> Vec<Leg> {
+    let by_net = over != Over::Memory;
     let sizes: &[usize] = match work {
+        Work::Latency if by_net => &[8, 64, KIB, 64 * KIB],
+        Work::OneWay if by_net => &[64 * KIB, MIB],
         Work::Latency | Work::Loan | Work::Put => &[8, 64, KIB, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB],
         Work::Rate | Work::Pairs => &[8],
         Work::OneWay | Work::BothWays => &[64 * KIB, MIB, 4 * MIB],
@@ -68,7 +89,9 @@ pub fn legs(work: Work, quick: bool) -> Vec<Leg> {
             Leg { bytes, sections: 6, warmup: count / 10, count }
         }
         Work::Rate => Leg { bytes, sections: 6, warmup: 0, count: 400_000 / part },
-        Work::OneWay | Work::BothWays => Leg { bytes, sections: 6, warmup: 0, count: STREAM_BYTES / bytes / part },
+        Work::OneWay | Work::BothWays => {
+            Leg { bytes, sections: 6, warmup: 0, count: STREAM_BYTES[usize::from(by_net)] / bytes / part }
+        }
     };
     sizes.iter().map(|bytes| leg(*bytes)).collect()
 }

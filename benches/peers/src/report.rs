@@ -2,8 +2,8 @@
 
 use crate::launch::{Outcome, WINDOW};
 use crate::peers::{Peer, Who};
-use crate::plan::{Row, legs, size, title};
-use doorbell_peers::order::Work;
+use crate::plan::{Row, Table, legs, size, title};
+use doorbell_peers::order::{Over, Work};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,9 +20,9 @@ const SECTIONS_LEAST: usize = 3;
 /// What was found so far.
 #[derive(Debug, Default)]
 pub struct Findings {
-    seen: BTreeMap<(Work, usize, Who), Vec<Section>>,
+    seen: BTreeMap<(Table, usize, Who), Vec<Section>>,
     /// Why there is nothing.
-    failures: BTreeMap<(Work, Who), String>,
+    failures: BTreeMap<(Table, Who), String>,
     versions: BTreeMap<Who, String>,
     left_out: usize,
 }
@@ -46,27 +46,27 @@ struct Mood {
 
 impl Findings {
     /// What failed fails again, and may take its time.
-    pub fn is_worth_a_try(&self, who: Who, work: Work) -> bool {
-        !self.failures.contains_key(&(work, who))
+    pub fn is_worth_a_try(&self, who: Who, table: Table) -> bool {
+        !self.failures.contains_key(&(table, who))
     }
 
     /// Adds what a run gave.
-    pub fn add(&mut self, who: Who, work: Work, round: usize, outcome: Outcome) {
+    pub fn add(&mut self, who: Who, table: Table, round: usize, outcome: Outcome) {
         let answer = match outcome {
             Ok(answer) => answer,
             Err(why) => {
-                self.failures.insert((work, who), why);
+                self.failures.insert((table, who), why);
                 return;
             }
         };
-        for (leg, sections) in legs(work, false).iter().zip(&answer.legs) {
+        for (leg, sections) in legs(table, false).iter().zip(&answer.legs) {
             for seen in sections {
                 let [before, after] = seen.hops;
                 if seen.shared || before.max(after) > MOVED * before.min(after) {
                     self.left_out += 1;
                 } else {
                     let section = Section { round, ns: seen.ns, hop: (before + after) / 2.0 };
-                    self.seen.entry((work, leg.bytes, who)).or_default().push(section);
+                    self.seen.entry((table, leg.bytes, who)).or_default().push(section);
                 }
             }
         }
@@ -98,9 +98,9 @@ impl Findings {
     }
 
     /// Of the medians of each round.
-    fn spread(&self, work: Work, bytes: usize, who: Who, mood: Mood) -> Option<Spread> {
+    fn spread(&self, table: Table, bytes: usize, who: Who, mood: Mood) -> Option<Spread> {
         let mut rounds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-        for section in self.seen.get(&(work, bytes, who))?.iter().filter(|section| mood.has(section.hop)) {
+        for section in self.seen.get(&(table, bytes, who))?.iter().filter(|section| mood.has(section.hop)) {
             rounds.entry(section.round).or_default().push(section.ns);
         }
         let told = rounds.values().filter(|sections| sections.len() >= SECTIONS_LEAST);
@@ -144,7 +144,7 @@ pub struct Report<'a> {
     /// The columns.
     pub peers: &'a [Peer],
     /// The tables.
-    pub works: &'a [Work],
+    pub tables: &'a [Table],
     /// What stands in them.
     pub findings: &'a Findings,
     /// Rounds that were meant to be.
@@ -158,12 +158,12 @@ pub struct Report<'a> {
 impl Display for Report<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.head(f)?;
-        for mood in self.findings.moods() {
-            for work in self.works {
-                self.table(f, *work, mood)?;
-            }
+        self.section(f, "##", |table| table.over == Over::Memory)?;
+        if self.tables.iter().any(|table| table.over != Over::Memory) {
+            writeln!(f, "\n## Over UDP\n\n{OVER_UDP}")?;
+            self.section(f, "###", |table| table.over != Over::Memory)?;
         }
-        if Row::ALL.iter().flat_map(|row| row.works()).all(|work| self.works.contains(work)) {
+        if Row::ALL.iter().flat_map(|row| row.tables()).all(|table| self.tables.contains(&table)) {
             writeln!(f, "{BEHIND}")?;
         }
         Ok(())
@@ -173,14 +173,27 @@ impl Display for Report<'_> {
 /// What people found out about rows in which others are ahead.
 const BEHIND: &str = include_str!("../behind.md");
 
+/// What is said of all that goes over UDP.
+const OVER_UDP: &str = "The same two processes, which share no memory here: datagrams on the loopback interface. Whoever encrypts is \
+                        compared with Doorbell that has a key, and who does not with Doorbell without.";
+
 impl Report<'_> {
+    fn section(&self, f: &mut Formatter<'_>, level: &str, has: impl Fn(&Table) -> bool) -> fmt::Result {
+        for mood in self.findings.moods() {
+            for table in self.tables.iter().filter(|table| has(table)) {
+                self.table(f, level, *table, mood)?;
+            }
+        }
+        Ok(())
+    }
+
     fn head(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { findings, rounds, .. } = self;
         writeln!(f, "# How fast Doorbell is, beside others\n")?;
         writeln!(
             f,
-            "Two processes on processors of their own exchange messages through shared memory. Doorbell and its peers did so in \
-             turns, in {rounds} rounds, with the same loops. A cell is the median of the rounds, with the lowest and the highest; \
+            "Two processes on processors of their own exchange messages through shared memory, or over UDP where it is said. Doorbell and \
+             its peers did so in turns, in {rounds} rounds, with the same loops. A cell is the median of the rounds, with the lowest and the highest; \
              **×** is how many times as long as Doorbell the peer takes for a message: above 1 Doorbell is faster. {} \
              [benches/peers/README.md](../benches/peers/README.md) says what is compared, and what is fair and what is not.\n",
             if self.touched {
@@ -221,10 +234,10 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn table(&self, f: &mut Formatter<'_>, work: Work, mood: Mood) -> fmt::Result {
-        let columns: Vec<&Peer> = self.peers.iter().filter(|peer| peer.knows(work)).collect();
+    fn table(&self, f: &mut Formatter<'_>, level: &str, table: Table, mood: Mood) -> fmt::Result {
+        let columns: Vec<&Peer> = self.peers.iter().filter(|peer| peer.knows(table)).collect();
         let added = mood.title.map_or(String::new(), |title| format!(", {title}"));
-        writeln!(f, "\n## {}{added}\n\n{}\n", title(work), self.about(work))?;
+        writeln!(f, "\n{level} {}{added}\n\n{}\n", title(table), self.about(table.work))?;
         write!(f, "| bytes |")?;
         for peer in &columns {
             write!(f, " {} |{}", peer.who.name(), if peer.who == Who::Doorbell { "" } else { " × |" })?;
@@ -234,12 +247,12 @@ impl Report<'_> {
             write!(f, "---:|{}", if peer.who == Who::Doorbell { "" } else { "---:|" })?;
         }
         writeln!(f)?;
-        for leg in legs(work, self.quick) {
+        for leg in legs(table, self.quick) {
             write!(f, "| {} |", size(leg.bytes))?;
-            let own = self.findings.spread(work, leg.bytes, Who::Doorbell, mood);
+            let own = self.findings.spread(table, leg.bytes, Who::Doorbell, mood);
             for peer in &columns {
-                let found = self.findings.spread(work, leg.bytes, peer.who, mood);
-                write!(f, " {} |", self.cell(work, leg.bytes, peer, found))?;
+                let found = self.findings.spread(table, leg.bytes, peer.who, mood);
+                write!(f, " {} |", self.cell(table, leg.bytes, peer, found))?;
                 if peer.who != Who::Doorbell {
                     let ratio = found.zip(own).map(|(found, own)| format!("**{:.2}**", found.median / own.median));
                     write!(f, " {} |", ratio.unwrap_or_default())?;
@@ -248,20 +261,25 @@ impl Report<'_> {
             writeln!(f)?;
         }
         for peer in &columns {
-            if let Some(why) = self.findings.failures.get(&(work, peer.who)) {
+            if let Some(why) = self.findings.failures.get(&(table, peer.who)) {
                 writeln!(f, "\n{} failed: {why}.", peer.who.name())?;
             }
         }
-        let others: Vec<&str> = self.peers.iter().filter(|peer| !peer.knows(work)).map(|peer| peer.who.name()).collect();
+        let others: Vec<&str> = self
+            .peers
+            .iter()
+            .filter(|peer| !peer.knows(table) && peer.goes_over(table.over))
+            .map(|peer| peer.who.name())
+            .collect();
         if !others.is_empty() {
             writeln!(f, "\nNothing of the kind in {}.", others.join(", "))?;
         }
         Ok(())
     }
 
-    fn cell(&self, work: Work, bytes: usize, peer: &Peer, found: Option<Spread>) -> String {
+    fn cell(&self, table: Table, bytes: usize, peer: &Peer, found: Option<Spread>) -> String {
         let Some(found) = found else {
-            let failed = self.findings.failures.contains_key(&(work, peer.who));
+            let failed = self.findings.failures.contains_key(&(table, peer.who));
             return if peer.missing.is_some() {
                 "not installed"
             } else if failed {
@@ -271,7 +289,7 @@ impl Report<'_> {
             }
             .into();
         };
-        let (unit, spread) = match work {
+        let (unit, spread) = match table.work {
             Work::Rate => ("M/s", found.map(|ns| 1e3 / ns)),
             Work::OneWay | Work::BothWays => ("GB/s", found.map(|ns| bytes as f64 / ns)),
             _ if found.median >= 9_999.5 => ("µs", found.map(|ns| ns / 1e3)),
@@ -298,7 +316,10 @@ impl Report<'_> {
             Work::Rate => {
                 "One process sends one message after the other, the other receives them: the time until all are there.".into()
             }
-            Work::OneWay => format!("The same with {WINDOW} messages under way at once. GB are powers of ten."),
+            Work::OneWay => format!(
+                "One process sends one message after the other, {WINDOW} of them under way at once: the time until all are there. GB \
+                 are powers of ten."
+            ),
             Work::BothWays => format!("Both send and receive, {WINDOW} messages under way in each direction; the sum of both."),
             Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, as what \
                             matters is who waits for a processor."
@@ -367,6 +388,8 @@ mod tests {
     use super::*;
     use doorbell_peers::order::{Answer, Seen};
 
+    const RATE: Table = Table { work: Work::Rate, over: Over::Memory };
+
     #[test]
     fn days_become_dates() {
         assert_eq!((date(0), date(59), date(11_016)), ((1970, 1, 1), (1970, 3, 1), (2000, 2, 29)));
@@ -390,14 +413,14 @@ mod tests {
         let answer = |seen: Vec<Seen>| Ok(Answer { legs: vec![seen], ..Answer::default() });
         let near = [100.0, 110.0];
         let thrice = |ns| vec![hop(ns, near); SECTIONS_LEAST];
-        findings.add(Who::Doorbell, Work::Rate, 0, answer([thrice(10.0), vec![hop(99.0, [100.0, 300.0])]].concat()));
-        findings.add(Who::Ucx, Work::Rate, 0, answer(thrice(25.0)));
-        findings.add(Who::Mpi, Work::Rate, 0, Err("hung".into()));
-        assert!(!findings.is_worth_a_try(Who::Mpi, Work::Rate) && !findings.failed(Who::Doorbell));
+        findings.add(Who::Doorbell, RATE, 0, answer([thrice(10.0), vec![hop(99.0, [100.0, 300.0])]].concat()));
+        findings.add(Who::Ucx, RATE, 0, answer(thrice(25.0)));
+        findings.add(Who::Mpi, RATE, 0, Err("hung".into()));
+        assert!(!findings.is_worth_a_try(Who::Mpi, RATE) && !findings.failed(Who::Doorbell));
         assert_eq!(findings.left_out, 1);
-        let works = [Work::Rate];
+        let tables = [RATE];
         let told =
-            Report { peers: &peers, works: &works, findings: &findings, rounds: 1, quick: false, touched: true }.to_string();
+            Report { peers: &peers, tables: &tables, findings: &findings, rounds: 1, quick: false, touched: true }.to_string();
         assert!(told.contains("| 100 M/s (100..100) | 40.0 M/s (40.0..40.0) | **2.50** | not installed |  |"), "{told}");
         assert!(told.contains("Open MPI failed: hung.") && told.contains("run benches/peers/install"), "{told}");
     }
@@ -414,10 +437,10 @@ mod tests {
             } else {
                 vec![[10.0, 40.0, 41.0, 42.0].map(|ns| seen(ns, if ns < 20.0 { 70.0 } else { 250.0 })).to_vec()]
             };
-            findings.add(Who::Doorbell, Work::Rate, round, Ok(Answer { legs, ..Answer::default() }));
+            findings.add(Who::Doorbell, RATE, round, Ok(Answer { legs, ..Answer::default() }));
         }
         let moods = findings.moods();
-        let median = |mood| findings.spread(Work::Rate, 8, Who::Doorbell, mood).map(|spread| spread.median);
+        let median = |mood| findings.spread(RATE, 8, Who::Doorbell, mood).map(|spread| spread.median);
         assert_eq!((moods.len(), median(moods[0]), median(moods[1])), (2, Some(12.0), Some(41.0)));
     }
 }

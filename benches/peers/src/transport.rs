@@ -1,10 +1,10 @@
 //! What a peer has to be able to do.
 
-use crate::order::{Order, Work};
+use crate::order::{Order, Over, Work};
 use crate::place::Place;
-use doorbell_benches::exchange::{Buffers, Part, Section, Side};
+use doorbell_benches::exchange::{Buffers, Carrier, Part, Section, Side};
 use doorbell_benches::memory::Memory;
-use doorbell_benches::stream::{Flow, Messages};
+use doorbell_benches::stream::{Flow, Messages, Window};
 use std::error::Error;
 
 /// What went wrong, in words.
@@ -46,13 +46,63 @@ impl Setup<'_> {
         let bytes = if self.order.work.is_stream() { 0 } else { self.order.bytes() };
         Ok(Buffers::private(bytes)?)
     }
+}
 
-    /// Private memory for a window of messages.
+/// Private memory for a window of messages, kept from one stream to the next of the same size.
+#[derive(Debug)]
+pub struct StreamBuffers {
+    window: usize,
+    made: Option<(usize, Messages)>,
+}
+
+impl StreamBuffers {
+    /// For as many messages as the order says.
+    pub fn new(order: &Order) -> Self {
+        Self { window: order.window, made: None }
+    }
+
+    /// For messages of so many bytes.
     ///
     /// # Errors
     /// The system has no such memory.
-    pub fn messages(&self, bytes: usize) -> Result<Messages> {
-        Ok(Messages::new(self.order.window, || Memory::private(bytes))?)
+    pub fn of(&mut self, bytes: usize) -> Result<&mut Messages> {
+        let messages = match self.made.take() {
+            Some((room, messages)) if room == bytes => messages,
+            _ => Messages::new(self.window, || Memory::private(bytes))?,
+        };
+        Ok(&mut self.made.insert((bytes, messages)).1)
+    }
+}
+
+/// A window of messages over a carrier that has taken a message when `send` returns, and copies one when its turn has come.
+#[derive(Debug)]
+pub struct AtOnce<C>(pub C);
+
+impl<C: Carrier> Window for AtOnce<C> {
+    type Error = C::Error;
+    type Sent = Memory;
+    type Received = Memory;
+
+    #[inline(always)]
+    fn start_send(&mut self, message: Memory) -> std::result::Result<Memory, C::Error> {
+        self.0.send(&message)?;
+        Ok(message)
+    }
+
+    #[inline(always)]
+    fn finish_send(&mut self, sent: Memory) -> std::result::Result<Memory, C::Error> {
+        Ok(sent)
+    }
+
+    #[inline(always)]
+    fn start_receive(&mut self, into: Memory) -> std::result::Result<Memory, C::Error> {
+        Ok(into)
+    }
+
+    #[inline(always)]
+    fn finish_receive(&mut self, mut received: Memory) -> std::result::Result<Memory, C::Error> {
+        self.0.receive(&mut received)?;
+        Ok(received)
     }
 }
 
@@ -81,8 +131,8 @@ pub trait Transport: Sized {
 }
 
 /// What to say of work that a peer does not know.
-pub fn unknown(peer: &str, work: Work) -> Fault {
-    format!("{peer} has nothing for {work:?}").into()
+pub fn unknown(peer: &str, work: Work, over: Over) -> Fault {
+    format!("{peer} has nothing for {work:?} over {over:?}").into()
 }
 
 /// Waits, by looking, until something is there. With more processes than processors others get the processor in between.

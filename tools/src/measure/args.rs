@@ -76,7 +76,7 @@ impl TransferArgs {
 /// The domain of two halves: both know it.
 const HALVES: &str = "measure";
 /// Bytes of the word that the target of a put polls.
-const PUT_UNIT: usize = size_of::<u64>();
+pub const PUT_UNIT: usize = size_of::<u64>();
 
 /// Words that a type knows, shown by `--help` and in errors.
 fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>

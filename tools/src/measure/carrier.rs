@@ -1,5 +1,6 @@
 //! The driver as a carrier of messages: through a `Peer`, through a `Node` that threads share, or on loan.
 
+use super::plan::Arrival;
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Recipient, Region, Request};
 use doorbell_benches::exchange::Carrier;
@@ -113,6 +114,7 @@ pub struct Landing {
     theirs: Key<u64, ReadWrite>,
     sent: u64,
     received: u64,
+    arrival: Arrival,
 }
 
 /// Bytes of a region into which puts go one behind the other, at least.
@@ -125,7 +127,13 @@ impl Landing {
     ///
     /// # Errors
     /// The other one is gone, or the process was told to stop.
-    pub fn exchange(own: Region<u64>, node: &Node, to: NodeId, patience: &Patience) -> Result<Self, CarrierError> {
+    pub fn exchange(
+        own: Region<u64>,
+        node: &Node,
+        to: NodeId,
+        arrival: Arrival,
+        patience: &Patience,
+    ) -> Result<Self, CarrierError> {
         node.send(to, KEY, &own.key().to_bytes())?;
         let mut bytes = [0; KEY_BYTES];
         loop {
@@ -140,7 +148,7 @@ impl Landing {
                 }
             }
         }
-        Ok(Self { own, theirs: Key::from_bytes(&bytes)?, sent: 0, received: 0 })
+        Ok(Self { own, theirs: Key::from_bytes(&bytes)?, sent: 0, received: 0, arrival })
     }
 
     /// The next section goes on where one ended.
@@ -163,15 +171,16 @@ pub struct Puts<'a> {
     words: usize,
     /// Where the last word of a message goes.
     last: Key<u64, ReadWrite>,
+    arrival: Arrival,
 }
 
 impl<'a> Puts<'a> {
     /// For messages of so many bytes, a multiple of eight.
     pub fn new(node: &'a Node, peer: Option<&'a Peer>, landing: &'a Landing, bytes: usize, patience: &'a Patience) -> Self {
-        let Landing { own, theirs, sent, received } = landing;
+        let Landing { own, theirs, sent, received, arrival } = landing;
         let words = (bytes / size_of::<u64>()).max(1);
         let last = theirs.at(words - 1);
-        Self { node, peer, patience, own, key: *theirs, sent: *sent, received: *received, words, last }
+        Self { node, peer, patience, own, key: *theirs, sent: *sent, received: *received, words, last, arrival: *arrival }
     }
 
     /// How many messages went out and came in, in all.
@@ -221,6 +230,17 @@ impl Carrier for Puts<'_> {
         self.received += 1;
         let (own, at, expected) = (self.own, self.words - 1, ARRIVED | self.received);
         let mut word = [0];
+        if self.arrival != Arrival::Mapped {
+            loop {
+                self.arrival.help(self.node)?;
+                if own.read(at, &mut word).is_ok() && word[0] == expected {
+                    return Ok(());
+                }
+                if self.patience.stopped() {
+                    return Err(Stopped.into());
+                }
+            }
+        }
         Ok(self.patience.until(|| own.read(at, &mut word).is_ok() && word[0] == expected)?)
     }
 }

@@ -1,14 +1,15 @@
 //! Two halves of a measurement, each a command of its own, on two machines or on one. The half that connects says what is measured.
 
+use super::args::PUT_UNIT;
 use super::bandwidth::WINDOW_BYTES;
-use super::carrier::CarrierError;
+use super::carrier::{CarrierError, Landing};
 use super::net;
 use super::pairs::Outcome;
 use super::plan::{Finding, Leg, Plan, Test};
 use super::sections::{Driver, Floors, Sections};
 use super::size::{self, Size};
 use super::together::{Apart, Together, receive};
-use super::worker::{builder, pin, room};
+use super::worker::{builder, landing, pin, room};
 use crate::exit::{Failure, warn};
 use crate::processes::requests_to_end;
 use doorbell::{Error, Match, Node, NodeId, Role};
@@ -40,6 +41,7 @@ const WINDOW_MOST: usize = 512;
 struct Hello {
     version: String,
     test: Test,
+    put: bool,
     legs: Vec<Leg>,
     window: usize,
     both_ways: bool,
@@ -69,6 +71,7 @@ impl Hello {
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             test: plan.test,
+            put: plan.put,
             legs: plan.legs.clone(),
             window: plan.window,
             both_ways: plan.both_ways,
@@ -78,7 +81,7 @@ impl Hello {
 
     /// What a half that was started with `own` does at this word.
     fn plan(self, own: &Plan) -> Result<Plan, String> {
-        let Self { version, test, legs, window, both_ways, touched } = self;
+        let Self { version, test, put, legs, window, both_ways, touched } = self;
         let own_version = env!("CARGO_PKG_VERSION");
         if version != own_version {
             return Err(format!("the half that listens is of release {own_version}, and the one that connects of {version}"));
@@ -96,10 +99,15 @@ impl Hello {
                 && messages.is_some_and(|messages| messages <= MESSAGES_MOST)
         };
         let is_right = legs.len() <= LEGS_MOST && legs.iter().all(fits) && (1..=WINDOW_MOST).contains(&window);
+        // Only whole words are put, and no streams.
+        let can_put = test != Test::Bandwidth && legs.iter().all(|leg| leg.bytes > 0 && leg.bytes.is_multiple_of(PUT_UNIT));
+        if put && !can_put {
+            return Err(format!("the half that listens puts multiples of {PUT_UNIT} bytes, for a latency or a rate"));
+        }
         if !is_right {
             return Err(format!("the half that listens does no more than {LEGS_MOST} sizes up to {}", Size(size::MOST)));
         }
-        Ok(Plan { legs, window, both_ways, touched, ..own.clone() })
+        Ok(Plan { put, legs, window, both_ways, touched, ..own.clone() })
     }
 }
 
@@ -213,9 +221,15 @@ fn strange(error: &serde_json::Error) -> Trouble {
 
 fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Trouble> {
     let Apart { node, to, patience } = other;
-    let (buffers, messages) = room(plan, node).map_err(Trouble::Failure)?;
+    let (buffers, messages, landing) = if plan.put {
+        let (buffers, region) = landing(plan, node).map_err(Trouble::Failure)?;
+        (buffers, Vec::new(), Some(Landing::exchange(region, node, to, plan.arrival(), patience)?))
+    } else {
+        let (buffers, messages) = room(plan, node).map_err(Trouble::Failure)?;
+        (buffers, messages, None)
+    };
     let peer = if plan.shared { None } else { Some(node.peer(to)?) };
-    let driver = Driver { node, peer: peer.as_ref(), to, from: Match::from(to), patience, landing: None, loan: false };
+    let driver = Driver { node, peer: peer.as_ref(), to, from: Match::from(to), patience, landing, loan: false };
     let together = Together::Apart(other);
     let sections = Sections { plan, side, together, driver, floors: Floors::None, patience, buffers, messages };
     Ok(sections.work()?)
@@ -270,6 +284,8 @@ mod tests {
             (with(Leg { count: usize::MAX / 2, rounds: 3, ..leg }), "up to 1 GiB"),
             (with(Leg { count: 0, ..leg }), "up to 1 GiB"),
             (with(Leg { rounds: 0, ..leg }), "up to 1 GiB"),
+            (Hello { put: true, ..with(Leg { bytes: 12, ..leg }) }, "multiples of 8 bytes"),
+            (Hello { put: true, ..with(Leg { bytes: 0, ..leg }) }, "multiples of 8 bytes"),
             (Hello { window: 0, ..hello.clone() }, "100 sizes"),
             (Hello { window: 513, ..hello.clone() }, "100 sizes"),
             (Hello { legs: vec![leg; 101], ..hello.clone() }, "100 sizes"),

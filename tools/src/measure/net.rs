@@ -162,7 +162,6 @@ impl Plan {
         }
         let refuse = |what: &str, hint: &str| Err(Failure::usage(format!("{what} over UDP"), hint));
         match &self {
-            Plan { put: true, .. } => refuse("there are no puts", "leave out --put"),
             Plan { loan: true, .. } => refuse("nothing can be lent", "leave out --loan"),
             Plan { floor: true, both_ways: true, .. } => {
                 refuse("there is no floor of both ways at once", "leave out --floor or --both-ways")

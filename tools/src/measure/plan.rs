@@ -2,6 +2,7 @@
 
 use super::net::Net;
 use crate::exit::Failure;
+use doorbell::{Error, Node};
 use doorbell_benches::exchange::Side;
 use doorbell_benches::floor::{DATAGRAM_MOST, Shape};
 use doorbell_benches::stats::Samples;
@@ -130,6 +131,30 @@ pub struct Plan {
     pub crowded: bool,
 }
 
+/// Who stores what the other process puts into this one's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// The other process, which has mapped it.
+    Mapped,
+    /// The engine of this process, which the thread that waits turns.
+    Turned,
+    /// The engine of this process, which its poller turns, perhaps on the same processor.
+    Polled,
+}
+
+impl Arrival {
+    /// Does what has to be done for it between two looks.
+    #[inline(always)]
+    pub fn help(self, node: &Node) -> Result<(), Error> {
+        match self {
+            Self::Mapped => {}
+            Self::Turned => drop(node.progress()?),
+            Self::Polled => std::thread::yield_now(),
+        }
+        Ok(())
+    }
+}
+
 /// What a section goes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
@@ -163,6 +188,15 @@ impl Plan {
         let is_measured = self.floor && (is_shared || self.test != Test::Latency || leg.bytes <= DATAGRAM_MOST);
         let floor = [Some(Over::Floor), beside].into_iter().flatten().filter(move |_| is_measured);
         floor.chain([Over::Driver])
+    }
+
+    /// How puts arrive here.
+    pub fn arrival(&self) -> Arrival {
+        match (&self.net, self.progress.as_str()) {
+            (None, _) => Arrival::Mapped,
+            (Some(_), "poller") => Arrival::Polled,
+            (Some(_), _) => Arrival::Turned,
+        }
     }
 
     /// Where memory for the floor of all pairs lies.

@@ -29,7 +29,7 @@ Over UDP the floor is a datagram for each message, in runs that the kernel cuts 
 
 With --put one process puts one message behind the other into a region of the other, round
 and round, and tells nobody: a section ends when its last put is through. `ns each` is what
-a put costs the thread that puts.")]
+a put costs the thread that puts. Over UDP each waits for its answer.")]
 pub struct RateArgs {
     /// Sizes of the messages: 8, 64KiB, 1MB
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "8")]

@@ -199,6 +199,12 @@ impl Sections<'_> {
                     self.together.wait()?;
                 }
                 samples.record(ticks() - start);
+                if plan.put && plan.net.is_some() {
+                    self.together.tell()?;
+                }
+            }
+            (Test::Rate, Side::Pong) if plan.put && plan.net.is_some() => {
+                self.together.wait_helping(self.driver.node, plan.arrival(), self.patience)?;
             }
             (Test::Rate, Side::Pong) if plan.put => {}
             (Test::Rate, Side::Pong) => {

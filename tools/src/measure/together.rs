@@ -1,6 +1,7 @@
 //! How the processes of a measurement keep step.
 
 use super::carrier::CarrierError;
+use super::plan::Arrival;
 use doorbell::{Error, Match, Node, NodeId};
 use doorbell_benches::floor::{Finish, HopProbe, Mapping, Patience, Stopped};
 use std::time::{Duration, Instant};
@@ -115,6 +116,20 @@ impl Together<'_> {
             Together::Here { finish, .. } => Ok(finish.wait()?),
             Together::Apart(apart) => apart.hear(THROUGH, &mut [], None).map(drop),
         }
+    }
+
+    /// The same, while the other one puts into this side's memory.
+    ///
+    /// # Errors
+    /// It was told to stop, or the other half is gone.
+    pub fn wait_helping(&mut self, node: &Node, arrival: Arrival, patience: &Patience) -> Result<(), CarrierError> {
+        while matches!(self, Together::Here { .. }) && !self.is_told() {
+            if patience.stopped() {
+                return Err(Stopped.into());
+            }
+            arrival.help(node)?;
+        }
+        self.wait()
     }
 
     /// How far apart the processors of the first pair are, while all others sleep.

@@ -6,6 +6,7 @@ use super::plan::{Finding, Order, Place, Plan, Reply, Test};
 use super::sections::{Driver, Floors, Sections};
 use super::together::Together;
 use crate::exit::Failure;
+use crate::log;
 use crate::processes::requests_to_end;
 use doorbell::{Error, Match, Node, NodeBuilder, NodeId, Peer, Region, Role};
 use doorbell_benches::exchange::{Buffers, Side};
@@ -22,6 +23,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use tracing_subscriber::filter::LevelFilter;
 
 /// The name under which the command runs itself.
 pub const COMMAND: &str = "measure-worker";
@@ -40,6 +42,8 @@ pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
     let order: Order = serde_json::from_str(&args.order).map_err(|error| {
         Failure::usage(format!("the order is malformed: {error}"), "this command is started by `doorbell latency`")
     })?;
+    // What befalls one of them befalls all, and one line is enough.
+    log::install(if order.node == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
     let reply = serve(&order);
     let line = serde_json::to_string(&reply).map_err(|error| Failure::failed(error, ""))?;
     // Nobody listens any more if the command is gone; then nobody misses the answer either.
@@ -108,10 +112,11 @@ impl Prepared {
         let (node, peer) = join(order, &mapping, &patience)?;
         let (buffers, messages, landing) = if plan.put {
             let (buffers, region) = landing(plan, &node).map_err(Reply::Unable)?;
-            let landing = Landing::exchange(region, &node, id(order.node ^ 1), &patience).map_err(|error| match error {
-                CarrierError::Stopped(_) => Reply::Stopped,
-                error => Reply::Unable(unable("could not exchange the keys of the regions", error)),
-            })?;
+            let landing =
+                Landing::exchange(region, &node, id(order.node ^ 1), plan.arrival(), &patience).map_err(|error| match error {
+                    CarrierError::Stopped(_) => Reply::Stopped,
+                    error => Reply::Unable(unable("could not exchange the keys of the regions", error)),
+                })?;
             (buffers, Vec::new(), Some(landing))
         } else {
             let (buffers, messages) = room(plan, &node).map_err(Reply::Unable)?;
@@ -187,7 +192,7 @@ pub fn room(plan: &Plan, node: &Node) -> Result<(Buffers, Vec<Messages>), Failur
 }
 
 /// Memory for puts: what is sent is private, what arrives lies in a region.
-fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Failure> {
+pub fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Failure> {
     let bytes = plan.shape().bytes;
     let source = Memory::private(bytes).map_err(|error| unable("could not allocate buffers", error))?;
     let room = if plan.test == Test::Rate { bytes.max(LANDING_BYTES) } else { bytes };

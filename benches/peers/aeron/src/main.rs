@@ -1,19 +1,24 @@
-//! Aeron as a peer of Doorbell: an exclusive IPC publication for each direction.
+//! Aeron as a peer of Doorbell: an exclusive publication for each direction, over IPC or over UDP.
 //!
-//! The stream is the tag. The media driver runs in the first process, in a thread that mostly sleeps: it only hands out limits.
+//! The stream is the tag. For IPC the media driver runs in the first process, in a thread that mostly sleeps: it only hands out limits.
+//! Over UDP it is the driver that sends and receives: each process has one of its own, which never sleeps. There is one processor for
+//! each process, so the thread that waits for messages turns it (`INVOKER`): threads that spin for it would take the processor from the one
+//! that has the message. Datagrams are as large as Aeron allows, and windows and socket buffers as large as the system does.
 
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
-use doorbell_benches::memory::Memory;
-use doorbell_benches::stream::{self, Flow, Messages, Window};
+use doorbell_benches::stream::{self, Flow};
 use doorbell_benches::touch;
-use doorbell_peers::order::Work;
-use doorbell_peers::transport::{Fault, Result, Setup, TAG, Transport, unknown, until};
+use doorbell_peers::order::{Over, Work};
+use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, StreamBuffers, TAG, Transport, unknown, until};
 use doorbell_peers::worker;
 use rusteron_client::{
     AERON_IPC_STREAM, Aeron, AeronCError, AeronContext, AeronExclusivePublication, AeronImage, AeronSubscription, Handlers,
     IntoCString,
 };
 use rusteron_media_driver::testing::EmbeddedDriver;
+use rusteron_media_driver::{AeronDriver, AeronDriverContext, bindings::aeron_threading_mode_t};
+use std::ffi::CString;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -21,6 +26,16 @@ use std::time::{Duration, Instant};
 const MTU: usize = 65_504;
 /// Bytes of a term, of which there are three in a publication, and an eighth of which a message may have.
 const TERM_BYTES: usize = 64 << 20;
+/// The same over UDP, where pages are touched beforehand.
+const UDP_TERM_BYTES: usize = 16 << 20;
+/// Bytes of socket buffers, of which the system may allow less.
+const SOCKET_BYTES: usize = 4 << 20;
+/// Datagrams that go to the kernel or come from it in one call, at most.
+const VECTOR: u32 = 16;
+/// Turns of the driver when a section is over, after which all is on its way that was sent.
+const LAST_TURNS: usize = 64;
+/// Bytes of the message that says that a stream has arrived.
+const ARRIVED: usize = 8;
 /// Fragments that are taken at once, at most, from a stream of small messages.
 const BATCH: usize = 256;
 /// How long the other process may take.
@@ -37,10 +52,11 @@ struct OverAeron {
     _subscription: AeronSubscription,
     _aeron: Aeron,
     _driver: Option<EmbeddedDriver>,
+    /// Turned by this thread.
+    media: Option<Media>,
     crowded: bool,
-    window: usize,
     buffers: Buffers,
-    messages: Option<(usize, Messages)>,
+    messages: StreamBuffers,
 }
 
 fn fault(what: &str, error: impl std::fmt::Debug) -> Fault {
@@ -50,7 +66,7 @@ fn fault(what: &str, error: impl std::fmt::Debug) -> Fault {
 fn driver(dir: &str) -> std::result::Result<EmbeddedDriver, rusteron_media_driver::AeronCError> {
     EmbeddedDriver::launch_with(|context| {
         context.set_dir(&dir.to_string().into_c_string())?;
-        context.set_threading_mode(rusteron_media_driver::bindings::aeron_threading_mode_t::AERON_THREADING_MODE_SHARED)?;
+        context.set_threading_mode(aeron_threading_mode_t::AERON_THREADING_MODE_SHARED)?;
         context.set_shared_idle_strategy(c"sleep-ns")?;
         context.set_shared_idle_strategy_init_args(c"500us")?;
         context.set_ipc_mtu_length(MTU)?;
@@ -60,21 +76,79 @@ fn driver(dir: &str) -> std::result::Result<EmbeddedDriver, rusteron_media_drive
     })
 }
 
+/// A driver that goes over UDP, and its context, which lives as long.
+struct Media {
+    driver: AeronDriver,
+    _context: AeronDriverContext,
+}
+
+impl Media {
+    fn start(dir: &str) -> std::result::Result<Self, rusteron_media_driver::AeronCError> {
+        let allowed = |name: &str| {
+            let most =
+                std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok().and_then(|most| most.trim().parse().ok());
+            SOCKET_BYTES.min(most.unwrap_or(SOCKET_BYTES))
+        };
+        let (receive, send) = (allowed("rmem_max"), allowed("wmem_max"));
+        let context = AeronDriverContext::new()?;
+        context.set_dir(&dir.to_string().into_c_string())?;
+        context.set_threading_mode(aeron_threading_mode_t::AERON_THREADING_MODE_INVOKER)?;
+        context.set_mtu_length(MTU)?;
+        context.set_term_buffer_length(UDP_TERM_BYTES)?;
+        context.set_term_buffer_sparse_file(false)?;
+        context.set_socket_so_rcvbuf(receive)?;
+        context.set_socket_so_sndbuf(send)?;
+        context.set_rcv_initial_window_length(receive)?;
+        context.set_sender_io_vector_capacity(VECTOR)?;
+        context.set_receiver_io_vector_capacity(VECTOR)?;
+        context.set_network_publication_max_messages_per_send(VECTOR)?;
+        let driver = AeronDriver::new(&context)?;
+        driver.start(true)?;
+        driver.main_do_work()?;
+        Ok(Self { driver, _context: context })
+    }
+
+    #[inline(always)]
+    fn turn(&self) -> Result<()> {
+        self.driver.main_do_work().map(drop).map_err(|error| fault("the media driver", error))
+    }
+}
+
+/// Waits for what somebody else does, who needs turns of the driver.
+fn wait_for<T>(media: &Option<Media>, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(media) = media {
+            media.turn()?;
+        }
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{what} within {} s", PATIENCE.as_secs()).into());
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
 impl Transport for OverAeron {
     fn open(setup: &Setup<'_>) -> Result<Self> {
         let order = setup.order;
-        if matches!(order.work, Work::Put | Work::Loan) {
-            return Err(unknown("Aeron", order.work));
+        if matches!(order.work, Work::Put | Work::Loan) || order.over == Over::Sealed {
+            return Err(unknown("Aeron", order.work, order.over));
         }
-        let dir = setup.place.dir().join("aeron").display().to_string();
-        let launched = if setup.node == 0 {
-            let driver = driver(&dir).map_err(|error| fault("could not launch the media driver", error))?;
+        let by_udp = order.over == Over::Udp;
+        let name = if by_udp { format!("aeron.{}", setup.node) } else { "aeron".into() };
+        let dir = setup.place.dir().join(name).display().to_string();
+        let (mut launched, mut media) = (None, None);
+        if by_udp {
+            media = Some(Media::start(&dir).map_err(|error| fault("could not start the media driver", error))?);
+        } else if setup.node == 0 {
+            launched = Some(driver(&dir).map_err(|error| fault("could not launch the media driver", error))?);
             setup.place.leave("driver", b"")?;
-            Some(driver)
         } else {
             setup.place.find("driver", 0)?;
-            None
-        };
+        }
         let context = AeronContext::new()?;
         context.set_dir(&dir.into_c_string())?;
         context.set_pre_touch_mapped_memory(true)?;
@@ -82,33 +156,29 @@ impl Transport for OverAeron {
         context.set_driver_timeout_ms(60_000)?;
         let aeron = Aeron::new(&context)?;
         aeron.start()?;
+        let [there, here] = if by_udp { channels(setup)? } else { [AERON_IPC_STREAM.into(), AERON_IPC_STREAM.into()] };
         let stream = |node: usize| (TAG as i32) << 8 | node as i32;
-        let out = aeron.async_add_exclusive_publication(AERON_IPC_STREAM, stream(setup.node))?.poll_blocking(PATIENCE)?;
-        let subscription = aeron
-            .async_add_subscription(AERON_IPC_STREAM, stream(setup.other()), Handlers::NONE, Handlers::NONE)?
-            .poll_blocking(PATIENCE)?;
-        let deadline = Instant::now() + PATIENCE;
-        let back = loop {
-            if out.is_connected()
-                && let Some(image) = subscription.image_at_index(0)
-            {
-                break image;
-            }
-            if Instant::now() > deadline {
-                return Err("the other process neither published nor subscribed".into());
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        };
+        let publishing = aeron.async_add_exclusive_publication(&there, stream(setup.node))?;
+        let out = wait_for(&media, "there was no publication", || Ok(publishing.poll()?))?;
+        let subscribing = aeron.async_add_subscription(&here, stream(setup.other()), Handlers::NONE, Handlers::NONE)?;
+        let subscription = wait_for(&media, "there was no subscription", || Ok(subscribing.poll()?))?;
+        let back = wait_for(&media, "the other process neither published nor subscribed", || {
+            Ok(if out.is_connected() { subscription.image_at_index(0) } else { None })
+        })?;
+        // The other one may still need turns of this driver.
+        setup.place.leave("connected", b"")?;
+        let connected = setup.place.dir().join(format!("connected.{}", setup.other()));
+        wait_for(&media, "the other process did not connect", || Ok(connected.exists().then_some(())))?;
         Ok(Self {
             back,
             out,
             _subscription: subscription,
             _aeron: aeron,
             _driver: launched,
+            media,
             crowded: order.crowded(),
-            window: order.window,
             buffers: setup.buffers()?,
-            messages: None,
+            messages: StreamBuffers::new(order),
         })
     }
 
@@ -117,31 +187,65 @@ impl Transport for OverAeron {
     }
 
     fn play(&mut self, part: Part<'_>, section: Section) -> Result<()> {
-        let Self { back, out, crowded, buffers, .. } = self;
-        let way = Way { out, back, crowded: *crowded };
+        let Self { back, out, media, crowded, buffers, .. } = self;
+        let way = Way { out, back, media: media.as_ref(), crowded: *crowded };
         // Aeron hands out fragments in batches. Whoever takes one by one takes twice as long.
         if matches!(part, Part::Drain) && section.bytes <= MTU / 2 {
             return way.drain(section);
         }
-        exchange::play(way, part, section, buffers).map(drop)
+        exchange::play(way, part, section, buffers)?.last()
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
-        let messages = match &mut self.messages {
-            Some((room, messages)) if *room == bytes => messages,
-            messages => &mut messages.insert((bytes, Messages::new(self.window, || Memory::private(bytes))?)).1,
-        };
-        stream::run(&mut Way { out: &self.out, back: &self.back, crowded: self.crowded }, flow, messages)
+        let messages = self.messages.of(bytes)?;
+        let mut way = AtOnce(Way { out: &self.out, back: &self.back, media: self.media.as_ref(), crowded: self.crowded });
+        stream::run(&mut way, flow, messages)?;
+        let AtOnce(mut way) = way;
+        if way.media.is_some() {
+            // What waits in the log is sent by turns of the driver, so nobody stops before all has arrived.
+            if flow.receives > 0 {
+                way.send(&[0; ARRIVED])?;
+            }
+            if flow.sends > 0 {
+                way.receive(&mut [0; ARRIVED])?;
+            }
+        }
+        way.last()
     }
+}
+
+/// The channels to the other process and to this one.
+fn channels(setup: &Setup<'_>) -> Result<[CString; 2]> {
+    // Nobody else takes the port until the driver does: the kernel gives out others first.
+    let own = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let theirs = String::from_utf8(setup.place.swap("port", own.to_string().as_bytes())?)?;
+    let channel = |port: &str| CString::new(format!("aeron:udp?endpoint=127.0.0.1:{port}"));
+    Ok([channel(&theirs)?, channel(&own.to_string())?])
 }
 
 struct Way<'a> {
     out: &'a AeronExclusivePublication,
     back: &'a AeronImage,
+    media: Option<&'a Media>,
     crowded: bool,
 }
 
 impl Way<'_> {
+    /// Has the driver do what there is to do, where this thread turns it.
+    #[inline(always)]
+    fn turn(&self) -> Result<()> {
+        self.media.map_or(Ok(()), Media::turn)
+    }
+
+    fn last(self) -> Result<()> {
+        if self.media.is_some() {
+            for _ in 0..LAST_TURNS {
+                self.turn()?;
+            }
+        }
+        Ok(())
+    }
+
     fn drain(&self, section: Section) -> Result<()> {
         let mut target = vec![0; section.bytes];
         let mut left = section.warmup + section.count;
@@ -168,10 +272,14 @@ impl Carrier for Way<'_> {
 
     #[inline(always)]
     fn send(&mut self, message: &[u8]) -> Result<()> {
-        until(self.crowded, || match self.out.offer(message) {
-            Ok(_) => Ok(Some(())),
-            Err(error) if error.is_retryable() => Ok(None),
-            Err(error) => Err(fault("could not send", error)),
+        until(self.crowded, || {
+            let sent = match self.out.offer(message) {
+                Ok(_) => Some(()),
+                Err(error) if error.is_retryable() => None,
+                Err(error) => return Err(fault("could not send", error)),
+            };
+            self.turn()?;
+            Ok(sent)
         })
     }
 
@@ -180,44 +288,17 @@ impl Carrier for Way<'_> {
     fn receive(&mut self, into: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         until(self.crowded, || {
-            self.back.poll_fn(
+            let taken = self.back.poll_fn(
                 |fragment, _| {
                     into[filled..filled + fragment.len()].copy_from_slice(fragment);
                     filled += fragment.len();
                 },
                 1,
             )?;
-            Ok::<_, AeronCError>((filled == into.len()).then_some(()))
-        })?;
-        Ok(())
-    }
-}
-
-/// A message is on its way when `send` returns, and is copied when its turn has come.
-impl Window for Way<'_> {
-    type Error = Fault;
-    type Sent = Memory;
-    type Received = Memory;
-
-    #[inline(always)]
-    fn start_send(&mut self, message: Memory) -> Result<Memory> {
-        self.send(&message)?;
-        Ok(message)
-    }
-
-    #[inline(always)]
-    fn finish_send(&mut self, sent: Memory) -> Result<Memory> {
-        Ok(sent)
-    }
-
-    #[inline(always)]
-    fn start_receive(&mut self, into: Memory) -> Result<Memory> {
-        Ok(into)
-    }
-
-    #[inline(always)]
-    fn finish_receive(&mut self, mut received: Memory) -> Result<Memory> {
-        self.receive(&mut received)?;
-        Ok(received)
+            if taken == 0 {
+                self.turn()?;
+            }
+            Ok((filled == into.len()).then_some(()))
+        })
     }
 }

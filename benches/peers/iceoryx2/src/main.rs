@@ -4,11 +4,10 @@
 //! received; on loan, it is written and read in place.
 
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
-use doorbell_benches::memory::Memory;
-use doorbell_benches::stream::{self, Flow, Messages, Window};
+use doorbell_benches::stream::{self, Flow};
 use doorbell_benches::touch;
-use doorbell_peers::order::Work;
-use doorbell_peers::transport::{Fault, Result, Setup, TAG, Transport, unknown, until};
+use doorbell_peers::order::{Over, Work};
+use doorbell_peers::transport::{AtOnce, Fault, Result, Setup, StreamBuffers, TAG, Transport, unknown, until};
 use doorbell_peers::worker;
 use iceoryx2::config::Config;
 use iceoryx2::port::publisher::Publisher;
@@ -36,9 +35,8 @@ struct Iceoryx2 {
     back: In,
     work: Work,
     crowded: bool,
-    window: usize,
     buffers: Buffers,
-    messages: Option<(usize, Messages)>,
+    messages: StreamBuffers,
     count: u64,
     // The node goes last.
     _node: Node<ipc::Service>,
@@ -51,8 +49,8 @@ fn fault(what: &str, error: impl std::fmt::Debug) -> Fault {
 impl Transport for Iceoryx2 {
     fn open(setup: &Setup<'_>) -> Result<Self> {
         let order = setup.order;
-        if order.work == Work::Put {
-            return Err(unknown("iceoryx2", order.work));
+        if order.work == Work::Put || order.over != Over::Memory {
+            return Err(unknown("iceoryx2", order.work, order.over));
         }
         set_log_level(LogLevel::Error);
         let mut config = Config::default();
@@ -100,9 +98,8 @@ impl Transport for Iceoryx2 {
             back,
             work: order.work,
             crowded: order.crowded(),
-            window: order.window,
             buffers: setup.buffers()?,
-            messages: None,
+            messages: StreamBuffers::new(order),
             count: 0,
             _node: node,
         })
@@ -126,11 +123,8 @@ impl Transport for Iceoryx2 {
     }
 
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
-        let messages = match &mut self.messages {
-            Some((room, messages)) if *room == bytes => messages,
-            messages => &mut messages.insert((bytes, Messages::new(self.window, || Memory::private(bytes))?)).1,
-        };
-        stream::run(&mut Way { out: &self.out, back: &self.back, crowded: self.crowded }, flow, messages)
+        let messages = self.messages.of(bytes)?;
+        stream::run(&mut AtOnce(Way { out: &self.out, back: &self.back, crowded: self.crowded }), flow, messages)
     }
 }
 
@@ -201,34 +195,5 @@ impl Carrier for OnLoan<'_> {
             touch::read(sample.payload());
         }
         Ok(())
-    }
-}
-
-/// A message is on its way when `send` returns, and is copied when its turn has come.
-impl Window for Way<'_> {
-    type Error = Fault;
-    type Sent = Memory;
-    type Received = Memory;
-
-    #[inline(always)]
-    fn start_send(&mut self, message: Memory) -> Result<Memory> {
-        self.send(&message)?;
-        Ok(message)
-    }
-
-    #[inline(always)]
-    fn finish_send(&mut self, sent: Memory) -> Result<Memory> {
-        Ok(sent)
-    }
-
-    #[inline(always)]
-    fn start_receive(&mut self, into: Memory) -> Result<Memory> {
-        Ok(into)
-    }
-
-    #[inline(always)]
-    fn finish_receive(&mut self, mut received: Memory) -> Result<Memory> {
-        self.receive(&mut received)?;
-        Ok(received)
     }
 }
