@@ -65,6 +65,34 @@ pub fn receive(socket: BorrowedFd<'_>, place: &mut Place) -> io::Result<Arrival>
     Ok(arrival(place, &header, bytes as usize))
 }
 
+/// The same for a socket whose kernel has nothing to say of a datagram but who sent it: a cheaper call.
+pub fn receive_bare(socket: BorrowedFd<'_>, place: &mut Place) -> io::Result<Arrival> {
+    let mut len = NAME_ROOM as libc::socklen_t;
+    let (bytes, name) = (place.payload.as_mut_ptr().cast(), place.name.as_mut_ptr().cast());
+    // SAFETY: memory of `place` with its lengths, and a local integer.
+    let bytes = unsafe { libc::recvfrom(socket.as_raw_fd(), bytes, PAYLOAD_BYTES, libc::MSG_DONTWAIT, name, &mut len) };
+    if bytes < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let peer = Name::read(&place.name[..NAME_ROOM.min(len as usize)]);
+    // No datagram is longer than the place.
+    Ok(Arrival { peer, bytes: bytes as usize, remarks: Remarks::default(), truncated: false })
+}
+
+/// Datagrams for which a socket had no room, in all; the count wraps.
+pub fn overflowed(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    /// Of the figures that the kernel gives: the last, and the number of all.
+    const DROPS: usize = 8;
+    let mut figures = [0_u32; DROPS + 1];
+    let mut len = size_of_val(&figures) as libc::socklen_t;
+    let into = figures.as_mut_ptr().cast();
+    // SAFETY: a local array with its length.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, into, &mut len) } {
+        0 => Ok(figures[DROPS]),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Takes one report about a datagram that went out, and the address it went to, from the socket's queue of errors.
 pub fn receive_report(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>, Option<Report>)> {
     #[repr(align(8))]

@@ -12,7 +12,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Datagrams that older kernels cut from one run.
 const SEGMENTS_MOST: usize = 64;
@@ -42,12 +42,13 @@ struct Shared {
     counts: Counts,
 }
 
+/// No locked instruction: what threads count at the same instant may be counted once.
 #[derive(Default)]
 struct Counter(AtomicU64);
 
 impl Counter {
     fn add(&self, more: u64) {
-        self.0.fetch_add(more, Relaxed);
+        self.0.store(self.0.load(Relaxed).wrapping_add(more), Relaxed);
     }
 }
 
@@ -55,9 +56,6 @@ impl Counter {
 struct Counts {
     received: [Counter; 3],
     sent: [Counter; 3],
-    overflowed: Counter,
-    /// The kernel's count of lost datagrams as it was last seen.
-    overflow_seen: AtomicU32,
     full: Counter,
     failed: Counter,
     unusable: Counter,
@@ -141,7 +139,10 @@ impl Direct {
         while delivered < budget {
             let most = (budget - delivered).min(room.places.len());
             let got = if delivered == 0 || most == 1 {
-                calls::receive(self.as_fd(), &mut room.places[0]).map(|arrival| {
+                let place = &mut room.places[0];
+                let got =
+                    if self.is_bare() { calls::receive_bare(self.as_fd(), place) } else { calls::receive(self.as_fd(), place) };
+                got.map(|arrival| {
                     self.0.counts.received[0].add(1);
                     self.deliver(&mut room.places[0], arrival, each);
                     (1, 1)
@@ -176,12 +177,14 @@ impl Direct {
         Ok(delivered)
     }
 
+    /// Whether the kernel has nothing to say of a datagram but who sent it.
+    fn is_bare(&self) -> bool {
+        !self.0.gro && self.0.sources.is_none()
+    }
+
     /// Counts a run and hands it over.
     fn deliver<F: FnMut(Run<'_>) + ?Sized>(&self, place: &mut Place, arrival: Arrival, each: &mut F) {
         let counts = &self.0.counts;
-        if let Some(seen) = arrival.remarks.overflowed {
-            self.overflowed(seen);
-        }
         let Some(peer) = arrival.peer.filter(|_| !arrival.truncated) else {
             counts.unusable.add(1);
             return;
@@ -194,16 +197,6 @@ impl Direct {
             sources.note(peer, local);
         }
         each(Run { peer, bytes, segment });
-    }
-
-    fn overflowed(&self, seen: u32) {
-        let counts = &self.0.counts;
-        let before = counts.overflow_seen.load(Relaxed);
-        // The count wraps; and a datagram that another thread took later may have been queued earlier.
-        if (seen.wrapping_sub(before) as i32) > 0 && counts.overflow_seen.compare_exchange(before, seen, Relaxed, Relaxed).is_ok()
-        {
-            counts.overflowed.add(u64::from(seen.wrapping_sub(before)));
-        }
     }
 
     /// Sends a run. Does not wait. Any thread.
@@ -325,7 +318,8 @@ impl Direct {
         Statistics {
             received: traffic(&counts.received),
             sent: traffic(&counts.sent),
-            overflowed: read(&counts.overflowed),
+            // Kernels before 4.12 do not say.
+            overflowed: calls::overflowed(self.as_fd()).map_or(0, u64::from),
             full: read(&counts.full),
             failed: read(&counts.failed),
             unusable: read(&counts.unusable),

@@ -129,8 +129,6 @@ pub struct Remarks {
     pub segment: Option<usize>,
     /// The address it was sent to.
     pub local: Option<IpAddr>,
-    /// Datagrams that the socket had no room for, in all; the count wraps.
-    pub overflowed: Option<u32>,
     /// What was said about a datagram that went out.
     pub report: Option<Report>,
 }
@@ -164,9 +162,6 @@ impl Remarks {
             (libc::SOL_UDP, libc::UDP_GRO) => {
                 self.segment =
                     contents.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).and_then(|n| usize::try_from(n).ok());
-            }
-            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
-                self.overflowed = contents.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
             }
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                 // The second field is what an answer has to come from, be it that this was sent to everybody.

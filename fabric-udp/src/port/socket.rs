@@ -120,7 +120,6 @@ pub fn make(options: &Options) -> Result<Made, OpenError> {
     mtu.map_err(failed("forbid fragments"))?;
     errors.map_err(failed("ask for reports of undeliverable datagrams"))?;
     asked.map_err(failed("ask to which address datagrams were sent"))?;
-    set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1).map_err(failed("ask for the count of lost datagrams"))?;
     // Kernels before 4.18 and 5.0 do neither, and all works without.
     let gso = options.cut && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
     let gro = options.gather && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
