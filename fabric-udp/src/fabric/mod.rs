@@ -511,6 +511,13 @@ impl UdpFabric {
             Event::Refused { path, why } => {
                 tracing::warn!(address = %path.peer, ?why, "somebody asked for a conversation and was refused");
             }
+            Event::Moved { session, path } => {
+                let met = self.peers.iter_mut().flatten().chain(self.next.iter_mut().map(|(_, peer)| peer));
+                for peer in met.filter(|peer| peer.session == session) {
+                    tracing::info!(from = %peer.address, to = %path.peer, link = path.link.0, "a conversation goes on by another path");
+                    peer.address = path.peer;
+                }
+            }
             Event::Sent { session, transfer } => self.transfers.ended(session, transfer, true),
             Event::Cancelled { session, transfer, outgoing: true } => self.transfers.ended(session, transfer, false),
             // Whoever expects it counts, and hears from the peer that it is given up.
@@ -703,11 +710,7 @@ impl UdpFabric {
                     return;
                 }
                 Sent::Failed { trouble, .. } => match trouble.kind {
-                    TroubleKind::TooLong { .. } => {
-                        let sessions = self.peers.iter().flatten().chain(self.next.iter().map(|(_, peer)| peer));
-                        let to: Vec<_> = sessions.filter(|peer| peer.address == path.peer).map(|peer| peer.session).collect();
-                        to.into_iter().for_each(|session| self.endpoint.too_large(session, segment));
-                    }
+                    TroubleKind::TooLong { .. } => self.endpoint.too_large(path, segment),
                     TroubleKind::Refused => self.contacts.nobody(path.peer),
                     // Lost: it is sent again, or its end is noticed.
                     kind => tracing::debug!(peer = %path.peer, %kind, "datagrams could not be sent"),

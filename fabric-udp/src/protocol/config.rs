@@ -3,6 +3,7 @@
 use super::time::{MICRO, Nanos, nanos};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// The version of the protocol this crate speaks.
@@ -70,6 +71,9 @@ pub struct Config {
     pub greeting: Vec<u8>,
     /// The local UDP links, at most 256. A [`LinkId`](super::LinkId) is a place in this list.
     pub links: Vec<LinkConfig>,
+    /// Where each link is reached, told to the other end of each session if there are several. Empty: nothing is told. What only says "any
+    /// address" is not told either.
+    pub addresses: Vec<SocketAddr>,
     /// What the checksum covers where there is no key.
     pub integrity: Integrity,
     /// Bytes of packets that a lane keeps for its reader, from 8 KiB to 1 GiB. Packets count 64 bytes more than their payload.
@@ -116,6 +120,7 @@ impl Config {
             incarnation,
             greeting: Vec::new(),
             links: vec![LinkConfig::UNKNOWN],
+            addresses: Vec::new(),
             integrity: Integrity::Full,
             lane_window: 1 << 20,
             lane_buffer: 1 << 20,
@@ -186,6 +191,7 @@ impl Config {
             (self.greeting.len() <= 512, "greeting", "at most 512 bytes"),
             (!self.links.is_empty() && self.links.len() <= 256, "links", "from 1 to 256"),
             (links_fit, "links", "1200 <= start <= mtu <= 65507"),
+            (self.addresses.is_empty() || self.addresses.len() == self.links.len(), "addresses", "none, or one for each link"),
             ((8 << 10..=1 << 30).contains(&self.lane_window), "lane_window", "from 8 KiB to 1 GiB"),
             ((8 << 10..=1 << 30).contains(&self.lane_buffer), "lane_buffer", "from 8 KiB to 1 GiB"),
             (self.incarnation.0 != 0, "incarnation", "not zero"),

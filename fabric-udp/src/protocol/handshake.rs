@@ -3,6 +3,7 @@
 //! Each of these datagrams ends in a proof, a MAC under the domain key (or under a key that everybody knows), and a checksum.
 //! With a key, Open and Accept carry the two messages of Noise NNpsk0; without, the same parameters in clear.
 
+use super::LinkId;
 use super::cipher::{Secrets, mac};
 use super::config::{Config, Integrity, LinkConfig};
 use super::header::Kind;
@@ -12,7 +13,7 @@ use doorbell_fabric::{Incarnation, NodeId};
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use std::cell::RefCell;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use twox_hash::XxHash3_64;
 
 const MAGIC: [u8; 3] = *b"DBL";
@@ -359,6 +360,27 @@ pub(crate) struct Params {
     /// Its part of the secrets of a session without a key.
     share: [u8; 16],
     pub greeting: Vec<u8>,
+    /// Where its links are reached; none if it has but one. `None`: it knows of no such thing, and has one path for a session.
+    pub addresses: Option<Vec<Reach>>,
+}
+
+/// One address of several, and the bytes of the largest datagram taken there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reach {
+    pub address: SocketAddr,
+    pub mtu: u16,
+}
+
+/// Addresses that an end tells of itself at most.
+pub(crate) const ADDRESSES_MAX: usize = 4;
+const REACH_BYTES: usize = 20;
+
+/// The links that a node tells of, and where they are reached.
+pub(crate) fn reaches(config: &Config) -> impl Iterator<Item = (LinkId, Reach)> {
+    let told = config.addresses.len() > 1;
+    let links = config.addresses.iter().zip(&config.links).enumerate();
+    let links = links.filter(move |(_, (address, _))| told && !address.ip().is_unspecified() && address.port() != 0);
+    links.map(|(at, (address, link))| (LinkId(at as u8), Reach { address: *address, mtu: link.mtu as u16 })).take(ADDRESSES_MAX)
 }
 
 impl Params {
@@ -373,11 +395,14 @@ impl Params {
             ack_delay: config.ack_delay.as_micros() as u32,
             share: random.array(),
             greeting: config.greeting.clone(),
+            addresses: Some(reaches(config).map(|(_, reach)| reach).collect()),
         }
     }
 
-    fn write(&self) -> Vec<u8> {
-        let mut bytes = vec![0; 38 + self.greeting.len()];
+    pub fn write(&self) -> Vec<u8> {
+        let addresses = self.addresses.as_deref();
+        let tail = addresses.map_or(0, |addresses| 4 + addresses.len() * REACH_BYTES);
+        let mut bytes = vec![0; 38 + self.greeting.len() + tail];
         let mut writer = Writer::new(&mut bytes);
         writer.u16(self.node.0);
         writer.u8(self.rail);
@@ -390,10 +415,23 @@ impl Params {
         writer.bytes(&[0; 2]);
         writer.bytes(&self.share);
         writer.bytes(&self.greeting);
+        if let Some(addresses) = addresses {
+            writer.u8(addresses.len() as u8);
+            writer.bytes(&[0; 3]);
+            for Reach { address, mtu } in addresses {
+                let ip = match address.ip() {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                writer.bytes(&ip.octets());
+                writer.u16(address.port());
+                writer.u16(*mtu);
+            }
+        }
         bytes
     }
 
-    fn read(bytes: &[u8]) -> Option<Params> {
+    pub fn read(bytes: &[u8]) -> Option<Params> {
         let mut reader = Reader::new(bytes);
         let node = NodeId(reader.u16()?);
         let rail = reader.u8()?;
@@ -405,13 +443,44 @@ impl Params {
         reader.array::<2>()?;
         let share = reader.array()?;
         let greeting = reader.bytes(greeting)?.to_vec();
-        // Whatever follows a later version added.
+        let addresses = match reader.u8() {
+            Some(count) => Some(Self::read_addresses(&mut reader, count)?),
+            None => None,
+        };
+        // Whatever follows a later release added.
         let sound = incarnation.0 != 0
             && mtu >= 1_200
             && (8 << 10..=1 << 30).contains(&lane_window)
             && ack_delay <= 100_000
             && greeting.len() <= 512;
-        sound.then_some(Params { node, incarnation, rail, full_integrity, mtu, lane_window, ack_delay, share, greeting })
+        sound.then_some(Params {
+            node,
+            incarnation,
+            rail,
+            full_integrity,
+            mtu,
+            lane_window,
+            ack_delay,
+            share,
+            greeting,
+            addresses,
+        })
+    }
+
+    fn read_addresses(reader: &mut Reader, count: u8) -> Option<Vec<Reach>> {
+        reader.array::<3>()?;
+        if usize::from(count) > ADDRESSES_MAX {
+            return None;
+        }
+        let one = |reader: &mut Reader| {
+            let ip = IpAddr::V6(Ipv6Addr::from(reader.array::<16>()?)).to_canonical();
+            let address = SocketAddr::new(ip, reader.u16()?);
+            let mtu = reader.u16()?;
+            // Nobody is at such an address, or many are.
+            let sound = !ip.is_unspecified() && !ip.is_multicast() && address.port() != 0 && mtu >= 1_200;
+            sound.then_some(Reach { address, mtu })
+        };
+        (0..count).map(|_| one(reader)).collect()
     }
 }
 

@@ -25,7 +25,7 @@ impl RoundTrip {
         Self { latest: guess, least: guess, smoothed: guess, variation: guess / 2, sampled: false }
     }
 
-    fn sample(&mut self, rtt: Nanos, delay: Nanos) {
+    pub fn sample(&mut self, rtt: Nanos, delay: Nanos) {
         let rtt = rtt.max(1);
         self.latest = rtt;
         if !self.sampled {
@@ -112,6 +112,8 @@ struct Sent {
     state: State,
     /// Neither counts against the window nor tells of congestion.
     probe: bool,
+    /// It went by another path, of whose order among the others nothing follows.
+    apart: bool,
 }
 
 /// What an acknowledgement brought.
@@ -159,6 +161,8 @@ pub(crate) struct Flight {
     /// Lost since the last reduction, and of these arrived after all.
     alarm: (u64, u64),
     alarm_from: u64,
+    /// Numbers below went by a path that was left: they tell nothing about this one.
+    path_from: u64,
     pub round_trip: RoundTrip,
     granularity: Nanos,
     /// The other end may wait so long with an acknowledgement.
@@ -184,6 +188,7 @@ impl Flight {
             reorder: REORDER_START,
             alarm: (0, 0),
             alarm_from: 0,
+            path_from: 0,
             round_trip,
             granularity,
             peer_delay,
@@ -208,7 +213,7 @@ impl Flight {
     pub fn on_sent(&mut self, now: Time, size: usize, count: u8, wants_answer: bool, probe: bool) {
         let carried = self.carried_base + (self.carried.len() - usize::from(count)) as u64;
         let state = if wants_answer { State::UnderWay } else { State::Done };
-        self.sent.push_back(Sent { at: now, carried, size: size as u32, count, state, probe });
+        self.sent.push_back(Sent { at: now, carried, size: size as u32, count, state, probe, apart: false });
         if wants_answer {
             if self.waiting == 0 {
                 self.waiting_since = now;
@@ -221,6 +226,14 @@ impl Flight {
         } else {
             self.drop_done(now);
         }
+    }
+
+    /// The datagram being made went by another path than the one in use. Who sent it looks after it.
+    pub fn on_sent_apart(&mut self, now: Time, size: usize) {
+        let carried = self.carried_base + self.carried.len() as u64;
+        let sent = Sent { at: now, carried, size: size as u32, count: 0, state: State::Done, probe: true, apart: true };
+        self.sent.push_back(sent);
+        self.drop_done(now);
     }
 
     fn drop_done(&mut self, now: Time) {
@@ -266,13 +279,16 @@ impl Flight {
                 for index in 0..u64::from(count) {
                     arrived(self.carried[(first - self.carried_base + index) as usize]);
                 }
-                if size as usize > MTU_FLOOR {
+                let is_here = number >= self.path_from;
+                if size as usize > MTU_FLOOR && is_here {
                     acked.large = acked.large.max(Some((size as usize, number)));
                 }
                 if acked.latest.is_none_or(|(latest, _)| number > latest) {
                     acked.latest = Some((number, at));
                 }
-                if was == State::Lost {
+                if was == State::Lost && !is_here {
+                    // It was given up with its path, and sent again by this one.
+                } else if was == State::Lost {
                     acked.spurious += 1;
                     if number >= self.alarm_from {
                         self.alarm.1 += 1;
@@ -290,12 +306,16 @@ impl Flight {
             }
         }
         if let Some((number, at)) = acked.latest {
-            if number == ack.largest && self.largest_acked.is_none_or(|largest| number > largest) {
+            let is_news = number >= self.path_from && self.largest_acked.is_none_or(|largest| number > largest);
+            if number == ack.largest && is_news {
                 self.round_trip.sample(now - at, u64::from(ack.delay).min(self.peer_delay.max(MILLI)));
             }
             self.questions = 0;
         }
-        self.largest_acked = self.largest_acked.max(Some(ack.largest));
+        let largest = ack.largest.checked_sub(self.base).and_then(|index| self.sent.get(index as usize));
+        let latest =
+            if largest.is_some_and(|sent| sent.apart) { acked.latest.map(|(number, _)| number) } else { Some(ack.largest) };
+        self.largest_acked = self.largest_acked.max(latest);
         if self.alarm.0 > 0 && self.alarm.0 == self.alarm.1 {
             self.alarm = (0, 0);
             acked.false_alarm = true;
@@ -385,6 +405,21 @@ impl Flight {
                 again(self.carried[(sent.carried - self.carried_base + index) as usize]);
             }
         }
+    }
+
+    /// The path in use is left for another, on which this was measured. `again` hears what was under way, to be sent there.
+    pub fn leave(&mut self, round_trip: RoundTrip, mut again: impl FnMut(Carried)) {
+        for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay) {
+            sent.state = State::Lost;
+            for index in 0..u64::from(sent.count) {
+                again(self.carried[(sent.carried - self.carried_base + index) as usize]);
+            }
+        }
+        (self.bytes, self.waiting, self.questions) = (0, 0, 0);
+        (self.loss_at, self.alarm, self.reorder) = (Time::NEVER, (0, 0), REORDER_START);
+        self.path_from = self.next_number();
+        self.alarm_from = self.path_from;
+        self.round_trip = round_trip;
     }
 
     /// The peer is elsewhere: what was measured is void.

@@ -138,6 +138,13 @@ pub enum Event {
         /// Why.
         reason: CloseReason,
     },
+    /// A session goes on by another path, as the former one is silent, or as the peer does.
+    Moved {
+        /// The session.
+        session: SessionId,
+        /// The path in use from now on.
+        path: Path,
+    },
     /// Somebody asked for a session and got none. Told once a second at most; [`EndpointStats`] has the number.
     Refused {
         /// Where they are, or say they are.

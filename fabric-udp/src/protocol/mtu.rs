@@ -107,6 +107,11 @@ impl PathMtu {
         }
     }
 
+    /// What became of a probe will not be known.
+    pub fn forget_probe(&mut self) {
+        self.under_way = false;
+    }
+
     /// The local link would not take a datagram of this size.
     pub fn on_refused(&mut self, size: usize) {
         self.under_way = false;

@@ -39,6 +39,10 @@ pub struct SessionStats {
     pub under_way: u64,
     /// Bytes of the largest datagram.
     pub mtu: u64,
+    /// Paths that are known to lead to the peer, the one in use included.
+    pub paths: u64,
+    /// Times that the session went on by another path.
+    pub path_changes: u64,
 }
 
 /// Counted by one endpoint.

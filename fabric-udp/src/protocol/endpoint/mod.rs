@@ -387,6 +387,7 @@ impl Endpoint {
                         session.forgive(now);
                     }
                     session.on_timeout(now);
+                    session.tell_path(&mut self.events);
                 }
                 self.after(now, index);
             } else if self.sessions.attempt_mut(index).is_some() {
@@ -463,10 +464,12 @@ impl Endpoint {
         None
     }
 
-    /// The local system would not send a datagram of `size` bytes to the peer of this session: it was too large.
-    pub fn too_large(&mut self, session: SessionId, size: usize) {
-        if let Some((_, session)) = self.sessions.live(session) {
-            session.too_large(size);
+    /// The local system would not send a datagram of `size` bytes by this path: it was too large.
+    pub fn too_large(&mut self, path: Path, size: usize) {
+        for index in 0..self.sessions.places() {
+            if let Some(session) = self.sessions.get_mut(index) {
+                session.too_large(path, size);
+            }
         }
     }
 

@@ -8,13 +8,15 @@ use crate::protocol::handshake::{
 };
 use crate::protocol::loss::{Flight, RoundTrip};
 use crate::protocol::mtu::PathMtu;
-use crate::protocol::session::{Offer, Parts, Session};
+use crate::protocol::session::{Offer, Parts, Session, Spare};
 use crate::protocol::time::{MICRO, MILLI, Nanos, Time};
 use crate::protocol::{CloseReason, Event, Path, Peer, SessionId};
 
 /// How long to wait for an answer first; twice as long each time after, up to the other.
 const AGAIN_FIRST: Nanos = 100 * MILLI;
 const AGAIN_MOST: Nanos = 1_000 * MILLI;
+/// Paths of a session.
+const PATHS_MAX: usize = 4;
 /// A round trip nobody has measured.
 const ROUND_TRIP_GUESS: Nanos = 100 * MILLI;
 
@@ -183,7 +185,7 @@ impl Endpoint {
             return;
         };
         let guess = age.clamp(10 * MICRO, ROUND_TRIP_GUESS);
-        let parts = self.parts(from, &theirs, hello, &secrets, guess, now);
+        let parts = self.parts(from, &theirs, false, hello, &secrets, guess, now);
         let id = self.sessions.insert(|id| {
             let mut session = Box::new(Session::new(now, Parts { id, remote: hello.session, ..parts }, false));
             session.nonce = hello.nonce;
@@ -201,7 +203,18 @@ impl Endpoint {
     }
 
     /// What a session with the sender of `theirs` is made of. Id and name at the other end are filled in by the caller.
-    fn parts(&mut self, path: Path, theirs: &Params, hello: &Hello, secrets: &Secrets, guess: Nanos, now: Time) -> Parts {
+    #[allow(clippy::too_many_arguments)]
+    fn parts(
+        &mut self,
+        path: Path,
+        theirs: &Params,
+        asked: bool,
+        hello: &Hello,
+        secrets: &Secrets,
+        guess: Nanos,
+        now: Time,
+    ) -> Parts {
+        let spares = self.spares(path, theirs, asked, guess, now);
         let link = self.config.links[usize::from(path.link.0)];
         let config = &self.config;
         let limits = RekeyAfter { packets: config.rekey_after_packets, bytes: config.rekey_after_bytes };
@@ -218,12 +231,51 @@ impl Endpoint {
             flight: Flight::new(RoundTrip::new(guess), self.spans.patience, peer_delay, self.spans.dead / 8),
             congestion: Box::new(Cubic::new(config.initial_window, mtu.current())),
             mtu,
+            spares,
             windows: (theirs.lane_window.into(), config.lane_window.into()),
             buffer: config.lane_buffer as usize,
             spans: self.spans,
             ack_every: config.ack_every,
             secret: self.random.u64() ^ now.nanos(),
         }
+    }
+
+    /// The other paths to the sender of `theirs`: each of our links with each of its addresses, at most [`PATHS_MAX`] with the one in use. Those
+    /// that share neither link nor address with others come first. Both ends choose alike, from the side of the one that asked.
+    fn spares(&self, path: Path, theirs: &Params, asked: bool, guess: Nanos, now: Time) -> Vec<Spare> {
+        let Some(far) = &theirs.addresses else { return Vec::new() };
+        let mut near: Vec<_> = handshake::reaches(&self.config).map(|(link, reach)| (link, Some(reach.address))).collect();
+        let mut far: Vec<_> = far.iter().map(|reach| (reach.address, reach.mtu)).collect();
+        if near.is_empty() {
+            near.push((path.link, None));
+        }
+        if far.is_empty() {
+            far.push((path.peer, theirs.mtu));
+        }
+        let mut pairs = Vec::new();
+        for (at, (link, local)) in near.iter().enumerate() {
+            for (place, (peer, mtu)) in far.iter().enumerate() {
+                let order = if asked { (at, place) } else { (place, at) };
+                // An address of the one version is no way to one of the other.
+                if local.is_none_or(|local| local.is_ipv4() == peer.is_ipv4()) {
+                    pairs.push((order, Path { link: *link, peer: *peer }, *mtu));
+                }
+            }
+        }
+        pairs.sort_by_key(|(order, ..)| *order);
+        let mut chosen = vec![path];
+        let mut spares = Vec::new();
+        while chosen.len() < PATHS_MAX {
+            let shared = |path: &Path| chosen.iter().filter(|one| one.link == path.link || one.peer == path.peer).count();
+            let free = pairs.iter().filter(|(_, path, _)| !chosen.contains(path));
+            let Some(&(_, path, theirs)) = free.min_by_key(|(_, path, _)| shared(path)) else { break };
+            let link = self.config.links[usize::from(path.link.0)];
+            let mtu = PathMtu::new(link.start, link.mtu.min(usize::from(theirs)), link.search);
+            let congestion = Box::new(Cubic::new(self.config.initial_window, mtu.current()));
+            spares.push(Spare::new(now, path, guess, congestion, mtu));
+            chosen.push(path);
+        }
+        spares
     }
 
     /// An answer to a Hello or an Open arrived.
@@ -310,7 +362,7 @@ impl Endpoint {
             let there = Rejection::AlreadyConnected(theirs.node, theirs.incarnation);
             return self.fail_attempt(index, CloseReason::Rejected(there));
         }
-        let parts = self.parts(from, &theirs, hello, &secrets, guess, now);
+        let parts = self.parts(from, &theirs, true, hello, &secrets, guess, now);
         let mut session = Box::new(Session::new(now, Parts { id, remote: name, ..parts }, true));
         session.nonce = hello.nonce;
         session.greeting = theirs.greeting;

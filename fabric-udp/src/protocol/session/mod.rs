@@ -1,6 +1,7 @@
-//! One session: everything between this node and one life of another, by one pair of addresses.
+//! One session: everything between this node and one life of another, by one path at a time.
 
 mod cargo;
+mod paths;
 mod receive;
 mod timers;
 mod transmit;
@@ -25,6 +26,7 @@ use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};
 use std::collections::VecDeque;
 use std::ops::Range;
 
+pub(crate) use paths::Spare;
 pub(crate) use receive::{Genuine, Opened};
 
 /// Ranges of an acknowledgement that travel with packets.
@@ -87,7 +89,18 @@ pub(crate) struct Session {
     close_by: Time,
     movement: Option<Move>,
     response: Option<u64>,
+    /// Other paths to the same peer.
+    spares: Vec<Spare>,
+    /// Something is to be sent by one of them.
+    spares_due: bool,
+    /// When one of them is to be asked.
+    spares_at: Time,
+    /// Since when the path in use is thought to be cut.
+    suspected: Option<Time>,
+    changed_path: bool,
     last_heard: Time,
+    /// By the path in use.
+    heard_here: Time,
     last_used: Time,
     spans: Spans,
     ack_every: u32,
@@ -109,6 +122,7 @@ pub(crate) struct Parts {
     pub flight: Flight,
     pub congestion: Box<dyn Controller>,
     pub mtu: PathMtu,
+    pub spares: Vec<Spare>,
     /// Bytes that the other end keeps for us on each lane, and we for it.
     pub windows: (u64, u64),
     pub buffer: usize,
@@ -120,7 +134,8 @@ pub(crate) struct Parts {
 
 impl Session {
     pub fn new(now: Time, parts: Parts, confirmed: bool) -> Self {
-        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, windows, buffer, spans, ack_every, secret } = parts;
+        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, spares, windows, buffer, spans, ack_every, secret } =
+            parts;
         Self {
             id,
             remote,
@@ -152,7 +167,13 @@ impl Session {
             close_by: Time::NEVER,
             movement: None,
             response: None,
+            spares_due: false,
+            spares_at: if spares.is_empty() { Time::NEVER } else { now },
+            spares,
+            suspected: None,
+            changed_path: false,
             last_heard: now,
+            heard_here: now,
             last_used: now,
             spans,
             ack_every,
@@ -277,6 +298,7 @@ impl Session {
             window: self.window,
             under_way: self.flight.bytes,
             mtu: self.mtu.current() as u64,
+            paths: self.paths() as u64,
             ..self.stats
         }
     }
@@ -299,7 +321,10 @@ impl Session {
         }
     }
 
-    pub fn too_large(&mut self, size: usize) {
+    pub fn too_large(&mut self, path: Path, size: usize) {
+        if path != self.path {
+            return;
+        }
         self.mtu.on_refused(size);
         self.congestion.set_mtu(self.mtu.current());
         self.window = self.congestion.window();

@@ -43,7 +43,7 @@ impl Session {
             return Opened::Duplicate;
         }
         // Without a key nobody can tell a peer that moved from somebody who heard it.
-        if from != self.path && matches!(self.cipher, Cipher::Checked(_)) {
+        if from != self.path && matches!(self.cipher, Cipher::Checked(_)) && !self.knows(from) {
             return Opened::Misplaced;
         }
         match self.cipher.open(header, datagram) {
@@ -67,10 +67,16 @@ impl Session {
         let Genuine { from, number, body } = *genuine;
         self.stats.datagrams_in += 1;
         self.stats.bytes_in += body.len() as u64;
-        self.last_heard = now;
+        if from == self.path {
+            (self.last_heard, self.heard_here) = (now, now);
+        } else if self.is_proven(from) {
+            self.last_heard = now;
+        }
         let latest = self.received.largest().is_none_or(|largest| number > largest);
         let mut reader = Reader::new(body);
         let mut wants_answer = false;
+        // What only finds out about a path does not say that its sender uses it.
+        let mut asks_only = true;
         loop {
             // Looked at where it is: copying what was just written in smaller pieces stalls the processor.
             let read = frame::read(&mut reader);
@@ -83,6 +89,7 @@ impl Session {
                 }
             };
             wants_answer |= !matches!(frame, Frame::Ack(_));
+            asks_only &= matches!(frame, Frame::Challenge(_) | Frame::Response(_));
             let broken = match frame {
                 Frame::Packet { priority, sequence, packet } => {
                     let source = self.source();
@@ -112,7 +119,7 @@ impl Session {
                     }
                 }
                 Frame::Ack(ack) => self.on_ack(now, ack).err().map(|reason| (None, reason)),
-                other => self.on_control(other, from, events).err().map(|reason| (None, reason)),
+                other => self.on_control(now, other, from, events).err().map(|reason| (None, reason)),
             };
             if let Some((priority, reason)) = broken {
                 self.fail(priority, reason, receiver);
@@ -120,7 +127,22 @@ impl Session {
             }
         }
         self.received.insert(number, now, wants_answer, self.ack_every, self.spans.ack_delay);
-        if from != self.path && latest {
+        if from != self.path && latest && !asks_only {
+            self.elsewhere(now, from, wants_answer);
+        }
+        self.tell_path(events);
+        self.tell_finished(events);
+        stopped
+    }
+
+    /// The newest datagram came from where the peer is not thought to be.
+    #[cold]
+    fn elsewhere(&mut self, now: Time, from: Path, wants_answer: bool) {
+        if self.knows(from) {
+            if wants_answer {
+                self.beckoned(now, from);
+            }
+        } else {
             // Where a genuine datagram came from the peer may be, or somebody who repeats it: it has to answer from there.
             match &mut self.movement {
                 Some(movement) if movement.to == from => {
@@ -134,8 +156,6 @@ impl Session {
                 }
             }
         }
-        self.tell_finished(events);
-        stopped
     }
 
     pub(super) fn source(&self) -> Source {
@@ -170,7 +190,7 @@ impl Session {
         self.end(CloseReason::Damaged(reason));
     }
 
-    fn on_control(&mut self, frame: &Frame, from: Path, events: &mut VecDeque<Event>) -> Result<(), &'static str> {
+    fn on_control(&mut self, now: Time, frame: &Frame, from: Path, events: &mut VecDeque<Event>) -> Result<(), &'static str> {
         match *frame {
             Frame::Credit { priority, refused, stamp, limit } => {
                 self.cargo.lanes_out[priority.index()].on_credit(refused, stamp, limit);
@@ -198,10 +218,18 @@ impl Session {
                 };
                 self.end(reason);
             }
-            Frame::Challenge(word) => self.response = Some(word),
+            Frame::Challenge(word) => match self.spare(from) {
+                Some(spare) => {
+                    spare.response = Some(word);
+                    self.spares_due = true;
+                }
+                None => self.response = Some(word),
+            },
             Frame::Response(word) => {
+                self.on_spare_answer(now, from, word);
                 if let Some(movement) = self.movement.take_if(|movement| movement.word == word && movement.to == from) {
                     self.path = movement.to;
+                    self.changed_path = true;
                     self.flight.restart(self.flight.round_trip.smoothed);
                 }
             }

@@ -18,7 +18,7 @@ impl Session {
             return self.last_heard + self.spans.dead;
         }
         let mut deadline = self.received.deadline().min(self.flight.loss_at()).min(self.flight.question_at());
-        deadline = deadline.min(self.close_by);
+        deadline = deadline.min(self.close_by).min(self.spares_at);
         if self.flight.waiting == 0 {
             deadline = deadline.min(self.last_heard + self.spans.keep_alive);
         } else {
@@ -68,6 +68,9 @@ impl Session {
         if self.flight.loss_at() <= now {
             self.find_lost(now);
         }
+        if self.spares_at <= now {
+            self.attend_spares(now);
+        }
         if self.flight.question_at() <= now {
             self.ask(now);
         }
@@ -95,5 +98,6 @@ impl Session {
         }
         // A path that lost its large datagrams still answers a small one.
         self.ping_alone = self.flight.questions >= 2;
+        self.suspect(now);
     }
 }

@@ -58,6 +58,7 @@ impl Session {
             || self.cargo.has_news()
             || self.cargo.has_bulk()
             || self.response.is_some()
+            || self.spares_due
             || self.mtu.deadline() <= now
             || matches!(self.cargo.closing, Closing::Finishing { .. })
             || self.movement.as_ref().is_some_and(|movement| movement.asked.is_none())
@@ -327,10 +328,10 @@ impl Session {
         draft.count > before
     }
 
-    /// Datagrams that are no part of a run: probes for larger ones, and questions to where the peer may have moved.
+    /// Datagrams that are no part of a run: probes for larger ones, and questions to where the peer is or may be beside the path in use.
     #[inline]
     fn transmit_apart(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
-        if self.movement.is_none() && !self.ping_alone && self.mtu.deadline() > now {
+        if self.movement.is_none() && !self.ping_alone && !self.spares_due && self.mtu.deadline() > now {
             return None;
         }
         self.transmit_probe(now, buf)
@@ -348,6 +349,11 @@ impl Session {
             frame::write_challenge(&mut writer, word);
             self.flight.carry(Carried::Nothing);
             self.finish(now, &mut buf[..len], 0, None, 1, true, true);
+            return Some(Piece { len, to, alone: true, lent: None });
+        }
+        if self.spares_due
+            && let Some((len, to)) = self.write_to_spare(now, buf)
+        {
             return Some(Piece { len, to, alone: true, lent: None });
         }
         if std::mem::take(&mut self.ping_alone) {

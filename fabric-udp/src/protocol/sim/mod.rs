@@ -26,7 +26,19 @@ pub struct Node<D> {
     pub driver: D,
     /// Where it is reached.
     pub address: SocketAddr,
+    /// Where its further links are.
+    pub more: Vec<SocketAddr>,
     wake: Time,
+}
+
+impl<D> Node<D> {
+    /// Where one of its links is.
+    pub fn link(&self, link: LinkId) -> SocketAddr {
+        match link.0 {
+            0 => self.address,
+            further => self.more[usize::from(further) - 1],
+        }
+    }
 }
 
 /// A datagram on its way.
@@ -69,6 +81,8 @@ pub struct Network<D> {
     pipes: Vec<Pipe>,
     /// Which pipe leads from one node to another.
     routes: BTreeMap<(usize, usize), usize>,
+    /// ... and from one address to another, where that is another one.
+    cables: BTreeMap<(SocketAddr, SocketAddr), usize>,
     default: Rules,
     dice: Dice,
     buf: Vec<u8>,
@@ -87,6 +101,7 @@ impl<D: Driver> Network<D> {
             flying: BinaryHeap::new(),
             pipes: Vec::new(),
             routes: BTreeMap::new(),
+            cables: BTreeMap::new(),
             default: rules,
             dice: Dice::new(seed),
             buf: vec![0; 1 << 16],
@@ -106,7 +121,7 @@ impl<D: Driver> Network<D> {
     /// Adds a node.
     pub fn add(&mut self, endpoint: Endpoint, driver: D) -> usize {
         let address = Self::address(self.nodes.len());
-        self.nodes.push(Node { endpoint: Some(endpoint), driver, address, wake: Time::ZERO });
+        self.nodes.push(Node { endpoint: Some(endpoint), driver, address, more: Vec::new(), wake: Time::ZERO });
         self.nodes.len() - 1
     }
 
@@ -115,6 +130,27 @@ impl<D: Driver> Network<D> {
         self.pipes.push(Pipe::new(rules));
         for direction in directions {
             self.routes.insert(*direction, self.pipes.len() - 1);
+        }
+    }
+
+    /// The address of a further link of a node.
+    pub fn further(index: usize, link: u8) -> SocketAddr {
+        (Ipv4Addr::new(10, link, (index >> 8) as u8, index as u8), 4000).into()
+    }
+
+    /// Adds a node with several links, the first of which is where a node with one has it.
+    pub fn add_linked(&mut self, endpoint: Endpoint, driver: D, links: u8) -> usize {
+        let index = self.add(endpoint, driver);
+        self.nodes[index].more = (1..links).map(|link| Self::further(index, link)).collect();
+        index
+    }
+
+    /// Lays a pipe of its own between two addresses, for both directions or one.
+    pub fn lay_cable(&mut self, rules: Rules, from: SocketAddr, to: SocketAddr, both: bool) {
+        self.pipes.push(Pipe::new(rules.clone()));
+        self.cables.insert((from, to), self.pipes.len() - 1);
+        if both {
+            self.lay_cable(rules, to, from, false);
         }
     }
 
@@ -169,27 +205,29 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    fn index_of(&self, address: SocketAddr) -> Option<usize> {
-        self.nodes.iter().position(|node| node.address == address)
+    fn find(&self, address: SocketAddr) -> Option<(usize, LinkId)> {
+        self.nodes.iter().enumerate().find_map(|(index, node)| {
+            let mut all = std::iter::once(&node.address).chain(&node.more);
+            Some((index, LinkId(all.position(|one| *one == address)? as u8)))
+        })
     }
 
     fn arrive(&mut self, mut flying: Flying) {
         if let Some(record) = &mut self.record {
             record.push((flying.from, flying.to, flying.bytes.clone()));
         }
-        let Some(index) = self.index_of(flying.to) else { return };
+        let Some((index, link)) = self.find(flying.to) else { return };
         let Node { endpoint: Some(endpoint), driver, .. } = &mut self.nodes[index] else { return };
-        let from = Path { link: LinkId(0), peer: flying.from };
+        let from = Path { link, peer: flying.from };
         endpoint.handle_datagram(self.now, from, &mut flying.bytes, driver, false);
         self.turn(index);
     }
 
     fn turn(&mut self, index: usize) {
-        let Node { endpoint: Some(endpoint), driver, wake, address } = &mut self.nodes[index] else {
+        let Node { endpoint: Some(endpoint), driver, wake, .. } = &mut self.nodes[index] else {
             self.nodes[index].wake = Time::NEVER;
             return;
         };
-        let from = *address;
         endpoint.handle_timeout(self.now);
         let again = driver.turn(self.now, endpoint);
         let mut sent = Vec::new();
@@ -210,29 +248,33 @@ impl<D: Driver> Network<D> {
             let Some(transmit) = endpoint.joined(transmit, &mut self.buf, driver) else { continue };
             assert!(pieces.is_none_or(|pieces| pieces == self.buf[..transmit.len]), "pieces that are not the whole");
             for datagram in self.buf[..transmit.len].chunks(transmit.segment) {
-                sent.push((transmit.path.peer, datagram.to_vec()));
+                sent.push((transmit.path, datagram.to_vec()));
             }
         }
         // Nothing is ever due in the past, or virtual time stands still.
         *wake = endpoint.poll_timeout().unwrap_or(Time::NEVER).min(again.unwrap_or(Time::NEVER)).max(self.now + 1);
-        for (to, bytes) in sent {
-            self.send(index, from, to, bytes);
+        for (path, bytes) in sent {
+            let from = self.nodes[index].link(path.link);
+            self.send(index, from, path.peer, bytes);
         }
     }
 
     fn send(&mut self, index: usize, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
         self.stats.sent += 1;
-        let Some(target) = self.index_of(to) else {
+        let Some((target, _)) = self.find(to) else {
             self.stats.lost += 1;
             *self.astray.entry(to).or_default() += bytes.len() as u64;
             return;
         };
         let default = &self.default;
         let pipes = &mut self.pipes;
-        let pipe = *self.routes.entry((index, target)).or_insert_with(|| {
-            pipes.push(Pipe::new(default.clone()));
-            pipes.len() - 1
-        });
+        let route = || {
+            *self.routes.entry((index, target)).or_insert_with(|| {
+                pipes.push(Pipe::new(default.clone()));
+                pipes.len() - 1
+            })
+        };
+        let pipe = self.cables.get(&(from, to)).copied().unwrap_or_else(route);
         let copies = self.pipes[pipe].carry(self.now, bytes, &mut self.dice, &mut self.stats);
         for (at, bytes) in copies {
             self.order += 1;

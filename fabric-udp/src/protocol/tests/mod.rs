@@ -4,6 +4,7 @@ mod basics;
 mod conditions;
 mod hostile;
 mod lanes;
+mod paths;
 mod programs;
 mod sessions;
 mod talker;

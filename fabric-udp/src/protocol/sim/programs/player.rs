@@ -195,7 +195,7 @@ impl Player {
                 let fate = side.outgoing.insert(transfer.0, Fate::Cancelled);
                 assert_eq!(fate, Some(Fate::Running), "cancelled once");
             }
-            Event::Refused { .. } => {}
+            Event::Refused { .. } | Event::Moved { .. } => {}
         }
     }
 

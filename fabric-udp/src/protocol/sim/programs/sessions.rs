@@ -197,7 +197,10 @@ impl<'p> Game<'p> {
             26 => self.connect(node),
             27 => {
                 let size = DATAGRAMS[self.tape.below(6)] + self.tape.below(2);
-                self.with(node, |_, endpoint, player| player.session.map(|session| endpoint.too_large(session, size)));
+                self.with(node, |_, endpoint, player| {
+                    let path = player.session.and_then(|session| endpoint.path(session));
+                    path.map(|path| endpoint.too_large(path, size))
+                });
             }
             28 => self.hole(),
             29 => self.go_elsewhere(),
