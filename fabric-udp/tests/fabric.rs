@@ -88,7 +88,7 @@ impl Driven {
 
 #[test]
 fn who_leaves_is_heard_out_and_known_to_have_left() {
-    let home = Driven::start(open(0, &UdpOptions { listen: Some(LOCAL.into()), ..UdpOptions::default() }).0);
+    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() }).0);
     let began = Instant::now();
     let (mut guest, _port) = open(1, &UdpOptions { connect: vec![home.address()], ..UdpOptions::default() });
     while let Some(Change::Met(node, _)) = guest.next_change() {
@@ -110,7 +110,7 @@ fn who_leaves_is_heard_out_and_known_to_have_left() {
 
 #[test]
 fn ids_are_given_to_guests_and_all_meet_all() {
-    let home = Driven::start(open(0, &UdpOptions { listen: Some(LOCAL.into()), ..UdpOptions::default() }).0);
+    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() }).0);
     let options = UdpOptions { connect: vec![home.address()], ..UdpOptions::default() };
     let mut others = Vec::new();
     for expected in 1..4 {
@@ -146,7 +146,7 @@ impl Sink for Frail {
 
 #[test]
 fn a_reader_that_panics_loses_nothing() {
-    let (mut home, _port) = open(0, &UdpOptions { listen: Some(LOCAL.into()), ..UdpOptions::default() });
+    let (mut home, _port) = open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() });
     let address = home.address();
     let joining = std::thread::spawn(move || open(1, &UdpOptions { connect: vec![address], ..UdpOptions::default() }));
     let accept = |fabric: &mut UdpFabric| {

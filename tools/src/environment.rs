@@ -22,7 +22,7 @@ pub const PROGRESS: &str = "DOORBELL_PROGRESS";
 pub const WAIT: &str = "DOORBELL_WAIT";
 /// Which fabrics to use.
 pub const FABRIC: &str = "DOORBELL_FABRIC";
-/// The UDP address at which others find the node.
+/// The UDP addresses at which others find the node.
 pub const LISTEN: &str = "DOORBELL_LISTEN";
 /// UDP addresses of nodes that have to be there.
 pub const CONNECT: &str = "DOORBELL_CONNECT";
@@ -45,9 +45,8 @@ pub fn check() -> Result<(), Failure> {
     let _: Option<Wait> = variable(WAIT)?;
     let _: Option<FabricKind> = variable(FABRIC)?;
     let _: Option<PortKind> = variable(PORT)?;
-    let _: Option<Address> = variable(LISTEN)?;
     let _ = log()?;
-    for addresses in [CONNECT, SEEK] {
+    for addresses in [LISTEN, CONNECT, SEEK] {
         let _: Option<Addresses> = variable(addresses)?;
     }
     Ok(())

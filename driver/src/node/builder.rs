@@ -95,7 +95,7 @@ impl NodeBuilder {
         builder.wait = env("DOORBELL_WAIT")?.unwrap_or_default();
         builder.copy = env("DOORBELL_COPY")?.unwrap_or_default();
         builder.fabric = env("DOORBELL_FABRIC")?.unwrap_or_default();
-        builder.udp.listen = env("DOORBELL_LISTEN")?;
+        builder.udp.listen = env::<Addresses>("DOORBELL_LISTEN")?.unwrap_or_default().0;
         builder.udp.connect = env::<Addresses>("DOORBELL_CONNECT")?.unwrap_or_default().0;
         builder.udp.seek = env::<Addresses>("DOORBELL_SEEK")?.unwrap_or_default().0;
         builder.udp.port = env("DOORBELL_PORT")?.unwrap_or_default();
@@ -203,6 +203,9 @@ impl NodeBuilder {
     /// Has the node take part in a network, and others find it at this UDP address; port 0 is any that is free
     /// ([`Node::address`] says which). Nodes that are not told one have whatever port is free.
     ///
+    /// May be said up to four times, for a node with several network interfaces: nodes tell each other their addresses, and a conversation whose
+    /// path is cut goes on by another, well before the other node would count as [dead](Self::dead_after). It uses one path at a time.
+    ///
     /// Where others than this machine could reach the address the domain needs a [key](Self::key_file).
     ///
     /// ```
@@ -218,7 +221,7 @@ impl NodeBuilder {
     /// # }
     /// ```
     pub fn listen(mut self, address: SocketAddr) -> Self {
-        self.udp.listen = Some(address);
+        self.udp.listen.push(address);
         self
     }
 

@@ -43,7 +43,7 @@ pub(crate) struct Network {
     udp: Arc<Mutex<UdpFabric>>,
     /// Whoever sleeps on the bell waits here for both.
     port: Mutex<Option<Box<dyn Port>>>,
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     /// How long leaving may take.
     linger: Duration,
 }
@@ -51,8 +51,8 @@ pub(crate) struct Network {
 impl Network {
     /// A place that was found.
     pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration) -> Self {
-        let address = udp.address();
-        Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), address, linger }
+        let addresses = udp.addresses().to_vec();
+        Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), addresses, linger }
     }
 
     /// Gives the address back.
@@ -132,8 +132,8 @@ impl Shared {
     }
 
     /// Where others find this node on a network.
-    pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.network.as_ref().map(|network| network.address)
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        self.network.as_ref().map_or(&[], |network| &network.addresses)
     }
 
     pub(crate) fn membership(&self) -> &Membership {

@@ -158,9 +158,14 @@ impl Node {
     }
 
     /// The UDP address at which other nodes find this one; `None` if it is on no network. To be given to
-    /// [`NodeBuilder::connect`] of others.
+    /// [`NodeBuilder::connect`] of others. If there are several it is the first that it was told to [listen](NodeBuilder::listen) at.
     pub fn address(&self) -> Option<SocketAddr> {
-        self.shared.address()
+        self.addresses().first().copied()
+    }
+
+    /// All UDP addresses at which other nodes find this one, in the order in which it was told them; none if it is on no network.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        self.shared.addresses()
     }
 
     /// How many nodes the domain can have.

@@ -1,7 +1,7 @@
 //! Addresses at which other nodes are, or may be.
 
 use crate::protocol::{CloseReason, Endpoint, LinkId, Path, Rejection, SessionId, Target, Time};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 /// How soon an address is tried again where nobody was, or nobody is any more; twice as long each time after, up to the other.
@@ -31,24 +31,51 @@ pub struct Contact {
     session: Option<SessionId>,
     next: Time,
     pause: Duration,
+    tries: usize,
     pub standing: Standing,
 }
 
 /// All of them.
 #[derive(Default)]
 pub struct Contacts {
+    /// Where this node's own links are.
+    locals: Vec<SocketAddr>,
     list: Vec<Contact>,
     /// Nothing is to be done before.
     pub due: Option<Time>,
 }
 
 impl Contacts {
+    /// None yet, for a node with links at these addresses.
+    pub fn new(locals: Vec<SocketAddr>) -> Self {
+        Self { locals, ..Self::default() }
+    }
+
+    /// The link by which an address is tried: the one that the system's routes prefer; or those of its IP version in turn, if they prefer none of
+    /// them or that led nowhere `tries` times.
+    pub fn link_towards(&self, address: SocketAddr, tries: usize) -> LinkId {
+        if self.locals.len() < 2 {
+            return LinkId(0);
+        }
+        let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let routed = || {
+            let probe = UdpSocket::bind((any, 0)).ok()?;
+            probe.connect(address).ok()?;
+            let source = probe.local_addr().ok()?.ip();
+            self.locals.iter().position(|local| local.ip() == source)
+        };
+        let alike = |at: &usize| self.locals[*at].is_ipv4() == address.is_ipv4();
+        let first = routed().into_iter();
+        let others: Vec<_> = first.chain((0..self.locals.len()).filter(alike)).collect();
+        LinkId(others.get(tries % others.len().max(1)).copied().unwrap_or(0) as u8)
+    }
+
     /// Another address. If it is known already, nothing changes.
     pub fn add(&mut self, now: Time, address: SocketAddr, lasting: bool) {
         let is_known = self.list.iter().any(|contact| contact.address == address);
         if !is_known && (lasting || self.list.len() < TOLD_MAX) {
             let standing = Standing::Trying;
-            self.list.push(Contact { address, lasting, session: None, next: now, pause: AGAIN_FIRST, standing });
+            self.list.push(Contact { address, lasting, session: None, next: now, pause: AGAIN_FIRST, tries: 0, standing });
             self.due = Some(now);
         }
     }
@@ -74,12 +101,15 @@ impl Contacts {
             return;
         }
         self.due = None;
-        for contact in &mut self.list {
+        let mut list = std::mem::take(&mut self.list);
+        for contact in &mut list {
             if contact.session.is_some() || contact.next == Time::NEVER {
                 continue;
             }
             if contact.next <= now {
-                let path = Path { link: LinkId(0), peer: contact.address };
+                let link = self.link_towards(contact.address, contact.tries);
+                let path = Path { link, peer: contact.address };
+                contact.tries += 1;
                 contact.session = endpoint.connect(now, Target { path, rail: 0, node: None });
                 contact.next = now + contact.pause;
                 contact.pause = (2 * contact.pause).min(AGAIN_MOST);
@@ -88,13 +118,14 @@ impl Contacts {
                 self.due = Some(self.due.map_or(contact.next, |due| due.min(contact.next)));
             }
         }
+        self.list = list;
     }
 
     /// A session stands that was asked for here, or by the other end.
     pub fn connected(&mut self, session: SessionId, asked: bool) {
         if asked && let Some(contact) = self.list.iter_mut().find(|contact| contact.session == Some(session)) {
             contact.standing = Standing::Met { told: false };
-            contact.pause = AGAIN_FIRST;
+            (contact.pause, contact.tries) = (AGAIN_FIRST, 0);
         }
     }
 

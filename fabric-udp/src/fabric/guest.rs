@@ -44,7 +44,7 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
         return Err(UdpError::Ended { address: options.address(), reason });
     };
     // A port of its own, as the guest is nobody; a plain one, as it is soon gone, and not worth a word of what the system refuses.
-    let listen = options.listen.map(|listen| (listen.ip(), 0).into());
+    let listen = options.listen.iter().map(|listen| (listen.ip(), 0).into()).collect();
     let options = UdpOptions { listen, port: Kind::Plain, ..options.clone() };
     let port = open_port(&options)?;
     let mut number = [0; 6];
@@ -52,21 +52,23 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
     let guest = NodeId(GUESTS | u16::from_le_bytes([number[0], number[1]]));
     let life = Incarnation(u32::from_le_bytes([number[2], number[3], number[4], number[5]]) | 1);
     let greeting = Greeting { about: about.clone(), asks: Some(avoid.to_vec()) };
-    let endpoint = make_endpoint(domain, (guest, life), &greeting, &options, port.direct().local())?;
-    let mut fabric = UdpFabric::over(endpoint, port.direct().clone(), (guest, life), 0);
+    let endpoint = make_endpoint(domain, (guest, life), &greeting, &options, port.links())?;
+    let mut fabric = UdpFabric::over(endpoint, port.links().to_vec(), (guest, life), 0);
     let began = Instant::now();
     let now = fabric.now();
-    let target = Target { path: Path { link: LinkId(0), peer: address }, rail: 0, node: None };
+    let link = fabric.contacts.link_towards(address, 0);
+    let target = Target { path: Path { link, peer: address }, rail: 0, node: None };
     let mut session = fabric.endpoint.connect(now, target);
     let mut ear = Ear::default();
     loop {
         let now = fabric.now();
-        let UdpFabric { endpoint, direct, room, .. } = &mut fabric;
-        let _ = direct.as_ref().map(|direct| {
-            direct.receive(room, 8, &mut |mut run: crate::Run<'_>| {
-                endpoint.handle(now, LinkId(0), &mut run, &mut ear);
-            })
-        });
+        let UdpFabric { endpoint, links, room, .. } = &mut fabric;
+        for (link, direct) in (0..).map(LinkId).zip(&*links) {
+            // What fails here fails again when something is sent.
+            let _ = direct.receive(room, 8, &mut |mut run: crate::Run<'_>| {
+                endpoint.handle(now, link, &mut run, &mut ear);
+            });
+        }
         let answer = ear.0.take().and_then(|bytes| Notice::decode(&bytes));
         let answered = answer.and_then(|notice| match notice {
             Notice::Welcome { node, max_nodes } => Some(Ok(Grant { node, max_nodes: max_nodes.into() })),

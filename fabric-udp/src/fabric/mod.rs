@@ -17,13 +17,13 @@ mod transfers;
 
 pub use guest::{Grant, ask};
 pub use link::UdpLink;
-pub use options::{UdpError, UdpOptions, read_key};
+pub use options::{LINKS_MAX, UdpError, UdpOptions, read_key};
 pub use transfers::{BytesIn, BytesOut};
 
 use crate::Run;
 use crate::port::{self, Direct, Port, Room, Sent, TroubleKind, is_loopback_only};
 use crate::protocol::{
-    CloseReason, Config, Endpoint, Event, LinkConfig, LinkId, Middle, Path, Receive, SessionId, Time, TransferId, Transmit,
+    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, LinkId, Middle, Path, Receive, SessionId, Time, TransferId, Transmit,
 };
 use contacts::{Contacts, Standing};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
@@ -32,7 +32,6 @@ use notice::{Greeting, MEMBERS_MAX, Member, NOTICE_MAX, Notice};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfers::Transfers;
@@ -55,6 +54,10 @@ const TOLD_FOR: Duration = Duration::from_secs(2);
 const RUN_ROOM: usize = 65_536;
 /// Runs taken in one look.
 const RUNS: usize = 1;
+/// How often links are looked at that had nothing when another had, in nanoseconds.
+const LOOK_EVERY: u64 = 5_000;
+/// How long a link may have no room for what is to be sent before the others go on without it, in nanoseconds.
+const JAMMED_AFTER: u64 = 5_000_000;
 
 /// What a node says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,8 +114,13 @@ pub struct Ask {
 /// [`shut`](Self::shut).
 pub struct UdpFabric {
     endpoint: Endpoint,
-    /// The socket; `None` once it was closed.
-    direct: Option<Direct>,
+    /// The sockets; none once they were closed.
+    links: Vec<Direct>,
+    /// The link that had something last, and when all others were looked at.
+    busy: usize,
+    looked: Time,
+    /// Since when the kernel has had no room on a link, if there are several.
+    full_since: [Time; LINKS_MAX],
     room: Room,
     /// Datagrams on their way out, and what of them the kernel had no room for.
     out: Box<[u8]>,
@@ -123,7 +131,7 @@ pub struct UdpFabric {
     on_gather: Option<Box<dyn Fn() + Send>>,
     epoch: Instant,
     me: (NodeId, Incarnation),
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     /// By id: the node that is known, and one that has taken its place, until the end of the former is told.
     peers: Vec<Option<Peer>>,
     next: Vec<(NodeId, Peer)>,
@@ -212,14 +220,21 @@ impl Sink for Nobody {
 
 /// Opens a port as a node's options say, and refuses what would be open to strangers.
 fn open_port(options: &UdpOptions) -> Result<Box<dyn Port>, UdpError> {
-    let address = options.address();
-    if options.key.is_none() && !is_loopback_only(address) {
-        return Err(UdpError::NoKey { address });
+    if options.listen.len() > LINKS_MAX {
+        return Err(ConfigError { field: "listen", expected: "at most 4 addresses" }.into());
+    }
+    let (address, further) = (options.address(), options.listen.iter().skip(1).copied().collect::<Vec<_>>());
+    let mut others = std::iter::once(&address).chain(&further).filter(|address| !is_loopback_only(**address));
+    let other = others.next();
+    if options.key.is_none()
+        && let Some(address) = other
+    {
+        return Err(UdpError::NoKey { address: *address });
     }
 
     // On loopback datagrams are as large as can be, so that there is nothing to gather.
-    let gather = !is_loopback_only(address);
-    Ok(port::open(&port::Options { kind: options.port, gather, ..port::Options::new(address) })?)
+    let gather = other.is_some();
+    Ok(port::open(&port::Options { kind: options.port, gather, further, ..port::Options::new(address) })?)
 }
 
 fn make_endpoint(
@@ -227,16 +242,15 @@ fn make_endpoint(
     me: (NodeId, Incarnation),
     greeting: &Greeting,
     options: &UdpOptions,
-    local: SocketAddr,
+    links: &[Direct],
 ) -> Result<Endpoint, UdpError> {
-    let config = if is_loopback_only(local) {
-        Config::loopback(domain, me.0, me.1)
-    } else {
-        Config { links: vec![LinkConfig::UNKNOWN], ..Config::new(domain, me.0, me.1) }
-    };
+    let is_here = |direct: &Direct| is_loopback_only(direct.local());
+    let config = if links.iter().all(is_here) { Config::loopback(domain, me.0, me.1) } else { Config::new(domain, me.0, me.1) };
     let config = Config {
         key: options.key.clone(),
         greeting: greeting.encode(),
+        links: links.iter().map(|link| if is_here(link) { LinkConfig::LOOPBACK } else { LinkConfig::UNKNOWN }).collect(),
+        addresses: links.iter().map(Direct::local).collect(),
         dead_after: options.dead_after,
         lane_window: options.lane_bytes,
         lane_buffer: options.lane_bytes,
@@ -265,24 +279,28 @@ impl UdpFabric {
         deadline: Instant,
     ) -> Result<(Self, Box<dyn Port>), UdpError> {
         let port = open_port(options)?;
-        let direct = port.direct().clone();
-        let endpoint = make_endpoint(domain, me, &Greeting { about, asks: None }, options, direct.local())?;
-        let mut fabric = Self::over(endpoint, direct, me, max_nodes);
+        let endpoint = make_endpoint(domain, me, &Greeting { about, asks: None }, options, port.links())?;
+        let mut fabric = Self::over(endpoint, port.links().to_vec(), me, max_nodes);
         let now = fabric.now();
         options.connect.iter().for_each(|address| fabric.contacts.add(now, *address, true));
-        let local = fabric.address();
-        options.seek.iter().filter(|address| **address != local).for_each(|address| {
+        let locals = fabric.addresses.clone();
+        options.seek.iter().filter(|address| !locals.contains(address)).for_each(|address| {
             fabric.contacts.add(now, *address, true);
         });
         fabric.meet(&options.connect, deadline)?;
         Ok((fabric, port))
     }
 
-    fn over(endpoint: Endpoint, direct: Direct, me: (NodeId, Incarnation), max_nodes: usize) -> Self {
+    fn over(endpoint: Endpoint, links: Vec<Direct>, me: (NodeId, Incarnation), max_nodes: usize) -> Self {
+        let addresses: Vec<_> = links.iter().map(Direct::local).collect();
         Self {
             endpoint,
-            address: direct.local(),
-            direct: Some(direct),
+            contacts: Contacts::new(addresses.clone()),
+            addresses,
+            links,
+            busy: 0,
+            looked: Time::ZERO,
+            full_since: [Time::NEVER; LINKS_MAX],
             room: Room::new(RUNS),
             out: vec![0; RUN_ROOM].into(),
             unsent: None,
@@ -293,7 +311,6 @@ impl UdpFabric {
             me,
             peers: (0..max_nodes).map(|_| None).collect(),
             next: Vec::new(),
-            contacts: Contacts::default(),
             changes: VecDeque::new(),
             asks: VecDeque::new(),
             given: Vec::new(),
@@ -315,9 +332,14 @@ impl UdpFabric {
         self.on_gather = Some(call);
     }
 
-    /// Where others find this node.
+    /// Where others find this node: the addresses of its links, of which there is always one.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The first of them.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.addresses[0]
     }
 
     fn meet(&mut self, needed: &[SocketAddr], deadline: Instant) -> Result<(), UdpError> {
@@ -354,21 +376,31 @@ impl UdpFabric {
     fn wait(&self, most: Duration) {
         let timeout = self.timeout().map_or(most, |due| due.min(most));
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
-        let Some(direct) = &self.direct else { return };
-        let mut socket = [rustix::event::PollFd::from_borrowed_fd(direct.as_fd(), rustix::event::PollFlags::IN)];
+        let socket = |direct| rustix::event::PollFd::new(direct, rustix::event::PollFlags::IN);
+        let mut sockets: Vec<_> = self.links.iter().map(socket).collect();
         // Whatever it says, the caller looks again.
-        let _ = rustix::event::poll(&mut socket, Some(&timeout));
+        let _ = rustix::event::poll(&mut sockets, Some(&timeout));
     }
 
     /// Takes in what arrived, but gives no packet to anybody yet.
     pub fn look(&mut self) {
-        while self.take_in(self.now(), &mut Nobody, true).0 > 0 {}
+        self.drain(true);
         self.attend(self.now());
+    }
+
+    /// Takes in what arrived by all links.
+    fn drain(&mut self, stopped: bool) {
+        loop {
+            self.looked = Time::ZERO;
+            if self.take_in(self.now(), &mut Nobody, stopped).0 == 0 {
+                return;
+            }
+        }
     }
 
     /// Takes in what arrived, and listens to notices; other packets wait, and their senders are told so.
     fn hear(&mut self) {
-        while self.take_in(self.now(), &mut Nobody, false).0 > 0 {}
+        self.drain(false);
         let now = self.now();
         self.deliver(now, &mut Nobody, usize::MAX);
         self.attend(now);
@@ -411,24 +443,34 @@ impl UdpFabric {
         gate.taken
     }
 
-    /// Takes one run from the socket. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
+    /// Takes one run from the link that had something last; and from the others now and then, as a look costs a third of a microsecond. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
     fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let Self { endpoint, direct: Some(direct), room, peers, heard, transfers, .. } = self else { return (0, 0, stopped) };
+        let Self { endpoint, links, busy, looked, room, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
-        let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
-            let from = Path { link: LinkId(0), peer: run.peer };
-            for datagram in run.datagrams() {
-                stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
-            }
-        });
-        let taken = gate.taken;
-        match got {
-            Ok(runs) => (runs, taken, stopped),
-            Err(error) => {
-                tracing::warn!(%error, "the UDP socket fails");
-                (0, taken, stopped)
+        let mut look = |at: usize| {
+            let Some(direct) = links.get(at) else { return 0 };
+            let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
+                let from = Path { link: LinkId(at as u8), peer: run.peer };
+                for datagram in run.datagrams() {
+                    stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
+                }
+            });
+            got.unwrap_or_else(|error| {
+                tracing::warn!(%error, address = %direct.local(), "the UDP socket fails");
+                0
+            })
+        };
+        let mut runs = look(*busy);
+        if links.len() > 1 && now - *looked >= LOOK_EVERY {
+            *looked = now;
+            let before = *busy;
+            for at in (0..links.len()).filter(|at| *at != before) {
+                let got = look(at);
+                runs += got;
+                *busy = if got > 0 { at } else { *busy };
             }
         }
+        (runs, gate.taken, stopped)
     }
 
     /// What follows from what arrived, and from the time.
@@ -439,7 +481,7 @@ impl UdpFabric {
         for (source, bytes) in std::mem::take(&mut self.heard) {
             self.on_notice(now, source, &bytes);
         }
-        while let Some(trouble) = self.direct.as_ref().and_then(Direct::trouble) {
+        while let Some(trouble) = self.links.iter().find_map(Direct::trouble) {
             if trouble.kind == TroubleKind::Refused {
                 self.contacts.nobody(trouble.peer);
             }
@@ -689,7 +731,7 @@ impl UdpFabric {
                 },
             };
             let Transmit { path, len, segment, .. } = transmit;
-            let Some(direct) = &self.direct else { return };
+            let Some(direct) = self.links.get(usize::from(path.link.0)) else { return };
             let sent = match self.endpoint.pieces(&transmit, &self.out) {
                 Some((front, Middle::Lane(bytes), tag)) => direct.send_pieces(path.peer, [front, bytes, tag]),
                 Some((front, Middle::Transfer { session, transfer, offset, len }, tag)) => {
@@ -703,7 +745,9 @@ impl UdpFabric {
                 None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
             };
             match sent {
-                Sent::Sent => {}
+                Sent::Sent if self.links.len() == 1 => {}
+                Sent::Sent => self.full_since[usize::from(path.link.0)] = Time::NEVER,
+                Sent::Full { .. } if self.is_jammed(now, path.link) => {}
                 Sent::Full { gone } => {
                     let joined = self.endpoint.joined(transmit, &mut self.out, &mut self.transfers);
                     self.unsent = joined.map(|transmit| ((from + gone * segment).min(len), transmit));
@@ -717,6 +761,16 @@ impl UdpFabric {
                 },
             }
         }
+    }
+
+    /// Whether a link, one of several, has had no room for so long that the others should not wait for it. What is to go there is lost, then.
+    fn is_jammed(&mut self, now: Time, link: LinkId) -> bool {
+        if self.links.len() == 1 {
+            return false;
+        }
+        let since = &mut self.full_since[usize::from(link.0)];
+        *since = now.min(*since);
+        now - *since >= JAMMED_AFTER
     }
 
     /// Whether the kernel had no room for what is to be sent.
@@ -747,7 +801,7 @@ impl UdpFabric {
 
     /// Closes the socket and says nothing to anybody, as if the process had been killed.
     pub fn abandon(&mut self) {
-        self.direct = None;
+        self.links.clear();
     }
 
     /// Ends all sessions in good order, and closes the socket: what was sent is brought to its end, as long as its targets take it, until `deadline` at most.
@@ -767,7 +821,7 @@ impl UdpFabric {
             self.attend(now);
             self.changes.clear();
             if (self.peers.iter().all(Option::is_none) && self.next.is_empty()) || Instant::now() >= deadline {
-                self.direct = None;
+                self.links.clear();
                 return;
             }
             self.wait(Duration::from_millis(5));

@@ -7,14 +7,17 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Addresses at which a node listens at most.
+pub const LINKS_MAX: usize = 4;
 /// Bytes of a domain key.
 const KEY_BYTES: usize = 32;
 
 /// How a node takes part in a network.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Where others find it. Without one it has whatever port is free.
-    pub listen: Option<SocketAddr>,
+    /// Where others find it, at most [`LINKS_MAX`] addresses with a socket each: a conversation goes on by another of them when one is cut. Without one
+    /// it has whatever port is free.
+    pub listen: Vec<SocketAddr>,
     /// Nodes that have to answer before it has joined. The first gives it its id, if it has none, and tells it of the others.
     pub connect: Vec<SocketAddr>,
     /// Where other nodes may be, now or later: it looks there now and then.
@@ -31,22 +34,22 @@ pub struct UdpOptions {
 
 impl Default for UdpOptions {
     fn default() -> Self {
-        let (connect, seek) = (Vec::new(), Vec::new());
-        Self { listen: None, connect, seek, key: None, port: Kind::Auto, dead_after: Duration::from_secs(1), lane_bytes: 1 << 20 }
+        let (listen, connect, seek) = (Vec::new(), Vec::new(), Vec::new());
+        Self { listen, connect, seek, key: None, port: Kind::Auto, dead_after: Duration::from_secs(1), lane_bytes: 1 << 20 }
     }
 }
 
 impl UdpOptions {
     /// Whether it takes part at all.
     pub fn is_used(&self) -> bool {
-        self.listen.is_some() || !self.connect.is_empty() || !self.seek.is_empty()
+        !self.listen.is_empty() || !self.connect.is_empty() || !self.seek.is_empty()
     }
 
-    /// What to bind to.
+    /// What to bind to, first of all.
     pub(super) fn address(&self) -> SocketAddr {
         let others = || self.connect.iter().chain(&self.seek);
-        match self.listen {
-            Some(address) => address,
+        match self.listen.first() {
+            Some(address) => *address,
             None => {
                 let is_six = others().any(SocketAddr::is_ipv6);
                 let is_here = others().all(|address| is_loopback_only(*address));

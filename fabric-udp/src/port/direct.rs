@@ -39,6 +39,8 @@ struct Shared {
     sources: Option<Sources>,
     /// Whether there may be something in the socket's queue of errors.
     troubled: AtomicBool,
+    /// There was no room when something was to be sent last.
+    full: AtomicBool,
     counts: Counts,
 }
 
@@ -98,8 +100,8 @@ impl Direct {
         let Made { socket, local, receive_buffer, send_buffer, gso, gro } = made;
         let sources = local.ip().is_unspecified().then(Sources::new);
         let (gso, mapped) = (AtomicBool::new(gso), local.is_ipv6());
-        let (troubled, counts) = (AtomicBool::new(false), Counts::default());
-        Self(Arc::new(Shared { socket, local, receive_buffer, send_buffer, gso, gro, mapped, sources, troubled, counts }))
+        let (troubled, full, counts) = (AtomicBool::new(false), AtomicBool::new(false), Counts::default());
+        Self(Arc::new(Shared { socket, local, receive_buffer, send_buffer, gso, gro, mapped, sources, troubled, full, counts }))
     }
 
     /// The address it is bound to.
@@ -297,6 +299,16 @@ impl Direct {
         self.0.troubled.load(Relaxed)
     }
 
+    /// Whether there was no room when something was to be sent last.
+    pub(super) fn is_full(&self) -> bool {
+        self.0.full.load(Relaxed)
+    }
+
+    /// What a park waits for on this socket, which is one of several or the `only` one.
+    pub(super) fn events(&self, writable: bool, only: bool) -> i16 {
+        if writable && (only || self.is_full()) { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN }
+    }
+
     /// Notes what `poll(2)` said of the socket.
     pub(super) fn polled(&self, events: i16, woken: &mut Woken) {
         if events & libc::POLLERR != 0 {
@@ -363,6 +375,9 @@ impl Direct {
                 Ok(()) => {
                     self.0.counts.sent[0].add(1);
                     self.sent(len, segment);
+                    if self.is_full() {
+                        self.0.full.store(false, Relaxed);
+                    }
                     return Ok(());
                 }
                 // What an earlier datagram met with, be it to somebody else, is handed to whoever calls next, and once. So whatever is
@@ -382,6 +397,7 @@ impl Direct {
         let errno = error.raw_os_error().unwrap_or_default();
         if matches!(errno, libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) {
             self.0.counts.full.add(1);
+            self.0.full.store(true, Relaxed);
             return Sent::Full { gone };
         }
         self.0.counts.failed.add(1);

@@ -1,6 +1,6 @@
 //! Datagrams between the kernel and memory. Knows no protocol.
 //!
-//! A port is a bound socket with two ends. [`Direct`] is the end for every thread: calls that never wait. The [`Port`] is the end of
+//! A port is a bound socket, or several, with two ends. [`Direct`] is the end for every thread: calls that never wait. The [`Port`] is the end of
 //! whoever waits, in one place for everything: a datagram, the doorbell word, and the clock. There are two gears:
 //!
 //! - **hot**: [`Direct::receive`] asks the socket. A system call a look, and the shortest way for a datagram.
@@ -39,13 +39,18 @@ const RUNS: usize = 8;
 
 /// The end of a socket at which a thread waits: any thread, and now this one, now that one.
 pub trait Port: Send {
-    /// The other end: for any thread.
-    fn direct(&self) -> &Direct;
+    /// The other end of each socket, in the order of the addresses: for any thread.
+    fn links(&self) -> &[Direct];
+
+    /// The other end of the first.
+    fn direct(&self) -> &Direct {
+        &self.links()[0]
+    }
 
     /// What it is, for people.
     fn kind(&self) -> Kind;
 
-    /// As [`Direct::receive`], with a room of the port's own.
+    /// As [`Direct::receive`] of each socket in turn, with a room of the port's own.
     ///
     /// # Errors
     /// As there.
@@ -68,7 +73,8 @@ pub struct Park<'a> {
     pub expected: u32,
     /// The longest it lasts.
     pub timeout: Duration,
-    /// Whether it also ends when there is room for datagrams on their way out, after [`Sent::Full`].
+    /// Whether it also ends when there is room for datagrams on their way out, after [`Sent::Full`]; if there are several sockets, on those
+    /// that had none when they were asked last.
     pub writable: bool,
 }
 
@@ -235,6 +241,8 @@ impl FromStr for Kind {
 pub struct Options {
     /// What to bind to. Port 0 is any that is free; a wildcard is every address of the machine, `[::]` those of both IP versions.
     pub address: SocketAddr,
+    /// Further addresses, each with a socket of its own.
+    pub further: Vec<SocketAddr>,
     /// How it waits.
     pub kind: Kind,
     /// Bytes that may wait in the socket: what is asked of the system, which grants less to processes without CAP_NET_ADMIN.
@@ -251,27 +259,37 @@ impl Options {
     /// The usual ones.
     pub fn new(address: SocketAddr) -> Self {
         let (receive_buffer, send_buffer) = (16 << 20, 4 << 20);
-        Self { address, kind: Kind::Auto, receive_buffer, send_buffer, cut: true, gather: true }
+        Self { address, further: Vec::new(), kind: Kind::Auto, receive_buffer, send_buffer, cut: true, gather: true }
     }
+}
+
+/// Receives from each socket in turn.
+fn receive_all(links: &[Direct], room: &mut Room, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize> {
+    let mut received = 0;
+    for direct in links {
+        received += direct.receive(room, budget - received, each)?;
+    }
+    Ok(received)
 }
 
 /// Opens a port. Says once, as a warning, if io_uring was tried and could not be had.
 ///
 /// # Errors
-/// The address cannot be had, or io_uring was insisted on.
+/// An address cannot be had, or io_uring was insisted on.
 pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
-    let direct = Direct::new(socket::make(options)?);
+    let addresses = std::iter::once(&options.address).chain(&options.further);
+    let links = addresses.map(|address| socket::make(*address, options).map(Direct::new)).collect::<Result<Vec<_>, _>>()?;
     if options.kind != Kind::Plain {
-        match Uring::new(direct.clone()) {
+        match Uring::new(links.clone()) {
             Ok(port) => return Ok(Box::new(port)),
             Err(reason) if options.kind == Kind::Uring => return Err(reason.into()),
             Err(reason) => tracing::warn!(
-                address = %direct.local(),
+                address = %links[0].local(),
                 "{reason}; the UDP port uses plain socket calls instead: all works, but a doorbell wakes the poller by way of a second thread"
             ),
         }
     }
-    Ok(Box::new(Plain::new(direct).map_err(|source| OpenError::System {
+    Ok(Box::new(Plain::new(links).map_err(|source| OpenError::System {
         attempt: "prepare to wait",
         address: options.address,
         source,

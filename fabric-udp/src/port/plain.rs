@@ -14,20 +14,25 @@ use std::sync::atomic::Ordering;
 
 /// A port without io_uring.
 pub struct Plain {
-    direct: Direct,
+    links: Vec<Direct>,
     room: Room,
     listener: Listener,
+    /// What is waited for, the listener last.
+    polled: Vec<libc::pollfd>,
 }
 
 impl Plain {
-    pub(super) fn new(direct: Direct) -> io::Result<Self> {
-        Ok(Self { direct, room: Room::new(RUNS), listener: Listener::start()? })
+    pub(super) fn new(links: Vec<Direct>) -> io::Result<Self> {
+        let listener = Listener::start()?;
+        let descriptors = links.iter().map(|direct| direct.as_fd().as_raw_fd()).chain([listener.rung().as_raw_fd()]);
+        let polled = descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+        Ok(Self { links, room: Room::new(RUNS), listener, polled })
     }
 }
 
 impl Port for Plain {
-    fn direct(&self) -> &Direct {
-        &self.direct
+    fn links(&self) -> &[Direct] {
+        &self.links
     }
 
     fn kind(&self) -> Kind {
@@ -35,28 +40,29 @@ impl Port for Plain {
     }
 
     fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize> {
-        self.direct.receive(&mut self.room, budget, each)
+        super::receive_all(&self.links, &mut self.room, budget, each)
     }
 
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken> {
         self.listener.listen(park.bell, park.expected);
         let rung = || park.bell.load(Ordering::SeqCst) != park.expected;
-        let mut woken = Woken { bell: rung(), datagram: self.direct.has_trouble(), ..Woken::default() };
+        let mut woken = Woken { bell: rung(), datagram: self.links.iter().any(Direct::has_trouble), ..Woken::default() };
         if woken != Woken::default() {
             return Ok(woken);
         }
-        let events = if park.writable { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
-        let of = |descriptor: i32, events| libc::pollfd { fd: descriptor, events, revents: 0 };
-        let mut polled = [of(self.direct.as_fd().as_raw_fd(), events), of(self.listener.rung().as_raw_fd(), libc::POLLIN)];
-        match calls::poll(&mut polled, park.timeout) {
+        for (polled, direct) in self.polled.iter_mut().zip(&self.links) {
+            polled.events = direct.events(park.writable, self.links.len() == 1);
+        }
+        match calls::poll(&mut self.polled, park.timeout) {
             Ok(0) => woken.timeout = true,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(woken),
             Err(error) => return Err(error),
         }
-        let [socket, listener] = polled;
-        self.direct.polled(socket.revents, &mut woken);
-        if listener.revents != 0 {
+        for (polled, direct) in self.polled.iter().zip(&self.links) {
+            direct.polled(polled.revents, &mut woken);
+        }
+        if self.polled.last().is_some_and(|listener| listener.revents != 0) {
             self.listener.clear();
             // It also signals when it was sent to another word, and when a ring came too late for the park before.
             woken.bell = rung();

@@ -86,8 +86,7 @@ pub struct Made {
 }
 
 /// A bound socket with all its options.
-pub fn make(options: &Options) -> Result<Made, OpenError> {
-    let address = options.address;
+pub fn make(address: SocketAddr, options: &Options) -> Result<Made, OpenError> {
     let failed = |attempt| move |source| OpenError::System { attempt, address, source };
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP)).map_err(
         |source| match source.raw_os_error() {

@@ -15,9 +15,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-const SOCKET: u64 = 1;
-const BELL: u64 = 2;
-const CANCEL: u64 = 3;
+const BELL: u64 = 1;
+const CANCEL: u64 = 2;
+/// The first socket; the others follow.
+const SOCKET: u64 = 3;
 
 const CANCELLED: i32 = -libc::ECANCELED;
 const NOT_AS_EXPECTED: i32 = -libc::EAGAIN;
@@ -72,7 +73,7 @@ impl UringError {
 
 /// A port with io_uring.
 pub struct Uring {
-    direct: Direct,
+    links: Vec<Direct>,
     room: Room,
     ring: Ring,
     /// Requests that have not ended. None between two parks.
@@ -80,14 +81,15 @@ pub struct Uring {
 }
 
 impl Uring {
-    pub(super) fn new(direct: Direct) -> Result<Self, UringError> {
-        Ok(Self { direct, room: Room::new(RUNS), ring: Ring::new()?, armed: 0 })
+    pub(super) fn new(links: Vec<Direct>) -> Result<Self, UringError> {
+        Ok(Self { links, room: Room::new(RUNS), ring: Ring::new()?, armed: 0 })
     }
 
     fn arm(&mut self, park: Park<'_>) -> io::Result<()> {
-        let events = if park.writable { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
-        self.ring.arm_poll(self.direct.as_fd(), events, SOCKET)?;
-        self.armed += 1;
+        for (tag, direct) in (SOCKET..).zip(&self.links) {
+            self.ring.arm_poll(direct.as_fd(), direct.events(park.writable, self.links.len() == 1), tag)?;
+            self.armed += 1;
+        }
         self.ring.arm_bell(park.bell, park.expected, BELL)?;
         self.armed += 1;
         Ok(())
@@ -99,8 +101,8 @@ impl Uring {
             self.armed -= usize::from(tag != CANCEL);
             match (tag, result) {
                 (CANCEL, _) | (_, CANCELLED) => {}
-                (SOCKET, 0..) => self.direct.polled(result as i16, woken),
                 (BELL, 0 | NOT_AS_EXPECTED) => woken.bell = true,
+                (SOCKET.., 0..) => self.links[(tag - SOCKET) as usize].polled(result as i16, woken),
                 _ => return Err(io::Error::from_raw_os_error(-result)),
             }
         }
@@ -125,8 +127,8 @@ impl Uring {
 }
 
 impl Port for Uring {
-    fn direct(&self) -> &Direct {
-        &self.direct
+    fn links(&self) -> &[Direct] {
+        &self.links
     }
 
     fn kind(&self) -> Kind {
@@ -134,11 +136,11 @@ impl Port for Uring {
     }
 
     fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize> {
-        self.direct.receive(&mut self.room, budget, each)
+        super::receive_all(&self.links, &mut self.room, budget, each)
     }
 
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken> {
-        let mut woken = Woken { datagram: self.direct.has_trouble(), ..Woken::default() };
+        let mut woken = Woken { datagram: self.links.iter().any(Direct::has_trouble), ..Woken::default() };
         if woken.datagram {
             return Ok(woken);
         }

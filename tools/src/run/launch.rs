@@ -3,7 +3,7 @@
 use super::input;
 use super::output::Output;
 use super::{Network, RunArgs};
-use crate::environment as names;
+use crate::environment::{self as names, Address};
 use crate::exit::Failure;
 use crate::guard::Guard;
 use crate::processes::{collect_group, in_own_group, signal_group, spelled};
@@ -12,6 +12,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -78,13 +79,24 @@ impl Launch<'_> {
             command.env_remove(name);
         }
         match (network, node) {
-            (Network::Listens(at), 0) => command.env(names::LISTEN, at.to_string()),
-            (Network::Listens(at), _) => command.env(names::CONNECT, at.to_string()),
+            (Network::Listens(_), 0) => command.env(names::LISTEN, self.listen(|at| at)),
+            (Network::Listens(at), _) => {
+                if self.args.listen.len() > 1 {
+                    command.env(names::LISTEN, self.listen(|at| (at.ip(), 0).into()));
+                }
+                command.env(names::CONNECT, at.to_string())
+            }
             (Network::Connects(to), _) => command.env_remove(names::NODE).env(names::CONNECT, to.to_string()),
         };
         if let Some(path) = &self.args.key_file {
             command.env(names::KEY_FILE, path);
         }
+    }
+
+    /// The addresses to listen at, each changed like this.
+    fn listen(&self, change: impl Fn(SocketAddr) -> SocketAddr) -> String {
+        let addresses: Vec<_> = self.args.listen.iter().map(|Address(at)| change(*at).to_string()).collect();
+        addresses.join(",")
     }
 
     /// As given; the last of those given counts for the rest.

@@ -42,12 +42,15 @@ Examples:
 One domain on two machines, with a key that both have (`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key`):
   doorbell run -n 2 --listen 10.0.0.1:7000 --key-file grid.key -- ./job     on the one, which has that address
   doorbell run -n 2 --connect 10.0.0.1:7000 --key-file grid.key -- ./job    on the other
+  doorbell run -n 2 --listen 10.0.0.1:7000 --listen 10.1.0.1:7000 …         on the one, if a second network joins them:
+                                                                            it is used when the first is cut
 
 The environment of node I:
   DOORBELL_DOMAIN    the domain's name            DOORBELL_ROLE      host, accelerator, io or service
   DOORBELL_NODE      I, from 0                    DOORBELL_PROGRESS  if --progress is given
   DOORBELL_NODES     N                            DOORBELL_WAIT      if --wait is given
-  DOORBELL_LISTEN    with --listen, of node 0     DOORBELL_CONNECT   the address, of all other nodes
+  DOORBELL_LISTEN    with --listen, of node 0     DOORBELL_CONNECT   the first address, of all other nodes
+                     (of the others any ports of these addresses, if there are several)
   DOORBELL_KEY_FILE  if --key-file is given
 
 With --connect there is no DOORBELL_NODE: the node that listens gives each its id, from the highest one down. N counts the
@@ -85,9 +88,10 @@ pub struct RunArgs {
     /// If a node fails, leave what it leaves, for `doorbell autopsy`; `doorbell clean` removes it
     #[arg(long)]
     keep: bool,
-    /// Have nodes of other machines find the domain at this UDP address, which is node 0's
+    /// Have nodes of other machines find the domain at this UDP address, which is node 0's; up to four times, for several
+    /// network interfaces: what goes by one that is cut goes on by another
     #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
-    listen: Option<Address>,
+    listen: Vec<Address>,
     /// Join the domain that listens at this UDP address, on another machine
     #[arg(long, value_name = "ADDR")]
     connect: Option<Address>,
@@ -134,7 +138,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
 /// How the nodes are reached from other machines.
 #[derive(Clone, Copy)]
 enum Network {
-    /// By this address of the first of them.
+    /// By this address of the first of them, and perhaps further ones.
     Listens(SocketAddr),
     /// By way of the node at this address.
     Connects(SocketAddr),
@@ -143,15 +147,16 @@ enum Network {
 impl Network {
     /// As the command line says, if that makes sense.
     fn of(args: &RunArgs) -> Result<Option<Self>, Failure> {
-        let listens = args.listen.map(|Address(at)| Self::Listens(at));
+        let listens = args.listen.first().map(|Address(at)| Self::Listens(*at));
+        let untold = args.listen.iter().find(|Address(at)| at.port() == 0 || at.ip().is_unspecified());
         let network = listens.or(args.connect.map(|Address(to)| Self::Connects(to)));
+        if let Some(Address(at)) = untold {
+            let what = format!("--listen: others, to whom it is told, cannot connect to {at}");
+            return Err(Failure::usage(what, "say an address of this machine that `ip addr` lists, and a port from 1024 on"));
+        }
         match network {
             None if args.key_file.is_some() => {
                 return Err(Failure::usage("--key-file is for a domain on a network", "add --listen or --connect"));
-            }
-            Some(Self::Listens(at)) if at.port() == 0 || at.ip().is_unspecified() => {
-                let what = format!("--listen: others, to whom it is told, cannot connect to {at}");
-                return Err(Failure::usage(what, "say an address of this machine that `ip addr` lists, and a port from 1024 on"));
             }
             Some(_) => {
                 if let Some(path) = key_file(args.key_file.clone())? {

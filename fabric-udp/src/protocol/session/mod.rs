@@ -91,6 +91,8 @@ pub(crate) struct Session {
     response: Option<u64>,
     /// Other paths to the same peer.
     spares: Vec<Spare>,
+    /// An answer for where a Challenge came from that is none of these.
+    response_to: Option<(Path, u64)>,
     /// Something is to be sent by one of them.
     spares_due: bool,
     /// When one of them is to be asked.
@@ -167,6 +169,7 @@ impl Session {
             close_by: Time::NEVER,
             movement: None,
             response: None,
+            response_to: None,
             spares_due: false,
             spares_at: if spares.is_empty() { Time::NEVER } else { now },
             spares,

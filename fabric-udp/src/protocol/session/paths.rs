@@ -40,7 +40,7 @@ pub(crate) struct Spare {
     next: Time,
     /// To be sent there.
     challenge: bool,
-    pub(super) response: Option<u64>,
+    response: Option<u64>,
     round_trip: RoundTrip,
     congestion: Box<dyn Controller>,
     mtu: PathMtu,
@@ -81,7 +81,7 @@ impl Session {
         1 + self.spares.iter().filter(|spare| spare.valid).count()
     }
 
-    pub(super) fn spare(&mut self, path: Path) -> Option<&mut Spare> {
+    fn spare(&mut self, path: Path) -> Option<&mut Spare> {
         self.spares.iter_mut().find(|spare| spare.path == path)
     }
 
@@ -95,8 +95,18 @@ impl Session {
         self.spares.iter().any(|spare| spare.path == path)
     }
 
-    pub(super) fn note_spares(&mut self) {
-        self.spares_due = self.spares.iter().any(|spare| spare.challenge || spare.response.is_some());
+    /// Somebody asks whether this path, which is not the one in use, leads here: the answer goes back by it.
+    pub(super) fn challenged(&mut self, from: Path, word: u64) {
+        match self.spare(from) {
+            Some(spare) => spare.response = Some(word),
+            None => self.response_to = Some((from, word)),
+        }
+        self.spares_due = true;
+    }
+
+    fn note_spares(&mut self) {
+        self.spares_due =
+            self.response_to.is_some() || self.spares.iter().any(|spare| spare.challenge || spare.response.is_some());
         self.spares_at = self.spares.iter().map(|spare| spare.next).min().unwrap_or(Time::NEVER);
     }
 
@@ -219,13 +229,14 @@ impl Session {
     pub(super) fn write_to_spare(&mut self, now: Time, buf: &mut [u8]) -> Option<(usize, Path)> {
         let len = HEADER + CHALLENGE_LEN + self.cipher.tag();
         let number = self.flight.next_number();
-        let spare = self.spares.iter_mut().find(|spare| spare.challenge || spare.response.is_some())?;
-        let to = spare.path;
         let mut writer = Writer::new(&mut buf[..len]);
         writer.space(HEADER);
-        if let Some(word) = spare.response.take() {
+        let answer = self.spares.iter_mut().find_map(|spare| Some((spare.path, spare.response.take()?)));
+        let to = if let Some((to, word)) = answer.or_else(|| self.response_to.take()) {
             frame::write_response(&mut writer, word);
+            to
         } else {
+            let spare = self.spares.iter_mut().find(|spare| spare.challenge)?;
             spare.challenge = false;
             if spare.asked.is_none() {
                 (spare.asked, spare.tries) = (Some(now), 0);
@@ -233,7 +244,8 @@ impl Session {
             }
             spare.tries = spare.tries.saturating_add(1);
             frame::write_challenge(&mut writer, spare.word);
-        }
+            spare.path
+        };
         self.cipher.seal(&mut buf[..len], self.remote, number, 0);
         self.flight.on_sent_apart(now, len);
         self.stats.datagrams_out += 1;

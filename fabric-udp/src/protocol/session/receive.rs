@@ -218,13 +218,8 @@ impl Session {
                 };
                 self.end(reason);
             }
-            Frame::Challenge(word) => match self.spare(from) {
-                Some(spare) => {
-                    spare.response = Some(word);
-                    self.spares_due = true;
-                }
-                None => self.response = Some(word),
-            },
+            Frame::Challenge(word) if from == self.path => self.response = Some(word),
+            Frame::Challenge(word) => self.challenged(from, word),
             Frame::Response(word) => {
                 self.on_spare_answer(now, from, word);
                 if let Some(movement) = self.movement.take_if(|movement| movement.word == word && movement.to == from) {
