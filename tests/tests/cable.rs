@@ -18,6 +18,8 @@ doorbell_tests::roles! {
     "away" => away,
     "near end" => near_end,
     "far end" => far_end,
+    "near end of two" => near_end_of_two,
+    "far end of two" => far_end_of_two,
 }
 
 /// What is told in shared words.
@@ -30,7 +32,9 @@ mod at {
     pub const NONE: usize = 2;
     /// Nanoseconds from the first message to the last.
     pub const TIME: usize = 3;
-    pub const COUNT: usize = 4;
+    /// Messages that came.
+    pub const CAME: usize = 4;
+    pub const COUNT: usize = 5;
 }
 
 const MESSAGE: usize = 8 << 20;
@@ -51,10 +55,14 @@ fn builder() -> NodeBuilder {
     Node::builder("cable").fabric(FabricKind::Udp).key([42; 32])
 }
 
+/// At all these addresses, with commas between them.
+fn listening(builder: NodeBuilder, addresses: &str) -> NodeBuilder {
+    addresses.split(',').filter(|address| !address.is_empty()).fold(builder, |builder, at| builder.listen(at.parse().unwrap()))
+}
+
 /// Takes what the other end sends, and looks at every byte of it.
 fn home(words: &Words) {
-    let listen: SocketAddr = told("LISTEN").parse().unwrap();
-    let node = builder().id(0).listen(listen).join().unwrap();
+    let node = listening(builder().id(0), &told("LISTEN")).join().unwrap();
     words[at::PORT].store(node.address().unwrap().port().into(), SeqCst);
     let deadline = Instant::now() + patience();
     node.wait_for(2, deadline).unwrap();
@@ -64,6 +72,7 @@ fn home(words: &Words) {
         let envelope = node.recv_by(Match::from(NodeId(1)).tag(DATA), &mut buf, deadline).unwrap();
         assert_eq!((envelope.len, u64::from(envelope.sequence)), (MESSAGE, seed));
         pattern::check(&buf, seed);
+        words[at::CAME].store(seed + 1, SeqCst);
     }
     words[at::TIME].store(began.elapsed().as_nanos() as u64, SeqCst);
     node.send_by(NodeId(1), DONE, b"", deadline).unwrap();
@@ -72,7 +81,8 @@ fn home(words: &Words) {
 
 fn away() {
     let connect: SocketAddr = told("CONNECT").parse().unwrap();
-    let node = builder().id(1).connect(connect).join().unwrap();
+    let own = std::env::var("OWN").unwrap_or_default();
+    let node = listening(builder().id(1), &own).connect(connect).join().unwrap();
     let deadline = Instant::now() + patience();
     let mut buf = vec![0; MESSAGE];
     for seed in 0..bytes() / MESSAGE as u64 {
@@ -209,6 +219,52 @@ fn far_end() {
     away();
 }
 
+/// The addresses at the two cables of one end.
+fn of_two(end: u8) -> [String; 2] {
+    [77, 78].map(|net| format!("10.{net}.0.{end}"))
+}
+
+/// As [`near_end`], with two cables, of which one is switched off at one end or the other when half has come.
+fn near_end_of_two() {
+    let words = Words::inherited();
+    // SAFETY: as above.
+    let start = unsafe { Process::start("far end of two").words(&words).before(|| cvt(libc::unshare(libc::CLONE_NEWNET))) };
+    let far = start.tell("CONNECT", format!("{}:{PORT}", of_two(1)[0])).tell("OWN", told("OWN")).go();
+    let mut lines = String::from("link set lo up");
+    for (number, address) in of_two(1).into_iter().enumerate() {
+        let pid = far.pid();
+        lines += &format!(
+            "\nlink add cable{number} mtu 1500 type veth peer name cable{number} mtu 1500 netns {pid}
+             addr add {address}/24 dev cable{number}
+             link set cable{number} up"
+        );
+    }
+    if let Some(line) = ip(&lines) {
+        words[at::NONE].store(line, SeqCst);
+        return;
+    }
+    words[at::LAID].store(1, SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let half = bytes() / MESSAGE as u64 / 2;
+            doorbell_tests::patience::until("half of it", || (words[at::CAME].load(SeqCst) >= half).then_some(()));
+            assert_eq!(ip("link set cable0 down"), None);
+        });
+        home(&words);
+    });
+    far.end_well(PATIENCE);
+}
+
+fn far_end_of_two() {
+    let words = Words::inherited();
+    let laid = || (words[at::LAID].load(SeqCst) != 0).then_some(());
+    doorbell_tests::patience::until("cables", laid);
+    for (number, address) in of_two(2).into_iter().enumerate() {
+        assert_eq!(ip(&format!("addr add {address}/24 dev cable{number}\nlink set cable{number} up")), None);
+    }
+    away();
+}
+
 fn cvt(result: i32) -> std::io::Result<()> {
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
@@ -233,6 +289,27 @@ fn over_a_cable(way: &str, relayed: &str) {
 #[test]
 fn two_network_namespaces_exchange_it_over_a_cable_of_1500_bytes() {
     over_a_cable("a cable of 1500 bytes", "no");
+}
+
+#[test]
+fn what_goes_by_a_cable_that_is_cut_goes_on_by_another() {
+    let _turn = Turn::take();
+    let listen = of_two(1).map(|address| format!("{address}:{PORT}")).join(",");
+    // The other end may have a socket for each cable, or one for all.
+    for own in [of_two(2).map(|address| format!("{address}:0")).join(","), String::new()] {
+        let words = Words::new(at::COUNT);
+        // SAFETY: between fork and exec, only system calls.
+        let start = unsafe { Process::start("near end of two").words(&words).before(alone) };
+        let near = match start.tell("LISTEN", &listen).tell("OWN", &own).try_go() {
+            Ok(near) => near,
+            Err(error) => return println!("SKIPPED: no network namespaces here: {error}"),
+        };
+        near.end_well(patience());
+        match words[at::NONE].load(SeqCst) {
+            0 => tell_how_fast("two cables, one of them cut", &words),
+            line => println!("SKIPPED: no cable between network namespaces here: see line {line} above"),
+        }
+    }
 }
 
 #[test]

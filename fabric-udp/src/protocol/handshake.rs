@@ -362,6 +362,8 @@ pub(crate) struct Params {
     pub greeting: Vec<u8>,
     /// Where its links are reached; none if it has but one. `None`: it knows of no such thing, and has one path for a session.
     pub addresses: Option<Vec<Reach>>,
+    /// Its one link has all addresses of its machine: which it uses depends on whom it writes to.
+    pub wildcard: bool,
 }
 
 /// One address of several, and the bytes of the largest datagram taken there.
@@ -396,6 +398,7 @@ impl Params {
             share: random.array(),
             greeting: config.greeting.clone(),
             addresses: Some(reaches(config).map(|(_, reach)| reach).collect()),
+            wildcard: matches!(config.addresses[..], [address] if address.ip().is_unspecified()),
         }
     }
 
@@ -417,7 +420,8 @@ impl Params {
         writer.bytes(&self.greeting);
         if let Some(addresses) = addresses {
             writer.u8(addresses.len() as u8);
-            writer.bytes(&[0; 3]);
+            writer.u8(self.wildcard.into());
+            writer.bytes(&[0; 2]);
             for Reach { address, mtu } in addresses {
                 let ip = match address.ip() {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -443,9 +447,9 @@ impl Params {
         reader.array::<2>()?;
         let share = reader.array()?;
         let greeting = reader.bytes(greeting)?.to_vec();
-        let addresses = match reader.u8() {
-            Some(count) => Some(Self::read_addresses(&mut reader, count)?),
-            None => None,
+        let (addresses, wildcard) = match reader.array::<4>() {
+            Some([count, wildcard, ..]) => (Some(Self::read_addresses(&mut reader, count)?), wildcard != 0),
+            None => (None, false),
         };
         // Whatever follows a later release added.
         let sound = incarnation.0 != 0
@@ -464,11 +468,11 @@ impl Params {
             share,
             greeting,
             addresses,
+            wildcard,
         })
     }
 
     fn read_addresses(reader: &mut Reader, count: u8) -> Option<Vec<Reach>> {
-        reader.array::<3>()?;
         if usize::from(count) > ADDRESSES_MAX {
             return None;
         }

@@ -249,6 +249,10 @@ impl Endpoint {
         if near.is_empty() {
             near.push((path.link, None));
         }
+        if far.is_empty() && theirs.wildcard {
+            // It asks by each of ours from the address that leads there, which only it knows.
+            return Vec::new();
+        }
         if far.is_empty() {
             far.push((path.peer, theirs.mtu));
         }

@@ -28,6 +28,8 @@ pub struct Node<D> {
     pub address: SocketAddr,
     /// Where its further links are.
     pub more: Vec<SocketAddr>,
+    /// All these are one link, as with a socket that is bound to no address: what it sends goes out from the one that has a cable there.
+    pub one_link: bool,
     wake: Time,
 }
 
@@ -121,7 +123,7 @@ impl<D: Driver> Network<D> {
     /// Adds a node.
     pub fn add(&mut self, endpoint: Endpoint, driver: D) -> usize {
         let address = Self::address(self.nodes.len());
-        self.nodes.push(Node { endpoint: Some(endpoint), driver, address, more: Vec::new(), wake: Time::ZERO });
+        self.nodes.push(Node { endpoint: Some(endpoint), driver, address, more: Vec::new(), one_link: false, wake: Time::ZERO });
         self.nodes.len() - 1
     }
 
@@ -208,7 +210,8 @@ impl<D: Driver> Network<D> {
     fn find(&self, address: SocketAddr) -> Option<(usize, LinkId)> {
         self.nodes.iter().enumerate().find_map(|(index, node)| {
             let mut all = std::iter::once(&node.address).chain(&node.more);
-            Some((index, LinkId(all.position(|one| *one == address)? as u8)))
+            let link = all.position(|one| *one == address)? as u8;
+            Some((index, LinkId(if node.one_link { 0 } else { link })))
         })
     }
 
@@ -254,7 +257,10 @@ impl<D: Driver> Network<D> {
         // Nothing is ever due in the past, or virtual time stands still.
         *wake = endpoint.poll_timeout().unwrap_or(Time::NEVER).min(again.unwrap_or(Time::NEVER)).max(self.now + 1);
         for (path, bytes) in sent {
-            let from = self.nodes[index].link(path.link);
+            let node = &self.nodes[index];
+            let laid = |from: &&SocketAddr| node.one_link && self.cables.contains_key(&(**from, path.peer));
+            let from = std::iter::once(&node.address).chain(&node.more).find(laid).copied();
+            let from = from.unwrap_or_else(|| node.link(path.link));
             self.send(index, from, path.peer, bytes);
         }
     }

@@ -259,6 +259,28 @@ fn one_link_reaches_both_of_a_peer_and_goes_on_by_the_other() {
     }
 }
 
+#[test]
+fn a_socket_that_is_bound_to_no_address_goes_on_by_another_too() {
+    for seed in 0..40 {
+        let mut dice = Dice::new(seed);
+        let change = |config: &mut Config| {
+            config.key = Some(DomainKey([4; 32]));
+            if config.node == NodeId(0) {
+                config.links.truncate(1);
+                config.addresses = vec!["0.0.0.0:4000".parse().unwrap()];
+            }
+        };
+        let packets = [[8000, 0], [0, 8000], [8000, 8000]][seed as usize % 3];
+        let mut network = linked(seed, [2, 2], &[lan(), lan()], change, packets.map(|packets| talker(packets, 1300)));
+        network.nodes[0].one_link = true;
+        let when = 100 * MS + dice.below(300 * MS);
+        network.lay_cable(cut(&lan(), when, u64::MAX), link(0, 0), link(1, 0), true);
+        let done = |n: &Net| (0..2).all(|node| n.nodes[1 - node].driver.count_from(node as u16) == packets[node]);
+        assert!(network.run(at(30 * SECOND), done), "seed {seed}: {:?}", network.nodes[1].driver.events);
+        assert_eq!(path(&mut network, 1), Path { link: LinkId(1), peer: link(0, 1) });
+    }
+}
+
 /// What a stranger sends, be it a genuine datagram from an address of its own, moves no session, and gets no more than three times its bytes.
 #[test]
 fn a_third_address_moves_no_session() {
