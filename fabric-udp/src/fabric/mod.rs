@@ -56,8 +56,9 @@ const RUN_ROOM: usize = 65_536;
 const RUNS: usize = 1;
 /// How often links are looked at that had nothing when another had, in nanoseconds.
 const LOOK_EVERY: u64 = 5_000;
-/// How long a link may have no room for what is to be sent before the others go on without it, in nanoseconds.
-const JAMMED_AFTER: u64 = 5_000_000;
+/// How long there may be no room for what is to go by one path before the others go on without it, in nanoseconds: longer than a run takes on any
+/// usual network.
+const JAMMED_AFTER: u64 = 25_000_000;
 
 /// What a node says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,8 +120,8 @@ pub struct UdpFabric {
     /// The link that had something last, and when all others were looked at.
     busy: usize,
     looked: Time,
-    /// Since when the kernel has had no room on a link, if there are several.
-    full_since: [Time; LINKS_MAX],
+    /// The path for which the kernel has no room, and since when.
+    jam: Option<(Path, Time)>,
     room: Room,
     /// Datagrams on their way out, and what of them the kernel had no room for.
     out: Box<[u8]>,
@@ -300,7 +301,7 @@ impl UdpFabric {
             links,
             busy: 0,
             looked: Time::ZERO,
-            full_since: [Time::NEVER; LINKS_MAX],
+            jam: None,
             room: Room::new(RUNS),
             out: vec![0; RUN_ROOM].into(),
             unsent: None,
@@ -745,9 +746,9 @@ impl UdpFabric {
                 None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
             };
             match sent {
-                Sent::Sent if self.links.len() == 1 => {}
-                Sent::Sent => self.full_since[usize::from(path.link.0)] = Time::NEVER,
-                Sent::Full { .. } if self.is_jammed(now, path.link) => {}
+                Sent::Sent if self.jam.is_none() => {}
+                Sent::Sent => self.jam = self.jam.filter(|(jammed, _)| *jammed != path),
+                Sent::Full { .. } if self.is_jammed(now, path) => {}
                 Sent::Full { gone } => {
                     let joined = self.endpoint.joined(transmit, &mut self.out, &mut self.transfers);
                     self.unsent = joined.map(|transmit| ((from + gone * segment).min(len), transmit));
@@ -763,14 +764,12 @@ impl UdpFabric {
         }
     }
 
-    /// Whether a link, one of several, has had no room for so long that the others should not wait for it. What is to go there is lost, then.
-    fn is_jammed(&mut self, now: Time, link: LinkId) -> bool {
-        if self.links.len() == 1 {
-            return false;
-        }
-        let since = &mut self.full_since[usize::from(link.0)];
-        *since = now.min(*since);
-        now - *since >= JAMMED_AFTER
+    /// Whether there has been no room for a path for so long, as for one whose cable is gone, that the others should not wait for it. What is to go
+    /// there is lost, then.
+    fn is_jammed(&mut self, now: Time, path: Path) -> bool {
+        let since = self.jam.filter(|(jammed, _)| *jammed == path).map_or(now, |(_, since)| since);
+        self.jam = Some((path, since));
+        now - since >= JAMMED_AFTER
     }
 
     /// Whether the kernel had no room for what is to be sent.
