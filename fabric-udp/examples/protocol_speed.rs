@@ -81,7 +81,7 @@ impl Bench {
             buf: vec![0; 1 << 16],
             start: Instant::now(),
         };
-        let target = Target { path: Path { link: LinkId(0), peer: address(1) }, rail: 0, node: None };
+        let target = Target { path: Path { link: LinkId(0), peer: address(1) }, node: None };
         let now = bench.now();
         bench.ends[0].connect(now, target);
         while bench.sessions.iter().any(Option::is_none) {

@@ -130,7 +130,7 @@ fn resident() -> usize {
 fn hello(key: Option<DomainKey>, node: u16) -> Vec<u8> {
     let mut endpoint = Endpoint::new(config(node, key), seed(node)).unwrap();
     let peer = (Ipv4Addr::LOCALHOST, 9).into();
-    let target = Target { path: Path { link: LinkId(0), peer }, rail: 0, node: None };
+    let target = Target { path: Path { link: LinkId(0), peer }, node: None };
     endpoint.connect(Time::from_nanos(1), target).unwrap();
     let mut buf = vec![0; 1 << 16];
     let sent = endpoint.poll_transmit(Time::from_nanos(1), &mut buf, &mut ()).unwrap();
@@ -190,7 +190,7 @@ fn flood(key: Option<DomainKey>) {
     let mut nodes = [0, 1].map(|node| Node::new(node, key.clone(), began));
     let target = nodes[0].address();
     let path = Path { link: LinkId(0), peer: target };
-    nodes[1].endpoint.connect(Time::from_nanos(1), Target { path, rail: 0, node: None }).unwrap();
+    nodes[1].endpoint.connect(Time::from_nanos(1), Target { path, node: None }).unwrap();
     while nodes.iter().any(|node| node.session.is_none()) {
         soon("connecting");
         nodes.iter_mut().for_each(Node::turn);

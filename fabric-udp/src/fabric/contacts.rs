@@ -110,7 +110,7 @@ impl Contacts {
                 let link = self.link_towards(contact.address, contact.tries);
                 let path = Path { link, peer: contact.address };
                 contact.tries += 1;
-                contact.session = endpoint.connect(now, Target { path, rail: 0, node: None });
+                contact.session = endpoint.connect(now, Target { path, node: None });
                 contact.next = now + contact.pause;
                 contact.pause = (2 * contact.pause).min(AGAIN_MOST);
             }

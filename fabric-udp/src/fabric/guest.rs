@@ -57,7 +57,7 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
     let began = Instant::now();
     let now = fabric.now();
     let link = fabric.contacts.link_towards(address, 0);
-    let target = Target { path: Path { link, peer: address }, rail: 0, node: None };
+    let target = Target { path: Path { link, peer: address }, node: None };
     let mut session = fabric.endpoint.connect(now, target);
     let mut ear = Ear::default();
     loop {

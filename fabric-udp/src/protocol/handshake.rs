@@ -350,7 +350,6 @@ impl Cookies {
 pub(crate) struct Params {
     pub node: NodeId,
     pub incarnation: Incarnation,
-    pub rail: u8,
     pub full_integrity: bool,
     /// Bytes of the largest datagram it takes.
     pub mtu: u16,
@@ -386,11 +385,10 @@ pub(crate) fn reaches(config: &Config) -> impl Iterator<Item = (LinkId, Reach)> 
 }
 
 impl Params {
-    pub fn new(config: &Config, link: &LinkConfig, rail: u8, random: &mut Random) -> Params {
+    pub fn new(config: &Config, link: &LinkConfig, random: &mut Random) -> Params {
         Params {
             node: config.node,
             incarnation: config.incarnation,
-            rail,
             full_integrity: config.integrity == Integrity::Full,
             mtu: link.mtu as u16,
             lane_window: config.lane_window,
@@ -408,7 +406,7 @@ impl Params {
         let mut bytes = vec![0; 38 + self.greeting.len() + tail];
         let mut writer = Writer::new(&mut bytes);
         writer.u16(self.node.0);
-        writer.u8(self.rail);
+        writer.u8(0);
         writer.u8(self.full_integrity.into());
         writer.u32(self.incarnation.0);
         writer.u16(self.mtu);
@@ -438,7 +436,7 @@ impl Params {
     pub fn read(bytes: &[u8]) -> Option<Params> {
         let mut reader = Reader::new(bytes);
         let node = NodeId(reader.u16()?);
-        let rail = reader.u8()?;
+        reader.u8()?;
         let full_integrity = reader.u8()? != 0;
         let incarnation = Incarnation(reader.u32()?);
         let mtu = reader.u16()?;
@@ -460,7 +458,6 @@ impl Params {
         sound.then_some(Params {
             node,
             incarnation,
-            rail,
             full_integrity,
             mtu,
             lane_window,

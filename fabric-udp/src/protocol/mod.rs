@@ -71,8 +71,6 @@ pub struct Peer {
     pub node: NodeId,
     /// Which life of it.
     pub incarnation: Incarnation,
-    /// Which of several sessions between the same nodes.
-    pub rail: u8,
 }
 
 /// Datagrams to be sent: `len` bytes of the buffer, in datagrams of `segment` bytes each but the last, which may be shorter.

@@ -27,8 +27,6 @@ use std::ops::Range;
 pub struct Target {
     /// By which link, and at which address.
     pub path: Path,
-    /// Which of several sessions between the same nodes: both ends say the same number.
-    pub rail: u8,
     /// The node that should be there, if that is known.
     pub node: Option<NodeId>,
 }
@@ -484,8 +482,8 @@ impl Endpoint {
     }
 
     /// The session with a node, if there is one.
-    pub fn session_with(&self, node: NodeId, rail: u8) -> Option<SessionId> {
-        self.sessions.with(node, rail)
+    pub fn session_with(&self, node: NodeId) -> Option<SessionId> {
+        self.sessions.with(node)
     }
 
     /// Whether everything pushed on a session was acknowledged, and no transfer to the peer runs. `true` if it is over.

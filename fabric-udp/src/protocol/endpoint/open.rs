@@ -38,7 +38,6 @@ struct Opening {
     cookie: [u8; COOKIE],
     exchange: Exchange,
     message: Vec<u8>,
-    params: Params,
 }
 
 impl Attempt {
@@ -153,14 +152,14 @@ impl Endpoint {
             self.stats.junk += 1;
             return;
         };
-        let (node, incarnation, rail) = (asked.params.node, asked.params.incarnation, asked.params.rail);
+        let (node, incarnation) = (asked.params.node, asked.params.incarnation);
         if node == self.config.node {
             return self.refuse(now, from, hello, Rejection::SameNode);
         }
         if self.sessions.is_former(node, incarnation) {
             return self.refuse(now, from, hello, Rejection::Stale);
         }
-        if let Some(index) = self.sessions.place_with(node, rail)
+        if let Some(index) = self.sessions.place_with(node)
             && let Some(session) = self.sessions.get_mut(index)
             && session.peer.incarnation == incarnation
         {
@@ -179,7 +178,7 @@ impl Endpoint {
                 self.sessions.remove(index);
             }
         }
-        let ours = Params::new(&self.config, &self.config.links[usize::from(from.link.0)], rail, &mut self.random);
+        let ours = Params::new(&self.config, &self.config.links[usize::from(from.link.0)], &mut self.random);
         let Some((theirs, reply, secrets)) = asked.agree(hello, &ours) else {
             self.stats.junk += 1;
             return;
@@ -226,7 +225,7 @@ impl Endpoint {
             id: SessionId(0),
             remote: 0,
             path,
-            peer: Peer { node: theirs.node, incarnation: theirs.incarnation, rail: theirs.rail },
+            peer: Peer { node: theirs.node, incarnation: theirs.incarnation },
             cipher,
             flight: Flight::new(RoundTrip::new(guess), self.spans.patience, peer_delay, self.spans.dead / 8),
             congestion: Box::new(Cubic::new(config.initial_window, mtu.current())),
@@ -306,8 +305,7 @@ impl Endpoint {
             Some(Answer::Accept(name, message)) => self.on_accept(now, index, from, &hello, name, message),
             Some(Answer::Reject(Rejection::AlreadyConnected(node, incarnation))) => {
                 // True: the session is there, or on its way. If not, the other end will find that out.
-                let rail = self.sessions.attempt_mut(index).map_or(0, |attempt| attempt.target.rail);
-                let session = self.sessions.with(node, rail);
+                let session = self.sessions.with(node);
                 let on_its_way = self.sessions.offers().any(|(_, session)| session.peer.node == node);
                 if session.is_some() || on_its_way {
                     self.fail_attempt(index, CloseReason::Rejected(Rejection::AlreadyConnected(node, incarnation)));
@@ -325,9 +323,9 @@ impl Endpoint {
             Some(open) => open.cookie = cookie,
             None => {
                 let link = &self.config.links[usize::from(attempt.target.path.link.0)];
-                let params = Params::new(&self.config, link, attempt.target.rail, &mut self.random);
+                let params = Params::new(&self.config, link, &mut self.random);
                 let Some((exchange, message)) = Exchange::begin(&self.secret, hello, &params, &mut self.random) else { return };
-                attempt.open = Some(Opening { cookie, exchange, message, params });
+                attempt.open = Some(Opening { cookie, exchange, message });
                 attempt.pause = AGAIN_FIRST;
                 attempt.asked_at = None;
                 attempt.next = now;
@@ -344,9 +342,9 @@ impl Endpoint {
             self.stats.junk += 1;
             return;
         };
-        let (id, expected, rail) = (attempt.id, attempt.target.node, open.params.rail);
+        let (id, expected) = (attempt.id, attempt.target.node);
         let guess = attempt.asked_at.map_or(ROUND_TRIP_GUESS, |at| now - at).max(10 * MICRO);
-        if theirs.rail != rail || expected.is_some_and(|node| node != theirs.node) {
+        if expected.is_some_and(|node| node != theirs.node) {
             return self.fail_attempt(index, CloseReason::WrongNode(theirs.node));
         }
         if theirs.node == self.config.node {
@@ -355,10 +353,8 @@ impl Endpoint {
         if self.sessions.is_former(theirs.node, theirs.incarnation) {
             return self.fail_attempt(index, CloseReason::Rejected(Rejection::Stale));
         }
-        let twin = |session: &Session| {
-            session.peer.node == theirs.node && session.peer.incarnation == theirs.incarnation && session.peer.rail == rail
-        };
-        let existing = self.sessions.place_with(theirs.node, rail);
+        let twin = |session: &Session| session.peer.node == theirs.node && session.peer.incarnation == theirs.incarnation;
+        let existing = self.sessions.place_with(theirs.node);
         let connected = existing.is_some_and(|at| self.sessions.get_mut(at).is_some_and(|session| twin(session)));
         // Both asked at once: the one that the lower node asked for stays, and the higher one knows that as soon as it was asked.
         let yields = theirs.node < self.config.node && self.sessions.offers().any(|(_, session)| twin(session));
@@ -382,7 +378,7 @@ impl Endpoint {
         if self.sessions.is_former(peer.node, peer.incarnation) {
             return self.drop_offer(now, index, CODE_REPLACED);
         }
-        if let Some(at) = self.sessions.place_with(peer.node, peer.rail)
+        if let Some(at) = self.sessions.place_with(peer.node)
             && self.sessions.get_mut(at).is_some_and(|other| other.peer.incarnation == peer.incarnation)
         {
             return self.drop_offer(now, index, CODE_DUPLICATE);
@@ -408,29 +404,26 @@ impl Endpoint {
     fn connected(&mut self, now: Time, index: usize, asked: bool) {
         let Some(session) = self.sessions.get_mut(index) else { return };
         let (id, peer, path, greeting) = (session.id, session.peer, session.path, std::mem::take(&mut session.greeting));
-        for former in self.sessions.all_with(peer.node) {
-            let Some(session) = self.sessions.get_mut(former) else { continue };
-            if former != index && session.peer.incarnation != peer.incarnation {
-                session.end(CloseReason::Replaced);
-                self.settle(now, former);
-            }
+        if let Some(former) = self.sessions.place_with(peer.node)
+            && former != index
+            && let Some(session) = self.sessions.get_mut(former)
+            && session.peer.incarnation != peer.incarnation
+        {
+            session.end(CloseReason::Replaced);
+            self.settle(now, former);
         }
         // What both asked for at once came to one session: the other offers and attempts are void.
-        let twins: Vec<usize> = self
-            .sessions
-            .offers()
-            .filter(|(_, session)| session.peer.node == peer.node && session.peer.rail == peer.rail)
-            .map(|(at, _)| at)
-            .collect();
+        let twins: Vec<usize> =
+            self.sessions.offers().filter(|(_, session)| session.peer.node == peer.node).map(|(at, _)| at).collect();
         for twin in twins {
             self.sessions.remove(twin);
         }
         self.sessions.live_on(peer.node, peer.incarnation);
-        self.sessions.enter(peer.node, peer.rail, index);
+        self.sessions.enter(peer.node, index);
         self.stats.connected += 1;
         self.events.push_back(Event::Connected { session: id, peer, path, greeting, asked });
         // An answer to one of these might be a former life's, which was long under way.
-        for attempt in self.sessions.attempts_at(path, peer.rail) {
+        for attempt in self.sessions.attempts_at(path) {
             self.fail_attempt(attempt, CloseReason::Rejected(Rejection::AlreadyConnected(peer.node, peer.incarnation)));
         }
     }
@@ -450,7 +443,7 @@ impl Endpoint {
                 _ => None,
             };
             let datagram = farewell.map(|code| session.farewell(now, code));
-            self.sessions.leave(peer.node, peer.rail, index);
+            self.sessions.leave(peer.node, index);
             if let Some(datagram) = datagram {
                 self.answer(path, datagram);
             }

@@ -29,7 +29,7 @@ pub(super) struct Sessions {
     /// Where generations begin, so that a former life's names mean nothing to us.
     first_generation: u64,
     /// Sessions that can be used.
-    peers: BTreeMap<(NodeId, u8), usize>,
+    peers: BTreeMap<NodeId, usize>,
     /// The life of each node with which there was a session last.
     lives: BTreeMap<NodeId, Incarnation>,
     /// Lives of nodes that were replaced.
@@ -138,9 +138,9 @@ impl Sessions {
     }
 
     /// Attempts to reach this address.
-    pub fn attempts_at(&self, path: Path, rail: u8) -> Vec<usize> {
+    pub fn attempts_at(&self, path: Path) -> Vec<usize> {
         let of = |(index, place): (usize, &Place)| match &place.entry {
-            Entry::Attempt(attempt) if attempt.target.path == path && attempt.target.rail == rail => Some(index),
+            Entry::Attempt(attempt) if attempt.target.path == path => Some(index),
             _ => None,
         };
         self.places.iter().enumerate().filter_map(of).collect()
@@ -155,30 +155,25 @@ impl Sessions {
         found
     }
 
-    pub fn with(&self, node: NodeId, rail: u8) -> Option<SessionId> {
-        match &self.places[*self.peers.get(&(node, rail))?].entry {
+    pub fn with(&self, node: NodeId) -> Option<SessionId> {
+        match &self.places[*self.peers.get(&node)?].entry {
             Entry::Session(session) => Some(session.id),
             _ => None,
         }
     }
 
-    /// The places of all sessions with a node.
-    pub fn all_with(&self, node: NodeId) -> Vec<usize> {
-        self.peers.range((node, 0)..=(node, u8::MAX)).map(|(_, index)| *index).collect()
+    pub fn place_with(&self, node: NodeId) -> Option<usize> {
+        self.peers.get(&node).copied()
     }
 
-    pub fn place_with(&self, node: NodeId, rail: u8) -> Option<usize> {
-        self.peers.get(&(node, rail)).copied()
-    }
-
-    pub fn enter(&mut self, node: NodeId, rail: u8, index: usize) {
-        self.peers.insert((node, rail), index);
+    pub fn enter(&mut self, node: NodeId, index: usize) {
+        self.peers.insert(node, index);
     }
 
     /// The session at this place is no longer the one with its node.
-    pub fn leave(&mut self, node: NodeId, rail: u8, index: usize) {
-        if self.peers.get(&(node, rail)) == Some(&index) {
-            self.peers.remove(&(node, rail));
+    pub fn leave(&mut self, node: NodeId, index: usize) {
+        if self.peers.get(&node) == Some(&index) {
+            self.peers.remove(&node);
         }
     }
 

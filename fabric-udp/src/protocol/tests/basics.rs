@@ -57,5 +57,5 @@ fn a_configuration_out_of_range_is_refused() {
     assert_eq!(wrong(|config| config.greeting = vec![0; 513]), Some("greeting"));
     let mut endpoint = Endpoint::new(config(1), [0; 32]).unwrap();
     let path = Path { link: LinkId(1), ..Net::path_to(0) };
-    assert!(endpoint.connect(Time::ZERO, Target { path, rail: 0, node: None }).is_none(), "no such link");
+    assert!(endpoint.connect(Time::ZERO, Target { path, node: None }).is_none(), "no such link");
 }

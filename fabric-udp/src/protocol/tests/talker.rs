@@ -228,7 +228,7 @@ pub fn pair(seed: u64, rules: Rules, change: impl Fn(&mut Config), talkers: [Tal
 
 pub fn connect(network: &mut Net, from: usize, to: usize) -> SessionId {
     let now = network.now();
-    let target = Target { path: Net::path_to(to), rail: 0, node: None };
+    let target = Target { path: Net::path_to(to), node: None };
     let session = network.endpoint(from).connect(now, target).unwrap();
     network.wake(from);
     session

@@ -179,7 +179,7 @@ impl<'p> Siege<'p> {
 
     fn connect(&mut self, from: usize) {
         let now = self.network.now();
-        let target = Target { path: Network::<Watcher>::path_to(TARGET), rail: 0, node: None };
+        let target = Target { path: Network::<Watcher>::path_to(TARGET), node: None };
         self.network.endpoint(from).connect(now, target);
         self.network.wake(from);
     }
@@ -300,7 +300,7 @@ impl<'p> Siege<'p> {
                 ack_delay: Duration::from_micros(self.tape.number() & 0x3_ffff),
                 ..self.config.clone()
             };
-            let params = Params::new(&me, &link, self.tape.byte() & 3, &mut self.random);
+            let params = Params::new(&me, &link, &mut self.random);
             let Some((_, message)) = Exchange::begin(secret, &hello, &params, &mut self.random) else { return };
             let cookie = if what & 32 != 0 { self.cookie(now, from, &hello) } else { [self.tape.byte(); COOKIE] };
             let secret = self.network.nodes[TARGET].endpoint.as_ref().expect("it lives").secret();

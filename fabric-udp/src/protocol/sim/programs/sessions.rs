@@ -124,7 +124,7 @@ impl<'p> Game<'p> {
             return;
         }
         let peer = self.network.nodes[1 - node].address;
-        let target = Target { path: crate::protocol::Path { peer, ..Network::<Player>::path_to(0) }, rail: 0, node: None };
+        let target = Target { path: crate::protocol::Path { peer, ..Network::<Player>::path_to(0) }, node: None };
         self.network.nodes[node].driver.attempt = self.network.endpoint(node).connect(now, target);
         self.network.wake(node);
         if self.network.nodes[1 - node].driver.attempt.is_some() {
