@@ -73,6 +73,9 @@ impl<'p> Game<'p> {
             2 => LinkConfig::interface(9_000),
             _ => LinkConfig::UNKNOWN,
         }];
+        if what >> 4 & 3 == 2 {
+            config.links.push(config.links[0]);
+        }
         config.lane_window = [8 << 10, 12_345, 64 << 10, 1 << 20][usize::from(how >> 4 & 3)];
         config.lane_buffer = [8 << 10, 300_000][usize::from(how >> 6 & 1)];
         config.dead_after = DEAD;
@@ -100,7 +103,8 @@ impl<'p> Game<'p> {
         for node in 0..2 {
             let endpoint = game.endpoint(node);
             let player = Player::new(node as u16, 1, game.world.clone());
-            game.network.add(endpoint, player);
+            let links = game.config.links.len() as u8;
+            game.network.add_linked(endpoint, player, links);
         }
         game.connect(0);
         game
@@ -111,6 +115,7 @@ impl<'p> Game<'p> {
         self.lives[node] += 1;
         let mut config = self.config.clone();
         (config.node, config.incarnation) = (NodeId(node as u16), Incarnation(self.lives[node]));
+        config.addresses = [Network::<Player>::address(node), Network::<Player>::further(node, 1)][..config.links.len()].to_vec();
         let mut dice = Dice::new((node as u64) << 32 | u64::from(self.lives[node]));
         let mut seed = [0; 32];
         seed.iter_mut().for_each(|byte| *byte = dice.number() as u8);
