@@ -283,6 +283,42 @@ fn wake(word: &AtomicU32) {
 }
 
 #[test]
+fn one_park_waits_for_all_sockets() {
+    with_each(|open| {
+        let addresses = || [1, 2, 3].map(|n| SocketAddr::from(([127, 0, 0, n], 0)));
+        let mut to = open(Options { further: addresses()[1..].to_vec(), ..Options::new(addresses()[0]) });
+        let from = open(loopback());
+        let ends: Vec<_> = to.links().iter().map(|direct| direct.local()).collect();
+        assert_eq!(ends.iter().map(SocketAddr::ip).collect::<Vec<_>>(), addresses().map(|address| address.ip()));
+        assert_eq!(park(&mut *to, &AtomicU32::new(0), Duration::from_millis(5)), Woken { timeout: true, ..Woken::default() });
+        for round in 0..20 {
+            let at = round % ends.len();
+            assert_eq!(from.direct().send(&run(ends[at], &mut pattern(30, round), 30)), Sent::Sent);
+            assert!(park(&mut *to, &AtomicU32::new(0), FOR_EVER).datagram);
+            // Each socket has what was sent to it, and answers from its own address.
+            let mut room = Room::new(1);
+            for (other, direct) in to.links().iter().enumerate() {
+                let mut got = Vec::new();
+                direct.receive(&mut room, 8, &mut |run| got.extend_from_slice(run.bytes)).unwrap();
+                assert_eq!(got, if other == at { pattern(30, round) } else { Vec::new() });
+            }
+            assert_eq!(to.links()[at].send(&run(local(&*from), &mut [7; 5], 5)), Sent::Sent);
+        }
+        // What waits for room on no socket is not woken by one that has some.
+        let bell = AtomicU32::new(0);
+        let writable = Park { bell: &bell, expected: 0, timeout: Duration::from_millis(5), writable: true };
+        loop {
+            // It may end early for no reason.
+            let woken = to.park(writable).unwrap();
+            assert!(woken == Woken { timeout: woken.timeout, ..Woken::default() }, "{woken:?}");
+            if woken.timeout {
+                break;
+            }
+        }
+    });
+}
+
+#[test]
 fn a_park_ends_with_every_ring_of_the_bell() {
     with_each(|open| {
         let mut port = open(loopback());

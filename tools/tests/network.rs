@@ -267,7 +267,7 @@ fn what_is_wrong_with_the_network_is_told() {
 
 #[test]
 fn what_makes_no_sense_over_the_network_is_refused() {
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 18] = [
         (&["latency", "--fabric", "udp", "--loan"], "nothing can be lent over UDP"),
         (&["bandwidth", "--fabric", "udp", "--buffers", "registered"], "--buffers: over UDP"),
         (&["bandwidth", "--fabric", "udp", "--floor", "--both-ways"], "no floor of both ways"),
@@ -285,6 +285,10 @@ fn what_makes_no_sense_over_the_network_is_refused() {
         (&["bandwidth", "--connect", "127.0.0.1:1", "--keep"], "--keep"),
         (&["run", "-n", "1", "--key-file", "k", "--", "true"], "add --listen or --connect"),
         (&["run", "-n", "1", "--listen", "0.0.0.0:7000", "--", "true"], "cannot connect to 0.0.0.0:7000"),
+        (
+            &["run", "-n", "1", "--listen", "127.0.0.1:7000", "--listen", "127.0.0.2:0", "--", "true"],
+            "cannot connect to 127.0.0.2:0",
+        ),
     ];
     for (args, mention) in cases {
         fails(&run(args), 2, mention);

@@ -23,7 +23,8 @@ pub use transfers::{BytesIn, BytesOut};
 use crate::Run;
 use crate::port::{self, Direct, Port, Room, Sent, TroubleKind, is_loopback_only};
 use crate::protocol::{
-    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, LinkId, Middle, Path, Receive, SessionId, Time, TransferId, Transmit,
+    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, LinkId, Middle, Path, Receive, SessionId, Time, TransferId,
+    Transmit,
 };
 use contacts::{Contacts, Standing};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
