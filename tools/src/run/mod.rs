@@ -42,8 +42,7 @@ Examples:
 One domain on two machines, with a key that both have (`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key`):
   doorbell run -n 2 --listen 10.0.0.1:7000 --key-file grid.key -- ./job     on the one, which has that address
   doorbell run -n 2 --connect 10.0.0.1:7000 --key-file grid.key -- ./job    on the other
-  doorbell run -n 2 --listen 10.0.0.1:7000 --listen 10.1.0.1:7000 …         on the one, if a second network joins them:
-                                                                            it is used when the first is cut
+  doorbell run -n 2 --listen 10.0.0.1:7000 --listen 10.1.0.1:7000 …         on the one, if two networks join them
 
 The environment of node I:
   DOORBELL_DOMAIN    the domain's name            DOORBELL_ROLE      host, accelerator, io or service
