@@ -187,7 +187,7 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// What a port counted.
+/// What a port counted. A little less than there was if several threads called [`Direct`] at the same instant: nothing is locked to count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// What was received.
