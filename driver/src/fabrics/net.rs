@@ -64,11 +64,16 @@ impl Net {
         } else {
             self.skipped = false;
         }
-        let udp = self.udp.clone();
-        let mut udp = lock(&udp);
-        let taken = udp.poll(sink, budget);
-        self.chatter = udp.was_chatter();
-        self.learn(&mut udp, shm);
+        let (taken, has_news) = {
+            let mut udp = lock(&self.udp);
+            let taken = udp.poll(sink, budget);
+            self.chatter = udp.was_chatter();
+            (taken, udp.has_news())
+        };
+        if has_news {
+            let udp = self.udp.clone();
+            self.learn(&mut lock(&udp), shm);
+        }
         taken
     }
 

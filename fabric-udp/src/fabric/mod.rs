@@ -55,6 +55,8 @@ const TOLD_FOR: Duration = Duration::from_secs(2);
 const RUN_ROOM: usize = 65_536;
 /// Runs taken in one look.
 const RUNS: usize = 1;
+/// How long what follows from packets that were taken may wait for an answer to them, in nanoseconds.
+const LATER: u64 = 20_000;
 /// How often links are looked at that had nothing when another had, in nanoseconds.
 const LOOK_EVERY: u64 = 5_000;
 /// How long there may be no room for what is to go by one path before the others go on without it, in nanoseconds: longer than a run takes on any
@@ -121,6 +123,8 @@ pub struct UdpFabric {
     /// The link that had something last, and when all others were looked at.
     busy: usize,
     looked: Time,
+    /// When it was last seen to all that follows from what arrived.
+    attended: Time,
     /// The path for which the kernel has no room, and since when.
     jam: Option<(Path, Time)>,
     room: Room,
@@ -302,6 +306,7 @@ impl UdpFabric {
             links,
             busy: 0,
             looked: Time::ZERO,
+            attended: Time::ZERO,
             jam: None,
             room: Room::new(RUNS),
             out: vec![0; RUN_ROOM].into(),
@@ -424,6 +429,10 @@ impl UdpFabric {
         if self.changes.is_empty() && taken < budget && !stopped {
             taken += self.deliver(now, sink, budget - taken);
         }
+        if taken > 0 && now - self.attended < LATER {
+            // Whoever took something may be about to answer it, and the rest goes along.
+            return taken;
+        }
         // Whoever took something may have taken its time.
         let now = if taken > 0 { self.now() } else { now };
         self.attend(now);
@@ -477,6 +486,7 @@ impl UdpFabric {
 
     /// What follows from what arrived, and from the time.
     fn attend(&mut self, now: Time) {
+        self.attended = now;
         while let Some(event) = self.endpoint.poll_event() {
             self.on_event(now, event);
         }
