@@ -1,6 +1,6 @@
 //! What a network does to nodes: others that speak another version, systems that forbid io_uring, processes that are killed.
 
-use doorbell::{Error, Event, FabricKind, Match, Node, NodeBuilder, NodeId, PortKind};
+use doorbell::{Copy, Error, Event, FabricKind, Match, Node, NodeBuilder, NodeId, PortKind};
 use doorbell_fabric::{Incarnation, PacketHead, Payload, Priority, Sink, Verdict};
 use doorbell_tests::Turn;
 use doorbell_tests::patience::{PATIENCE, soon, until};
@@ -22,6 +22,24 @@ const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
 fn builder(domain: &str) -> NodeBuilder {
     Node::builder(domain).fabric(FabricKind::Udp)
+}
+
+// ---- many large messages
+
+#[test]
+fn transfers_that_nothing_is_put_of_leave_nothing_behind() {
+    const LEN: usize = 33 << 10;
+    let _turn = Turn::take();
+    let a = builder("many").listen(ANY.into()).copy(Copy::Target).join().unwrap();
+    let b = builder("many").connect(a.addresses()[0]).copy(Copy::Both).join().unwrap();
+    let (to, from) = (b.id(), a.clone());
+    let sending = std::thread::spawn(move || (0..5000).for_each(|tag| from.send_by(to, tag, &[tag as u8; LEN], soon()).unwrap()));
+    let mut buf = vec![0; LEN];
+    for tag in 0..5000 {
+        b.recv_by(Match::any().tag(tag), &mut buf, soon()).unwrap();
+        assert!(buf.iter().all(|byte| *byte == tag as u8));
+    }
+    sending.join().unwrap();
 }
 
 // ---- another version

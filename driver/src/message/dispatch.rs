@@ -179,6 +179,10 @@ impl<D: Direct> Dispatch<'_, D> {
         };
         let mut coming = Incoming::new(0, lane, envelope, put, Sink::Nowhere(None), &self.inbound.membership);
         let is_given_up = put.apart && self.inbound.given_up.take(envelope.source, put.ticket);
+        if is_given_up {
+            // Its slot is free from here on.
+            self.inbound.news.push((envelope.source, News::TooLate(put.ticket)));
+        }
         if is_given_up || coming.came_too_late() {
             let expected = &mut self.inbound.assemblies[lane].expected;
             *expected = expected.wrapping_add(1);

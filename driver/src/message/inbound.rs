@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::loan::{Lenders, Lent};
 use crate::region::remote::Remote;
 use crate::transfer::LEAST_SHARE;
-use crate::transfer::descriptor::Control;
+use crate::transfer::descriptor::{Control, Ticket};
 use crate::transfer::incoming::{GivenUp, Incoming, Sink};
 use crate::transfer::report::Reports;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, Payload};
@@ -60,6 +60,8 @@ pub struct Inbound {
 pub enum News {
     /// A word of another engine.
     Control(Control),
+    /// The RTS of a transfer that the node had given up.
+    TooLate(Ticket),
     /// The node broke the rules, in this way.
     Broken(&'static str),
 }

@@ -73,6 +73,8 @@ pub enum Sink {
     Nowhere(Option<usize>),
 }
 
+/// Bits of a generation.
+const GENERATION_MASK: u16 = (1 << 14) - 1;
 /// How long an origin that broke the rules, or can't say so, may take to let go of a buffer.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Memory for parts is asked for in multiples of so many bytes.
@@ -121,14 +123,18 @@ impl Pieces {
     }
 }
 
-/// What origins that share no memory gave up before its RTS was taken: for each of their slots the latest.
+/// What origins that share no memory gave up before its RTS was taken. They use a slot again when they were answered, so one for each will do.
 #[derive(Default)]
 pub struct GivenUp(HashMap<(NodeId, u16), u16>);
 
 impl GivenUp {
-    /// A word of this is here, and the RTS is not, or no more.
+    /// A word of this is here, and the RTS is not; or no more, if that is over by another word that is under way.
     pub fn note(&mut self, source: NodeId, ticket: Ticket) {
-        self.0.insert((source, ticket.slot), ticket.generation);
+        let known = self.0.entry((source, ticket.slot)).or_insert(ticket.generation);
+        // A word of an earlier use may be late.
+        if (ticket.generation.wrapping_sub(*known) & GENERATION_MASK) < GENERATION_MASK / 2 {
+            *known = ticket.generation;
+        }
     }
 
     /// Whether an RTS came too late. What is known of its slot is used up: it is of this use, or of one before.
@@ -252,7 +258,7 @@ impl Incoming {
     /// The same for an origin that shares no memory: `name` asks the network to store the message, and how it calls it.
     pub fn answer_apart(&mut self, copy: Copy, name: impl FnOnce(&Arc<dyn BytesIn>) -> Option<u64>) -> Option<RemoteGet> {
         let (Sink::Receive(receive), Origin::Apart(landing)) = (&self.sink, &mut self.origin) else { return None };
-        if self.acknowledged || receive.op.is_done() {
+        if self.acknowledged || receive.op.is_done() || self.report.fifo.bytes == self.put.ends.len {
             return None;
         }
         let target = match copy {

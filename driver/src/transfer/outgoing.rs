@@ -33,6 +33,8 @@ const FIFO_GOES_ON: u64 = 16 << 20;
 /// ...of one chunk in so many of the origin's.
 const FIFO_SHARE: u32 = 4;
 
+/// How soon to try again to put by a session that another thread was in.
+const TRY_AGAIN: Duration = Duration::from_micros(200);
 /// A shorter message is through the lane of a session before an RTS is answered.
 const APART_LEAST: usize = 256 << 10;
 
@@ -71,6 +73,8 @@ pub struct Farewell {
     pub life: Incarnation,
     /// Which transfer.
     pub ticket: Ticket,
+    /// The target has taken its RTS.
+    pub was_taken: bool,
 }
 
 /// The other end, and how this one keeps in step with it.
@@ -108,6 +112,8 @@ struct Transfer {
     drained: bool,
     /// The target broke the rules.
     broken: bool,
+    /// The target, which shares no memory, said how it ended.
+    answered: bool,
     report: TransferReport,
     monitor: Arc<Monitor>,
 }
@@ -261,6 +267,7 @@ impl Outgoing {
             pulled: (0, Instant::now()),
             drained: false,
             broken: false,
+            answered: false,
             report,
             monitor: self.monitor.clone(),
         });
@@ -287,15 +294,16 @@ impl Outgoing {
 
     /// A target that shares no memory says how a transfer ended. Nothing, if it is none of ours, or over.
     pub fn end(&mut self, source: NodeId, ticket: Ticket, over: Over) {
-        let is_its = |transfer: &&Transfer| transfer.out.target == source && transfer.ticket == ticket;
+        let is_its = |transfer: &&mut Transfer| transfer.out.target == source && transfer.ticket == ticket;
+        let Some(transfer) = self.transfers.iter_mut().find(is_its) else { return };
+        let Partner::Apart(_, lending) = &transfer.partner else { return };
         let generation = u64::from(ticket.generation);
-        if let Some(Transfer { partner: Partner::Apart(_, lending), .. }) = self.transfers.iter().find(is_its) {
-            match over {
-                Over::Finished => lending.meeting.finish(generation),
-                Over::Refused => lending.meeting.close(generation),
-                Over::GivenUp => false,
-            };
-        }
+        match over {
+            Over::Finished => lending.meeting.finish(generation),
+            Over::Refused => lending.meeting.close(generation),
+            Over::GivenUp => return,
+        };
+        transfer.answered = true;
     }
 
     /// Moves a chunk of one transfer, the one of the highest priority that has something to move; now and then of the lowest.
@@ -304,7 +312,9 @@ impl Outgoing {
         let before = self.transfers.len();
         let mut at = 0;
         while let Some(transfer) = self.transfers.get_mut(at) {
-            if transfer.look() {
+            let is_over = transfer.look();
+            self.farewells.extend(transfer.farewell());
+            if is_over {
                 let transfer = self.transfers.swap_remove(at);
                 if transfer.broken && !self.broken.contains(&transfer.out.target) {
                     self.broken.push(transfer.out.target);
@@ -323,7 +333,9 @@ impl Outgoing {
             for offset in 0..count {
                 // Those of one priority take turns.
                 let at = (self.turns as usize + offset) % count;
-                if self.transfers[at].out.priority.index() != priority || self.transfers[at].drained || self.is_in_line(at) {
+                let next = &self.transfers[at];
+                // One may have been cancelled since it was looked at, by a waker of another.
+                if next.out.priority.index() != priority || next.drained || next.op.is_done() || self.is_in_line(at) {
                     continue;
                 }
                 let transfer = &mut self.transfers[at];
@@ -367,11 +379,6 @@ impl Outgoing {
         }
         self.count();
         transfer.partner.let_go();
-        if transfer.is_given_up()
-            && let Partner::Apart(life, _) = transfer.partner
-        {
-            self.farewells.push(Farewell { out: transfer.out, life, ticket: transfer.ticket });
-        }
         self.reports.keep(transfer.report);
     }
 
@@ -384,6 +391,12 @@ impl Outgoing {
         if !self.transfers[at].close() {
             self.transfers[at].zero();
             return Some(false);
+        }
+        if matches!(self.transfers[at].partner, Partner::Apart(..)) {
+            // Its slot is not free before the target has answered.
+            self.farewells.extend(self.transfers[at].farewell());
+            self.count();
+            return Some(true);
         }
         let transfer = self.transfers.swap_remove(at);
         transfer.partner.ring();
@@ -402,7 +415,8 @@ impl Outgoing {
             }
             let mut transfer = self.transfers.swap_remove(at);
             // What the target took before it went was sent; and one that was sent whole is the target's to finish.
-            if !transfer.look() && !transfer.drained && !transfer.close() {
+            let is_near = matches!(transfer.partner, Partner::Near(..));
+            if !transfer.look() && is_near && !transfer.drained && !transfer.close() {
                 transfer.look();
             }
             transfer.finish(Outcome::Failed(error()));
@@ -507,10 +521,11 @@ impl Transfer {
     fn look(&mut self) -> bool {
         if self.op.is_done() && !self.drained {
             // Cancelled where the engine was out of reach: the bytes are gone, and the meeting is closed already; or all was on its way.
-            if matches!(self.partner, Partner::Near(..)) || self.is_given_up() {
-                return true;
+            match self.partner {
+                Partner::Near(..) => return true,
+                Partner::Apart(..) if self.is_given_up() => {}
+                Partner::Apart(..) => self.zero(),
             }
-            self.zero();
         }
         let generation = u64::from(self.ticket.generation);
         let Some(progress) = self.meeting().and_then(|meeting| meeting.progress(generation)) else {
@@ -522,12 +537,25 @@ impl Transfer {
             self.all_put();
             self.zero();
         }
-        if progress.closed {
+        if progress.closed && !self.op.is_done() {
             // From over there: its receiver took it and wants no more of it, or can't.
             let refusal = self.meeting().and_then(|meeting| meeting.refusal(generation));
             self.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
         }
-        progress.finished || progress.closed
+        match self.partner {
+            Partner::Near(..) => progress.finished || progress.closed,
+            Partner::Apart(..) => self.answered,
+        }
+    }
+
+    /// What the target has to be told, if this was given up here: once.
+    fn farewell(&mut self) -> Option<Farewell> {
+        let Partner::Apart(life, _) = self.partner else { return None };
+        if self.drained || self.answered || !self.is_given_up() {
+            return None;
+        }
+        self.drained = true;
+        Some(Farewell { out: self.out.clone(), life, ticket: self.ticket, was_taken: self.get.is_some() })
     }
 
     #[cold]
@@ -622,6 +650,8 @@ impl Transfer {
         match self.get {
             None if self.ends.len < FIFO_AT_ONCE => ANSWER_WITHIN.checked_sub(self.began.elapsed()),
             Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(self.pulled.1.elapsed()),
+            // Another thread stood in the way.
+            Some(_) if self.part.is_some_and(|(_, begun)| !begun) => Some(TRY_AGAIN),
             _ => None,
         }
     }

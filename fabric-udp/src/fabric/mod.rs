@@ -709,8 +709,8 @@ impl UdpFabric {
     /// Expects `len` bytes of an accepted life of a node, and names what comes: the peer has to be told. They come as long as `into` lives. `None`:
     /// there is no such life now.
     pub fn expect(&mut self, node: NodeId, incarnation: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<TransferId> {
-        let (now, session) = (self.now(), self.session(node, incarnation)?);
-        self.transfers.expect(&mut self.endpoint, now, session, len, into)
+        let session = self.session(node, incarnation)?;
+        self.transfers.expect(&mut self.endpoint, session, len, into)
     }
 
     /// Sends a part of what the peer expects, `total` bytes in all. False if it can't be: the peer never named it so, or it was begun before.

@@ -38,7 +38,6 @@ impl Transfers {
     pub fn expect(
         &mut self,
         endpoint: &mut Endpoint,
-        now: Time,
         session: SessionId,
         total: u64,
         into: &Arc<dyn BytesIn>,
@@ -50,7 +49,7 @@ impl Transfers {
             }
             is_expected
         });
-        let transfer = endpoint.expect(now, session, total, total).ok()?;
+        let transfer = endpoint.expect_granted(session, total).ok()?;
         self.incoming.insert((session, transfer), Arc::downgrade(into));
         Some(transfer)
     }

@@ -16,7 +16,7 @@ use std::ops::Range;
 /// Grants and cancellations kept for transfers that this end has not begun.
 const EARLY_MAX: usize = 4096;
 /// Pieces of one transfer that may have arrived with gaps between them: more than a sender whose datagrams are lost in turn ever makes.
-const PIECES_MAX: usize = 1 << 18;
+const PIECES_MAX: usize = 1 << 15;
 /// Fewer bytes are not worth a frame, unless they are the last.
 const PIECE_LEAST: usize = 256;
 
@@ -71,8 +71,15 @@ impl Out {
 }
 
 impl TransfersOut {
-    /// Sends a part of a transfer of `total` bytes, within which it lies.
-    pub fn begin(&mut self, transfer: u64, part: Range<u64>, total: u64, priority: Priority) -> Result<(), TransferError> {
+    /// Sends a part of a transfer of `total` bytes, within which it lies. The driver may know how far it is `granted`.
+    pub fn begin(
+        &mut self,
+        transfer: u64,
+        part: Range<u64>,
+        total: u64,
+        granted: u64,
+        priority: Priority,
+    ) -> Result<(), TransferError> {
         if self.is_used(transfer) || transfer == u64::MAX {
             return Err(TransferError::Used);
         }
@@ -81,7 +88,7 @@ impl TransfersOut {
             self.finished.push_back((transfer, false));
             return Ok(());
         }
-        let limit = self.early.remove(&transfer).unwrap_or(0);
+        let limit = self.early.remove(&transfer).unwrap_or(0).max(granted);
         if part.is_empty() {
             self.finished.push_back((transfer, true));
             return Ok(());

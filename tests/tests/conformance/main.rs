@@ -141,6 +141,7 @@ suite! {
         a_large_send_is_taken_back_in_the_middle
         memory_of_a_send_that_was_taken_back_is_not_read
         a_slot_that_is_used_again_does_not_harm_its_new_message
+        a_refused_message_that_was_given_up_harms_no_other
         a_large_receive_that_is_taken_back_loses_nothing
         large_requests_end_within_a_reader
         a_forgotten_large_send_is_sound

@@ -182,6 +182,46 @@ pub fn a_slot_that_is_used_again_does_not_harm_its_new_message(world: &World) {
     }
 }
 
+pub fn a_refused_message_that_was_given_up_harms_no_other(world: &World) {
+    // The pool takes no long message, so that what announces it stays in its lane.
+    let [a, b] = world.nodes_with_pool(64 << 10);
+    let urgent = a.peer_with_priority(b.id(), Priority::High).unwrap();
+    for round in 0..12 {
+        let late = a.start_send(b.id(), 1, pattern::bytes(MIB, 1)).unwrap();
+        for _ in 0..20 * (round % 4) {
+            a.progress().unwrap();
+            b.progress().unwrap();
+        }
+        let taken_back = late.cancel().is_ok();
+        for _ in 0..round % 3 {
+            b.progress().unwrap();
+        }
+        let sends = [
+            urgent.start_send(2, pattern::bytes(MIB, round)).unwrap(),
+            a.start_send(b.id(), 1, pattern::bytes(100, round)).unwrap(),
+        ];
+        let receives = [2, 1].map(|tag| b.start_recv(Match::any().tag(tag), vec![0; MIB]).unwrap());
+        until("both arrive", || {
+            sends.iter().for_each(|send| _ = send.test());
+            receives.iter().all(doorbell::Request::test).then_some(())
+        });
+        let [long, other] = receives.map(waited);
+        pattern::check(&long.buffer, round);
+        let envelope = received(other.result).unwrap();
+        if taken_back {
+            assert_eq!(envelope.len, 100);
+            pattern::check(&other.buffer[..100], round);
+        } else {
+            assert_eq!(envelope.len, MIB);
+            assert_eq!(b.recv_by(Match::any().tag(1), &mut [0; 100], soon()).unwrap().len, 100);
+        }
+        for send in sends {
+            waited(send).result.unwrap();
+        }
+        assert_eq!(b.try_recv(Match::any(), &mut vec![0; MIB]).unwrap(), None);
+    }
+}
+
 pub fn a_large_receive_that_is_taken_back_loses_nothing(world: &World) {
     let a = world.builder(0).copy(Copy::Origin).join().unwrap();
     let b = world.node(1);

@@ -44,6 +44,9 @@ const POLLS_PER_CLOCK: u32 = 64;
 /// How often a node that never sleeps shows its figures.
 const SHOW_EVERY: Duration = Duration::from_millis(50);
 
+/// How soon to try again what another thread may have stood in the way of.
+const TRY_AGAIN: Duration = Duration::from_micros(200);
+
 /// What a node's engine is told when it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineSettings {
@@ -288,7 +291,8 @@ impl Engine {
             self.fabric.bell().disarm();
             return None;
         }
-        // Nobody rings when a target that does not answer is not waited for any longer.
+        // Nobody rings when a target that does not answer is not waited for any longer, or when another thread lets go of the network.
+        let timeout = if self.words.is_empty() { timeout } else { timeout.min(TRY_AGAIN) };
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
 

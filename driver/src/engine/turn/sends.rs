@@ -14,7 +14,11 @@ use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::meeting::MEETINGS;
 use std::sync::Arc;
+
+/// Words that may wait for one node: of each of its slots, and of each of ours.
+const WORDS_MAX: usize = 4 * MEETINGS;
 
 /// What another engine is to be told, as soon as there is room for it.
 pub(super) struct Word {
@@ -110,6 +114,11 @@ impl Engine {
         for (source, news) in std::mem::take(&mut self.inbound.news) {
             match news {
                 News::Broken(reason) => self.on_broken(source, reason),
+                News::TooLate(ticket) => {
+                    if let Some(life) = self.fabric.live(source) {
+                        self.say((source, life), Priority::High, Over::Refused.encode(ticket));
+                    }
+                }
                 News::Control(Control::RemoteGet(get)) => {
                     if !self.outgoing.acknowledge(source, get, &self.local) {
                         tracing::trace!(node = source.0, "a remote get for a transfer that is over");
@@ -136,6 +145,7 @@ impl Engine {
     #[cold]
     fn step_transfers(&mut self, me: Token) -> usize {
         let mut work = self.answer_transfers(me);
+        let mut over_now = Vec::new();
         let pulled = self.inbound.pull(&self.monitor);
         work += usize::from(pulled.is_some());
         let mut at = 0;
@@ -152,8 +162,7 @@ impl Engine {
             }
             work += usize::from(look != Look::Underway);
             if let Some((ticket, over)) = incoming.farewell(look) {
-                let (to, word) = ((source, incarnation), over.encode(ticket));
-                self.words.push_back(Word { to, priority: Priority::High, word });
+                over_now.push(((source, incarnation), over.encode(ticket)));
             }
             match look {
                 Look::Underway => at += 1,
@@ -166,6 +175,9 @@ impl Engine {
                 }
             }
         }
+        for (to, word) in over_now {
+            self.say(to, Priority::High, word);
+        }
         work += self.outgoing.step(me);
         for target in self.outgoing.take_broken() {
             self.on_broken(target, "more chunks claimed than the message has, or a meeting named anew");
@@ -173,13 +185,25 @@ impl Engine {
         work + self.send_words(me)
     }
 
+    /// Another engine is to be told this, as soon as there is room. There is no more to tell it than it has transfers, one end of each.
+    fn say(&mut self, to: (NodeId, Incarnation), priority: Priority, word: [u8; RemoteGet::BYTES]) {
+        self.words.push_back(Word { to, priority, word });
+        if self.words.len() > WORDS_MAX && self.words.iter().filter(|word| word.to == to).count() > WORDS_MAX {
+            self.words.retain(|word| word.to != to);
+            self.on_broken(to.0, "it ends transfers, and takes no answers");
+        }
+    }
+
     /// Tells other engines what they can't see. What finds no room waits, and what follows it on the same way waits as well.
     pub fn send_words(&mut self, me: Token) -> usize {
-        for Farewell { out, life, ticket } in self.outgoing.take_farewells() {
-            let word = Over::GivenUp.encode(ticket);
-            // Not on its own way, which it blocks as long as nobody takes it.
-            let priority = if out.priority == Priority::High { Priority::Normal } else { Priority::High };
-            self.words.push_back(Word { to: (out.target, life), priority, word });
+        for Farewell { out, life, ticket, was_taken } in self.outgoing.take_farewells() {
+            // If its RTS may still be there, not on its own way, which it blocks as long as nobody takes it.
+            let priority = match out.priority {
+                own if was_taken => own,
+                Priority::High => Priority::Normal,
+                _ => Priority::High,
+            };
+            self.say((out.target, life), priority, Over::GivenUp.encode(ticket));
         }
         let mut work = 0;
         let mut full: Vec<(NodeId, Priority)> = Vec::new();

@@ -283,6 +283,12 @@ impl Endpoint {
         Ok(transfer)
     }
 
+    /// As [`expect`](Self::expect), but the peer's driver takes it that with the name it may send all.
+    pub fn expect_granted(&mut self, session: SessionId, total: u64) -> Result<TransferId, TransferError> {
+        let (_, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
+        Ok(TransferId(live.expect_granted(total)))
+    }
+
     /// Lets the peer send the bytes of a transfer below `limit`. A lower one than before changes nothing.
     pub fn grant(&mut self, now: Time, session: SessionId, transfer: TransferId, limit: u64) {
         if let Some((index, session)) = self.sessions.live(session) {
@@ -300,11 +306,12 @@ impl Endpoint {
         total: u64,
         priority: Priority,
     ) -> Result<(), TransferError> {
-        self.begin_part(now, session, transfer, 0..total, total, priority)
+        self.begin(now, session, transfer, (0..total, total), 0, priority)
     }
 
-    /// Sends a part of a transfer of `total` bytes that the peer named. [`Event::Sent`] tells that this part is there; the peer is told of a whole
-    /// transfer only, and so has to know from elsewhere which part comes, and to [`forget`](Self::forget) the rest.
+    /// Sends a part of a transfer of `total` bytes that the peer named by [`expect_granted`](Self::expect_granted). [`Event::Sent`] tells that
+    /// this part is there; the peer is told of a whole transfer only, and so has to know from elsewhere which part comes, and to
+    /// [`forget`](Self::forget) the rest.
     pub fn begin_part(
         &mut self,
         now: Time,
@@ -314,9 +321,20 @@ impl Endpoint {
         total: u64,
         priority: Priority,
     ) -> Result<(), TransferError> {
+        self.begin(now, session, transfer, (part.start..part.end.min(total), total), total, priority)
+    }
+
+    fn begin(
+        &mut self,
+        now: Time,
+        session: SessionId,
+        transfer: TransferId,
+        (part, total): (Range<u64>, u64),
+        granted: u64,
+        priority: Priority,
+    ) -> Result<(), TransferError> {
         let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
-        let part = part.start..part.end.min(total);
-        live.begin_transfer(now, transfer.0, part, total, priority)?;
+        live.begin_transfer(now, transfer.0, part, total, granted, priority)?;
         live.tell_finished(&mut self.events);
         self.after(now, index);
         Ok(())

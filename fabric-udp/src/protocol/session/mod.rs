@@ -227,6 +227,11 @@ impl Session {
         transfer
     }
 
+    /// As `expect`, all of it granted by the driver.
+    pub fn expect_granted(&mut self, total: u64) -> u64 {
+        self.cargo.transfers_in.expect(total, total)
+    }
+
     pub fn grant(&mut self, transfer: u64, limit: u64) {
         if self.cargo.transfers_in.grant(transfer, limit) {
             self.cargo.controls.push_back(Control::Grant(transfer));
@@ -239,13 +244,14 @@ impl Session {
         transfer: u64,
         part: Range<u64>,
         total: u64,
+        granted: u64,
         priority: Priority,
     ) -> Result<(), super::TransferError> {
         if self.over.is_some() || self.cargo.closing != Closing::No {
             return Err(super::TransferError::Gone);
         }
         self.last_used = now;
-        self.cargo.transfers_out.begin(transfer, part, total, priority)
+        self.cargo.transfers_out.begin(transfer, part, total, granted, priority)
     }
 
     /// Wants no more of a transfer from the peer, which is not told.
