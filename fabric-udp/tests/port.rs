@@ -1,7 +1,7 @@
 //! What every port does, whatever it is made of: one list, run over all of them, on real sockets.
 
 use doorbell_udp::Run;
-use doorbell_udp::port::{Kind, Options, Park, Port, Room, Sent, Statistics, TroubleKind, Woken, open};
+use doorbell_udp::port::{Kind, OpenError, Options, Park, Port, Room, Sent, Statistics, TroubleKind, Woken, open};
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -634,4 +634,49 @@ fn the_address_is_free_after_the_port_is_gone() {
             }
         }
     });
+}
+
+#[test]
+fn a_twin_takes_what_one_peer_sends_and_nothing_is_lost_beside_it() {
+    with_each(|open| {
+        let (mut to, one, other) = (open(loopback()), open(loopback()), open(loopback()));
+        let address = local(&*to);
+        let bell = AtomicU32::new(1);
+        for (peer, stranger) in [(&one, &other), (&other, &one)] {
+            // The second time it is the same twin, for another peer.
+            to.direct().connect(local(&**peer)).unwrap();
+            let twin = to.direct().twin().unwrap().clone();
+            assert_eq!(twin.local(), address);
+            for (from, arrives_there) in [(peer, true), (stranger, false)] {
+                assert_eq!(from.direct().send(&run(address, &mut [3; 30], 30)), Sent::Sent);
+                // The park wakes whichever of the two it is.
+                assert!(park(&mut *to, &bell, Duration::from_secs(20)).datagram);
+                let (mut room, mut from_twin) = (Room::new(1), 0);
+                from_twin += twin.receive(&mut room, 1, &mut |run: Run<'_>| assert_eq!(run.peer, local(&**from))).unwrap();
+                assert_eq!(from_twin, usize::from(arrives_there));
+                drain(&mut *to);
+            }
+            // Whoever is sent to by the twin sees the same address.
+            assert_eq!(twin.send(&run(local(&**peer), &mut pattern(3000, 1), 1000)), Sent::Sent);
+            let mut found = Vec::new();
+            until_gathered(&**peer, &mut found, 3000);
+            assert!(found.iter().all(|(from, _)| *from == address));
+        }
+        let refused = open_at(address);
+        assert!(matches!(refused, Err(OpenError::AddressInUse { .. })), "{refused:?}");
+        assert!(to.direct().twin().unwrap().connect(local(&*one)).is_err());
+    });
+}
+
+fn open_at(address: SocketAddr) -> Result<(), OpenError> {
+    open(&Options::new(address)).map(drop)
+}
+
+/// Receives until so many bytes came.
+fn until_gathered(port: &dyn Port, found: &mut Vec<(SocketAddr, usize)>, bytes: usize) {
+    let (mut room, deadline) = (Room::new(4), Instant::now() + Duration::from_secs(20));
+    while found.iter().map(|(_, len)| len).sum::<usize>() < bytes {
+        assert!(Instant::now() < deadline, "only {found:?}");
+        port.direct().receive(&mut room, 16, &mut |run: Run<'_>| found.push((run.peer, run.bytes.len()))).unwrap();
+    }
 }

@@ -59,6 +59,10 @@ const RUNS: usize = 1;
 const LATER: u64 = 20_000;
 /// How often links are looked at that had nothing when another had, in nanoseconds.
 const LOOK_EVERY: u64 = 5_000;
+/// How long a socket that had something is looked at each time.
+const AWAKE: u64 = 100_000;
+/// Datagrams in a row by one path after which it has a socket of its own.
+const TWIN_AFTER: u32 = 256;
 /// How long there may be no room for what is to go by one path before the others go on without it, in nanoseconds: longer than a run takes on any
 /// usual network.
 const JAMMED_AFTER: u64 = 25_000_000;
@@ -120,9 +124,13 @@ pub struct UdpFabric {
     endpoint: Endpoint,
     /// The sockets; none once they were closed.
     links: Vec<Direct>,
-    /// The link that had something last, and when all others were looked at.
+    /// The socket that had something last, when all others were looked at, and when each had something: of each link two, the second its twin.
     busy: usize,
     looked: Time,
+    had: Vec<Time>,
+    /// The path that has a twin, and how often one path was used since another was.
+    twin: Option<Path>,
+    series: Option<(Path, u32)>,
     /// When it was last seen to all that follows from what arrived.
     attended: Time,
     /// The path for which the kernel has no room, and since when.
@@ -299,6 +307,7 @@ impl UdpFabric {
 
     fn over(endpoint: Endpoint, links: Vec<Direct>, me: (NodeId, Incarnation), max_nodes: usize) -> Self {
         let addresses: Vec<_> = links.iter().map(Direct::local).collect();
+        let had = vec![Time::ZERO; 2 * links.len()];
         Self {
             endpoint,
             contacts: Contacts::new(addresses.clone()),
@@ -306,6 +315,9 @@ impl UdpFabric {
             links,
             busy: 0,
             looked: Time::ZERO,
+            had,
+            twin: None,
+            series: None,
             attended: Time::ZERO,
             jam: None,
             room: Room::new(RUNS),
@@ -384,7 +396,7 @@ impl UdpFabric {
         let timeout = self.timeout().map_or(most, |due| due.min(most));
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         let socket = |direct| rustix::event::PollFd::new(direct, rustix::event::PollFlags::IN);
-        let mut sockets: Vec<_> = self.links.iter().map(socket).collect();
+        let mut sockets: Vec<_> = self.links.iter().flat_map(Direct::sockets).map(socket).collect();
         // Whatever it says, the caller looks again.
         let _ = rustix::event::poll(&mut sockets, Some(&timeout));
     }
@@ -456,12 +468,13 @@ impl UdpFabric {
 
     /// Takes one run from the link that had something last; and from the others now and then, as a look costs a third of a microsecond. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
     fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let Self { endpoint, links, busy, looked, room, peers, heard, transfers, .. } = self;
+        let Self { endpoint, links, busy, looked, had, twin, room, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
         let mut look = |at: usize| {
-            let Some(direct) = links.get(at) else { return 0 };
+            let link = links.get(at / 2);
+            let Some(direct) = (if at.is_multiple_of(2) { link } else { link.and_then(Direct::twin) }) else { return 0 };
             let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
-                let from = Path { link: LinkId(at as u8), peer: run.peer };
+                let from = Path { link: LinkId((at / 2) as u8), peer: run.peer };
                 for datagram in run.datagrams() {
                     stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
                 }
@@ -472,13 +485,20 @@ impl UdpFabric {
             })
         };
         let mut runs = look(*busy);
-        if links.len() > 1 && now - *looked >= LOOK_EVERY {
-            *looked = now;
+        if links.len() > 1 || twin.is_some() {
+            had[*busy] = if runs > 0 { now } else { had[*busy] };
+            let is_round = now - *looked >= LOOK_EVERY;
+            *looked = if is_round { now } else { *looked };
             let before = *busy;
-            for at in (0..links.len()).filter(|at| *at != before) {
+            for at in (0..had.len()).filter(|at| *at != before) {
+                if !is_round && now - had[at] >= AWAKE {
+                    continue;
+                }
                 let got = look(at);
                 runs += got;
-                *busy = if got > 0 { at } else { *busy };
+                if got > 0 {
+                    (*busy, had[at]) = (at, now);
+                }
             }
         }
         (runs, gate.taken, stopped)
@@ -743,7 +763,8 @@ impl UdpFabric {
                 },
             };
             let Transmit { path, len, segment, .. } = transmit;
-            let Some(direct) = self.links.get(usize::from(path.link.0)) else { return };
+            let Some(link) = self.links.get(usize::from(path.link.0)) else { return };
+            let direct = if self.twin == Some(path) { link.twin().unwrap_or(link) } else { link };
             let sent = match self.endpoint.pieces(&transmit, &self.out) {
                 Some((front, Middle::Lane(bytes), tag)) => direct.send_pieces(path.peer, [front, bytes, tag]),
                 Some((front, Middle::Transfer { session, transfer, offset, len }, tag)) => {
@@ -756,6 +777,9 @@ impl UdpFabric {
                 }
                 None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
             };
+            if self.twin != Some(path) {
+                self.count(path);
+            }
             match sent {
                 Sent::Sent if self.jam.is_none() => {}
                 Sent::Sent => self.jam = self.jam.filter(|(jammed, _)| *jammed != path),
@@ -772,6 +796,26 @@ impl UdpFabric {
                     kind => tracing::debug!(peer = %path.peer, %kind, "datagrams could not be sent"),
                 },
             }
+        }
+    }
+
+    /// A datagram went by a path without a twin. After many in a row it gets one, in place of another's.
+    fn count(&mut self, path: Path) {
+        let series = self.series.filter(|(latest, _)| *latest == path).map_or(1, |(_, count)| count.saturating_add(1));
+        self.series = Some((path, series));
+        if series != TWIN_AFTER {
+            return;
+        }
+        match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {
+            Some(Ok(())) => {
+                self.twin = Some(path);
+                // Whoever sleeps does not know that there is another socket to wait for.
+                if let Some(call) = &self.on_gather {
+                    call();
+                }
+            }
+            Some(Err(error)) => tracing::debug!(peer = %path.peer, %error, "a path gets no socket of its own"),
+            None => {}
         }
     }
 

@@ -174,14 +174,25 @@ impl Label {
         label
     }
 
+    /// For a socket that sends to one peer alone.
+    pub fn connected(segment: Option<u16>) -> Self {
+        let mut label = Self { name: Name::none(), orders: Orders::none() };
+        if let Some(segment) = segment {
+            label.orders.segment(segment);
+        }
+        label
+    }
+
     fn header(&self, vector: &mut libc::iovec, bytes: &[u8]) -> libc::msghdr {
         *vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: integers and pointers, for which zero is a value.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_iov = vector;
         header.msg_iovlen = 1;
-        header.msg_name = self.name.bytes.as_ptr().cast_mut().cast();
-        header.msg_namelen = self.name.len;
+        if self.name.len > 0 {
+            header.msg_name = self.name.bytes.as_ptr().cast_mut().cast();
+            header.msg_namelen = self.name.len;
+        }
         if self.orders.len > 0 {
             header.msg_control = self.orders.bytes.as_ptr().cast_mut().cast();
             header.msg_controllen = self.orders.len;
@@ -195,7 +206,8 @@ pub fn send(socket: BorrowedFd<'_>, label: &Label, bytes: &[u8]) -> io::Result<(
     let sent = if label.orders.len == 0 {
         // SAFETY: two live slices with their lengths; the kernel only reads them.
         unsafe {
-            let (name, len) = (label.name.bytes.as_ptr().cast(), label.name.len);
+            let len = label.name.len;
+            let name = if len > 0 { label.name.bytes.as_ptr().cast() } else { std::ptr::null() };
             libc::sendto(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT, name, len)
         }
     } else {

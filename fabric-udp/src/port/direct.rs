@@ -3,16 +3,16 @@
 #![forbid(unsafe_code)]
 
 use super::calls::{self, Arrival, BATCH, Label, Place};
-use super::socket::Made;
+use super::socket::{self, Made};
 use super::sources::Sources;
-use super::{Sent, Statistics, Traffic, Trouble, TroubleKind, Woken};
+use super::{Options, Sent, Statistics, Traffic, Trouble, TroubleKind, Woken};
 use crate::Run;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// Datagrams that older kernels cut from one run.
 const SEGMENTS_MOST: usize = 64;
@@ -42,6 +42,11 @@ struct Shared {
     /// There was no room when something was to be sent last.
     full: AtomicBool,
     counts: Counts,
+    /// As it was opened.
+    options: Options,
+    /// Whether it is a twin, which sends to one peer alone.
+    connected: bool,
+    twin: OnceLock<Direct>,
 }
 
 /// No locked instruction: what threads count at the same instant may be counted once.
@@ -97,11 +102,67 @@ impl AsFd for Direct {
 
 impl Direct {
     pub(super) fn new(made: Made) -> Self {
-        let Made { socket, local, receive_buffer, send_buffer, gso, gro } = made;
+        Self::made(made, false)
+    }
+
+    fn made(made: Made, connected: bool) -> Self {
+        let Made { socket, local, receive_buffer, send_buffer, gso, gro, options } = made;
         let sources = local.ip().is_unspecified().then(Sources::new);
         let (gso, mapped) = (AtomicBool::new(gso), local.is_ipv6());
         let (troubled, full, counts) = (AtomicBool::new(false), AtomicBool::new(false), Counts::default());
-        Self(Arc::new(Shared { socket, local, receive_buffer, send_buffer, gso, gro, mapped, sources, troubled, full, counts }))
+        let twin = OnceLock::new();
+        Self(Arc::new(Shared {
+            socket,
+            local,
+            receive_buffer,
+            send_buffer,
+            gso,
+            gro,
+            mapped,
+            sources,
+            troubled,
+            full,
+            counts,
+            options,
+            connected,
+            twin,
+        }))
+    }
+
+    /// Has a [twin](Self::twin) for what goes to and comes from this peer, in place of the one before.
+    ///
+    /// # Errors
+    /// The socket has all addresses of the machine, or is a twin; or the system can't.
+    pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
+        let shared = &*self.0;
+        if shared.sources.is_some() || shared.connected || peer.is_ipv4() != shared.local.is_ipv4() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let twin = match shared.twin.get() {
+            Some(twin) => twin,
+            None => {
+                // For this moment only: to share an address takes both, and nobody else is to have this one.
+                shared.socket.set_reuse_address(true)?;
+                let made = socket::make(shared.local, &shared.options, true);
+                shared.socket.set_reuse_address(false)?;
+                let made = made?;
+                made.socket.set_reuse_address(false)?;
+                shared.twin.get_or_init(|| Self::made(made, true))
+            }
+        };
+        // In between, what comes from others may arrive there as well.
+        twin.0.socket.connect(&peer.into())
+    }
+
+    /// A second socket of the same address, for one peer. Sending there is cheaper, as the kernel looks for the way once; what that peer sends
+    /// arrives there, so whoever receives has to look at both. A park waits for both.
+    pub fn twin(&self) -> Option<&Direct> {
+        self.0.twin.get()
+    }
+
+    /// This socket, and its twin.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = &Direct> {
+        std::iter::once(self).chain(self.twin())
     }
 
     /// The address it is bound to.
@@ -267,6 +328,9 @@ impl Direct {
     /// What became of a datagram that went out earlier, if somebody on its way or at its end said so. Unauthenticated: a hint, and never a
     /// proof. Does not wait, and makes no system call as long as there is nothing. Any thread.
     pub fn trouble(&self) -> Option<Trouble> {
+        if let Some(trouble) = self.twin().and_then(Self::trouble) {
+            return Some(trouble);
+        }
         if !self.0.troubled.load(Relaxed) {
             return None;
         }
@@ -296,7 +360,7 @@ impl Direct {
 
     /// Whether something is known to be in the queue of errors.
     pub(super) fn has_trouble(&self) -> bool {
-        self.0.troubled.load(Relaxed)
+        self.sockets().any(|direct| direct.0.troubled.load(Relaxed))
     }
 
     /// Whether there was no room when something was to be sent last.
@@ -320,6 +384,11 @@ impl Direct {
 
     /// What was counted since the port was opened.
     pub fn statistics(&self) -> Statistics {
+        let own = self.own_statistics();
+        self.twin().map_or(own, |twin| own.and(&twin.own_statistics()))
+    }
+
+    fn own_statistics(&self) -> Statistics {
         let read = |counter: &Counter| counter.0.load(Relaxed);
         let traffic = |[calls, datagrams, bytes]: &[Counter; 3]| Traffic {
             calls: read(calls),
@@ -353,6 +422,9 @@ impl Direct {
 
     fn label(&self, run: &Run<'_>, len: usize) -> Label {
         let segment = (len > run.segment).then_some(run.segment as u16);
+        if self.0.connected {
+            return Label::connected(segment);
+        }
         let source = self.0.sources.as_ref().and_then(|sources| sources.find(run.peer));
         Label::new(run.peer, segment, source, self.0.mapped)
     }

@@ -204,6 +204,26 @@ pub struct Statistics {
     pub unusable: u64,
 }
 
+impl Traffic {
+    fn and(self, other: Self) -> Self {
+        Self { calls: self.calls + other.calls, datagrams: self.datagrams + other.datagrams, bytes: self.bytes + other.bytes }
+    }
+}
+
+impl Statistics {
+    /// What two sockets counted.
+    fn and(self, other: &Self) -> Self {
+        Self {
+            received: self.received.and(other.received),
+            sent: self.sent.and(other.sent),
+            overflowed: self.overflowed + other.overflowed,
+            full: self.full + other.full,
+            failed: self.failed + other.failed,
+            unusable: self.unusable + other.unusable,
+        }
+    }
+}
+
 /// How a port waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kind {
@@ -266,7 +286,7 @@ impl Options {
 /// Receives from each socket in turn.
 fn receive_all(links: &[Direct], room: &mut Room, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize> {
     let mut received = 0;
-    for direct in links {
+    for direct in links.iter().flat_map(Direct::sockets) {
         received += direct.receive(room, budget - received, each)?;
     }
     Ok(received)
@@ -278,7 +298,8 @@ fn receive_all(links: &[Direct], room: &mut Room, budget: usize, each: &mut dyn 
 /// An address cannot be had, or io_uring was insisted on.
 pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
     let addresses = std::iter::once(&options.address).chain(&options.further);
-    let links = addresses.map(|address| socket::make(*address, options).map(Direct::new)).collect::<Result<Vec<_>, _>>()?;
+    let links =
+        addresses.map(|address| socket::make(*address, options, false).map(Direct::new)).collect::<Result<Vec<_>, _>>()?;
     if options.kind != Kind::Plain {
         match Uring::new(links.clone()) {
             Ok(port) => return Ok(Box::new(port)),

@@ -23,6 +23,11 @@ pub struct Name {
 }
 
 impl Name {
+    /// No address: the socket has one.
+    pub fn none() -> Self {
+        Self { bytes: [0; NAME_BYTES], len: 0 }
+    }
+
     /// Writes an address down. A socket of IPv6 (`mapped`) reaches an address of IPv4 by another name.
     pub fn new(address: SocketAddr, mapped: bool) -> Self {
         let address = match address {

@@ -24,9 +24,7 @@ pub struct Plain {
 impl Plain {
     pub(super) fn new(links: Vec<Direct>) -> io::Result<Self> {
         let listener = Listener::start()?;
-        let descriptors = links.iter().map(|direct| direct.as_fd().as_raw_fd()).chain([listener.rung().as_raw_fd()]);
-        let polled = descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
-        Ok(Self { links, room: Room::new(RUNS), listener, polled })
+        Ok(Self { links, room: Room::new(RUNS), listener, polled: Vec::new() })
     }
 }
 
@@ -50,17 +48,28 @@ impl Port for Plain {
         if woken != Woken::default() {
             return Ok(woken);
         }
-        for (polled, direct) in self.polled.iter_mut().zip(&self.links) {
-            polled.events = direct.events(park.writable, self.links.len() == 1);
+        self.polled.clear();
+        for link in &self.links {
+            let only = self.links.len() == 1 && link.twin().is_none();
+            self.polled.extend(link.sockets().map(|direct| libc::pollfd {
+                fd: direct.as_fd().as_raw_fd(),
+                events: direct.events(park.writable, only),
+                revents: 0,
+            }));
         }
+        self.polled.push(libc::pollfd { fd: self.listener.rung().as_raw_fd(), events: libc::POLLIN, revents: 0 });
         match calls::poll(&mut self.polled, park.timeout) {
             Ok(0) => woken.timeout = true,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(woken),
             Err(error) => return Err(error),
         }
-        for (polled, direct) in self.polled.iter().zip(&self.links) {
-            direct.polled(polled.revents, &mut woken);
+        // One may have a twin only since: that one is waited for next time.
+        for direct in self.links.iter().flat_map(Direct::sockets) {
+            let descriptor = direct.as_fd().as_raw_fd();
+            if let Some(polled) = self.polled.iter().find(|polled| polled.fd == descriptor) {
+                direct.polled(polled.revents, &mut woken);
+            }
         }
         if self.polled.last().is_some_and(|listener| listener.revents != 0) {
             self.listener.clear();

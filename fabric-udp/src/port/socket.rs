@@ -83,10 +83,12 @@ pub struct Made {
     /// Whether it cuts runs into datagrams, and gathers them.
     pub gso: bool,
     pub gro: bool,
+    /// As they were asked for.
+    pub options: Options,
 }
 
-/// A bound socket with all its options.
-pub fn make(address: SocketAddr, options: &Options) -> Result<Made, OpenError> {
+/// A bound socket with all its options. `shares`: the address may be that of a socket that allows it.
+pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made, OpenError> {
     let failed = |attempt| move |source| OpenError::System { attempt, address, source };
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP)).map_err(
         |source| match source.raw_os_error() {
@@ -122,6 +124,9 @@ pub fn make(address: SocketAddr, options: &Options) -> Result<Made, OpenError> {
     // Kernels before 4.18 and 5.0 do neither, and all works without.
     let gso = options.cut && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
     let gro = options.gather && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+    if shares {
+        socket.set_reuse_address(true).map_err(failed("share the address"))?;
+    }
     socket.bind(&address.into()).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => OpenError::AddressInUse { address },
         Some(libc::EADDRNOTAVAIL) => OpenError::AddressNotAvailable { address },
@@ -132,7 +137,7 @@ pub fn make(address: SocketAddr, options: &Options) -> Result<Made, OpenError> {
     let local = local.as_socket().ok_or_else(|| failed("read the address of the socket")(io::ErrorKind::InvalidData.into()))?;
     let receive_buffer = socket.recv_buffer_size().map_err(failed("ask for the size of the receive buffer"))?;
     let send_buffer = socket.send_buffer_size().map_err(failed("ask for the size of the send buffer"))?;
-    Ok(Made { socket, local, receive_buffer, send_buffer, gso, gro })
+    Ok(Made { socket, local, receive_buffer, send_buffer, gso, gro, options: options.clone() })
 }
 
 /// Asks for larger buffers: past the system's limit where that is allowed, else up to it. What came of it is asked for later.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const BELL: u64 = 1;
 const CANCEL: u64 = 2;
-/// The first socket; the others follow.
+/// The first socket, then its twin; those of the other links follow.
 const SOCKET: u64 = 3;
 
 const CANCELLED: i32 = -libc::ECANCELED;
@@ -86,9 +86,12 @@ impl Uring {
     }
 
     fn arm(&mut self, park: Park<'_>) -> io::Result<()> {
-        for (tag, direct) in (SOCKET..).zip(&self.links) {
-            self.ring.arm_poll(direct.as_fd(), direct.events(park.writable, self.links.len() == 1), tag)?;
-            self.armed += 1;
+        for (first, link) in (SOCKET..).step_by(2).zip(&self.links) {
+            for (tag, direct) in (first..).zip(link.sockets()) {
+                let only = self.links.len() == 1 && link.twin().is_none();
+                self.ring.arm_poll(direct.as_fd(), direct.events(park.writable, only), tag)?;
+                self.armed += 1;
+            }
         }
         self.ring.arm_bell(park.bell, park.expected, BELL)?;
         self.armed += 1;
@@ -102,7 +105,12 @@ impl Uring {
             match (tag, result) {
                 (CANCEL, _) | (_, CANCELLED) => {}
                 (BELL, 0 | NOT_AS_EXPECTED) => woken.bell = true,
-                (SOCKET.., 0..) => self.links[(tag - SOCKET) as usize].polled(result as i16, woken),
+                (SOCKET.., 0..) => {
+                    let at = (tag - SOCKET) as usize;
+                    if let Some(direct) = self.links.get(at / 2).and_then(|link| link.sockets().nth(at % 2)) {
+                        direct.polled(result as i16, woken);
+                    }
+                }
                 _ => return Err(io::Error::from_raw_os_error(-result)),
             }
         }
