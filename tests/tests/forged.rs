@@ -87,20 +87,22 @@ fn all_damaged(node: &Node) -> Vec<(u16, &'static str)> {
 /// Every part of a message that nobody has asked for takes memory of its own.
 #[test]
 fn a_message_in_crumbs_is_not_kept() {
-    let space = Space::heap();
-    let node = victim("crumbs", &space);
-    let mut forger = Forger::join("crumbs", &space);
-    assert!(forger.announce(0, 1, 4 * CHUNK));
-    // Crumbs that end a chunk: no more of them than there are chunks.
-    for _ in 0..5 {
-        assert!(forger.push(PacketKind::Chunk, 1 << 16, CHUNK - 1, &[1]));
+    // Crumbs that end a chunk: no more of them than there are chunks. Others: they begin where a chunk does, or where the last one ended.
+    for (at, expected) in [(3 * CHUNK, "more chunks than the message has"), (CHUNK - 1, "a chunk in crumbs")] {
+        let space = Space::heap();
+        let node = victim("crumbs", &space);
+        let mut forger = Forger::join("crumbs", &space);
+        assert!(forger.announce(0, 1, 3 * CHUNK + 1));
+        for _ in 0..5 {
+            assert!(forger.push(PacketKind::Chunk, 1 << 16, at, &[1]));
+        }
+        let reason = until("it is found out", || {
+            node.progress().unwrap();
+            damaged(&node)
+        });
+        assert_eq!(reason, expected);
+        assert_eq!(node.stats().unwrap().pooled, 0);
     }
-    let reason = until("it is found out", || {
-        node.progress().unwrap();
-        damaged(&node)
-    });
-    assert_eq!(reason, "more chunks than the message has");
-    assert_eq!(node.stats().unwrap().pooled, 0);
 }
 
 /// One slot, one transfer: a peer that names its slot anew for each has as many under way as it has slots.

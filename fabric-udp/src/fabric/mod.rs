@@ -13,6 +13,8 @@ mod guest;
 mod link;
 mod notice;
 mod options;
+mod receiving;
+mod sending;
 mod transfers;
 
 pub use guest::{Grant, ask};
@@ -20,19 +22,17 @@ pub use link::UdpLink;
 pub use options::{LINKS_MAX, UdpError, UdpOptions, read_key};
 pub use transfers::{BytesIn, BytesOut};
 
-use crate::Run;
-use crate::port::{self, Direct, Port, Room, Sent, TroubleKind, is_loopback_only};
+use crate::port::{self, Direct, Port, Room, TroubleKind, is_loopback_only};
 use crate::protocol::{
-    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, LinkId, Middle, Path, Receive, SessionId, Time, TransferId,
-    Transmit,
+    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, Path, SessionId, Time, TransferId, Transmit,
 };
 use contacts::{Contacts, Standing};
-use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
+use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push, Role};
 use gather::Gather;
 use notice::{Greeting, MEMBERS_MAX, Member, NOTICE_MAX, Notice};
+use receiving::{RUNS, Waste};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfers::Transfers;
@@ -53,19 +53,6 @@ const SEEK_FOR: Duration = Duration::from_millis(250);
 const TOLD_FOR: Duration = Duration::from_secs(2);
 /// Bytes of the largest run.
 const RUN_ROOM: usize = 65_536;
-/// Runs taken in one look.
-const RUNS: usize = 1;
-/// How long what follows from packets that were taken may wait for an answer to them, in nanoseconds.
-const LATER: u64 = 20_000;
-/// How often links are looked at that had nothing when another had, in nanoseconds.
-const LOOK_EVERY: u64 = 5_000;
-/// How long a socket that had something is looked at each time.
-const AWAKE: u64 = 100_000;
-/// Datagrams in a row by one path after which it has a socket of its own.
-const TWIN_AFTER: u32 = 256;
-/// How long there may be no room for what is to go by one path before the others go on without it, in nanoseconds: longer than a run takes on any
-/// usual network.
-const JAMMED_AFTER: u64 = 25_000_000;
 
 /// What a node says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,77 +146,6 @@ pub struct UdpFabric {
     owed: VecDeque<(SessionId, Vec<u8>)>,
     /// The last poll brought nothing for the driver.
     chatter: bool,
-}
-
-/// Lets through what the driver is to have.
-struct Gate<'a, S> {
-    sink: &'a mut S,
-    peers: &'a [Option<Peer>],
-    heard: &'a mut Vec<(NodeId, Vec<u8>)>,
-    transfers: &'a Transfers,
-    taken: usize,
-}
-
-impl<S: Sink> Sink for Gate<'_, S> {
-    #[inline]
-    fn packet(
-        &mut self,
-        source: NodeId,
-        incarnation: Incarnation,
-        priority: Priority,
-        head: &PacketHead,
-        payload: Payload<'_>,
-    ) -> Verdict {
-        if head.kind == PacketKind::Control && head.tag == NOTICE_TAG {
-            if payload.len() > NOTICE_MAX {
-                return Verdict::Broken("a notice longer than any");
-            }
-            self.heard.push((source, payload.to_vec()));
-            return Verdict::Taken;
-        }
-        let known = self.peers.get(source.index()).and_then(Option::as_ref);
-        if !known.is_some_and(|peer| peer.incarnation == incarnation && peer.standing == Stage::Accepted) {
-            return Verdict::Refused;
-        }
-        let verdict = self.sink.packet(source, incarnation, priority, head, payload);
-        self.taken += usize::from(matches!(verdict, Verdict::Taken | Verdict::TakenAndStop));
-        verdict
-    }
-
-    fn damaged(&mut self, source: NodeId, priority: Priority, reason: &'static str) {
-        if self.peers.get(source.index()).and_then(Option::as_ref).is_some_and(|peer| peer.standing == Stage::Accepted) {
-            self.sink.damaged(source, priority, reason);
-        }
-    }
-}
-
-impl<S: Sink> Receive for Gate<'_, S> {
-    fn place(&mut self, session: SessionId, transfer: TransferId, offset: u64, bytes: &[u8]) {
-        self.transfers.store(session, transfer, offset, bytes);
-        self.taken += 1;
-    }
-}
-
-/// Takes everything, and does nothing with it.
-struct Waste;
-
-impl Sink for Waste {
-    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
-        Verdict::Taken
-    }
-
-    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
-}
-
-/// Takes nothing.
-struct Nobody;
-
-impl Sink for Nobody {
-    fn packet(&mut self, _: NodeId, _: Incarnation, _: Priority, _: &PacketHead, _: Payload<'_>) -> Verdict {
-        Verdict::Refused
-    }
-
-    fn damaged(&mut self, _: NodeId, _: Priority, _: &'static str) {}
 }
 
 /// Opens a port as a node's options say, and refuses what would be open to strangers.
@@ -399,109 +315,6 @@ impl UdpFabric {
         let mut sockets: Vec<_> = self.links.iter().flat_map(Direct::sockets).map(socket).collect();
         // Whatever it says, the caller looks again.
         let _ = rustix::event::poll(&mut sockets, Some(&timeout));
-    }
-
-    /// Takes in what arrived, but gives no packet to anybody yet.
-    pub fn look(&mut self) {
-        self.drain(true);
-        self.attend(self.now());
-    }
-
-    /// Takes in what arrived by all links.
-    fn drain(&mut self, stopped: bool) {
-        loop {
-            self.looked = Time::ZERO;
-            if self.take_in(self.now(), &mut Nobody, stopped).0 == 0 {
-                return;
-            }
-        }
-    }
-
-    /// Takes in what arrived, and listens to notices; other packets wait, and their senders are told so.
-    fn hear(&mut self) {
-        self.drain(false);
-        let now = self.now();
-        self.deliver(now, &mut Nobody, usize::MAX);
-        self.attend(now);
-    }
-
-    /// Hands packets that arrived to `sink`, and returns how many it took. Nothing as long as there is a change of which the
-    /// driver does not know: it has to know whose packets these are.
-    pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
-        let now = self.now();
-        self.chatter = false;
-        if self.changes.is_empty() && self.endpoint.has_ready() {
-            let taken = self.deliver(now, sink, budget);
-            if taken > 0 {
-                // The rest of a datagram: whoever takes it in pieces does not ask the kernel for each.
-                return taken;
-            }
-        }
-        let (runs, mut taken, stopped) = self.take_in(now, sink, !self.changes.is_empty());
-        if self.changes.is_empty() && taken < budget && !stopped {
-            taken += self.deliver(now, sink, budget - taken);
-        }
-        if taken > 0 && now - self.attended < LATER {
-            // Whoever took something may be about to answer it, and the rest goes along.
-            return taken;
-        }
-        // Whoever took something may have taken its time.
-        let now = if taken > 0 { self.now() } else { now };
-        self.attend(now);
-        // What is acknowledged of a transfer lets it go on.
-        self.chatter = taken == 0 && runs > 0 && !self.transfers.is_sending();
-        taken.max(runs)
-    }
-
-    /// Whether the last [`poll`](Self::poll) found nothing but what the two protocols have to tell each other.
-    pub fn was_chatter(&self) -> bool {
-        self.chatter
-    }
-
-    /// Hands over packets that wait. Returns how many the driver took.
-    fn deliver<S: Sink>(&mut self, now: Time, sink: &mut S, budget: usize) -> usize {
-        let Self { endpoint, peers, heard, transfers, .. } = self;
-        let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
-        endpoint.deliver(now, &mut gate, budget);
-        gate.taken
-    }
-
-    /// Takes one run from the link that had something last; and from the others now and then, as a look costs a third of a microsecond. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
-    fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let Self { endpoint, links, busy, looked, had, twin, room, peers, heard, transfers, .. } = self;
-        let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
-        let mut look = |at: usize| {
-            let link = links.get(at / 2);
-            let Some(direct) = (if at.is_multiple_of(2) { link } else { link.and_then(Direct::twin) }) else { return 0 };
-            let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
-                let from = Path { link: LinkId((at / 2) as u8), peer: run.peer };
-                for datagram in run.datagrams() {
-                    stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
-                }
-            });
-            got.unwrap_or_else(|error| {
-                tracing::warn!(%error, address = %direct.local(), "the UDP socket fails");
-                0
-            })
-        };
-        let mut runs = look(*busy);
-        if links.len() > 1 || twin.is_some() {
-            had[*busy] = if runs > 0 { now } else { had[*busy] };
-            let is_round = now - *looked >= LOOK_EVERY;
-            *looked = if is_round { now } else { *looked };
-            let before = *busy;
-            for at in (0..had.len()).filter(|at| *at != before) {
-                if !is_round && now - had[at] >= AWAKE {
-                    continue;
-                }
-                let got = look(at);
-                runs += got;
-                if got > 0 {
-                    (*busy, had[at]) = (at, now);
-                }
-            }
-        }
-        (runs, gate.taken, stopped)
     }
 
     /// What follows from what arrived, and from the time.
@@ -707,25 +520,6 @@ impl UdpFabric {
         (peer.incarnation == incarnation && peer.standing == Stage::Accepted).then_some(peer.session)
     }
 
-    /// Puts one packet on a lane, and sends it; or lets it wait for others, if they follow one another closely.
-    #[inline]
-    pub(crate) fn push(&mut self, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
-        let now = self.now();
-        let push = self.endpoint.push(now, session, priority, head, bytes);
-        if push == Push::Done && self.gather.keeps(now, bytes.len()) {
-            if self.gather.is_new()
-                && let Some(call) = &self.on_gather
-            {
-                call();
-            }
-        } else {
-            // Room may come of it, if there was none.
-            self.flush(now);
-            self.gather.sent(self.now());
-        }
-        push
-    }
-
     /// Expects `len` bytes of an accepted life of a node, and names what comes: the peer has to be told. They come as long as `into` lives. `None`:
     /// there is no such life now.
     pub fn expect(&mut self, node: NodeId, incarnation: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<TransferId> {
@@ -733,119 +527,14 @@ impl UdpFabric {
         self.transfers.expect(&mut self.endpoint, session, len, into)
     }
 
-    /// Sends a part of what the peer expects, `total` bytes in all. False if it can't be: the peer never named it so, or it was begun before.
-    pub(crate) fn begin_transfer(
-        &mut self,
-        name: (SessionId, TransferId),
-        part: (Range<u64>, u64),
-        priority: Priority,
-        from: Arc<dyn BytesOut>,
-    ) -> bool {
-        let now = self.now();
-        let begun = self.transfers.begin(&mut self.endpoint, now, name, part, priority, from);
-        self.flush(now);
-        begun
-    }
-
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
-    }
-
-    /// Gives the kernel what is to be sent, as far as it has room.
-    fn flush(&mut self, now: Time) {
-        self.gather.empty();
-        loop {
-            let (from, transmit) = match self.unsent.take() {
-                Some(unsent) => unsent,
-                None => match self.endpoint.poll_pieces(now, &mut self.out, &mut self.transfers) {
-                    Some(transmit) => (0, transmit),
-                    None => return,
-                },
-            };
-            let Transmit { path, len, segment, .. } = transmit;
-            let Some(link) = self.links.get(usize::from(path.link.0)) else { return };
-            let direct = if self.twin == Some(path) { link.twin().unwrap_or(link) } else { link };
-            let sent = match self.endpoint.pieces(&transmit, &self.out) {
-                Some((front, Middle::Lane(bytes), tag)) => direct.send_pieces(path.peer, [front, bytes, tag]),
-                Some((front, Middle::Transfer { session, transfer, offset, len }, tag)) => {
-                    let mut sent = Sent::Sent;
-                    // Bytes that are gone meanwhile are as good as lost.
-                    self.transfers.lend((session, transfer), offset, len, &mut |bytes| {
-                        sent = direct.send_pieces(path.peer, [front, bytes, tag]);
-                    });
-                    sent
-                }
-                None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
-            };
-            if self.twin != Some(path) {
-                self.count(path);
-            }
-            match sent {
-                Sent::Sent if self.jam.is_none() => {}
-                Sent::Sent => self.jam = self.jam.filter(|(jammed, _)| *jammed != path),
-                Sent::Full { .. } if self.is_jammed(now, path) => {}
-                Sent::Full { gone } => {
-                    let joined = self.endpoint.joined(transmit, &mut self.out, &mut self.transfers);
-                    self.unsent = joined.map(|transmit| ((from + gone * segment).min(len), transmit));
-                    return;
-                }
-                Sent::Failed { trouble, .. } => match trouble.kind {
-                    TroubleKind::TooLong { .. } => self.endpoint.too_large(path, segment),
-                    TroubleKind::Refused => self.contacts.nobody(path.peer),
-                    // Lost: it is sent again, or its end is noticed.
-                    kind => tracing::debug!(peer = %path.peer, %kind, "datagrams could not be sent"),
-                },
-            }
-        }
-    }
-
-    /// A datagram went by a path without a twin. After many in a row it gets one, in place of another's.
-    fn count(&mut self, path: Path) {
-        let series = self.series.filter(|(latest, _)| *latest == path).map_or(1, |(_, count)| count.saturating_add(1));
-        self.series = Some((path, series));
-        if series != TWIN_AFTER {
-            return;
-        }
-        match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {
-            Some(Ok(())) => {
-                self.twin = Some(path);
-                // Whoever sleeps does not know that there is another socket to wait for.
-                if let Some(call) = &self.on_gather {
-                    call();
-                }
-            }
-            Some(Err(error)) => tracing::debug!(peer = %path.peer, %error, "a path gets no socket of its own"),
-            None => {}
-        }
-    }
-
-    /// Whether there has been no room for a path for so long, as for one whose cable is gone, that the others should not wait for it. What is to go
-    /// there is lost, then.
-    fn is_jammed(&mut self, now: Time, path: Path) -> bool {
-        let since = self.jam.filter(|(jammed, _)| *jammed == path).map_or(now, |(_, since)| since);
-        self.jam = Some((path, since));
-        now - since >= JAMMED_AFTER
-    }
-
-    /// Whether the kernel had no room for what is to be sent.
-    pub fn is_stuck(&self) -> bool {
-        self.unsent.is_some()
     }
 
     /// How long until something is due here that no datagram brings; `None` if there is no such thing.
     pub fn timeout(&self) -> Option<Duration> {
         let due = [self.endpoint.poll_timeout(), self.contacts.due, self.gather.due()].into_iter().flatten().min()?;
         Some(Duration::from_nanos(due - self.now()))
-    }
-
-    /// Whether packets wait that the driver did not refuse.
-    pub fn has_ready(&self) -> bool {
-        self.endpoint.has_ready()
-    }
-
-    /// Whether some sender was told that its packets are not taken for now.
-    pub fn refusing(&self) -> bool {
-        self.endpoint.refusing()
     }
 
     /// Whether there is something that the driver has not been told.

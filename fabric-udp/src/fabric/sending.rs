@@ -1,0 +1,131 @@
+//! What goes out: packets that wait for others, datagrams that the kernel has no room for, and paths with a socket of their own.
+
+use super::{BytesOut, UdpFabric};
+use crate::Run;
+use crate::port::{Sent, TroubleKind};
+use crate::protocol::{Middle, Path, SessionId, Time, TransferId, Transmit};
+use doorbell_fabric::{PacketHead, Priority, Push};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Datagrams in a row by one path after which it has a socket of its own.
+const TWIN_AFTER: u32 = 256;
+/// How long there may be no room for what is to go by one path before the others go on without it, in nanoseconds: longer than a run takes on any
+/// usual network.
+const JAMMED_AFTER: u64 = 25_000_000;
+
+impl UdpFabric {
+    /// Puts one packet on a lane, and sends it; or lets it wait for others, if they follow one another closely.
+    #[inline]
+    pub(crate) fn push(&mut self, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
+        let now = self.now();
+        let push = self.endpoint.push(now, session, priority, head, bytes);
+        if push == Push::Done && self.gather.keeps(now, bytes.len()) {
+            if self.gather.is_new()
+                && let Some(call) = &self.on_gather
+            {
+                call();
+            }
+        } else {
+            // Room may come of it, if there was none.
+            self.flush(now);
+            self.gather.sent(self.now());
+        }
+        push
+    }
+
+    /// Sends a part of what the peer expects, `total` bytes in all. False if it can't be: the peer never named it so, or it was begun before.
+    pub(crate) fn begin_transfer(
+        &mut self,
+        name: (SessionId, TransferId),
+        part: (Range<u64>, u64),
+        priority: Priority,
+        from: Arc<dyn BytesOut>,
+    ) -> bool {
+        let now = self.now();
+        let begun = self.transfers.begin(&mut self.endpoint, now, name, part, priority, from);
+        self.flush(now);
+        begun
+    }
+
+    /// Gives the kernel what is to be sent, as far as it has room.
+    pub(super) fn flush(&mut self, now: Time) {
+        self.gather.empty();
+        loop {
+            let (from, transmit) = match self.unsent.take() {
+                Some(unsent) => unsent,
+                None => match self.endpoint.poll_pieces(now, &mut self.out, &mut self.transfers) {
+                    Some(transmit) => (0, transmit),
+                    None => return,
+                },
+            };
+            let Transmit { path, len, segment, .. } = transmit;
+            let Some(link) = self.links.get(usize::from(path.link.0)) else { return };
+            let direct = if self.twin == Some(path) { link.twin().unwrap_or(link) } else { link };
+            let sent = match self.endpoint.pieces(&transmit, &self.out) {
+                Some((front, Middle::Lane(bytes), tag)) => direct.send_pieces(path.peer, [front, bytes, tag]),
+                Some((front, Middle::Transfer { session, transfer, offset, len }, tag)) => {
+                    let mut sent = Sent::Sent;
+                    // Bytes that are gone meanwhile are as good as lost.
+                    self.transfers.lend((session, transfer), offset, len, &mut |bytes| {
+                        sent = direct.send_pieces(path.peer, [front, bytes, tag]);
+                    });
+                    sent
+                }
+                None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
+            };
+            if self.twin != Some(path) {
+                self.count(path);
+            }
+            match sent {
+                Sent::Sent if self.jam.is_none() => {}
+                Sent::Sent => self.jam = self.jam.filter(|(jammed, _)| *jammed != path),
+                Sent::Full { .. } if self.is_jammed(now, path) => {}
+                Sent::Full { gone } => {
+                    let joined = self.endpoint.joined(transmit, &mut self.out, &mut self.transfers);
+                    self.unsent = joined.map(|transmit| ((from + gone * segment).min(len), transmit));
+                    return;
+                }
+                Sent::Failed { trouble, .. } => match trouble.kind {
+                    TroubleKind::TooLong { .. } => self.endpoint.too_large(path, segment),
+                    TroubleKind::Refused => self.contacts.nobody(path.peer),
+                    // Lost: it is sent again, or its end is noticed.
+                    kind => tracing::debug!(peer = %path.peer, %kind, "datagrams could not be sent"),
+                },
+            }
+        }
+    }
+
+    /// A datagram went by a path without a twin. After many in a row it gets one, in place of another's.
+    fn count(&mut self, path: Path) {
+        let series = self.series.filter(|(latest, _)| *latest == path).map_or(1, |(_, count)| count.saturating_add(1));
+        self.series = Some((path, series));
+        if series != TWIN_AFTER {
+            return;
+        }
+        match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {
+            Some(Ok(())) => {
+                self.twin = Some(path);
+                // Whoever sleeps does not know that there is another socket to wait for.
+                if let Some(call) = &self.on_gather {
+                    call();
+                }
+            }
+            Some(Err(error)) => tracing::debug!(peer = %path.peer, %error, "a path gets no socket of its own"),
+            None => {}
+        }
+    }
+
+    /// Whether there has been no room for a path for so long, as for one whose cable is gone, that the others should not wait for it. What is to go
+    /// there is lost, then.
+    fn is_jammed(&mut self, now: Time, path: Path) -> bool {
+        let since = self.jam.filter(|(jammed, _)| *jammed == path).map_or(now, |(_, since)| since);
+        self.jam = Some((path, since));
+        now - since >= JAMMED_AFTER
+    }
+
+    /// Whether the kernel had no room for what is to be sent.
+    pub fn is_stuck(&self) -> bool {
+        self.unsent.is_some()
+    }
+}
