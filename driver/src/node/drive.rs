@@ -121,6 +121,8 @@ impl Shared {
             if let Some(shared) = shared.upgrade() {
                 shared.poller.gathering();
                 shared.bell().wake();
+                // The bell may be disarmed since the poller went to sleep.
+                shared.rouse_poller();
             }
         };
         network.udp.lock().unwrap_or_else(PoisonError::into_inner).on_gather(Box::new(call));

@@ -24,7 +24,7 @@ pub use transfers::{BytesIn, BytesOut};
 
 use crate::port::{self, Direct, Port, Room, TroubleKind, is_loopback_only};
 use crate::protocol::{
-    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, Path, SessionId, Time, TransferId, Transmit,
+    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, Path, Rejection, SessionId, Time, TransferId, Transmit,
 };
 use contacts::{Contacts, Standing};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push, Role};
@@ -120,6 +120,8 @@ pub struct UdpFabric {
     series: Option<(Path, u32)>,
     /// When it was last seen to all that follows from what arrived.
     attended: Time,
+    /// Something of that was put off.
+    later: bool,
     /// The path for which the kernel has no room, and since when.
     jam: Option<(Path, Time)>,
     room: Room,
@@ -235,6 +237,7 @@ impl UdpFabric {
             twin: None,
             series: None,
             attended: Time::ZERO,
+            later: false,
             jam: None,
             room: Room::new(RUNS),
             out: vec![0; RUN_ROOM].into(),
@@ -319,7 +322,7 @@ impl UdpFabric {
 
     /// What follows from what arrived, and from the time.
     fn attend(&mut self, now: Time) {
-        self.attended = now;
+        (self.attended, self.later) = (now, false);
         while let Some(event) = self.endpoint.poll_event() {
             self.on_event(now, event);
         }
@@ -395,6 +398,10 @@ impl UdpFabric {
                     self.peers[node.index()] = Some(met);
                 }
             }
+            // Somebody was told two addresses of this node.
+            Event::Refused { path, why: why @ Rejection::AlreadyConnected(..) } => {
+                tracing::debug!(address = %path.peer, ?why, "somebody asked for a second conversation");
+            }
             Event::Refused { path, why } => {
                 tracing::warn!(address = %path.peer, ?why, "somebody asked for a conversation and was refused");
             }
@@ -417,7 +424,11 @@ impl UdpFabric {
         let known = self.peers.iter().enumerate().filter_map(|(index, peer)| Some((NodeId(index as u16), peer.as_ref()?)));
         let members: Vec<_> = known
             .filter(|(node, _)| *node != newcomer)
-            .map(|(node, peer)| Member { node, incarnation: peer.incarnation, address: peer.address })
+            .flat_map(|(node, peer)| {
+                // All addresses that are known: the newcomer may be on another network.
+                let member = move |address| Member { node, incarnation: peer.incarnation, address };
+                self.endpoint.addresses(peer.session).into_iter().map(member)
+            })
             .collect();
         let mut rest = &members[..];
         loop {
@@ -533,6 +544,9 @@ impl UdpFabric {
 
     /// How long until something is due here that no datagram brings; `None` if there is no such thing.
     pub fn timeout(&self) -> Option<Duration> {
+        if self.later {
+            return Some(Duration::ZERO);
+        }
         let due = [self.endpoint.poll_timeout(), self.contacts.due, self.gather.due()].into_iter().flatten().min()?;
         Some(Duration::from_nanos(due - self.now()))
     }

@@ -131,6 +131,7 @@ impl UdpFabric {
         }
         if taken > 0 && now - self.attended < LATER {
             // Whoever took something may be about to answer it, and the rest goes along.
+            self.later = true;
             return taken;
         }
         // Whoever took something may have taken its time.
@@ -156,7 +157,7 @@ impl UdpFabric {
 
     /// Takes one run from the link that had something last; and from the others now and then, as a look costs a third of a microsecond. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
     fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let Self { endpoint, links, busy, looked, had, twin, room, peers, heard, transfers, .. } = self;
+        let Self { endpoint, links, busy, looked, had, room, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
         let mut look = |at: usize| {
             let link = links.get(at / 2);
@@ -173,7 +174,7 @@ impl UdpFabric {
             })
         };
         let mut runs = look(*busy);
-        if links.len() > 1 || twin.is_some() {
+        if links.len() > 1 || links.iter().any(|link| link.twin().is_some()) {
             had[*busy] = if runs > 0 { now } else { had[*busy] };
             let is_round = now - *looked >= LOOK_EVERY;
             *looked = if is_round { now } else { *looked };

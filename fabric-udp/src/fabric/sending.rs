@@ -74,8 +74,10 @@ impl UdpFabric {
                 }
                 None => direct.send(&Run { peer: path.peer, bytes: &mut self.out[from..len], segment }),
             };
-            if self.twin != Some(path) {
-                self.count(path);
+            match sent {
+                Sent::Sent if self.twin == Some(path) => self.series = None,
+                Sent::Sent => self.count(path),
+                _ => {}
             }
             match sent {
                 Sent::Sent if self.jam.is_none() => {}
@@ -100,7 +102,8 @@ impl UdpFabric {
     fn count(&mut self, path: Path) {
         let series = self.series.filter(|(latest, _)| *latest == path).map_or(1, |(_, count)| count.saturating_add(1));
         self.series = Some((path, series));
-        if series != TWIN_AFTER {
+        // A stranger that asks and is answered is no peer.
+        if series != TWIN_AFTER || !self.peers.iter().flatten().any(|peer| peer.address == path.peer) {
             return;
         }
         match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {

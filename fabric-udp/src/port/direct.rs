@@ -147,10 +147,12 @@ impl Direct {
                 shared.socket.set_reuse_address(false)?;
                 let made = made?;
                 made.socket.set_reuse_address(false)?;
-                shared.twin.get_or_init(|| Self::made(made, true))
+                // Until then what comes from others arrives there as well; so one that can't be connected must not stay.
+                made.socket.connect(&peer.into())?;
+                shared.twin.get_or_init(|| Self::made(made, true));
+                return Ok(());
             }
         };
-        // In between, what comes from others may arrive there as well.
         twin.0.socket.connect(&peer.into())
     }
 

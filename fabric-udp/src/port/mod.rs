@@ -194,7 +194,7 @@ pub struct Statistics {
     pub received: Traffic,
     /// What was sent.
     pub sent: Traffic,
-    /// Datagrams that arrived and found the receive buffer full: lost here, and not on the way. Zero before Linux 4.12, which does not say.
+    /// Datagrams that arrived and found the receive buffer full, or had a wrong checksum: lost here, and not on the way. Zero before Linux 4.12, which does not say.
     pub overflowed: u64,
     /// Times that there was no room to send.
     pub full: u64,

@@ -396,7 +396,7 @@ impl Params {
             share: random.array(),
             greeting: config.greeting.clone(),
             addresses: Some(reaches(config).map(|(_, reach)| reach).collect()),
-            wildcard: matches!(config.addresses[..], [address] if address.ip().is_unspecified()),
+            wildcard: !config.addresses.is_empty() && config.addresses.iter().all(|address| address.ip().is_unspecified()),
         }
     }
 

@@ -45,7 +45,7 @@ const POLLS_PER_CLOCK: u32 = 64;
 const SHOW_EVERY: Duration = Duration::from_millis(50);
 
 /// How soon to try again what another thread may have stood in the way of.
-const TRY_AGAIN: Duration = Duration::from_micros(200);
+const TRY_AGAIN: Duration = Duration::from_millis(1);
 
 /// What a node's engine is told when it is made.
 #[derive(Clone, Copy, Debug)]

@@ -20,6 +20,7 @@ use doorbell_fabric::{LinkDown, NodeId, PacketHead, Priority, Push, Sink};
 use open::Attempt;
 use sessions::{Entry, Sessions};
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::ops::Range;
 
 /// Whom to connect to.
@@ -492,6 +493,11 @@ impl Endpoint {
     /// The other end of a session that is connected.
     pub fn peer(&self, session: SessionId) -> Option<Peer> {
         self.sessions.peek(session).map(|session| session.peer)
+    }
+
+    /// Where the peer of a session is, the address in use first, as far as it said and links lead there.
+    pub fn addresses(&self, session: SessionId) -> Vec<SocketAddr> {
+        self.sessions.peek(session).map_or_else(Vec::new, Session::addresses)
     }
 
     /// How the peer of a session is reached.

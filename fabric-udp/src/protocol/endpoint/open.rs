@@ -235,7 +235,7 @@ impl Endpoint {
             buffer: config.lane_buffer as usize,
             spans: self.spans,
             ack_every: config.ack_every,
-            secret: self.random.u64() ^ now.nanos(),
+            words: self.random.child(),
         }
     }
 

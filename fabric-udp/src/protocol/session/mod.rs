@@ -17,6 +17,7 @@ use super::lent::{Lender, Lent, Middle};
 use super::loss::Flight;
 use super::mtu::PathMtu;
 use super::pacing::Pacer;
+use super::random::Random;
 use super::stats::SessionStats;
 use super::time::Time;
 use super::transfer::TransferId;
@@ -106,7 +107,8 @@ pub(crate) struct Session {
     last_used: Time,
     spans: Spans,
     ack_every: u32,
-    secret: u64,
+    /// What questions say.
+    words: Random,
     lane_window: u64,
     stats: SessionStats,
 }
@@ -131,12 +133,12 @@ pub(crate) struct Parts {
     pub spans: Spans,
     pub ack_every: u32,
     /// A number that nobody else knows.
-    pub secret: u64,
+    pub words: Random,
 }
 
 impl Session {
     pub fn new(now: Time, parts: Parts, confirmed: bool) -> Self {
-        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, spares, windows, buffer, spans, ack_every, secret } =
+        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, spares, windows, buffer, spans, ack_every, words } =
             parts;
         Self {
             id,
@@ -180,7 +182,7 @@ impl Session {
             last_used: now,
             spans,
             ack_every,
-            secret,
+            words,
             lane_window: windows.0,
             stats: SessionStats::default(),
         }

@@ -15,6 +15,7 @@ use crate::protocol::time::{Nanos, Time};
 use crate::protocol::wire::Writer;
 use crate::protocol::{Event, Path};
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 
 /// Questions in a row without an answer after which the other paths are asked, and after which one of them is taken.
 const SUSPECT_AFTER: u32 = 2;
@@ -225,6 +226,17 @@ impl Session {
         }
     }
 
+    /// Where the peer is: the address in use, and those of the other paths.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        let mut addresses = vec![self.path.peer];
+        for spare in &self.spares {
+            if !addresses.contains(&spare.path.peer) {
+                addresses.push(spare.path.peer);
+            }
+        }
+        addresses
+    }
+
     /// A Challenge or a Response to another path than the one in use: its bytes, and where it goes.
     pub(super) fn write_to_spare(&mut self, now: Time, buf: &mut [u8]) -> Option<(usize, Path)> {
         let len = HEADER + CHALLENGE_LEN + self.cipher.tag();
@@ -240,7 +252,7 @@ impl Session {
             spare.challenge = false;
             if spare.asked.is_none() {
                 (spare.asked, spare.tries) = (Some(now), 0);
-                spare.word = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;
+                spare.word = self.words.u64();
             }
             spare.tries = spare.tries.saturating_add(1);
             frame::write_challenge(&mut writer, spare.word);

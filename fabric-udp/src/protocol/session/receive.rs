@@ -151,7 +151,7 @@ impl Session {
                     movement.asked = movement.asked.filter(|at| now - *at <= patience);
                 }
                 _ => {
-                    let word = self.flight.next_number().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.secret;
+                    let word = self.words.u64();
                     self.movement = Some(Move { to: from, word, asked: None });
                 }
             }
