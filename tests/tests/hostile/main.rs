@@ -127,8 +127,9 @@ fn attack_by(way: &str) {
         assert!(status.success(), "{way}: the {who} ended by {status} ({signal:?}); DOORBELL_HOSTILE_SEED={seed}");
     }
     assert!(count(at::BLOWS) > 0 && count(at::OPERATIONS) > 0 && count(at::ECHOES) > 0, "{way}: nothing happened; seed {seed}");
+    // How long something takes under a sanitizer says nothing: it makes allocations dear, and copies not.
     assert!(
-        count(at::PAIRS) < toll::ENOUGH as u64 || count(at::RATIO) <= toll::LIMIT,
+        cfg!(sanitized) || count(at::PAIRS) < toll::ENOUGH as u64 || count(at::RATIO) <= toll::LIMIT,
         "{way}: the honest node's messages took too much longer under attack: {}; DOORBELL_HOSTILE_SEED={seed}",
         toll::told(&words)
     );
