@@ -109,6 +109,29 @@ fn who_leaves_is_heard_out_and_known_to_have_left() {
 }
 
 #[test]
+fn a_busy_path_gets_a_socket_of_its_own_and_nothing_is_lost_by_that() {
+    let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() }).0);
+    let (mut guest, port) = open(1, &UdpOptions { connect: vec![home.address()], ..UdpOptions::default() });
+    while let Some(Change::Met(node, _)) = guest.next_change() {
+        guest.accept(node);
+    }
+    let guest = Arc::new(Mutex::new(guest));
+    let mut link = UdpLink::new(&guest, NodeId(0), Incarnation(100), Priority::Normal).unwrap();
+    let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
+    let (mut sent, mut more, deadline) = (0, 50, soon());
+    while more > 0 {
+        assert!(Instant::now() < deadline, "no twin after {sent} packets");
+        // SAFETY: an array.
+        sent += usize::from(unsafe { link.push(&head, [7; 100].as_ptr(), 100) } == Push::Done);
+        // Each in a datagram of its own; and what the twin hears is taken in.
+        guest.lock().unwrap().poll(&mut Count(0), 64);
+        more -= usize::from(port.direct().twin().is_some());
+    }
+    guest.lock().unwrap().shut(soon());
+    assert_eq!(home.end().1, sent);
+}
+
+#[test]
 fn ids_are_given_to_guests_and_all_meet_all() {
     let home = Driven::start(open(0, &UdpOptions { listen: vec![LOCAL.into()], ..UdpOptions::default() }).0);
     let options = UdpOptions { connect: vec![home.address()], ..UdpOptions::default() };

@@ -33,8 +33,8 @@ const FIFO_GOES_ON: u64 = 16 << 20;
 /// ...of one chunk in so many of the origin's.
 const FIFO_SHARE: u32 = 4;
 
-/// How soon to try again to put by a session that another thread was in.
-const TRY_AGAIN: Duration = Duration::from_micros(200);
+/// How soon to try again what another thread may have stood in the way of, if nobody looks before.
+pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(1);
 /// A shorter message is through the lane of a session before an RTS is answered.
 const APART_LEAST: usize = 256 << 10;
 

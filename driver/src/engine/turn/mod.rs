@@ -26,7 +26,7 @@ use crate::region::remote::Remote;
 use crate::region::table::RegionTable;
 use crate::transfer::Copy;
 use crate::transfer::memory::Local;
-use crate::transfer::outgoing::Outgoing;
+use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::board::{Figure, Figures};
@@ -43,9 +43,6 @@ const TURN_PACKETS: usize = 64;
 const POLLS_PER_CLOCK: u32 = 64;
 /// How often a node that never sleeps shows its figures.
 const SHOW_EVERY: Duration = Duration::from_millis(50);
-
-/// How soon to try again what another thread may have stood in the way of.
-const TRY_AGAIN: Duration = Duration::from_millis(1);
 
 /// What a node's engine is told when it is made.
 #[derive(Clone, Copy, Debug)]
