@@ -1,5 +1,6 @@
 //! One operation that did not complete at once.
 
+use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
 use crate::message::Message;
 use crossbeam_utils::CachePadded;
@@ -135,10 +136,10 @@ impl Op {
         self.word.compare_exchange(PENDING, SLEEPING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Sleeps until the operation ends or somebody [`nudge`](Self::nudge)s, `timeout` at most. After
+    /// Sleeps until the operation ends or somebody [`nudge`](Self::nudge)s, `timeout` and 50 ms at most. After
     /// [`will_sleep`](Self::will_sleep).
     pub fn sleep(&self, timeout: Duration) {
-        sleep(&self.word, SLEEPING, timeout);
+        sleep(&self.word, SLEEPING, timeout.min(PARK_MOST));
         let _ = self.word.compare_exchange(SLEEPING, PENDING, Ordering::AcqRel, Ordering::Relaxed);
     }
 

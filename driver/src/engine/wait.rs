@@ -57,6 +57,8 @@ const YIELD_MOST: Duration = Duration::from_millis(1);
 const MEMORY: u32 = 256;
 /// The longest sleep, as insurance; also how often a waiting thread asks whether its peers live.
 pub const PARK_MOST: Duration = Duration::from_millis(50);
+/// The same where all others are reached by the network, which wakes the sleeper when one of them is to be asked.
+const PARK_NETWORK: Duration = Duration::from_secs(1);
 /// How often a thread that does not park asks whether its peers live.
 pub const CHECK_EVERY: Duration = Duration::from_millis(25);
 /// How often a thread does that was told to spin, and so to make no system calls: when no exchange is going on any more, be
@@ -86,6 +88,8 @@ pub struct Gear {
     checked: Option<Instant>,
     /// How long it spins at first.
     spin: Duration,
+    /// How long it sleeps at most.
+    park: Duration,
     /// How long it has waited when it yields next.
     yield_at: Duration,
     yielding: bool,
@@ -98,14 +102,25 @@ impl Gear {
     #[inline(always)]
     pub fn new(wait: Wait, deadline: Option<Instant>) -> Self {
         let (spin, yield_at) = (SPIN, SPIN);
-        Self { wait, deadline, began: None, checked: None, spin, yield_at, yielding: false, crowded: false, slept: false }
+        Self {
+            wait,
+            deadline,
+            began: None,
+            checked: None,
+            spin,
+            park: PARK_MOST,
+            yield_at,
+            yielding: false,
+            crowded: false,
+            slept: false,
+        }
     }
 
-    /// The same for a node on a network, or not: there the first gear is longer.
+    /// The same for a node on a network, or not: there the first gear is longer. So is the sleep; whoever arms the bell says if it may be.
     #[inline(always)]
     pub fn on_network(mut self, on_network: bool) -> Self {
         if on_network {
-            self.spin = SPIN_NETWORK;
+            (self.spin, self.park) = (SPIN_NETWORK, PARK_NETWORK);
         }
         self
     }
@@ -188,7 +203,7 @@ impl Gear {
     }
 
     fn park_at_most(&self, now: Instant) -> Duration {
-        self.deadline.map_or(PARK_MOST, |deadline| PARK_MOST.min(deadline - now))
+        self.deadline.map_or(self.park, |deadline| self.park.min(deadline - now))
     }
 }
 

@@ -211,7 +211,10 @@ impl Fabrics {
 
     /// Whether all others are reached by the network, which tells of their deaths by itself.
     pub fn is_remote_only(&self) -> bool {
-        self.net.is_some() && self.shm.is_alone()
+        // This node's own lanes are open, too.
+        let mut others =
+            (0..self.membership().max_nodes()).map(|id| NodeId(id as u16)).filter(|id| *id != self.membership().id());
+        self.net.is_some() && others.all(|id| self.shm.peer(id).is_none())
     }
 
     /// Whether some sender was told that its messages are not taken for now.

@@ -210,7 +210,7 @@ impl Net {
 
     /// How long to sleep, `most` at most.
     pub fn timeout(&self, most: Duration) -> Duration {
-        let udp = lock(&self.udp);
+        let mut udp = lock(&self.udp);
         let most = if udp.is_stuck() { most.min(STUCK) } else { most };
         udp.timeout().map_or(most, |due| most.min(due))
     }

@@ -311,7 +311,7 @@ impl UdpFabric {
     }
 
     /// Sleeps until something arrives, or is due, for `most` at most.
-    fn wait(&self, most: Duration) {
+    fn wait(&mut self, most: Duration) {
         let timeout = self.timeout().map_or(most, |due| due.min(most));
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         let socket = |direct| rustix::event::PollFd::new(direct, rustix::event::PollFlags::IN);
@@ -543,11 +543,11 @@ impl UdpFabric {
     }
 
     /// How long until something is due here that no datagram brings; `None` if there is no such thing.
-    pub fn timeout(&self) -> Option<Duration> {
+    pub fn timeout(&mut self) -> Option<Duration> {
         if self.later {
             return Some(Duration::ZERO);
         }
-        let due = [self.endpoint.poll_timeout(), self.contacts.due, self.gather.due()].into_iter().flatten().min()?;
+        let due = [self.endpoint.next_timeout(), self.contacts.due, self.gather.due()].into_iter().flatten().min()?;
         Some(Duration::from_nanos(due - self.now()))
     }
 

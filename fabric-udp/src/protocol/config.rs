@@ -174,6 +174,15 @@ pub(crate) struct Spans {
     pub idle: Option<Nanos>,
 }
 
+impl Spans {
+    /// How long a node hears nothing before it asks. The one of the lower number asks first, and the lowest of all before the others, so that
+    /// two do not ask each other at once.
+    pub fn quiet_after(&self, me: NodeId, peer: NodeId) -> Nanos {
+        let sooner = if me < peer { 16 - u64::from(me.0.min(15)) } else { 0 };
+        self.keep_alive - self.keep_alive / 128 * sooner
+    }
+}
+
 /// Why a configuration can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is out of range: {expected}")]

@@ -7,7 +7,7 @@ use doorbell_fabric::{PacketHead, PacketKind, Priority};
 pub(crate) const ACK_RANGES_MAX: usize = 64;
 
 const PADDING: u8 = 0x00;
-const PING: u8 = 0x01;
+pub const PING: u8 = 0x01;
 const ACK: u8 = 0x02;
 const CLOSE: u8 = 0x03;
 const CHALLENGE: u8 = 0x04;

@@ -12,7 +12,7 @@ use peers::End;
 use crate::engine::baton::Token;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
-use crate::engine::wait::CHECK_EVERY;
+use crate::engine::wait::{CHECK_EVERY, PARK_MOST};
 use crate::error::Error;
 use crate::fabrics::Fabrics;
 use crate::loan::{Lender, Lenders};
@@ -209,12 +209,16 @@ impl Engine {
 
     /// Whether nonblocking operations wait for somebody to drive.
     pub fn has_pending(&self) -> bool {
-        !self.inbound.posted.is_empty()
-            || !self.sending.is_empty()
-            || self.outgoing.is_active()
-            || !self.inbound.incoming.is_empty()
-            || !self.words.is_empty()
-            || self.inbound.assemblies.iter().any(|a| a.active.is_some())
+        !self.inbound.posted.is_empty() || !self.is_at_rest()
+    }
+
+    /// Whether nothing is under way but receives to which nothing came so far.
+    fn is_at_rest(&self) -> bool {
+        self.sending.is_empty()
+            && !self.outgoing.is_active()
+            && self.inbound.incoming.is_empty()
+            && self.words.is_empty()
+            && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
 
     /// Takes what arrived, for `direct` first of all that no posted receive accepts. Returns how many packets it took.
@@ -272,7 +276,9 @@ impl Engine {
         if op.is_done() {
             return None;
         }
-        let timeout = self.arm(me, timeout)?;
+        // Nobody else but the network has to be asked, and it says when.
+        let is_told = self.fabric.is_remote_only() && self.is_at_rest() && !self.fabric.refusing();
+        let timeout = self.arm(me, if is_told { timeout } else { timeout.min(PARK_MOST) })?;
         self.inbound.sighted = false;
         self.parked = Some(op.clone());
         Some(timeout)

@@ -67,6 +67,8 @@ pub struct Endpoint {
     /// Nothing is due before.
     earliest: Time,
     latest: Time,
+    /// When quiet peers were last asked together.
+    asked_along: Time,
     refused_told: Time,
     stats: EndpointStats,
 }
@@ -91,6 +93,7 @@ impl Endpoint {
             answers: VecDeque::new(),
             earliest: Time::NEVER,
             latest: Time::ZERO,
+            asked_along: Time::ZERO,
             refused_told: Time::ZERO,
             stats: EndpointStats::default(),
         })
@@ -181,8 +184,32 @@ impl Endpoint {
         }
         let Some(session) = self.sessions.get_mut(index) else { return stopped };
         stopped = session.take(now, &Genuine { from, number: header.number, body }, receiver, stopped, &mut self.events);
+        let was_asked = std::mem::take(&mut session.was_asked);
         self.after(now, index);
+        if was_asked {
+            self.ask_along(now, true);
+        }
         stopped
+    }
+
+    /// While it is awake, the node asks all of whom it heard nothing for half the time: so it wakes once for all, and soon the whole domain does
+    /// at the same instants. `was_asked`: another began, so of two who are asked by it only one asks the other.
+    #[cold]
+    fn ask_along(&mut self, now: Time, was_asked: bool) {
+        if now - self.asked_along < self.spans.keep_alive / 2 {
+            return;
+        }
+        self.asked_along = now;
+        let me = self.config.node;
+        for index in 0..self.sessions.places() {
+            if let Some(session) = self.sessions.get_mut(index)
+                && session.is_quiet(now)
+                && (!was_asked || me < session.peer.node)
+            {
+                session.ask_now();
+                self.after(now, index);
+            }
+        }
     }
 
     /// Whatever may follow from what a session was told.
@@ -397,13 +424,14 @@ impl Endpoint {
         let stood_still = now - self.latest > self.spans.dead / 2;
         self.latest = now;
         self.earliest = Time::NEVER;
+        let mut asks = false;
         for index in 0..self.sessions.places() {
             if let Some(session) = self.sessions.get_mut(index) {
                 if session.deadline() <= now {
                     if stood_still {
                         session.forgive(now);
                     }
-                    session.on_timeout(now);
+                    asks |= session.on_timeout(now);
                     session.tell_path(&mut self.events);
                 }
                 self.after(now, index);
@@ -411,6 +439,18 @@ impl Endpoint {
                 self.drive_attempt(now, index);
             }
         }
+        if asks {
+            self.ask_along(now, false);
+        }
+    }
+
+    /// As [`poll_timeout`](Self::poll_timeout), but never too soon: what was due before and is not any more, as an answer came, is left out. It looks
+    /// at each session, so it is for who is about to sleep.
+    pub fn next_timeout(&mut self) -> Option<Time> {
+        if self.earliest != Time::NEVER {
+            self.earliest = self.sessions.deadline();
+        }
+        self.poll_timeout()
     }
 
     /// Fills `buf` with the next datagrams to be sent, and says to whom. `buf` must hold 65 536 bytes. Call it until there are none.

@@ -44,6 +44,11 @@ impl Attempt {
     pub fn new(id: SessionId, now: Time, target: Target, nonce: u64, give_up: Time) -> Self {
         Self { id, target, nonce, give_up, next: now, pause: AGAIN_FIRST, asked_at: None, open: None }
     }
+
+    /// When it is driven next.
+    pub fn deadline(&self) -> Time {
+        self.next.min(self.give_up)
+    }
 }
 
 impl Endpoint {
@@ -64,7 +69,7 @@ impl Endpoint {
             return self.fail_attempt(index, CloseReason::NoAnswer);
         }
         if attempt.next > now {
-            self.earliest = self.earliest.min(attempt.next.min(attempt.give_up));
+            self.earliest = self.earliest.min(attempt.deadline());
             return;
         }
         attempt.asked_at = attempt.asked_at.is_none().then_some(now);
@@ -234,6 +239,7 @@ impl Endpoint {
             windows: (theirs.lane_window.into(), config.lane_window.into()),
             buffer: config.lane_buffer as usize,
             spans: self.spans,
+            quiet_after: self.spans.quiet_after(config.node, theirs.node),
             ack_every: config.ack_every,
             words: self.random.child(),
         }

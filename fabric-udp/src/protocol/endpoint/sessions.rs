@@ -2,7 +2,7 @@
 
 use super::Attempt;
 use crate::protocol::session::Session;
-use crate::protocol::{Path, SessionId};
+use crate::protocol::{Path, SessionId, Time};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -77,6 +77,16 @@ impl Sessions {
 
     pub fn places(&self) -> usize {
         self.places.len()
+    }
+
+    /// When the first of all is due.
+    pub fn deadline(&self) -> Time {
+        let of = |place: &Place| match &place.entry {
+            Entry::Session(session) => session.deadline(),
+            Entry::Attempt(attempt) => attempt.deadline(),
+            Entry::Vacant => Time::NEVER,
+        };
+        self.places.iter().map(of).min().unwrap_or(Time::NEVER)
     }
 
     #[cfg(any(test, feature = "sim"))]

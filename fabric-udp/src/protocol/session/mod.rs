@@ -19,7 +19,7 @@ use super::mtu::PathMtu;
 use super::pacing::Pacer;
 use super::random::Random;
 use super::stats::SessionStats;
-use super::time::Time;
+use super::time::{Nanos, Time};
 use super::transfer::TransferId;
 use super::{CloseReason, Event, Path, Peer, SessionId};
 use cargo::{Cargo, Closing, Control};
@@ -84,6 +84,8 @@ pub(crate) struct Session {
     ping: bool,
     /// The next datagram is to be as small as can be.
     ping_alone: bool,
+    /// The peer, which has nothing else to say, asked whether this end lives.
+    pub was_asked: bool,
     /// Up to this number datagrams went while the window was in use.
     limited_until: u64,
     paced_until: Time,
@@ -106,6 +108,8 @@ pub(crate) struct Session {
     heard_here: Time,
     last_used: Time,
     spans: Spans,
+    /// How long nothing is heard before the peer is asked.
+    quiet_after: Nanos,
     ack_every: u32,
     /// What questions say.
     words: Random,
@@ -131,6 +135,7 @@ pub(crate) struct Parts {
     pub windows: (u64, u64),
     pub buffer: usize,
     pub spans: Spans,
+    pub quiet_after: Nanos,
     pub ack_every: u32,
     /// A number that nobody else knows.
     pub words: Random,
@@ -138,8 +143,8 @@ pub(crate) struct Parts {
 
 impl Session {
     pub fn new(now: Time, parts: Parts, confirmed: bool) -> Self {
-        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, spares, windows, buffer, spans, ack_every, words } =
-            parts;
+        let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, spares, windows, buffer, .. } = parts;
+        let Parts { spans, quiet_after, ack_every, words, .. } = parts;
         Self {
             id,
             remote,
@@ -166,6 +171,7 @@ impl Session {
             // The other end waits for a sign that its answer arrived.
             ping: true,
             ping_alone: false,
+            was_asked: false,
             limited_until: 0,
             paced_until: Time::NEVER,
             close_by: Time::NEVER,
@@ -180,6 +186,7 @@ impl Session {
             last_heard: now,
             heard_here: now,
             last_used: now,
+            quiet_after,
             spans,
             ack_every,
             words,

@@ -67,6 +67,8 @@ impl Session {
         let Genuine { from, number, body } = *genuine;
         self.stats.datagrams_in += 1;
         self.stats.bytes_in += body.len() as u64;
+        // A question by itself after a silence: nothing is to follow that could be answered with it.
+        self.was_asked = body == [frame::PING] && now - self.last_heard >= self.spans.keep_alive / 2;
         if from == self.path {
             (self.last_heard, self.heard_here) = (now, now);
         } else if self.is_proven(from) {
@@ -126,7 +128,8 @@ impl Session {
                 return stopped;
             }
         }
-        self.received.insert(number, now, wants_answer, self.ack_every, self.spans.ack_delay);
+        let every = if self.was_asked { 1 } else { self.ack_every };
+        self.received.insert(number, now, wants_answer, every, self.spans.ack_delay);
         if from != self.path && latest && !asks_only {
             self.elsewhere(now, from, wants_answer);
         }

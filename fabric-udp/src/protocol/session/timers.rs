@@ -20,7 +20,7 @@ impl Session {
         let mut deadline = self.received.deadline().min(self.flight.loss_at()).min(self.flight.question_at());
         deadline = deadline.min(self.close_by).min(self.spares_at);
         if self.flight.waiting == 0 {
-            deadline = deadline.min(self.last_heard + self.spans.keep_alive);
+            deadline = deadline.min(self.last_heard + self.quiet_after);
         } else {
             deadline = deadline.min(self.dead_at());
         }
@@ -44,22 +44,30 @@ impl Session {
         self.last_heard = self.last_heard.max(Time::from_nanos(now.nanos().saturating_sub(self.spans.dead / 2)));
     }
 
-    pub fn on_timeout(&mut self, now: Time) {
+    /// Whether nothing was heard for half the time after which the peer is asked, and nothing is under way that asks.
+    pub fn is_quiet(&self, now: Time) -> bool {
+        self.confirmed && self.over.is_none() && self.flight.waiting == 0 && self.last_heard + self.spans.keep_alive / 2 <= now
+    }
+
+    /// Does what is due. Whether the peer is to be asked if it lives.
+    pub fn on_timeout(&mut self, now: Time) -> bool {
         if self.over.is_some() {
-            return;
+            return false;
         }
         if !self.confirmed {
             if self.last_heard + self.spans.dead <= now {
                 self.end(CloseReason::Silent);
             }
-            return;
+            return false;
         }
         if self.flight.waiting > 0 && self.dead_at() <= now {
             let closing = self.cargo.closing != Closing::No;
-            return self.end(if closing { CloseReason::Local } else { CloseReason::Silent });
+            self.end(if closing { CloseReason::Local } else { CloseReason::Silent });
+            return false;
         }
         if self.close_by <= now {
-            return self.end(CloseReason::Local);
+            self.end(CloseReason::Local);
+            return false;
         }
         if self.paced_until <= now {
             // If there is still something to send, whoever tries will see.
@@ -74,15 +82,15 @@ impl Session {
         if self.flight.question_at() <= now {
             self.ask(now);
         }
-        if self.flight.waiting == 0 && self.last_heard + self.spans.keep_alive <= now {
-            self.ping = true;
-        }
+        let asks = self.flight.waiting == 0 && self.last_heard + self.quiet_after <= now;
+        self.ping |= asks;
         if let Some(idle) = self.spans.idle
             && self.last_used + idle <= now
             && self.cargo.closing == Closing::No
         {
             self.end(CloseReason::Idle);
         }
+        asks
     }
 
     /// Nothing came back for long: sends the oldest again, and the answer will tell about the others.

@@ -59,3 +59,34 @@ fn a_configuration_out_of_range_is_refused() {
     let path = Path { link: LinkId(1), ..Net::path_to(0) };
     assert!(endpoint.connect(Time::ZERO, Target { path, node: None }).is_none(), "no such link");
 }
+
+#[test]
+fn quiet_nodes_ask_one_another_at_the_same_instants_and_each_pair_once() {
+    const NODES: usize = 4;
+    let mut network = Net::new(3, Rules::clean(MS / 10));
+    for index in 0..NODES as u16 {
+        network.add(Endpoint::new(config(index), seed_of(3, index.into())).unwrap(), Talker::default());
+    }
+    // They meet at instants of their own.
+    for (from, to) in (0..NODES).flat_map(|from| (from + 1..NODES).map(move |to| (from, to))) {
+        connect(&mut network, from, to);
+        let until = network.now() + 37 * MS;
+        network.run(until, |_| false);
+    }
+    let until = network.now() + 2 * SECOND;
+    network.run(until, |_| false);
+    let mut sent = |until| {
+        network.run(until, |_| false);
+        (0..NODES).map(|index| network.endpoint(index).stats().datagrams_out).collect::<Vec<_>>()
+    };
+    let before = sent(until);
+    let after = sent(until + 10 * SECOND);
+    let of = |index: usize| after[index] - before[index];
+    let all = (0..NODES).map(of).sum::<u64>();
+    // Six pairs, a question and an answer each, in each of at most 46 rounds, as the first asks after 7/8 of a quarter of a second.
+    assert!((6 * 2 * 38..=6 * 2 * 46).contains(&all), "{all} datagrams in ten idle seconds");
+    // The first one asks them all, and the others hear it before their own time has come.
+    let due = network.endpoint(0).next_timeout().unwrap() - network.now();
+    let others = (1..NODES).map(|index| network.endpoint(index).next_timeout().unwrap() - network.now());
+    assert!(others.into_iter().all(|other| other >= due && other - due < 40 * MS), "they do not ask together");
+}
