@@ -117,6 +117,8 @@ pub struct UdpFabric {
     had: Vec<Time>,
     /// The path that has a twin, and how often one path was used since another was.
     twin: Option<Path>,
+    /// It was found empty since it was connected: nothing of others waits there.
+    is_pure: bool,
     series: Option<(Path, u32)>,
     /// When it was last seen to all that follows from what arrived.
     attended: Time,
@@ -235,6 +237,7 @@ impl UdpFabric {
             looked: Time::ZERO,
             had,
             twin: None,
+            is_pure: false,
             series: None,
             attended: Time::ZERO,
             later: false,

@@ -157,17 +157,24 @@ impl UdpFabric {
 
     /// Takes one run from the link that had something last; and from the others now and then, as a look costs a third of a microsecond. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
     fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
-        let Self { endpoint, links, busy, looked, had, room, peers, heard, transfers, .. } = self;
+        let Self { endpoint, links, busy, looked, had, room, twin, is_pure, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
         let mut look = |at: usize| {
             let link = links.get(at / 2);
             let Some(direct) = (if at.is_multiple_of(2) { link } else { link.and_then(Direct::twin) }) else { return 0 };
-            let got = direct.receive(room, RUNS, &mut |mut run: Run<'_>| {
-                let from = Path { link: LinkId((at / 2) as u8), peer: run.peer };
+            let link = LinkId((at / 2) as u8);
+            let peer = twin.filter(|path| !at.is_multiple_of(2) && path.link == link).map(|path| path.peer);
+            let each = &mut |mut run: Run<'_>| {
+                let from = Path { link, peer: run.peer };
                 for datagram in run.datagrams() {
                     stopped = endpoint.handle_datagram(now, from, datagram, &mut gate, stopped);
                 }
-            });
+            };
+            let got = match peer {
+                Some(peer) if *is_pure => direct.receive_from(peer, room, RUNS, each),
+                _ => direct.receive(room, RUNS, each),
+            };
+            *is_pure |= peer.is_some() && matches!(got, Ok(0));
             got.unwrap_or_else(|error| {
                 tracing::warn!(%error, address = %direct.local(), "the UDP socket fails");
                 0

@@ -108,7 +108,7 @@ impl UdpFabric {
         }
         match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {
             Some(Ok(())) => {
-                self.twin = Some(path);
+                (self.twin, self.is_pure) = (Some(path), false);
                 // Whoever sleeps does not know that there is another socket to wait for.
                 if let Some(call) = &self.on_gather {
                     call();

@@ -79,6 +79,17 @@ pub fn receive_bare(socket: BorrowedFd<'_>, place: &mut Place) -> io::Result<Arr
     Ok(Arrival { peer, bytes: bytes as usize, remarks: Remarks::default(), truncated: false })
 }
 
+/// The same for a socket that is connected, and so does not have to ask who sent it.
+pub fn receive_connected(socket: BorrowedFd<'_>, place: &mut Place, peer: SocketAddr) -> io::Result<Arrival> {
+    let bytes = place.payload.as_mut_ptr().cast();
+    // SAFETY: memory of `place` with its length.
+    let bytes = unsafe { libc::recv(socket.as_raw_fd(), bytes, PAYLOAD_BYTES, libc::MSG_DONTWAIT) };
+    if bytes < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Arrival { peer: Some(peer), bytes: bytes as usize, remarks: Remarks::default(), truncated: false })
+}
+
 /// Datagrams for which a socket had no room, in all; the count wraps.
 pub fn overflowed(socket: BorrowedFd<'_>) -> io::Result<u32> {
     /// Of the figures that the kernel gives: the last, and the number of all.

@@ -198,6 +198,28 @@ impl Direct {
     /// Those of the socket itself, which does not happen as long as it is open. What became of a datagram that went out is not one: see
     /// [`trouble`](Self::trouble).
     pub fn receive<F: FnMut(Run<'_>) + ?Sized>(&self, room: &mut Room, budget: usize, each: &mut F) -> io::Result<usize> {
+        self.receive_by(None, room, budget, each)
+    }
+
+    /// The same for a twin that was found empty since it was connected to `peer`: so that is who sent what waits there, and the kernel is not asked.
+    pub(crate) fn receive_from<F: FnMut(Run<'_>) + ?Sized>(
+        &self,
+        peer: SocketAddr,
+        room: &mut Room,
+        budget: usize,
+        each: &mut F,
+    ) -> io::Result<usize> {
+        self.receive_by(Some(peer), room, budget, each)
+    }
+
+    #[inline]
+    fn receive_by<F: FnMut(Run<'_>) + ?Sized>(
+        &self,
+        peer: Option<SocketAddr>,
+        room: &mut Room,
+        budget: usize,
+        each: &mut F,
+    ) -> io::Result<usize> {
         let budget = if room.more { budget } else { budget.min(1) };
         let mut delivered = 0;
         let mut errors = 0;
@@ -205,8 +227,11 @@ impl Direct {
             let most = (budget - delivered).min(room.places.len());
             let got = if delivered == 0 || most == 1 {
                 let place = &mut room.places[0];
-                let got =
-                    if self.is_bare() { calls::receive_bare(self.as_fd(), place) } else { calls::receive(self.as_fd(), place) };
+                let got = match peer {
+                    Some(peer) if self.is_bare() => calls::receive_connected(self.as_fd(), place, peer),
+                    _ if self.is_bare() => calls::receive_bare(self.as_fd(), place),
+                    _ => calls::receive(self.as_fd(), place),
+                };
                 got.map(|arrival| {
                     self.0.counts.received[0].add(1);
                     self.deliver(&mut room.places[0], arrival, each);
