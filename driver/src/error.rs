@@ -1,6 +1,8 @@
 //! What can go wrong, in words for people and in facts for programs.
 
 use crate::message::Message;
+#[cfg(not(loom))]
+use crate::registry::LockFault;
 use doorbell_fabric::{Incarnation, NodeId};
 #[cfg(not(loom))]
 use doorbell_shm::error::ShmError;
@@ -111,6 +113,17 @@ pub enum Error {
         node: Option<NodeId>,
         /// What is wrong.
         why: KeyFault,
+    },
+    /// A call on a key of the lock registry failed.
+    #[cfg(not(loom))]
+    #[error("cannot {operation} the key '{key}': {why}")]
+    Lock {
+        /// Which call.
+        operation: &'static str,
+        /// The key's name.
+        key: Box<str>,
+        /// Why not.
+        why: Box<LockFault>,
     },
     /// This process is a fork of the one that joined. Nodes do not survive a fork.
     #[error("this process was forked from the one that joined the domain; join again in the child")]
@@ -243,6 +256,13 @@ impl From<Error> for std::io::Error {
             Error::Key { .. } => ErrorKind::InvalidInput,
             Error::Truncated { .. } | Error::WrongSize { .. } | Error::Invalid { .. } => ErrorKind::InvalidInput,
             Error::Damaged { .. } => ErrorKind::InvalidData,
+            #[cfg(not(loom))]
+            Error::Lock { why, .. } => match **why {
+                LockFault::Unknown | LockFault::Destroyed => ErrorKind::NotFound,
+                LockFault::NotYours(_) => ErrorKind::PermissionDenied,
+                LockFault::Otherwise(_) | LockFault::Barred | LockFault::InUse(_) => ErrorKind::ResourceBusy,
+                LockFault::AlreadyYours | LockFault::Circle(_) => ErrorKind::Deadlock,
+            },
             Error::Closed => ErrorKind::NotConnected,
             _ => ErrorKind::Other,
         };

@@ -33,6 +33,7 @@
 //! 5. [`region`]: memory of one node that others write and read without its help, and the keys to it.
 //! 6. [`counter`]: DMA counters, which say when all bytes of a transfer have moved.
 //! 7. [`loan`]: messages written in place in shared memory, and read in place.
+//! 8. [`registry`]: locks that know their owner, and survive it.
 //!
 //! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree; and [`testing`]: a domain
 //! in one process for the tests of your own programs.
@@ -53,6 +54,8 @@ pub mod node;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
+pub mod registry;
+#[cfg(not(loom))]
 pub mod testing;
 pub mod topology;
 #[cfg(not(loom))]
@@ -68,6 +71,8 @@ pub use counter::{Counter, CounterKey, Lowered};
 #[cfg(not(loom))]
 pub use doorbell_shm::board::{Figure, Figures};
 #[cfg(not(loom))]
+pub use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Value};
+#[cfg(not(loom))]
 pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
 #[cfg(not(loom))]
 pub use doorbell_udp::{UdpError, port::Kind as PortKind};
@@ -81,6 +86,8 @@ pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
 pub use node::{Completion, Done, Event, Node, NodeBuilder, Peer, Request, Stats};
 #[cfg(not(loom))]
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region};
+#[cfg(not(loom))]
+pub use registry::{Circle, KeyGuard, LockFault, LockKey, TryLock};
 #[cfg(not(loom))]
 pub use transfer::{Copy, TransferReport};
 #[cfg(not(loom))]

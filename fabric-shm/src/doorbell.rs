@@ -154,6 +154,26 @@ pub fn futex_wake(word: &AtomicU32) {
     }
 }
 
+/// Sleeps as [`futex_wait`] does, to be woken by [`futex_wake_some`] with one of these kinds.
+#[cfg(not(loom))]
+pub(crate) fn futex_wait_as(word: &AtomicU32, expected: u32, kinds: u32, timeout: Duration) {
+    let until = crate::clock::now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX >> 1));
+    let until =
+        libc::timespec { tv_sec: (until / 1_000_000_000) as libc::time_t, tv_nsec: (until % 1_000_000_000) as libc::c_long };
+    // SAFETY: as in `futex_wait`; this operation takes the time at which to wake, by the clock that `now_ns` reads.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT_BITSET, expected, &until, std::ptr::null::<u32>(), kinds);
+    }
+}
+
+/// Wakes up to `most` of those who sleep on `word` as one of these kinds, and says how many it woke.
+#[cfg(not(loom))]
+pub(crate) fn futex_wake_some(word: &AtomicU32, kinds: u32, most: i32) -> i64 {
+    let none = std::ptr::null::<u32>();
+    // SAFETY: as in `futex_wake`.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE_BITSET, most, none, none, kinds) }
+}
+
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;

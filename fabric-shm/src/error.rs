@@ -1,5 +1,6 @@
 //! What can go wrong with shared memory, what it went wrong with, and what to do about it.
 
+use crate::keys::ResourceError;
 use crate::region::RegionFault;
 use doorbell_fabric::{Incarnation, NodeId};
 use std::io;
@@ -203,6 +204,15 @@ pub enum ShmError {
         rule: &'static str,
     },
 
+    /// A key can't be made.
+    #[error("cannot make a key in domain '{domain}': {fault}")]
+    Key {
+        /// The domain.
+        domain: String,
+        /// Why not.
+        fault: ResourceError,
+    },
+
     /// This node has left its domain.
     #[error("cannot {operation}: this node has left domain '{domain}'; join again")]
     Left {
@@ -282,6 +292,9 @@ impl From<ShmError> for io::Error {
             ShmError::NoSuchNode { .. } => io::ErrorKind::NotFound,
             ShmError::Region { fault: RegionFault::Header(_), .. } => io::ErrorKind::InvalidData,
             ShmError::Region { .. } => io::ErrorKind::NotFound,
+            ShmError::Key { fault: ResourceError::Exists { .. }, .. } => io::ErrorKind::AlreadyExists,
+            ShmError::Key { fault: ResourceError::Full, .. } => io::ErrorKind::QuotaExceeded,
+            ShmError::Key { fault: ResourceError::Name { .. }, .. } => io::ErrorKind::InvalidInput,
             ShmError::NodeDead { .. } => io::ErrorKind::ConnectionReset,
             ShmError::NodeChanging { .. } | ShmError::LaneBusy { .. } => io::ErrorKind::WouldBlock,
             ShmError::Left { .. } => io::ErrorKind::NotConnected,

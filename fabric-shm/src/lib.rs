@@ -8,8 +8,8 @@
 //! 4. [`fabric`]: all lanes of one node, as the [`doorbell_fabric::Fabric`] that the driver turns.
 //! 5. [`board`]: what a node shows of itself: figures, DMA counters, latencies, and what its engine did last.
 //!
-//! Beside the messages: [`region`], memory that peers write and read by themselves; [`returns`], by which loans come back; and
-//! [`cma`], access to what is private.
+//! Beside the messages: [`region`], memory that peers write and read by themselves; [`returns`], by which loans come back; [`keys`], the
+//! lock registry of a domain; and [`cma`], access to what is private.
 //!
 //! [`layout`] says where everything lies. [`space`] says where segments live: in `/dev/shm`, or, for tests, in the heap of
 //! one process with everything above unchanged.
@@ -46,6 +46,7 @@ pub mod fault;
 pub mod faults;
 #[cfg_attr(loom, allow(dead_code))]
 mod hint;
+pub mod keys;
 pub mod lane;
 pub mod layout;
 #[cfg(not(loom))]

@@ -73,6 +73,12 @@ impl Token {
         })
     }
 
+    /// The number that no other living thread has.
+    #[inline(always)]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
     #[cfg(all(test, loom))]
     fn numbered(number: u32) -> Token {
         Token(number)

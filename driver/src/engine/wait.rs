@@ -95,6 +95,8 @@ pub struct Gear {
     yielding: bool,
     crowded: bool,
     slept: bool,
+    /// Where processors are crowded it sleeps at once, and yields no more.
+    gives_way: bool,
 }
 
 impl Gear {
@@ -113,7 +115,14 @@ impl Gear {
             yielding: false,
             crowded: false,
             slept: false,
+            gives_way: false,
         }
+    }
+
+    /// A wait for somebody who may have lost its processor, perhaps to this very thread: whoever yields again and again stands in its way.
+    pub fn giving_way(mut self) -> Self {
+        self.gives_way = true;
+        self
     }
 
     /// The same for a node on a network, or not: there the first gear is longer. So is the sleep; whoever arms the bell says if it may be.
@@ -190,6 +199,9 @@ impl Gear {
         }
         if waited < self.yield_at {
             return Step::Again;
+        }
+        if self.gives_way && (self.yielding || self.crowded) {
+            return Step::Park(self.park_at_most(now));
         }
         std::thread::yield_now();
         if now.elapsed() > SWITCHED {

@@ -138,6 +138,10 @@ impl Shared {
         self.network.as_ref().map_or(&[], |network| &network.addresses)
     }
 
+    pub(crate) fn membership_arc(&self) -> Arc<Membership> {
+        self.membership.clone()
+    }
+
     pub(crate) fn membership(&self) -> &Membership {
         &self.membership
     }

@@ -6,6 +6,7 @@ use super::layout::MAX_DOMAIN_BYTES;
 use super::{find_directory, reap};
 use crate::board::BoardCopy;
 use crate::error::ShmError;
+use crate::keys::KeyFacts;
 use crate::layout::BOARD_BYTES;
 use crate::space::{Names, Space, parse, valid_domain_name};
 use doorbell_fabric::NodeId;
@@ -29,6 +30,8 @@ pub struct DomainStatus {
     pub nodes: Vec<NodeStatus>,
     /// Bytes of all its segments.
     pub bytes: u64,
+    /// The keys of its lock registry, as they were a moment ago.
+    pub keys: Vec<KeyFacts>,
 }
 
 /// Whether a domain can be read by this program.
@@ -201,6 +204,7 @@ fn status(space: &Space, names: &Names) -> Result<DomainStatus, ShmError> {
         max_nodes: directory.as_ref().map(|directory| directory.facts().max_nodes),
         nodes: nodes.collect(),
         bytes: census.bytes(space, names),
+        keys: directory.as_ref().map_or_else(Vec::new, |directory| directory.keys().all()),
     })
 }
 

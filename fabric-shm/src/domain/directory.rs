@@ -1,6 +1,7 @@
 //! Who is attached: the entries of a domain segment, written under the domain's lock and read by anybody at any time.
 
-use super::layout::{DIRECTORY_HASH, DomainFacts, ENTRIES_OFFSET, Entry, Head, MAX_LABEL, PRESENT, domain_bytes};
+use super::layout::{DIRECTORY_HASH, DomainFacts, ENTRIES_OFFSET, Entry, Head, MAX_LABEL, PRESENT, domain_bytes, keys_offset};
+use crate::keys::KeyTable;
 use crate::layout::{HeaderFault, LAYOUT_HASH, LAYOUT_VERSION, SegmentHeader, SegmentKind};
 use crate::segment::Segment;
 use doorbell_fabric::{Incarnation, NodeId, Role};
@@ -116,6 +117,13 @@ impl Directory {
         }
         // SAFETY: aligned, and within the segment: its length was checked against `max_nodes`, of which this is our copy.
         Some(unsafe { &*self.segment.ptr().add(ENTRIES_OFFSET).cast::<Entry>().add(id.index()) })
+    }
+
+    /// The lock registry.
+    #[inline(always)]
+    pub fn keys(&self) -> KeyTable<'_> {
+        // SAFETY: a page within the segment, whose length was checked against `max_nodes`; the segment is mapped as long as `self`.
+        unsafe { KeyTable::at(self.segment.ptr().add(keys_offset(self.facts.max_nodes))) }
     }
 
     #[inline]

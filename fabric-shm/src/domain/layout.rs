@@ -4,10 +4,12 @@
 //! 0     header of every segment | 512  facts, written before the segment has a name
 //! 1024  generation, a futex word | 1152  next incarnation, changed under the domain's lock
 //! 4096  entries, one a node id, 256 bytes each
+//! then, from the next page on, the lock registry: see `crate::keys`
 //! ```
 //!
 //! Whoever is attached may write any of them at any time, so every field is an atomic, and what is read is checked.
 
+use crate::keys::{KEYS_HASH, TABLE_BYTES};
 use crate::layout::{LAYOUT_HASH, LaneGeometry, PAGE, SegmentHeader, extend_hash};
 use doorbell_fabric::PRIORITIES;
 use std::mem::{offset_of, size_of};
@@ -71,10 +73,9 @@ const _: () = assert!(offset_of!(Head, next_incarnation) == 1152);
 const _: () = assert!(size_of::<Head>() == ENTRIES_OFFSET);
 const _: () = assert!(size_of::<Entry>() == 256);
 const _: () = assert!(size_of::<[AtomicU64; 4]>() > MAX_LABEL);
-const _: () = assert!(domain_bytes(MAX_NODES) <= MAX_DOMAIN_BYTES);
 
 /// No domain segment is longer.
-pub(super) const MAX_DOMAIN_BYTES: usize = ENTRIES_OFFSET + MAX_NODES * 256;
+pub(super) const MAX_DOMAIN_BYTES: usize = domain_bytes(MAX_NODES);
 
 /// Two builds with the same number agree on every byte of a domain.
 pub(super) const DIRECTORY_HASH: u64 = extend_hash(
@@ -96,11 +97,17 @@ pub(super) const DIRECTORY_HASH: u64 = extend_hash(
         offset_of!(Entry, inbox_bytes) as u64,
         offset_of!(Entry, label_len) as u64,
         offset_of!(Entry, label) as u64,
+        KEYS_HASH,
     ],
 );
 
 /// Bytes of the segment of a domain for this many nodes.
 pub(super) const fn domain_bytes(max_nodes: usize) -> usize {
+    keys_offset(max_nodes) + TABLE_BYTES
+}
+
+/// Where the lock registry begins.
+pub(super) const fn keys_offset(max_nodes: usize) -> usize {
     (ENTRIES_OFFSET + max_nodes * size_of::<Entry>()).next_multiple_of(PAGE)
 }
 

@@ -11,6 +11,7 @@
 mod census;
 mod clean;
 mod directory;
+mod keys;
 mod layout;
 mod peer;
 #[cfg(test)]
@@ -28,6 +29,7 @@ pub use directory::Member;
 use directory::{Directory, DirectoryFault};
 use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{Incarnation, NodeId, Role};
+pub use keys::{Key, OpenKey};
 use layout::{DomainFacts, MAX_DOMAIN_BYTES, domain_bytes};
 pub use layout::{MAX_LABEL, MAX_NODES, MIN_NODES};
 pub(crate) use peer::Owner;
@@ -187,6 +189,7 @@ impl Membership {
             inbox_bytes: inbox.segment.len() as u64,
             joined: now(),
         };
+        directory.keys().forget_user(id);
         directory.write(&me);
         fault_point!("join.entered");
         directory.bump();
@@ -472,6 +475,7 @@ fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result
         changed |= directory.clear(id, None);
     }
     if changed {
+        directory.keys().waits().sweep(|who| directory.incarnation(who.node()) != Some(who.life()));
         directory.bump();
     }
     Ok(removed)

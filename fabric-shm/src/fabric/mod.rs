@@ -321,11 +321,6 @@ impl ShmFabric {
         Some(timeout)
     }
 
-    /// Whether no other node is known with which memory is shared.
-    pub fn is_alone(&self) -> bool {
-        self.open.is_empty()
-    }
-
     /// Whether some sender was told that its messages are not taken for now.
     pub fn refusing(&self) -> bool {
         self.open.iter().any(|&lane| self.lanes[lane].consumer.refusing())

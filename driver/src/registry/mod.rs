@@ -1,0 +1,165 @@
+//! The lock registry: keys by name, each of a resource, whose value says who may use the resource now.
+//!
+//! A key is made by one node ([`Node::init_key`]), [shared](LockKey::share) with others by message, and [accepted](Node::accept_key) by them. Its
+//! value is unlocked, the identification of its owner, or *locked by the module*. Locking sets it by compare-and-swap, which in the same
+//! instant determines that it was unlocked, and then reads it back.
+//!
+//! ```
+//! use doorbell::{Node, Resource, Space, Value};
+//! use std::time::{Duration, Instant};
+//!
+//! # fn main() -> Result<(), doorbell::Error> {
+//! let space = Space::heap();
+//! let host = Node::builder("locks").space(space.clone()).join()?;
+//! let accelerator = Node::builder("locks").space(space).join()?;
+//! let patience = Instant::now() + Duration::from_secs(5);
+//!
+//! let key = host.init_key("frame", Resource::memory(0x100..0x1000))?;
+//! let theirs = accelerator.find_key("frame")?;
+//!
+//! let guard = key.lock()?;
+//! assert_eq!(theirs.get()?, Value::Owner(guard.owner()));
+//! assert!(theirs.try_lock()?.guard().is_none());
+//! guard.unlock()?;
+//! assert!(theirs.lock_by(patience)?.inherited_from().is_none());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`key`]: what a program holds of a key, and does with it.
+//! - [`guard`]: a key that is locked.
+//! - `wait`: how a thread waits for a key: spin, yield, park; whether its owner lives; whether it closed a circle.
+//!
+//! **Who dies as an owner** is found out by those who wait, within 100 ms over shared memory. The key goes to the next of them, who is told
+//! ([`KeyGuard::inherited_from`]), and so is every later owner until one says that the resource is [sound](KeyGuard::mark_repaired).
+//! A node that leaves with a key counts as dead here.
+//!
+//! **Fair**: who gives a key up may take it again while others wait, for half a millisecond; then it is the turn of whoever came first. So a key
+//! that many want goes round, and costs no switch between processes for each use.
+
+pub mod guard;
+pub mod key;
+mod wait;
+
+pub use guard::KeyGuard;
+pub use key::{LockKey, TryLock};
+
+use crate::{Error, Node, Result};
+use doorbell_shm::error::ShmError;
+use doorbell_shm::keys::{OwnerId, Resource, Value};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How long making and destroying keys waits for the domain's lock file.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a call on a key failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockFault {
+    /// Somebody destroyed it.
+    #[error("it was destroyed; look it up again, or make it anew")]
+    Destroyed,
+    /// There is none of this name.
+    #[error("there is none of this name; make it with init_key, or see `doorbell ls --locks`")]
+    Unknown,
+    /// The caller does not have it.
+    #[error("it is not yours but {0}; who holds nothing cannot unlock")]
+    NotYours(Value),
+    /// The caller has it already.
+    #[error("you hold it already; a key is not locked twice")]
+    AlreadyYours,
+    /// The value was not the expected one.
+    #[error("its value is {0}, not the expected one; read it and decide again")]
+    Otherwise(Value),
+    /// It is locked by the module.
+    #[error("it is locked by the module; wait until somebody calls unlock_all")]
+    Barred,
+    /// To wait for it would be for ever.
+    #[error("to wait for it would never end: {0}")]
+    Circle(Circle),
+    /// Others use it.
+    #[error("nodes {} have not released it; wait until they have", words(.0))]
+    InUse(Vec<doorbell_fabric::NodeId>),
+}
+
+fn words(nodes: &[doorbell_fabric::NodeId]) -> String {
+    nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Who waits for whom, all around: each of them waits for a key that the next one has, and the last one's key is the first one's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Circle {
+    /// Who waits, and the name of the key it waits for.
+    pub waits: Vec<(OwnerId, String)>,
+}
+
+impl fmt::Display for Circle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (who, key)) in self.waits.iter().enumerate() {
+            let next = self.waits[(at + 1) % self.waits.len()].0;
+            write!(f, "{}{who} waits for '{key}', which is held by {next}", if at > 0 { "; " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// As whom a key is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    /// Each thread as itself.
+    Thread,
+    /// By a number of the program's own.
+    User(u32),
+}
+
+fn fault(operation: &'static str, key: &str, why: LockFault) -> Error {
+    Error::Lock { operation, key: key.into(), why: Box::new(why) }
+}
+
+impl Node {
+    /// Makes a key in the registry of the domain, unlocked. Names have 1 to 40 bytes. The source's `dacs_mutex_init`.
+    ///
+    /// Blocks on the domain's lock file, which is held for moments only.
+    ///
+    /// # Errors
+    /// [`Error::Shm`]: there is a key of that name, it is no name, the registry is full (512 keys), or the lock file could not be had within ten
+    /// seconds; [`Error::Closed`], [`Error::Forked`].
+    pub fn init_key(&self, name: &str, resource: Resource) -> Result<LockKey> {
+        self.shared().check()?;
+        let place = self.shared().membership().init_key(name, resource, Instant::now() + PATIENCE)?;
+        LockKey::open(self, place, name)
+    }
+
+    /// The key of this name, made by whatever node. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::Lock`] with [`LockFault::Unknown`]; [`Error::Closed`], [`Error::Forked`].
+    pub fn find_key(&self, name: &str) -> Result<LockKey> {
+        self.shared().check()?;
+        let place = self.shared().membership().find_key(name).ok_or_else(|| fault("find", name, LockFault::Unknown))?;
+        LockKey::open(self, place, name)
+    }
+
+    /// The key of this name; made if there is none.
+    ///
+    /// # Errors
+    /// As [`init_key`](Self::init_key).
+    pub fn key(&self, name: &str, resource: Resource) -> Result<LockKey> {
+        loop {
+            match self.find_key(name) {
+                Err(Error::Lock { why, .. }) if *why == LockFault::Unknown => {}
+                found => return found,
+            }
+            match self.init_key(name, resource) {
+                Err(Error::Shm(error)) if is_there(&error) => {}
+                made => return made,
+            }
+        }
+    }
+}
+
+/// Whether somebody was faster.
+fn is_there(error: &ShmError) -> bool {
+    matches!(error, ShmError::Key { fault: doorbell_shm::keys::ResourceError::Exists { .. }, .. })
+}

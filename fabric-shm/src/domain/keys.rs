@@ -1,0 +1,190 @@
+//! The lock registry, as a node of the domain uses it.
+
+use super::Membership;
+use crate::error::ShmError;
+use crate::keys::{Circle, Look, Taken, Waiter};
+use crate::keys::{KeyFacts, KeyRef, LockWords, OwnerId, Resource, Seen, Slot, Waiting};
+use crate::layout::{HEADER_BYTES, SegmentHeader, SegmentKind};
+use crate::space::forked;
+use doorbell_fabric::{Incarnation, NodeId};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A key of the registry in this node's domain segment, looked up.
+#[derive(Clone, Copy)]
+pub struct Key<'a> {
+    membership: &'a Membership,
+    slot: &'a Slot,
+    key: KeyRef,
+}
+
+/// The same, for as long as one likes: it keeps the domain segment mapped.
+#[derive(Clone)]
+pub struct OpenKey {
+    membership: Arc<Membership>,
+    slot: NonNull<Slot>,
+    key: KeyRef,
+}
+
+// SAFETY: the slot consists of atomics, and is mapped as long as the membership that is held beside it.
+unsafe impl Send for OpenKey {}
+// SAFETY: as above.
+unsafe impl Sync for OpenKey {}
+
+impl OpenKey {
+    /// The key in this place; `None` if it was destroyed.
+    pub fn new(membership: Arc<Membership>, key: KeyRef) -> Option<Self> {
+        let slot = NonNull::from(membership.key(key)?.slot);
+        Some(Self { membership, slot, key })
+    }
+
+    /// To do something with it.
+    #[inline(always)]
+    pub fn get(&self) -> Key<'_> {
+        // SAFETY: a slot of the domain segment of this membership, which keeps it mapped.
+        Key { membership: &self.membership, slot: unsafe { self.slot.as_ref() }, key: self.key }
+    }
+}
+
+impl Membership {
+    /// Makes a key. Blocks on the domain's lock file, until the deadline.
+    ///
+    /// # Errors
+    /// [`ShmError::Key`]: there is one of that name, it is no name, or the registry is full.
+    pub fn init_key(&self, name: &str, resource: Resource, deadline: Instant) -> Result<KeyRef, ShmError> {
+        const OPERATION: &str = "make a key";
+        self.check_key_call(OPERATION)?;
+        let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
+        let made = self.directory().keys().init(name, resource, (self.id(), self.incarnation()));
+        made.map_err(|fault| ShmError::Key { domain: self.domain().to_owned(), fault })
+    }
+
+    fn check_key_call(&self, operation: &'static str) -> Result<(), ShmError> {
+        if forked() {
+            return Err(ShmError::Forked { operation });
+        }
+        if self.has_left() {
+            return Err(ShmError::Left { operation, domain: self.domain().to_owned() });
+        }
+        Ok(())
+    }
+
+    /// The key of this name.
+    pub fn find_key(&self, name: &str) -> Option<KeyRef> {
+        self.directory().keys().find(name)
+    }
+
+    /// All keys of the registry in this node's domain segment.
+    pub fn keys(&self) -> Vec<KeyFacts> {
+        self.directory().keys().all()
+    }
+
+    /// A key by its place; `None` if it was destroyed.
+    #[inline(always)]
+    pub fn key(&self, key: KeyRef) -> Option<Key<'_>> {
+        let slot = self.directory().keys().slot(key.slot)?;
+        slot.is_current(key.generation).then_some(Key { membership: self, slot, key })
+    }
+
+    /// Whether a life of a node lives, as the system says, or the home of the registry vouches for it. Some system calls. Where the system does
+    /// not answer it lives.
+    pub fn is_living(&self, node: NodeId, life: Incarnation) -> bool {
+        if (node, life) == (self.id(), self.incarnation()) {
+            return !self.has_left();
+        }
+        if self.directory().incarnation(node) != Some(life) {
+            return self.directory().keys().seat().serves(node, life);
+        }
+        let file = match self.space().open(&self.names().inbox(node)) {
+            Ok(Some(file)) => file,
+            // It is dead and was swept in part, or has left.
+            Ok(None) => return false,
+            Err(_) => return true,
+        };
+        let Ok(true) = file.is_held() else { return file.is_held().is_err() };
+        // A successor may have taken the name since the directory was read.
+        let Ok(header) = file.map_read(0, HEADER_BYTES) else { return true };
+        // SAFETY: page-aligned, and mapped for its length.
+        let facts = unsafe { SegmentHeader::check(header.ptr(), header.len(), file.len() as usize, SegmentKind::Inbox) };
+        facts.is_ok_and(|facts| facts.incarnation == life.0)
+    }
+
+    /// The circle that a wait closes, if it does and came last to it. Enters it among those who wait.
+    pub fn circle(&self, waiter: &mut Waiter<'_>) -> Option<Circle> {
+        let keys = self.directory().keys();
+        keys.waits().circle(waiter.enter()?, |slot| keys.seen(slot))
+    }
+
+    /// The name of the key that somebody waits for.
+    pub fn name_of(&self, waiting: &Waiting) -> Option<String> {
+        Some(self.directory().keys().facts(waiting.slot as u16)?.name)
+    }
+}
+
+impl<'a> Key<'a> {
+    /// Its place.
+    pub fn place(&self) -> KeyRef {
+        self.key
+    }
+
+    /// The words that are locked.
+    #[inline(always)]
+    pub fn words(&self) -> &'a LockWords {
+        &self.slot.words
+    }
+
+    /// Whether it was not destroyed meanwhile.
+    #[inline(always)]
+    pub fn is_current(&self) -> bool {
+        self.slot.is_current(self.key.generation)
+    }
+
+    /// What is known of it; `None` if it was destroyed.
+    pub fn facts(&self) -> Option<KeyFacts> {
+        self.membership.directory().keys().facts(self.key.slot).filter(|facts| facts.key == self.key)
+    }
+
+    /// The owner that died and left the resource damaged.
+    pub fn dead(&self) -> Option<OwnerId> {
+        self.slot.dead()
+    }
+
+    /// Comes to the end of the line of those who wait for it.
+    pub fn wait(&self, me: OwnerId) -> Waiter<'a> {
+        Waiter::new(&self.slot.words, self.membership.directory().keys().waits(), self.key.slot as usize, me)
+    }
+
+    /// Takes the key of an owner whose life has ended, for one who waits. Says who died, before anybody else can come in.
+    pub fn inherit(&self, waiter: &mut Waiter<'_>, seen: Seen) -> Look {
+        let Some(dead) = seen.owner() else { return Look::Not(seen) };
+        if !waiter.take_from_dead(seen) {
+            return Look::Not(self.slot.words.get());
+        }
+        self.slot.set_dead(dead);
+        Look::Taken(Taken { damaged: true })
+    }
+
+    /// Lets nobody have the key of an owner whose life has ended: it stays free, or barred, and damaged. False if it changed meanwhile.
+    pub fn bury(&self, seen: Seen) -> bool {
+        let Some(dead) = seen.owner() else { return false };
+        self.slot.set_dead(dead);
+        self.slot.words.let_go_dead(seen)
+    }
+
+    /// Says that a node uses it, or does not any more.
+    pub fn set_user(&self, node: NodeId, uses: bool) {
+        self.slot.set_user(node, uses);
+    }
+
+    /// Ends it. Blocks on the domain's lock file, until the deadline. Who waits for it is told.
+    pub fn destroy(&self, deadline: Instant) -> Result<(), ShmError> {
+        const OPERATION: &str = "destroy a key";
+        self.membership.check_key_call(OPERATION)?;
+        let _lock = self.membership.space().lock(OPERATION, self.membership.names(), deadline)?;
+        if self.is_current() {
+            self.slot.destroy(self.key.generation);
+        }
+        Ok(())
+    }
+}

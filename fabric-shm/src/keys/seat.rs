@@ -1,0 +1,62 @@
+//! Where the registry of a domain is, if its nodes do not all share memory: in the segment of one group of them, of which one node, the
+//! **home**, serves those that have only a network. Its words say who is home, and which nodes it serves.
+
+use crate::layout::PAGE;
+use doorbell_fabric::{Incarnation, NodeId};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Two pages. All zero: the registry is not here.
+#[repr(C, align(4096))]
+pub(crate) struct Seat {
+    /// How often the registry has moved to another group; 0 if it is not here. A greater one is the true one.
+    term: AtomicU64,
+    /// Life 32 | node 16 of the home.
+    home: AtomicU64,
+    _apart: [u64; 510],
+    /// The lives of nodes that the home serves; 0 for none.
+    served: [AtomicU32; crate::domain::MAX_NODES],
+}
+
+const _: () = assert!(size_of::<Seat>() == 2 * PAGE);
+
+impl Seat {
+    /// How often the registry had moved when it came here; `None` if it is not here.
+    pub fn term(&self) -> Option<u64> {
+        Some(self.term.load(Ordering::Acquire)).filter(|term| *term != 0)
+    }
+
+    /// The registry is here from now on, or no more with 0.
+    pub fn set_term(&self, term: u64) {
+        self.term.store(term, Ordering::Release);
+    }
+
+    /// Who is home; `None` if nobody was.
+    pub fn home(&self) -> Option<(NodeId, Incarnation)> {
+        decode(self.home.load(Ordering::Acquire))
+    }
+
+    /// Is home instead of who was. False if another was faster.
+    pub fn take(&self, was: Option<(NodeId, Incarnation)>, me: (NodeId, Incarnation)) -> bool {
+        self.home.compare_exchange(was.map_or(0, encode), encode(me), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Says that a life of a node has only the network, and that the home serves it.
+    pub fn serve(&self, node: NodeId, life: Incarnation) {
+        if let Some(word) = self.served.get(node.index()) {
+            word.store(life.0, Ordering::Release);
+        }
+    }
+
+    /// Whether the home serves this life of a node, and so is the one that knows when it ends.
+    pub fn serves(&self, node: NodeId, life: Incarnation) -> bool {
+        self.served.get(node.index()).is_some_and(|word| word.load(Ordering::Acquire) == life.0 && life.0 != 0)
+    }
+}
+
+fn encode((node, life): (NodeId, Incarnation)) -> u64 {
+    (life.0 as u64) << 16 | node.0 as u64
+}
+
+fn decode(word: u64) -> Option<(NodeId, Incarnation)> {
+    (word != 0).then_some((NodeId(word as u16), Incarnation((word >> 16) as u32)))
+}
