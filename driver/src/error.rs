@@ -260,7 +260,7 @@ impl From<Error> for std::io::Error {
             Error::Lock { why, .. } => match **why {
                 LockFault::Unknown | LockFault::Destroyed => ErrorKind::NotFound,
                 LockFault::NotYours(_) => ErrorKind::PermissionDenied,
-                LockFault::Otherwise(_) | LockFault::Barred | LockFault::InUse(_) => ErrorKind::ResourceBusy,
+                LockFault::Otherwise(_) | LockFault::Barred | LockFault::InUse(_) | LockFault::Home(_) => ErrorKind::ResourceBusy,
                 LockFault::AlreadyYours | LockFault::Circle(_) => ErrorKind::Deadlock,
             },
             Error::Closed => ErrorKind::NotConnected,

@@ -25,6 +25,8 @@ pub enum PacketKind {
     Loan = 8,
     /// A part of a put or get, or an answer to one, between nodes that share no memory: `tag` says which. Never in shared memory.
     Region = 9,
+    /// A letter of the lock registry: `tag` says whether it asks, answers or tells.
+    Letter = 10,
 }
 
 impl PacketKind {
@@ -41,6 +43,7 @@ impl PacketKind {
             7 => Some(PacketKind::Control),
             8 => Some(PacketKind::Loan),
             9 => Some(PacketKind::Region),
+            10 => Some(PacketKind::Letter),
             _ => None,
         }
     }

@@ -27,6 +27,8 @@ pub enum Outcome {
     Counted,
     /// The put or get took place.
     Copied,
+    /// The answer to a letter.
+    Answered(Vec<u8>),
     /// It did not take place, or not wholly.
     Failed(Error),
 }

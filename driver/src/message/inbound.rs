@@ -7,6 +7,7 @@ use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::loan::{Lenders, Lent};
 use crate::region::remote::Remote;
+use crate::registry::Mail;
 use crate::transfer::LEAST_SHARE;
 use crate::transfer::descriptor::{Control, Ticket};
 use crate::transfer::incoming::{GivenUp, Incoming, Sink};
@@ -37,6 +38,8 @@ pub struct Inbound {
     pub lenders: Lenders,
     /// Puts and gets of nodes that share no memory with this one, and those to them.
     pub remote: Remote,
+    /// Letters about keys.
+    pub mail: Mail,
     /// The latest transfers that ended.
     pub reports: Reports,
     pub(super) membership: Arc<Membership>,
@@ -216,6 +219,7 @@ impl Inbound {
             news: Vec::new(),
             lenders,
             remote,
+            mail: Mail::default(),
             reports: Reports::default(),
             membership,
             tally: Tally::default(),
@@ -393,8 +397,9 @@ impl Inbound {
             return true;
         }
         let is_awaited = |incoming: &Incoming| incoming.receive().is_some() || self.is_watched(&incoming.envelope);
-        let is_in_the_way =
-            self.remote.awaits(lane) || self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming));
+        let is_in_the_way = self.remote.awaits(lane)
+            || self.mail.awaits(lane)
+            || self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming));
         if !is_in_the_way {
             self.in_the_way = 0;
             return false;

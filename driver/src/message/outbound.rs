@@ -276,6 +276,14 @@ impl OutState {
         unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
     }
 
+    /// A letter of the lock registry. It has no place in the order of messages, and may go between the packets of one.
+    pub fn push_letter(&mut self, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Letter, tag, sequence: 0, total: bytes.len() as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice; no letter is longer than any packet may be (mail.rs).
+        unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
+    }
+
     /// Whether a message is in the lane in part: nothing else may go between its packets.
     pub fn is_started(&self) -> bool {
         self.queue.front().is_some_and(|send| send.started)

@@ -314,6 +314,7 @@ impl NodeBuilder {
         };
         let shared = Arc::new(Shared::new(fabric, network, self.wait, self.progress, settings));
         shared.heed_gathering();
+        shared.keep_registry();
         Node::start(shared, has_poller)
     }
 
@@ -328,6 +329,7 @@ impl NodeBuilder {
             max_nodes: self.max_nodes,
             lanes: self.lanes,
             least_incarnation,
+            networked: self.udp.is_used() && self.fabric != FabricKind::Shm,
             deadline,
         })?)
     }

@@ -113,6 +113,13 @@ impl Shared {
         }
     }
 
+    /// Lets the engine hand to other threads what may have to wait for a key.
+    pub(crate) fn keep_registry(self: &Arc<Self>) {
+        if let Some(mut engine) = self.baton.enter(Token::current()) {
+            engine.registry().belong(Arc::downgrade(self));
+        }
+    }
+
     /// Sees to it that packets which are gathered are sent in time, though nobody calls.
     pub(crate) fn heed_gathering(self: &Arc<Self>) {
         let Some(network) = &self.network else { return };

@@ -64,7 +64,7 @@ impl<'a> KeyGuard<'a> {
 impl Drop for KeyGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Err(error) = self.key.release_as(self.me) {
+        if let Err(error) = self.key.give_up(self.me) {
             complain(self.key, &error);
         }
     }

@@ -1,11 +1,15 @@
 //! What a program holds of a key.
 
+use super::away::{Away, Opened};
 use super::guard::{KeyGuard, not_yours};
+use super::home::{Done, perform};
+use super::wait::Want;
+use super::wire::{Answer, Deed};
 use super::{LockFault, PATIENCE, Who, fault};
 use crate::engine::baton::Token;
 use crate::{Error, Node, Result};
 use doorbell_shm::domain::{Key, OpenKey};
-use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, Taken, Value, waiting};
+use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,11 +18,21 @@ use std::time::{Duration, Instant};
 #[derive(Clone)]
 pub struct LockKey {
     node: Node,
-    key: OpenKey,
+    opened: Arc<Opened>,
     name: Arc<str>,
     who: Who,
     /// The identification of thread 0 of this life of this node.
     base: u64,
+}
+
+/// How often one asks again for what nobody tells of.
+const POLL: Duration = Duration::from_millis(1);
+
+enum Reach<'a> {
+    /// In memory that this node shares.
+    Here(Key<'a>),
+    /// Elsewhere.
+    Away(&'a Away),
 }
 
 /// What an attempt to lock brought.
@@ -42,18 +56,15 @@ impl<'a> TryLock<'a> {
 
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockKey").field("name", &self.name).field("place", &self.key.get().place()).finish_non_exhaustive()
+        f.debug_struct("LockKey").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 impl LockKey {
-    /// The key in this place, from now on used by this node.
-    pub(super) fn open(node: &Node, place: KeyRef, name: &str) -> Result<LockKey> {
-        let key = OpenKey::new(node.shared().membership_arc(), place);
-        let key = key.ok_or_else(|| fault("open", name, LockFault::Destroyed))?;
-        key.get().set_user(node.id(), true);
+    /// A key that was opened, from now on used by this node.
+    pub(super) fn open(node: &Node, name: &str, opened: Opened) -> Result<LockKey> {
         let base = OwnerId::thread(node.id(), node.incarnation(), 0).bits();
-        Ok(LockKey { node: node.clone(), key, name: name.into(), who: Who::Thread, base })
+        Ok(LockKey { node: node.clone(), opened: Arc::new(opened), name: name.into(), who: Who::Thread, base })
     }
 
     /// Its name.
@@ -82,25 +93,55 @@ impl LockKey {
         &self.node
     }
 
-    /// The key in the registry.
+    /// The key in the registry, if that is in memory that this node shares.
     #[inline(always)]
-    pub(super) fn here(&self, operation: &'static str) -> Result<Key<'_>> {
+    fn reach(&self, operation: &'static str) -> Result<Reach<'_>> {
         self.node.shared().usable()?;
-        let key = self.key.get();
-        if key.is_current() { Ok(key) } else { Err(self.gone(operation)) }
+        match &*self.opened {
+            Opened::Here(key) if key.get().is_current() => Ok(Reach::Here(key.get())),
+            Opened::Here(_) => Err(self.gone(operation)),
+            Opened::Away(away) => Ok(Reach::Away(away)),
+        }
     }
 
     #[cold]
-    pub(super) fn gone(&self, operation: &'static str) -> Error {
+    fn gone(&self, operation: &'static str) -> Error {
         fault(operation, &self.name, LockFault::Destroyed)
     }
 
-    /// What the registry says of it: its resource, value, users, who waits.
+    /// What is done where the registry is, and told.
+    fn deed(&self, operation: &'static str, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
+        let shared = self.node.shared();
+        match self.reach(operation)? {
+            Reach::Away(away) => away.do_deed(shared, operation, deed, deadline),
+            Reach::Here(key) => match perform(key, (self.node.id(), self.node.incarnation()), deed) {
+                Done::Answer(Answer::Trouble(trouble)) => Err(shared.trouble(operation, &self.name, trouble)),
+                Done::Answer(answer) => Ok(answer),
+                Done::Wait => Err(Error::Cancelled),
+            },
+        }
+    }
+
+    /// An answer that answers something else.
+    fn odd(&self) -> Error {
+        fault("use", &self.name, LockFault::Home("something that was not asked".into()))
+    }
+
+    /// What the registry says of it: its resource, value, users, who waits. Over a network up to 32 users and as many who wait.
+    ///
+    /// A key whose registry is with another node is asked for there: this call and those below wait for the answer then, and if its home dies for
+    /// the next one.
     ///
     /// # Errors
-    /// [`Error::Lock`] if it was destroyed; [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::Lock`] if it was destroyed; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn facts(&self) -> Result<KeyFacts> {
-        self.here("look at")?.facts().ok_or_else(|| self.gone("look at"))
+        match self.reach("look at")? {
+            Reach::Here(key) => key.facts().ok_or_else(|| self.gone("look at")),
+            Reach::Away(_) => match self.deed("look at", Deed::Facts, None)? {
+                Answer::Facts(facts) => Ok(facts.of(KeyRef { slot: 0, generation: 0 }, &self.name)),
+                _ => Err(self.odd()),
+            },
+        }
     }
 
     /// What it guards.
@@ -111,13 +152,23 @@ impl LockKey {
         Ok(self.facts()?.resource)
     }
 
-    /// Its value now. The source's `dacs_registry_get`; one load.
+    /// Its value now. The source's `dacs_registry_get`; one load, or a round trip.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
     #[inline]
     pub fn get(&self) -> Result<Value> {
-        Ok(self.here("read")?.words().get().value())
+        Ok(self.seen()?.value())
+    }
+
+    fn seen(&self) -> Result<Seen> {
+        match self.reach("read")? {
+            Reach::Here(key) => Ok(key.words().get()),
+            Reach::Away(_) => match self.deed("read", Deed::Get, None)? {
+                Answer::Seen(bits) => Ok(Seen::from_bits(bits)),
+                _ => Err(self.odd()),
+            },
+        }
     }
 
     /// Sets its value from `expected` to `new`, where `None` is unlocked. The source's `dacs_registry_set`, which is without a condition there, so that
@@ -130,37 +181,55 @@ impl LockKey {
     /// [`LockFault::NotYours`]: `new`, or what is given up, is not an identification of this life of this node. Else as
     /// [`facts`](Self::facts).
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<()> {
-        let key = self.here("set")?;
         let me = self.my_id();
         let foreign = [expected, new].into_iter().flatten().find(|id| (id.node(), id.life()) != (me.node(), me.life()));
         if let Some(foreign) = foreign {
             return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
         }
-        key.words().set(expected, new).map_err(|seen| fault("set", &self.name, LockFault::Otherwise(seen.value())))
+        let [expected, new] = [expected, new].map(|id| id.map_or(0, OwnerId::bits));
+        if let Opened::Away(away) = &*self.opened
+            && new == 0
+        {
+            let shared = self.node.shared();
+            shared.enter(shared.check()?, "set")?.mail().note(&away.name, None, Some(0));
+        }
+        self.deed("set", Deed::Set { expected, new }, None).map(drop)
     }
 
-    /// Locks the key if nobody has it, and says its value if somebody has. Does not wait. The source's `dacs_mutex_trylock`.
+    /// Locks the key if nobody has it, and says its value if somebody has. Does not wait, but for the answer if the registry is elsewhere. The source's
+    /// `dacs_mutex_trylock`.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
     #[inline]
     pub fn try_lock(&self) -> Result<TryLock<'_>> {
-        let key = self.here("lock")?;
         let me = self.my_id();
-        match waiting::try_take(key.words(), me) {
-            Ok(taken) => self.taken(key, me, taken).map(TryLock::Locked),
-            Err(seen) => Ok(TryLock::Busy(seen.value())),
+        match self.reach("lock")? {
+            Reach::Here(key) => match waiting::try_take(key.words(), me) {
+                Ok(taken) => self.taken(key, me, taken).map(TryLock::Locked),
+                Err(seen) => Ok(TryLock::Busy(seen.value())),
+            },
+            Reach::Away(away) => {
+                if self.has_away(away, me)? {
+                    return Ok(TryLock::Busy(Value::Owner(me)));
+                }
+                match self.deed("lock", Deed::Try { me: me.bits() }, None)? {
+                    Answer::Taken { damaged, dead } => Ok(TryLock::Locked(self.taken_away(me, damaged, dead))),
+                    Answer::Busy(bits) => Ok(TryLock::Busy(Seen::from_bits(bits).value())),
+                    _ => Err(self.odd()),
+                }
+            }
         }
     }
 
     /// Locks the key; waits for it as long as it takes.
     ///
-    /// Uncontended: a compare-and-swap, the load that reads it back, and some loads of lines that nobody writes. Contended: spins, yields and parks
-    /// as the node waits for messages.
+    /// Uncontended: a compare-and-swap, the load that reads it back, and some loads of lines that nobody writes; or one round trip to the
+    /// home of the registry. Contended: spins, yields and parks as the node waits for messages.
     ///
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::Circle`]: those who hold what is waited for wait for the caller; with [`LockFault::AlreadyYours`],
-    /// [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`].
+    /// [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     #[inline]
     pub fn lock(&self) -> Result<KeyGuard<'_>> {
         self.lock_until(None)
@@ -169,7 +238,7 @@ impl LockKey {
     /// The same, until `deadline`.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); [`Error::Timeout`], which names the node that has it.
+    /// As [`lock`](Self::lock); [`Error::Timeout`], which names the node that has it, or the home that did not answer.
     #[inline]
     pub fn lock_by(&self, deadline: Instant) -> Result<KeyGuard<'_>> {
         self.lock_until(Some(deadline))
@@ -177,13 +246,33 @@ impl LockKey {
 
     #[inline]
     fn lock_until(&self, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
-        let key = self.here("lock")?;
         let me = self.my_id();
+        let key = match self.reach("lock")? {
+            Reach::Here(key) => key,
+            Reach::Away(away) => return self.lock_away(away, me, deadline),
+        };
         let taken = match key.words().try_take(me, 0) {
             Ok(taken) => taken,
-            Err(_) => self.wait_for(key, me, deadline)?,
+            Err(_) => Want { shared: self.node.shared(), key, name: &self.name, me, withdrawn: None }.wait(deadline)?,
         };
         self.taken(key, me, taken)
+    }
+
+    #[cold]
+    fn lock_away(&self, away: &Away, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
+        if self.has_away(away, me)? {
+            return Err(fault("lock", &self.name, LockFault::AlreadyYours));
+        }
+        match self.deed("lock", Deed::Lock { me: me.bits() }, deadline)? {
+            Answer::Taken { damaged, dead } => Ok(self.taken_away(me, damaged, dead)),
+            _ => Err(self.odd()),
+        }
+    }
+
+    /// Whether this node noted that the caller has a key that is elsewhere.
+    fn has_away(&self, away: &Away, me: OwnerId) -> Result<bool> {
+        let shared = self.node.shared();
+        Ok(shared.enter(shared.check()?, "lock")?.mail().owner_of(&away.name) == me.bits())
     }
 
     /// Locks the key as the source does it: attempts again after a predefined time, until `deadline`. Stands in no line, so that it may be passed
@@ -193,10 +282,27 @@ impl LockKey {
     /// As [`lock_by`](Self::lock_by), but for circles.
     pub fn lock_every(&self, pause: Duration, deadline: Instant) -> Result<KeyGuard<'_>> {
         loop {
-            match self.try_lock()? {
+            let value = match self.try_lock()? {
                 TryLock::Locked(guard) => return Ok(guard),
-                TryLock::Busy(value) => self.wait_pause(value, pause, deadline)?,
+                TryLock::Busy(value) => value,
+            };
+            let owner = if let Value::Owner(owner) = value { Some(owner) } else { None };
+            if owner == Some(self.my_id()) {
+                return Err(fault("lock", &self.name, LockFault::AlreadyYours));
             }
+            if let Reach::Here(key) = self.reach("lock")? {
+                let seen = key.words().get();
+                if seen.owner().is_some_and(|owner| !self.node.shared().lives(owner)) {
+                    key.bury(seen);
+                    continue;
+                }
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::Timeout { operation: "lock", node: owner.map(OwnerId::node) });
+            }
+            self.node.progress()?;
+            std::thread::sleep(pause.min(deadline - now));
         }
     }
 
@@ -211,6 +317,10 @@ impl LockKey {
         Ok(KeyGuard::new(self, me, dead))
     }
 
+    fn taken_away(&self, me: OwnerId, damaged: bool, dead: u64) -> KeyGuard<'_> {
+        KeyGuard::new(self, me, if damaged { OwnerId::from_bits(dead) } else { None })
+    }
+
     /// Gives up a key that the caller's identification has, locked with [`set`](Self::set) or [kept](KeyGuard::keep).
     ///
     /// # Errors
@@ -219,18 +329,39 @@ impl LockKey {
         self.release_as(self.my_id())
     }
 
-    #[inline(always)]
+    /// Gives a key up, and says if it was not the caller's.
     pub(super) fn release_as(&self, me: OwnerId) -> Result<()> {
+        match &*self.opened {
+            Opened::Here(key) => self.release_here(key, me),
+            Opened::Away(away) => {
+                let shared = self.node.shared();
+                shared.enter(shared.check()?, "unlock")?.mail().note(&away.name, None, Some(0));
+                self.deed("unlock", Deed::Unlock { me: me.bits() }, None).map(drop)
+            }
+        }
+    }
+
+    /// Gives a key up at the end of its guard, and waits for nobody.
+    #[inline(always)]
+    pub(super) fn give_up(&self, me: OwnerId) -> Result<()> {
+        match &*self.opened {
+            Opened::Here(key) => self.release_here(key, me),
+            Opened::Away(away) => away.give_up(self.node.shared(), me),
+        }
+    }
+
+    #[inline(always)]
+    fn release_here(&self, key: &OpenKey, me: OwnerId) -> Result<()> {
         // After a fork it is still the parent's.
         if doorbell_shm::space::forked() {
             return Err(Error::Forked);
         }
-        let key = self.key.get();
+        let key = key.get();
         key.words().release(me).map_err(|seen| if key.is_current() { not_yours(self, seen) } else { self.gone("unlock") })
     }
 
     pub(super) fn repair(&self, me: OwnerId) -> Result<()> {
-        self.here("repair")?.words().repair(me).map_err(|seen| not_yours(self, seen))
+        self.deed("repair", Deed::Repair { me: me.bits() }, None).map(drop)
     }
 
     /// Locks the key for everybody, by setting it to a value that is nobody's. From the call on nobody else comes in; whoever is in stays until it
@@ -240,16 +371,32 @@ impl LockKey {
     /// # Errors
     /// [`Error::Timeout`] names the node that is in; the key is as before. [`Error::Lock`] with [`LockFault::Barred`]: it was locked so already.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
-        let key = self.here("lock_all")?;
-        let (_, first) = key.words().bar();
+        let Answer::Barred { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(self.odd()) };
         if !first {
             return Err(fault("lock_all", &self.name, LockFault::Barred));
         }
-        let waited = self.wait_empty(key, deadline);
-        if waited.is_err() && key.is_current() {
-            key.words().unbar();
+        let waited = match self.reach("lock_all")? {
+            Reach::Here(key) => {
+                let want = Want { shared: self.node.shared(), key, name: &self.name, me: self.my_id(), withdrawn: None };
+                want.wait_empty(deadline)
+            }
+            Reach::Away(_) => self.poll_empty(deadline),
+        };
+        if waited.is_err() {
+            let _ = self.deed("lock_all", Deed::Unbar, None);
         }
         waited
+    }
+
+    /// Waits until whoever is in has left, asking now and then.
+    fn poll_empty(&self, deadline: Instant) -> Result<()> {
+        loop {
+            let Some(owner) = self.seen()?.owner() else { return Ok(()) };
+            if Instant::now() >= deadline {
+                return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Ends what [`lock_all`](Self::lock_all) began, whoever called it.
@@ -257,8 +404,7 @@ impl LockKey {
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::NotYours`]: it was not locked so, and nothing changed.
     pub fn unlock_all(&self) -> Result<()> {
-        let words = self.here("unlock_all")?.words();
-        if words.unbar() { Ok(()) } else { Err(not_yours(self, words.get())) }
+        self.deed("unlock_all", Deed::Unbar, None).map(drop)
     }
 
     /// Says that this node uses the key no more: then it may be [destroyed](Self::destroy). The other handles of this node stay as good as
@@ -267,8 +413,7 @@ impl LockKey {
     /// # Errors
     /// As [`facts`](Self::facts).
     pub fn release(self) -> Result<()> {
-        self.here("release")?.set_user(self.node.id(), false);
-        Ok(())
+        self.deed("release", Deed::Release, None).map(drop)
     }
 
     /// Ends the key for everybody, once the other nodes that use it have [released](Self::release) it, or died; waits for that until `deadline`. Who waits
@@ -277,22 +422,27 @@ impl LockKey {
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::InUse`]: by whom, at the deadline; with [`LockFault::Otherwise`]: somebody holds it.
     pub fn destroy(self, deadline: Instant) -> Result<()> {
-        let key = self.here("destroy")?;
+        let shared = self.node.shared();
         loop {
-            let facts = key.facts().ok_or_else(|| self.gone("destroy"))?;
-            let users = self.others(&facts);
-            if users.is_empty() {
-                let held = facts.seen.owner().filter(|owner| *owner != self.my_id() && self.lives(*owner));
-                if let Some(owner) = held {
+            let facts = self.facts()?;
+            let living = shared.living_members(shared.check()?);
+            let lives = |node| living.iter().any(|member| member.id == node);
+            let others: Vec<_> = facts.users.iter().copied().filter(|node| *node != self.node.id() && lives(*node)).collect();
+            if others.is_empty() {
+                let owner = facts.seen.owner().filter(|owner| *owner != self.my_id() && lives(owner.node()));
+                if let Some(owner) = owner {
                     return Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner))));
                 }
-                key.destroy(Instant::now() + PATIENCE)?;
-                return Ok(());
+                return match self.reach("destroy")? {
+                    Reach::Here(key) => Ok(key.destroy(Instant::now() + PATIENCE)?),
+                    Reach::Away(_) => self.deed("destroy", Deed::Destroy, Some(Instant::now() + PATIENCE)).map(drop),
+                };
             }
             if Instant::now() >= deadline {
-                return Err(fault("destroy", &self.name, LockFault::InUse(users)));
+                return Err(fault("destroy", &self.name, LockFault::InUse(others)));
             }
-            self.pause(Duration::from_millis(1));
+            self.node.progress()?;
+            std::thread::sleep(POLL);
         }
     }
 }

@@ -15,7 +15,9 @@
 //! let patience = Instant::now() + Duration::from_secs(5);
 //!
 //! let key = host.init_key("frame", Resource::memory(0x100..0x1000))?;
-//! let theirs = accelerator.find_key("frame")?;
+//! let offer = key.offer(&[accelerator.id()])?;
+//! let theirs = accelerator.accept_key(patience)?;
+//! assert_eq!(offer.wait(patience)?[0].node, accelerator.id());
 //!
 //! let guard = key.lock()?;
 //! assert_eq!(theirs.get()?, Value::Owner(guard.owner()));
@@ -28,7 +30,9 @@
 //!
 //! - [`key`]: what a program holds of a key, and does with it.
 //! - [`guard`]: a key that is locked.
+//! - [`share`]: keys that are offered and accepted.
 //! - `wait`: how a thread waits for a key: spin, yield, park; whether its owner lives; whether it closed a circle.
+//! - `home`, `away`: keys for nodes that share no memory with where the registry is; `mail`, `wire`: the letters between them.
 //!
 //! **Who dies as an owner** is found out by those who wait, within 100 ms over shared memory. The key goes to the next of them, who is told
 //! ([`KeyGuard::inherited_from`]), and so is every later owner until one says that the resource is [sound](KeyGuard::mark_repaired).
@@ -37,18 +41,28 @@
 //! **Fair**: who gives a key up may take it again while others wait, for half a millisecond; then it is the turn of whoever came first. So a key
 //! that many want goes round, and costs no switch between processes for each use.
 
+mod away;
+mod clerks;
 pub mod guard;
+mod home;
 pub mod key;
+mod mail;
+pub mod share;
 mod wait;
+mod wire;
 
 pub use guard::KeyGuard;
+pub(crate) use home::Registry;
 pub use key::{LockKey, TryLock};
+pub(crate) use mail::Mail;
+pub use share::{Accepted, Offer};
+pub(crate) use wire::Home;
 
 use crate::{Error, Node, Result};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::{OwnerId, Resource, Value};
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long making and destroying keys waits for the domain's lock file.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -78,6 +92,9 @@ pub enum LockFault {
     /// To wait for it would be for ever.
     #[error("to wait for it would never end: {0}")]
     Circle(Circle),
+    /// The home of the registry could not do it.
+    #[error("its home says: {0}")]
+    Home(String),
     /// Others use it.
     #[error("nodes {} have not released it; wait until they have", words(.0))]
     InUse(Vec<doorbell_fabric::NodeId>),
@@ -126,9 +143,7 @@ impl Node {
     /// [`Error::Shm`]: there is a key of that name, it is no name, the registry is full (512 keys), or the lock file could not be had within ten
     /// seconds; [`Error::Closed`], [`Error::Forked`].
     pub fn init_key(&self, name: &str, resource: Resource) -> Result<LockKey> {
-        self.shared().check()?;
-        let place = self.shared().membership().init_key(name, resource, Instant::now() + PATIENCE)?;
-        LockKey::open(self, place, name)
+        LockKey::open(self, name, self.open_key("make", name, Some(resource))?)
     }
 
     /// The key of this name, made by whatever node. Does not block.
@@ -136,9 +151,7 @@ impl Node {
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::Unknown`]; [`Error::Closed`], [`Error::Forked`].
     pub fn find_key(&self, name: &str) -> Result<LockKey> {
-        self.shared().check()?;
-        let place = self.shared().membership().find_key(name).ok_or_else(|| fault("find", name, LockFault::Unknown))?;
-        LockKey::open(self, place, name)
+        LockKey::open(self, name, self.open_key("find", name, None)?)
     }
 
     /// The key of this name; made if there is none.

@@ -29,13 +29,15 @@ pub struct Member {
     pub inbox_bytes: u64,
     /// When it joined, since 1970.
     pub joined: Duration,
+    /// Whether it can be reached by a network, too.
+    pub networked: bool,
 }
 
 impl Member {
     /// A node that is in no directory of this machine, and joined just now as far as is known.
     pub fn remote(id: NodeId, incarnation: Incarnation, role: Role, pid: u32, label: String) -> Self {
         let joined = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        Self { id, incarnation, role, pid, pid_namespace: 0, label, inbox_bytes: 0, joined }
+        Self { id, incarnation, role, pid, pid_namespace: 0, label, inbox_bytes: 0, joined, networked: true }
     }
 }
 
@@ -169,6 +171,7 @@ impl Directory {
         entry.pid_namespace.store(member.pid_namespace, Ordering::Relaxed);
         entry.joined.store(u64::try_from(member.joined.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         entry.inbox_bytes.store(member.inbox_bytes, Ordering::Relaxed);
+        entry.networked.store(member.networked.into(), Ordering::Relaxed);
         let mut label = [0; 32];
         let len = member.label.len().min(MAX_LABEL);
         label[..len].copy_from_slice(&member.label.as_bytes()[..len]);
@@ -217,6 +220,7 @@ impl Directory {
                 label: read_label(entry),
                 inbox_bytes: entry.inbox_bytes.load(Ordering::Relaxed),
                 joined: Duration::from_nanos(entry.joined.load(Ordering::Relaxed)),
+                networked: entry.networked.load(Ordering::Relaxed) != 0,
             };
             fence(Ordering::Acquire);
             // An incarnation never comes back, so the same state means that nothing was rewritten in between.

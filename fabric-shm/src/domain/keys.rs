@@ -80,6 +80,86 @@ impl Membership {
         self.directory().keys().all()
     }
 
+    /// Where the registry of this node's domain segment is, if it is here: how often it has moved, and its home.
+    pub fn seat(&self) -> Option<(u64, Option<(NodeId, Incarnation)>)> {
+        let keys = self.directory().keys();
+        Some((keys.seat().term()?, keys.seat().home()))
+    }
+
+    /// Is home instead of a life of a node that has ended. False if another was faster.
+    pub fn take_home(&self, was: Option<(NodeId, Incarnation)>) -> bool {
+        self.directory().keys().seat().take(was, (self.id(), self.incarnation()))
+    }
+
+    /// Says that this node serves a life of a node that shares no memory with it, and knows when it ends; or that this has ended.
+    pub fn serve(&self, node: NodeId, life: Incarnation, is_served: bool) {
+        let seat = self.directory().keys().seat();
+        if is_served {
+            // Of those with whom memory is shared that memory tells.
+            if self.directory().incarnation(node) != Some(life) {
+                seat.serve(node, life);
+            }
+        } else if seat.serves(node, life) {
+            seat.serve(node, Incarnation(0));
+        }
+    }
+
+    /// Whether the home of the registry lives, and others can reach it.
+    pub fn is_home_living(&self) -> bool {
+        let home = self.directory().keys().seat().home();
+        let member = home.and_then(|(node, life)| self.member(node).filter(|member| member.incarnation == life));
+        member.is_some_and(|member| member.networked && self.is_living(member.id, member.incarnation))
+    }
+
+    /// Whether a node lives that could be home.
+    fn has_heir(&self) -> bool {
+        let members = self.members();
+        members.iter().any(|member| member.networked && self.is_living(member.id, member.incarnation))
+    }
+
+    /// The lives of nodes that the home serves.
+    pub fn served(&self) -> Vec<(NodeId, Incarnation)> {
+        self.directory().keys().seat().all_served(self.max_nodes())
+    }
+
+    /// Brings the registry here, with this node as its home if it has a network, and with what is known of the keys: names, resources, and which living owner has
+    /// them. Where no owner is known and `dead` was home before, the key is damaged: it may have been held by somebody there. False if it is
+    /// here already. Blocks on the domain's lock file, until the deadline.
+    pub fn found_registry(
+        &self,
+        term: u64,
+        known: &[(String, Resource, Option<OwnerId>)],
+        dead: Option<OwnerId>,
+        deadline: Instant,
+    ) -> Result<bool, ShmError> {
+        const OPERATION: &str = "bring the lock registry here";
+        self.check_key_call(OPERATION)?;
+        let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
+        let keys = self.directory().keys();
+        if keys.seat().term().is_some() {
+            return Ok(false);
+        }
+        for (name, resource, owner) in known {
+            let me = (self.id(), self.incarnation());
+            let Some(key) = keys.find(name).or_else(|| keys.init(name, *resource, me).ok()) else { continue };
+            let Some(slot) = keys.slot(key.slot) else { continue };
+            if let Some(owner) = owner {
+                let _ = slot.words.set(None, Some(*owner));
+                slot.set_user(owner.node(), true);
+            } else if let Some(dead) = dead
+                && slot.words.get().owner().is_none()
+            {
+                slot.set_dead(dead);
+                slot.words.damage();
+            }
+        }
+        if self.me().networked {
+            keys.seat().take(keys.seat().home(), (self.id(), self.incarnation()));
+        }
+        keys.seat().set_term(term);
+        Ok(true)
+    }
+
     /// A key by its place; `None` if it was destroyed.
     #[inline(always)]
     pub fn key(&self, key: KeyRef) -> Option<Key<'_>> {
@@ -94,7 +174,9 @@ impl Membership {
             return !self.has_left();
         }
         if self.directory().incarnation(node) != Some(life) {
-            return self.directory().keys().seat().serves(node, life);
+            // Who is served over a network lives as long as somebody is there to notice when it does not.
+            let seat = self.directory().keys().seat();
+            return seat.serves(node, life) && (self.is_home_living() || self.has_heir());
         }
         let file = match self.space().open(&self.names().inbox(node)) {
             Ok(Some(file)) => file,

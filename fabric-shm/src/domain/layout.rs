@@ -63,6 +63,8 @@ pub(super) struct Entry {
     pub inbox_bytes: AtomicU64,
     pub label_len: AtomicU64,
     pub label: [AtomicU64; 4],
+    /// Not zero: it can be reached by a network, too.
+    pub networked: AtomicU64,
 }
 
 pub(super) const PRESENT: u64 = 1;
@@ -97,6 +99,7 @@ pub(super) const DIRECTORY_HASH: u64 = extend_hash(
         offset_of!(Entry, inbox_bytes) as u64,
         offset_of!(Entry, label_len) as u64,
         offset_of!(Entry, label) as u64,
+        offset_of!(Entry, networked) as u64,
         KEYS_HASH,
     ],
 );

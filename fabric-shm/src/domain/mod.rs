@@ -60,6 +60,8 @@ pub struct JoinOptions {
     pub lanes: LaneGeometry,
     /// The incarnation is this one or a later one: for who is known elsewhere, too, where nothing of this domain's numbers is known.
     pub least_incarnation: Incarnation,
+    /// Whether it can be reached by a network, too.
+    pub networked: bool,
     /// Until when to wait for the domain's lock file.
     pub deadline: Instant,
 }
@@ -76,6 +78,7 @@ impl JoinOptions {
             max_nodes: 32,
             lanes: LaneGeometry::default(),
             least_incarnation: Incarnation(0),
+            networked: false,
             deadline: Instant::now() + Duration::from_secs(10),
         }
     }
@@ -188,6 +191,7 @@ impl Membership {
             label: options.label.clone(),
             inbox_bytes: inbox.segment.len() as u64,
             joined: now(),
+            networked: options.networked,
         };
         directory.keys().forget_user(id);
         directory.write(&me);

@@ -25,7 +25,7 @@ impl Seat {
         Some(self.term.load(Ordering::Acquire)).filter(|term| *term != 0)
     }
 
-    /// The registry is here from now on, or no more with 0.
+    /// The registry is here from now on.
     pub fn set_term(&self, term: u64) {
         self.term.store(term, Ordering::Release);
     }
@@ -45,6 +45,13 @@ impl Seat {
         if let Some(word) = self.served.get(node.index()) {
             word.store(life.0, Ordering::Release);
         }
+    }
+
+    /// All lives that the home serves, of as many nodes.
+    pub fn all_served(&self, nodes: usize) -> Vec<(NodeId, Incarnation)> {
+        let lives = self.served.iter().take(nodes).enumerate();
+        let lives = lives.map(|(node, life)| (NodeId(node as u16), Incarnation(life.load(Ordering::Acquire))));
+        lives.filter(|(_, life)| life.0 != 0).collect()
     }
 
     /// Whether the home serves this life of a node, and so is the one that knows when it ends.

@@ -164,7 +164,6 @@ pub struct KeyRef {
 
 /// What the registry says of a key, copied and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct KeyFacts {
     /// Its place.
     pub key: KeyRef,

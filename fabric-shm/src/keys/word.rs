@@ -130,6 +130,25 @@ impl fmt::Display for Value {
 pub struct Seen(u64);
 
 impl Seen {
+    /// A word that was read elsewhere.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// A word with this value.
+    pub const fn of(value: Value) -> Self {
+        match value {
+            Value::Unlocked => Self(0),
+            Value::Owner(owner) => Self(owner.0),
+            Value::Module => Self(BARRED),
+        }
+    }
+
+    /// The word.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
     /// What it says.
     pub const fn value(self) -> Value {
         match OwnerId::from_bits(self.0) {
@@ -312,6 +331,12 @@ impl LockWords {
         let done = self.swap(seen.0, seen.0 & BARRED | DAMAGED);
         self.ring_if_heard();
         done
+    }
+
+    /// Says that the resource is not sound, as far as anybody knows.
+    #[cfg(not(loom))]
+    pub(crate) fn damage(&self) {
+        self.value.fetch_or(DAMAGED, Ordering::AcqRel);
     }
 
     /// Keeps everybody out from now on, except who is in; says who is. Says nothing of who barred it: anybody may [unbar](Self::unbar).

@@ -1,6 +1,7 @@
 //! What one turn of the engine does.
 
 mod hot;
+mod letters;
 mod peers;
 mod receives;
 mod regions;
@@ -24,6 +25,7 @@ use crate::message::ways::Ways;
 use crate::node::events::Event;
 use crate::region::remote::Remote;
 use crate::region::table::RegionTable;
+use crate::registry::Registry;
 use crate::transfer::Copy;
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
@@ -70,6 +72,8 @@ pub struct Engine {
     outgoing: Outgoing,
     /// For engines of nodes that share no memory.
     words: VecDeque<Word>,
+    /// Keys that other nodes ask for, and those that are elsewhere.
+    registry: Registry,
     local: Local,
     copy: Copy,
     /// Whether the poller thread turns it just now.
@@ -121,6 +125,7 @@ impl Engine {
         Self {
             inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders, remote),
             words: VecDeque::new(),
+            registry: Registry::new(fabric.membership().clone()),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
             local: Local::new(fabric.membership().clone(), regions),
             copy: settings.copy,
@@ -218,6 +223,7 @@ impl Engine {
             && !self.outgoing.is_active()
             && self.inbound.incoming.is_empty()
             && self.words.is_empty()
+            && self.inbound.mail.out.is_empty()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
 
@@ -295,7 +301,7 @@ impl Engine {
             return None;
         }
         // Nobody rings when a target that does not answer is not waited for any longer, or when another thread lets go of the network.
-        let timeout = if self.words.is_empty() { timeout } else { timeout.min(TRY_AGAIN) };
+        let timeout = if self.words.is_empty() && self.inbound.mail.out.is_empty() { timeout } else { timeout.min(TRY_AGAIN) };
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
 
@@ -345,6 +351,8 @@ impl Engine {
         }
         self.outgoing.fail(None, &error);
         self.inbound.remote.end(&error);
+        self.inbound.mail.end(&error);
+        self.registry.offers.end(&error);
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;

@@ -197,6 +197,10 @@ impl Engine {
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
                 self.ends[node.index()] = Some(end);
                 self.fail_ways(node, incarnation, || end.error(node));
+                self.registry.gone(node, incarnation);
+                if self.registry.has_succeeded() {
+                    self.registry.bury_absent(|node, life| self.fabric.live(node) == Some(life));
+                }
                 // After its ways out were cut: nothing can be lent to it from here on.
                 let (loans, bytes) = self.lender.drop_holds(node, incarnation);
                 if loans > 0 {
@@ -235,6 +239,7 @@ impl Engine {
     fn fail_ways(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
         self.outgoing.fail(Some((node, life)), &error);
         self.inbound.remote.fail(node, life, &error);
+        self.inbound.mail.fail(node, life, &error);
         for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
             if let Some(mut state) = way.state.enter(Token::current())
                 && state.incarnation == life

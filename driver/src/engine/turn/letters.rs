@@ -1,0 +1,97 @@
+//! Letters about keys: sent, and dealt with.
+
+use super::Engine;
+use crate::engine::baton::Token;
+use crate::engine::op::Op;
+use crate::error::Error;
+use crate::registry::{Home, Mail, Registry};
+use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
+use std::sync::Arc;
+
+impl Engine {
+    /// Letters of this node.
+    pub(crate) fn mail(&mut self) -> &mut Mail {
+        &mut self.inbound.mail
+    }
+
+    /// What this node knows of keys.
+    pub(crate) fn registry(&mut self) -> &mut Registry {
+        &mut self.registry
+    }
+
+    /// The registry is with this node from now on.
+    pub(crate) fn adopt(&mut self, home: Home) {
+        self.registry.adopt(home, &mut self.inbound.mail);
+    }
+
+    /// Begins to ask a life of a node. `None`: it was asked so often that it has to answer first.
+    ///
+    /// # Errors
+    /// It can't be reached.
+    pub(crate) fn ask(
+        &mut self,
+        me: Token,
+        node: NodeId,
+        life: Incarnation,
+        bytes: Vec<u8>,
+        wants: Option<(String, u64)>,
+    ) -> Result<Option<Arc<Op>>, Error> {
+        // If it can't be reached, that is said now.
+        let Some(outbound) = self.ways.get(node, Priority::High).cloned() else { return Err(Error::NoSuchNode { node }) };
+        if let Some(mut state) = outbound.state.enter(me) {
+            self.connect(&outbound, &mut state, life)?;
+        }
+        Ok(self.inbound.mail.ask(node, life, bytes, wants))
+    }
+
+    /// Deals with what came, and sends what is to be sent. Returns the amount of work done.
+    #[cold]
+    pub(super) fn step_letters(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        while let Some(received) = self.inbound.mail.received.pop_front() {
+            work += 1;
+            let node = received.node;
+            if let Err(reason) = self.registry.deal(received, &mut self.inbound.mail) {
+                self.on_broken(node, reason);
+            }
+        }
+        if self.registry.has_succeeded() {
+            self.registry.bury_absent(|node, life| self.fabric.live(node) == Some(life));
+        }
+        while let Some(late) = self.inbound.mail.late.pop_front() {
+            work += 1;
+            self.registry.return_late(late, &mut self.inbound.mail);
+        }
+        // Nodes to which nothing more can go in this turn.
+        let mut full = Vec::new();
+        let mut at = 0;
+        while at < self.inbound.mail.out.len() {
+            let (node, life) = (self.inbound.mail.out[at].node, self.inbound.mail.out[at].life);
+            if full.contains(&node) {
+                at += 1;
+                continue;
+            }
+            let Some(outbound) = self.ways.get(node, Priority::High).cloned() else {
+                self.inbound.mail.out.remove(at);
+                continue;
+            };
+            let Some(mut state) = outbound.state.enter(me) else {
+                full.push(node);
+                continue;
+            };
+            if self.connect(&outbound, &mut state, life).is_err() {
+                // Whoever waits for an answer is told so when the end of that life is noticed, as it was just now. It may have taken letters with it.
+                self.inbound.mail.out.retain(|letter| (letter.node, letter.life) != (node, life));
+                continue;
+            }
+            let letter = &self.inbound.mail.out[at];
+            if state.push_letter(letter.tag, &letter.bytes) == Push::Done {
+                self.inbound.mail.out.remove(at);
+                work += 1;
+            } else {
+                full.push(node);
+            }
+        }
+        work
+    }
+}

@@ -1,0 +1,438 @@
+//! Keys that are elsewhere: where the registry is, and what is asked of its home.
+
+use super::home::{Done, key_answer, perform, taken_answer};
+use super::wait::Want;
+use super::wire::{self, Answer, Ask, At, Deed, Entry, Home, Tell, Trouble};
+use super::{LockFault, PATIENCE, fault};
+use crate::engine::op::Outcome;
+use crate::engine::poller::Progress;
+use crate::engine::turn::Engine;
+use crate::error::Error;
+use crate::node::Shared;
+use crate::{Node, Result};
+use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_shm::domain::OpenKey;
+use doorbell_shm::error::ShmError;
+use doorbell_shm::keys::{OwnerId, Resource};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long one waits before it asks again who is home.
+const AGAIN: Duration = Duration::from_millis(2);
+/// How long the baton is held at most while the registry is brought here.
+const FOUNDING: Duration = Duration::from_millis(100);
+/// How long somebody may take to say who is home.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Where the registry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// In the memory that this node shares.
+    Here,
+    /// With this node.
+    There(Home),
+}
+
+/// A key that was elsewhere when it was opened.
+pub struct Away {
+    pub name: String,
+    at: Mutex<At>,
+}
+
+impl Away {
+    /// A key as its home told of it.
+    pub fn new(at: At) -> Self {
+        Self { name: at.name.clone(), at: Mutex::new(at) }
+    }
+
+    fn at(&self) -> At {
+        self.at.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Does something with it, wherever it is now. Waits for the answer, and where need be for a new home.
+    pub fn do_deed(&self, shared: &Shared, operation: &'static str, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
+        let mut again = false;
+        loop {
+            let answer = match shared.home(deadline)? {
+                Where::Here => self.do_here(shared, deed, deadline)?,
+                Where::There(home) => {
+                    let at = self.at();
+                    let give_back = |me| wire::encode(&Tell::Unlock { at: at.clone(), me });
+                    let wants = match deed {
+                        Deed::Lock { me } | Deed::Try { me } => Some((self.name.clone(), me, give_back(me))),
+                        Deed::Set { new, .. } if new != 0 => Some((self.name.clone(), new, give_back(new))),
+                        _ => None,
+                    };
+                    match shared.letter(operation, home.node(), &Ask::Deed { at: at.clone(), deed }, wants, deadline) {
+                        Ok(Answer::NotHome) => {
+                            shared.not_home(home);
+                            continue;
+                        }
+                        Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::NoSuchNode { .. }) => {
+                            shared.not_home(home);
+                            again = true;
+                            continue;
+                        }
+                        answered => answered?,
+                    }
+                }
+            };
+            return match answer {
+                // The former home did it, and could not say so any more.
+                Answer::Trouble(Trouble::NotYours(_)) if again && matches!(deed, Deed::Unlock { .. }) => Ok(Answer::Done),
+                Answer::Trouble(trouble) => Err(shared.trouble(operation, &self.name, trouble)),
+                Answer::Withdrawn => Err(Error::Cancelled),
+                answer => Ok(answer),
+            };
+        }
+    }
+
+    /// The registry has come here since.
+    fn do_here(&self, shared: &Shared, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
+        let membership = shared.membership();
+        let place = membership.find_key(&self.name);
+        let Some(key) = place.and_then(|place| membership.key(place)) else { return Ok(Answer::Trouble(Trouble::Destroyed)) };
+        if deed == Deed::Destroy {
+            key.destroy(Instant::now() + PATIENCE)?;
+            return Ok(Answer::Done);
+        }
+        let answer = match perform(key, (membership.id(), membership.incarnation()), deed) {
+            Done::Answer(answer) => answer,
+            Done::Wait => {
+                let Deed::Lock { me } = deed else { return Err(Error::Cancelled) };
+                let Some(me) = OwnerId::from_bits(me) else { return Err(Error::Cancelled) };
+                let taken = Want { shared, key, name: &self.name, me, withdrawn: None }.wait(deadline)?;
+                taken_answer(key, taken.damaged)
+            }
+        };
+        Ok(answer)
+    }
+
+    /// Gives a key up without waiting for an answer.
+    pub fn give_up(&self, shared: &Shared, me: OwnerId) -> Result<()> {
+        let me_now = shared.check()?;
+        let mut engine = shared.enter(me_now, "unlock")?;
+        engine.mail().note(&self.name, None, Some(0));
+        if !engine.registry().belongs_here() {
+            // If there is no home now, whoever is next is told what this node has, and this is not among it.
+            if let Some(home) = engine.registry().known() {
+                let (node, life) = home.node();
+                let letter = wire::encode(&Tell::Unlock { at: self.at(), me: me.bits() });
+                engine.mail().tell(node, life, letter);
+                if shared.progress() != Progress::Poller {
+                    engine.push(me_now);
+                }
+                drop(engine);
+                shared.hand_over();
+            }
+            return Ok(());
+        }
+        drop(engine);
+        self.do_here(shared, Deed::Unlock { me: me.bits() }, None).map(drop)
+    }
+}
+
+impl Shared {
+    /// Asks a node, and waits for its answer. With what the letter wants to take, if so: its name, for which owner, and how it is given back.
+    pub(super) fn letter(
+        &self,
+        operation: &'static str,
+        (node, life): (NodeId, Incarnation),
+        ask: &Ask,
+        wants: Option<(String, u64, Vec<u8>)>,
+        deadline: Option<Instant>,
+    ) -> Result<Answer> {
+        let me = self.check()?;
+        let bytes = wire::encode(ask);
+        let (wants, give_back) = match wants {
+            Some((name, owner, give_back)) => (Some((name, owner)), Some(give_back)),
+            None => (None, None),
+        };
+        let op = {
+            let mut engine = self.enter(me, operation)?;
+            // Leaving closes the flag first, and ends what was begun then.
+            self.check()?;
+            let op = engine.ask(me, node, life, bytes, wants)?.ok_or(Error::Full { node })?;
+            if self.progress() != Progress::Poller {
+                engine.push(me);
+            }
+            op
+        };
+        self.hand_over();
+        let driven = self.drive(me, &op, deadline, |_| false);
+        match op.take() {
+            Some(Outcome::Answered(bytes)) => return wire::decode(&bytes).ok_or(Error::Damaged { node }),
+            Some(Outcome::Failed(error)) => return Err(error),
+            _ => {}
+        }
+        let mut engine = self.enter(me, operation)?;
+        // It may have come just now: then what it brought is given back.
+        if let Some(Outcome::Answered(bytes)) = op.take() {
+            return wire::decode(&bytes).ok_or(Error::Damaged { node });
+        }
+        if let Some((node, life, id)) = engine.mail().withdraw(&op, give_back.unwrap_or_default()) {
+            engine.mail().tell(node, life, wire::encode(&Tell::Withdraw { id }));
+            engine.push(me);
+        }
+        Err(driven.err().unwrap_or(Error::Timeout { operation, node: Some(node) }))
+    }
+
+    /// Answers a letter from another thread than the engine's.
+    pub(super) fn answer(&self, node: NodeId, life: Incarnation, id: u64, answer: &Answer) {
+        let Ok(me) = self.check() else { return };
+        if let Ok(mut engine) = self.enter(me, "answer") {
+            engine.mail().answer(node, life, id, wire::encode(answer));
+            engine.push(me);
+        }
+        self.hand_over();
+    }
+
+    /// The same at the end of a wait. False if nobody is to be told.
+    pub(super) fn answer_waiting(&self, node: NodeId, life: Incarnation, id: u64, answer: &Answer) -> bool {
+        let Ok(me) = self.check() else { return false };
+        let Ok(mut engine) = self.enter(me, "answer") else { return false };
+        let is_wanted = engine.registry().end_wait(node, life, id);
+        if is_wanted {
+            engine.mail().answer(node, life, id, wire::encode(answer));
+            engine.push(me);
+        }
+        drop(engine);
+        self.hand_over();
+        is_wanted
+    }
+
+    /// Where the registry is; finds out if this is not known.
+    pub(super) fn home(&self, deadline: Option<Instant>) -> Result<Where> {
+        if self.membership().seat().is_some() {
+            return Ok(Where::Here);
+        }
+        if !self.has_network() {
+            // Those that have a network find it here.
+            self.membership().found_registry(1, &[], None, Instant::now() + PATIENCE)?;
+            return Ok(Where::Here);
+        }
+        loop {
+            let me = self.check()?;
+            if let Some(home) = self.enter(me, "find the home of the lock registry")?.registry().known() {
+                return Ok(Where::There(home));
+            }
+            if let Some(found) = self.find_home(deadline)? {
+                return Ok(found);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Error::Timeout { operation: "find the home of the lock registry", node: None });
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    /// The registry is not where it was thought to be.
+    fn not_home(&self, home: Home) {
+        if let Ok(me) = self.check()
+            && let Ok(mut engine) = self.enter(me, "lock")
+        {
+            engine.registry().forget(home);
+        }
+    }
+
+    /// All others that may know of the registry: those with a network. Of those that have none, their memory says all they know.
+    fn others(&self) -> Result<Vec<(NodeId, Incarnation)>> {
+        let members = self.living_members(self.check()?);
+        let others = members.iter().filter(|member| member.networked && member.id != self.membership().id());
+        Ok(others.map(|member| (member.id, member.incarnation)).collect())
+    }
+
+    /// Asks all others; has the lowest node claim it if nobody knows one. `None`: ask again.
+    fn find_home(&self, deadline: Option<Instant>) -> Result<Option<Where>> {
+        const OPERATION: &str = "find the home of the lock registry";
+        let others = self.others()?;
+        let patience = || {
+            let soon = Instant::now() + ANSWER;
+            Some(deadline.map_or(soon, |deadline| deadline.min(soon)))
+        };
+        let mut found: Option<Home> = None;
+        for &node in &others {
+            match self.letter(OPERATION, node, &Ask::WhoIsHome, None, patience()) {
+                Ok(Answer::Home(Some(home))) if found.is_none_or(|best| (best.term, home.at) < (home.term, best.at)) => {
+                    found = Some(home)
+                }
+                Ok(_) => {}
+                Err(error @ (Error::Closed | Error::Forked | Error::Reentrant { .. })) => return Err(error),
+                // It is gone, or does not answer: then it is home of nothing that could be reached.
+                Err(_) => {}
+            }
+        }
+        let me = (self.membership().id(), self.membership().incarnation());
+        if let Some(home) = found.filter(|home| home.node() != me) {
+            let token = self.check()?;
+            let mut engine = self.enter(token, OPERATION)?;
+            engine.glance();
+            let (node, life) = home.node();
+            if engine.fabric().live(node) != Some(life) {
+                // Who told of it has not noticed its end yet, or this node has not met it.
+                return Ok(None);
+            }
+            engine.adopt(home);
+            return Ok(Some(Where::There(home)));
+        }
+        match others.iter().map(|(node, _)| *node).min() {
+            Some(lowest) if lowest < me.0 => {
+                if let Some(&node) = others.iter().find(|(node, _)| *node == lowest) {
+                    let _ = self.letter(OPERATION, node, &Ask::BeHome, None, patience());
+                }
+                Ok(None)
+            }
+            _ => Ok(self.claim(&others, deadline)?.then_some(Where::Here)),
+        }
+    }
+
+    /// Brings the registry here, if all others agree.
+    fn claim(&self, others: &[(NodeId, Incarnation)], deadline: Option<Instant>) -> Result<bool> {
+        const OPERATION: &str = "be the home of the lock registry";
+        let me = self.check()?;
+        let (last, mut entries) = {
+            let mut engine = self.enter(me, OPERATION)?;
+            if engine.registry().claiming {
+                // Another thread of this node does.
+                return Ok(false);
+            }
+            engine.registry().claiming = true;
+            (engine.registry().last(), engine.mail().opened.clone())
+        };
+        let term = last.map_or(1, |last| last.term + 1);
+        let agreed = self.agreed(others, term, &mut entries, deadline);
+        let abandon = |engine: &mut Engine| {
+            let letter = wire::encode(&Tell::Abandon { term });
+            others.iter().for_each(|(node, life)| engine.mail().tell(*node, *life, letter.clone()));
+            engine.push(me);
+        };
+        let mut engine = self.enter(me, OPERATION)?;
+        let is_still = std::mem::take(&mut engine.registry().claiming);
+        if !matches!(agreed, Ok(true)) || !is_still {
+            abandon(&mut engine);
+            return agreed.map(|_| false);
+        }
+        let dead = last.and_then(|last| OwnerId::from_bits(OwnerId::thread(last.node().0, last.node().1, 0).bits()));
+        let known = unite(&entries);
+        let deadline = Instant::now() + FOUNDING;
+        match self.membership().found_registry(term, &known, dead, deadline) {
+            Ok(_) => {}
+            Err(error) => {
+                abandon(&mut engine);
+                return if matches!(error, ShmError::LockTimeout { .. }) { Ok(false) } else { Err(error.into()) };
+            }
+        }
+        for owner in known.iter().filter_map(|(_, _, owner)| *owner) {
+            self.membership().serve(owner.node(), owner.life(), true);
+        }
+        tracing::debug!(term, keys = known.len(), "this node is the home of the lock registry");
+        Ok(true)
+    }
+
+    /// Asks all others whether this node may be home, and for what they know of keys.
+    fn agreed(
+        &self,
+        others: &[(NodeId, Incarnation)],
+        term: u64,
+        entries: &mut Vec<Entry>,
+        deadline: Option<Instant>,
+    ) -> Result<bool> {
+        for &node in others {
+            let mut from = 0;
+            loop {
+                match self.letter("be the home of the lock registry", node, &Ask::Claim { term, from }, None, deadline) {
+                    Ok(Answer::Agreed { entries: known, more }) => {
+                        from += known.len() as u32;
+                        let goes_on = more && !known.is_empty();
+                        entries.extend(known);
+                        if !goes_on {
+                            break;
+                        }
+                    }
+                    Ok(_) => return Ok(false),
+                    // Whoever is gone has nothing.
+                    Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::NoSuchNode { .. }) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// What is told of trouble at home.
+    pub(super) fn trouble(&self, operation: &'static str, name: &str, trouble: Trouble) -> Error {
+        match trouble.fault(name) {
+            Ok(why) => fault(operation, name, why),
+            Err(fault) => ShmError::Key { domain: self.membership().domain().to_owned(), fault }.into(),
+        }
+    }
+}
+
+/// What several nodes know of the same keys.
+fn unite(entries: &[Entry]) -> Vec<(String, Resource, Option<OwnerId>)> {
+    let mut known: Vec<(String, Resource, Option<OwnerId>)> = Vec::new();
+    for entry in entries {
+        let (resource, owner) = (Resource::from_words(entry.resource), OwnerId::from_bits(entry.owner));
+        match known.iter_mut().find(|(name, ..)| *name == entry.name) {
+            Some((_, its, has)) => {
+                if *its == Resource::Unnamed {
+                    *its = resource;
+                }
+                *has = has.or(owner);
+            }
+            None => known.push((entry.name.clone(), resource, owner)),
+        }
+    }
+    known
+}
+
+/// A key as it was opened.
+pub enum Opened {
+    /// In the memory that this node shares.
+    Here(OpenKey),
+    /// Elsewhere.
+    Away(Away),
+}
+
+impl Node {
+    /// Makes or finds a key, wherever the registry is.
+    pub(super) fn open_key(&self, operation: &'static str, name: &str, make: Option<Resource>) -> Result<Opened> {
+        let shared = self.shared();
+        let deadline = Some(Instant::now() + PATIENCE);
+        loop {
+            let home = match shared.home(deadline)? {
+                Where::There(home) => home,
+                Where::Here => {
+                    let membership = shared.membership_arc();
+                    let place = match make {
+                        Some(resource) => membership.init_key(name, resource, Instant::now() + PATIENCE)?,
+                        None => membership.find_key(name).ok_or_else(|| fault(operation, name, LockFault::Unknown))?,
+                    };
+                    let key = OpenKey::new(membership, place).ok_or_else(|| fault(operation, name, LockFault::Destroyed))?;
+                    let _ = key_answer(key.get(), 0, name, self.id());
+                    return Ok(Opened::Here(key));
+                }
+            };
+            if name.len() > doorbell_shm::keys::NAME_BYTES {
+                return Err(shared.trouble(operation, name, Trouble::Name));
+            }
+            let ask = match make {
+                Some(resource) => Ask::Init { name: name.to_owned(), resource: resource.to_words() },
+                None => Ask::Find { name: name.to_owned() },
+            };
+            match shared.letter(operation, home.node(), &ask, None, deadline) {
+                Ok(Answer::Key { at, resource }) => {
+                    let me = shared.check()?;
+                    shared.enter(me, operation)?.mail().note(name, Some(resource), None);
+                    return Ok(Opened::Away(Away::new(At { name: name.to_owned(), ..at })));
+                }
+                Ok(Answer::Trouble(trouble)) => return Err(shared.trouble(operation, name, trouble)),
+                Ok(Answer::NotHome) | Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::NoSuchNode { .. }) => {
+                    shared.not_home(home);
+                }
+                Ok(_) => return Err(Error::Damaged { node: home.node().0 }),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! The home: what a node does with keys for those that share no memory with it; and what it knows of keys that are elsewhere.
+//!
+//! The registry of a domain is in one group of nodes that share memory; the others ask its home. It comes into being with the first key: whoever wants
+//! one and finds that nobody knows a home has the lowest of all nodes it knows *claim* it. Who claims it asks all others what they
+//! know of keys, and each agrees unless it knows of a home that lives. So it moves when its last node dies: the keys are put together again from
+//! what the living know, with those of them that are held. A key of which nobody living says that it is held may have been held by the dead: its
+//! next owner is told so.
+
+use super::clerks::Clerks;
+use super::mail::{Late, Mail, Received};
+use super::share::{Arrived, Offers};
+use super::wait::Want;
+use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Tell, Trouble};
+use super::{LockFault, PATIENCE};
+use crate::error::Error;
+use crate::node::Shared;
+use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_shm::domain::{Key, Membership, OpenKey};
+use doorbell_shm::error::ShmError;
+use doorbell_shm::keys::{OwnerId, Resource, Seen, waiting};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// What a node knows of keys, behind its baton.
+pub struct Registry {
+    membership: Arc<Membership>,
+    shared: Weak<Shared>,
+    clerks: Arc<Clerks>,
+    /// Where the registry is, if it is not here.
+    known: Option<Home>,
+    /// It has become home instead of another.
+    succeeded: bool,
+    /// This node asks the others whether it may be home.
+    pub claiming: bool,
+    /// Where it was last, if it ever was elsewhere.
+    last: Option<Home>,
+    /// Who waits here for a key, over the network.
+    waiting: Vec<Waiting>,
+    /// What others say that they have, as far as they have said it.
+    holding: Vec<((NodeId, Incarnation), Vec<String>)>,
+    /// Keys that others offer.
+    pub offers: Offers,
+}
+
+struct Waiting {
+    node: NodeId,
+    life: Incarnation,
+    id: u64,
+    key: OpenKey,
+    withdrawn: Arc<AtomicBool>,
+}
+
+/// What was done with a key, or that it has to wait.
+pub enum Done {
+    Answer(Answer),
+    Wait,
+}
+
+impl Registry {
+    /// Of a node that knows nothing yet.
+    pub fn new(membership: Arc<Membership>) -> Self {
+        Self {
+            membership,
+            shared: Weak::new(),
+            clerks: Arc::default(),
+            known: None,
+            claiming: false,
+            last: None,
+            succeeded: false,
+            waiting: Vec::new(),
+            holding: Vec::new(),
+            offers: Offers::default(),
+        }
+    }
+
+    /// Whose engine it is in.
+    pub fn belong(&mut self, shared: Weak<Shared>) {
+        self.shared = shared;
+    }
+
+    fn me(&self) -> (NodeId, Incarnation) {
+        (self.membership.id(), self.membership.incarnation())
+    }
+
+    /// Where the registry is, as far as this node knows; itself where it is here and nobody else serves it.
+    pub fn whereabouts(&mut self) -> Option<Home> {
+        let Some((term, was)) = self.membership.seat() else { return self.known };
+        // A node that only shares memory is never asked this, and is no home.
+        if !self.membership.is_home_living() && self.membership.take_home(was) {
+            self.succeeded = true;
+        }
+        let (node, life) = self.membership.seat()?.1?;
+        Some(Home { term, at: (node.0, life.0) })
+    }
+
+    /// The registry is elsewhere. A home that was another before is told what this node has: what the former one gave it in its last moments and
+    /// could not say any more, or was given back in vain, is free.
+    pub fn adopt(&mut self, home: Home, mail: &mut Mail) {
+        if self.known == Some(home) {
+            return;
+        }
+        (self.known, self.last) = (Some(home), Some(home));
+        let (node, life) = home.node();
+        let held: Vec<_> = mail.opened.iter().filter(|entry| entry.owner != 0).map(|entry| entry.name.clone()).collect();
+        let mut letters = held.chunks(wire::ENTRIES_MAX).peekable();
+        if letters.peek().is_none() {
+            mail.tell(node, life, wire::encode(&Tell::Holding { names: Vec::new(), more: false }));
+        }
+        while let Some(names) = letters.next() {
+            let more = letters.peek().is_some();
+            mail.tell(node, life, wire::encode(&Tell::Holding { names: names.to_vec(), more }));
+        }
+    }
+
+    /// Where it is or was last, as far as this node was told: the term of the next home is greater.
+    pub fn last(&self) -> Option<Home> {
+        self.last
+    }
+
+    /// Where it is, if it is elsewhere.
+    pub fn known(&self) -> Option<Home> {
+        self.known
+    }
+
+    /// Whether this node could be asked by others for keys.
+    pub fn belongs_here(&self) -> bool {
+        self.membership.seat().is_some()
+    }
+
+    /// It is not where it was thought to be.
+    pub fn forget(&mut self, home: Home) {
+        if self.known == Some(home) {
+            self.known = None;
+        }
+    }
+
+    /// Deals with a letter.
+    pub fn deal(&mut self, received: Received, mail: &mut Mail) -> Result<(), &'static str> {
+        let Received { node, life, id, bytes } = received;
+        let Some(id) = id else {
+            let tell: Tell = wire::decode(&bytes).ok_or("a letter that says nothing")?;
+            self.hear(node, life, tell);
+            return Ok(());
+        };
+        let ask: Ask = wire::decode(&bytes).ok_or("a letter that asks nothing")?;
+        if let Some(answer) = self.reply(node, life, id, ask, mail) {
+            mail.answer(node, life, id, wire::encode(&answer));
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, node: NodeId, life: Incarnation, tell: Tell) {
+        match tell {
+            Tell::Unlock { at, me } => {
+                let me = OwnerId::from_bits(me).filter(|me| (me.node(), me.life()) == (node, life));
+                if let (Some(me), Ok(key)) = (me, self.key(&at)) {
+                    let _ = key.get().words().release(me);
+                }
+            }
+            Tell::Holding { names, more } => self.hear_holding((node, life), names, more),
+            Tell::Abandon { term } => self.forget(Home { term, at: (node.0, life.0) }),
+            Tell::Withdraw { id } => self.withdraw(|waiting| waiting.node == node && waiting.life == life && waiting.id == id),
+        }
+    }
+
+    fn hear_holding(&mut self, who: (NodeId, Incarnation), names: Vec<String>, more: bool) {
+        let at = self.holding.iter().position(|(node, _)| *node == who).unwrap_or_else(|| {
+            self.holding.push((who, Vec::new()));
+            self.holding.len() - 1
+        });
+        let said = &mut self.holding[at].1;
+        said.extend(names);
+        if more && said.len() < doorbell_shm::keys::KEYS_MAX {
+            return;
+        }
+        let (_, held) = self.holding.swap_remove(at);
+        for facts in self.membership.keys() {
+            let owner = facts.seen.owner().filter(|owner| (owner.node(), owner.life()) == who);
+            if let Some(owner) = owner
+                && !held.contains(&facts.name)
+                && let Some(key) = self.membership.key(facts.key)
+            {
+                let _ = key.words().release(owner);
+            }
+        }
+    }
+
+    fn withdraw(&mut self, which: impl Fn(&Waiting) -> bool) {
+        for waiting in self.waiting.iter().filter(|waiting| which(waiting)) {
+            waiting.withdrawn.store(true, Ordering::Release);
+            waiting.key.get().words().wake_all();
+        }
+    }
+
+    fn reply(&mut self, node: NodeId, life: Incarnation, id: u64, ask: Ask, mail: &Mail) -> Option<Answer> {
+        match ask {
+            Ask::Offer { name, with, .. } => {
+                self.offers.push(Arrived { node, life, id, name, with });
+                return None;
+            }
+            Ask::WhoIsHome => return Some(Answer::Home(self.whereabouts())),
+            Ask::BeHome => {
+                self.submit(move |shared| {
+                    if let Err(error) = shared.home(Some(Instant::now() + PATIENCE)) {
+                        tracing::debug!(%error, "asked to be the home of the lock registry, in vain");
+                    }
+                });
+                return Some(Answer::Done);
+            }
+            Ask::Claim { term, from } => return Some(self.agree((node, life), term, from, &mail.opened)),
+            _ => {}
+        }
+        if !matches!(self.whereabouts(), Some(home) if home.node() == self.me()) {
+            return Some(Answer::NotHome);
+        }
+        // From here on others can tell whether it lives: this node does.
+        self.membership.serve(node, life, true);
+        match ask {
+            Ask::Init { name, resource } => {
+                // The domain's lock file may be held by others for a while.
+                self.submit(move |shared| {
+                    let answer = shared.init_for(node, &name, Resource::from_words(resource));
+                    shared.answer(node, life, id, &answer);
+                });
+                None
+            }
+            Ask::Find { name } => Some(match self.membership.find_key(&name).and_then(|place| self.membership.key(place)) {
+                Some(key) => key_answer(key, self.term(), &name, node),
+                None => Answer::Trouble(Trouble::Unknown),
+            }),
+            Ask::Deed { at, deed: Deed::Destroy } => {
+                let key = match self.key(&at) {
+                    Ok(key) => key,
+                    Err(fault) => return Some(Answer::Trouble((&fault).into())),
+                };
+                self.submit(move |shared| {
+                    let answer = match key.get().destroy(Instant::now() + PATIENCE) {
+                        Ok(()) => Answer::Done,
+                        Err(error) => Answer::Trouble(Trouble::Other(error.to_string())),
+                    };
+                    shared.answer(node, life, id, &answer);
+                });
+                None
+            }
+            Ask::Deed { at, deed } => {
+                let key = match self.key(&at) {
+                    Ok(key) => key,
+                    Err(fault) => return Some(Answer::Trouble((&fault).into())),
+                };
+                match perform(key.get(), (node, life), deed) {
+                    Done::Answer(answer) => Some(answer),
+                    Done::Wait => {
+                        self.wait((node, life), id, key, at.name, deed);
+                        None
+                    }
+                }
+            }
+            _ => Some(Answer::NotHome),
+        }
+    }
+
+    /// Has a clerk wait for a key on behalf of a node.
+    fn wait(&mut self, (node, life): (NodeId, Incarnation), id: u64, key: OpenKey, name: String, deed: Deed) {
+        let Deed::Lock { me } = deed else { return };
+        let Some(me) = OwnerId::from_bits(me) else { return };
+        let withdrawn = Arc::new(AtomicBool::new(false));
+        self.waiting.push(Waiting { node, life, id, key: key.clone(), withdrawn: withdrawn.clone() });
+        self.submit(move |shared| {
+            let want = Want { shared, key: key.get(), name: &name, me, withdrawn: Some(&withdrawn) };
+            let taken = want.wait(None);
+            let answer = match &taken {
+                Ok(taken) => taken_answer(key.get(), taken.damaged),
+                Err(Error::Lock { why, .. }) => Answer::Trouble((&**why).into()),
+                Err(_) => Answer::Withdrawn,
+            };
+            let is_wanted = shared.answer_waiting(node, life, id, &answer);
+            if taken.is_ok() && !is_wanted {
+                // Its node is gone.
+                let _ = key.get().words().release(me);
+            }
+        });
+    }
+
+    /// A wait is over. False if its node is gone, and nobody is to be told.
+    pub fn end_wait(&mut self, node: NodeId, life: Incarnation, id: u64) -> bool {
+        let at = self.waiting.iter().position(|waiting| (waiting.node, waiting.life, waiting.id) == (node, life, id));
+        at.map(|at| self.waiting.swap_remove(at)).is_some()
+    }
+
+    fn submit(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        self.clerks.submit(Box::new(move || job(&shared)));
+    }
+
+    fn term(&self) -> u64 {
+        self.membership.seat().map_or(0, |(term, _)| term)
+    }
+
+    fn key(&self, at: &At) -> Result<OpenKey, LockFault> {
+        let place = if at.term == self.term() { Some(at.place()) } else { self.membership.find_key(&at.name) };
+        place.and_then(|place| OpenKey::new(self.membership.clone(), place)).ok_or(LockFault::Destroyed)
+    }
+
+    /// Another node wants to be home.
+    fn agree(&mut self, who: (NodeId, Incarnation), term: u64, from: u32, opened: &[Entry]) -> Answer {
+        // Of those that died `gone` has told.
+        if let Some(home) = self.whereabouts().filter(|home| home.node() != who) {
+            return Answer::Disagreed(Some(home));
+        }
+        if self.claiming && self.me().0 < who.0 {
+            return Answer::Disagreed(None);
+        }
+        self.claiming = false;
+        let home = Home { term, at: (who.0.0, who.1.0) };
+        (self.known, self.last) = (Some(home), Some(home));
+        let from = from as usize;
+        let entries: Vec<_> = opened.iter().skip(from).take(wire::ENTRIES_MAX).cloned().collect();
+        let more = opened.len() > from + entries.len();
+        Answer::Agreed { entries, more }
+    }
+
+    /// An answer came for which nobody waits any more: what it brought is given back.
+    pub fn return_late(&self, late: Late, mail: &mut Mail) {
+        if let Some(Answer::Taken { .. }) = wire::decode(&late.answer) {
+            mail.tell(late.node, late.life, late.give_back);
+        }
+    }
+
+    /// A life of a node has ended.
+    pub fn gone(&mut self, node: NodeId, life: Incarnation) {
+        if self.known.is_some_and(|home| home.node() == (node, life)) {
+            self.known = None;
+        }
+        self.offers.forget(node, life);
+        self.holding.retain(|(who, _)| *who != (node, life));
+        self.withdraw(|waiting| (waiting.node, waiting.life) == (node, life));
+        self.waiting.retain(|waiting| (waiting.node, waiting.life) != (node, life));
+        let Some((_, home)) = self.membership.seat() else { return };
+        if home == Some((node, life)) && self.membership.me().networked {
+            self.whereabouts();
+        } else if home == Some(self.me()) {
+            self.bury(node, life);
+        }
+    }
+
+    /// Lets go of what a node had that was served over the network.
+    fn bury(&self, node: NodeId, life: Incarnation) {
+        self.membership.serve(node, life, false);
+        for facts in self.membership.keys() {
+            let Some(key) = self.membership.key(facts.key) else { continue };
+            if facts.seen.owner().is_some_and(|owner| (owner.node(), owner.life()) == (node, life)) {
+                key.bury(facts.seen);
+            }
+            if !self.membership.is_living(node, life) && facts.users.contains(&node) {
+                key.set_user(node, false);
+            }
+        }
+    }
+
+    /// Whether it has become home instead of another since this was asked last.
+    pub fn has_succeeded(&mut self) -> bool {
+        std::mem::take(&mut self.succeeded)
+    }
+
+    /// This node has become home: those whom the former one served and that are gone are let go.
+    pub fn bury_absent(&self, is_live: impl Fn(NodeId, Incarnation) -> bool) {
+        for (node, life) in self.membership.served() {
+            if !is_live(node, life) {
+                self.bury(node, life);
+            }
+        }
+    }
+}
+
+/// What is told of a key that was taken.
+pub fn taken_answer(key: Key<'_>, damaged: bool) -> Answer {
+    let dead = if damaged { key.dead().map_or(0, OwnerId::bits) } else { 0 };
+    Answer::Taken { damaged, dead }
+}
+
+/// What is told of a key that was found or made.
+pub fn key_answer(key: Key<'_>, term: u64, name: &str, user: NodeId) -> Answer {
+    key.set_user(user, true);
+    let place = key.place();
+    let resource = key.facts().map_or(Resource::Unnamed, |facts| facts.resource);
+    let at = At { term, slot: place.slot, generation: place.generation, name: name.to_owned() };
+    Answer::Key { at, resource: resource.to_words() }
+}
+
+/// Does something with a key for a life of a node; what it says of owners has to be its own.
+pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) -> Done {
+    let own = |bits: u64| OwnerId::from_bits(bits).filter(|id| (id.node(), id.life()) == (node, life));
+    let not_yours = |seen: Seen| Answer::Trouble(Trouble::NotYours(seen.bits()));
+    let words = key.words();
+    let foreign = || Answer::Trouble(Trouble::NotYours(words.get().bits()));
+    Done::Answer(match deed {
+        Deed::Get => Answer::Seen(words.get().bits()),
+        Deed::Facts => match key.facts() {
+            Some(facts) => Answer::Facts(Facts::new(&facts)),
+            None => Answer::Trouble(Trouble::Destroyed),
+        },
+        Deed::Set { expected, new } => match (own(expected), own(new)) {
+            (None, _) if expected != 0 => foreign(),
+            (_, None) if new != 0 => foreign(),
+            (expected, new) => match words.set(expected, new) {
+                Ok(()) if new.is_some() => taken_answer(key, words.get().is_damaged()),
+                Ok(()) => Answer::Done,
+                Err(seen) => Answer::Trouble(Trouble::Otherwise(seen.bits())),
+            },
+        },
+        Deed::Try { me } | Deed::Lock { me } => {
+            let Some(me) = own(me) else { return Done::Answer(foreign()) };
+            match waiting::try_take(words, me) {
+                Ok(taken) => taken_answer(key, taken.damaged),
+                // It was given it, and its home died before it was told.
+                Err(seen) if seen.owner() == Some(me) => taken_answer(key, seen.is_damaged()),
+                Err(_) if matches!(deed, Deed::Lock { .. }) => return Done::Wait,
+                Err(seen) => Answer::Busy(seen.bits()),
+            }
+        }
+        Deed::Unlock { me } => match own(me).map(|me| words.release(me)) {
+            Some(Ok(())) => Answer::Done,
+            Some(Err(seen)) => not_yours(seen),
+            None => foreign(),
+        },
+        Deed::Repair { me } => match own(me).map(|me| words.repair(me)) {
+            Some(Ok(())) => Answer::Done,
+            Some(Err(seen)) => not_yours(seen),
+            None => foreign(),
+        },
+        Deed::Bar => Answer::Barred { first: words.bar().1 },
+        Deed::Unbar if words.unbar() => Answer::Done,
+        Deed::Unbar => not_yours(words.get()),
+        Deed::Open => {
+            key.set_user(node, true);
+            Answer::Done
+        }
+        Deed::Release => {
+            key.set_user(node, false);
+            Answer::Done
+        }
+        Deed::Destroy => Answer::Trouble(Trouble::Destroyed),
+    })
+}
+
+impl Shared {
+    /// Makes a key for another node.
+    fn init_for(&self, node: NodeId, name: &str, resource: Resource) -> Answer {
+        let membership = self.membership();
+        match membership.init_key(name, resource, Instant::now() + PATIENCE) {
+            Ok(place) => match membership.key(place) {
+                Some(key) => key_answer(key, membership.seat().map_or(0, |(term, _)| term), name, node),
+                None => Answer::Trouble(Trouble::Destroyed),
+            },
+            Err(ShmError::Key { fault, .. }) => Answer::Trouble((&fault).into()),
+            Err(error) => Answer::Trouble(Trouble::Other(error.to_string())),
+        }
+    }
+}

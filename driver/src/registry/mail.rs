@@ -1,0 +1,217 @@
+//! Letters between engines about keys: some are answered, by the engine at once or by somebody later, some are not.
+
+use crate::engine::op::{Op, Outcome};
+use crate::error::Error;
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::wire::{self, Answer, Entry, LETTER_MAX};
+
+/// Letters of one node that are kept until they are answered. A node asks no more at a time.
+pub const UNANSWERED_MAX: usize = 256;
+const IDS: u64 = 1 << 56;
+
+const ASK: u64 = 1 << 56;
+const ANSWER: u64 = 2 << 56;
+const TELL: u64 = 3 << 56;
+
+/// A letter that is to be sent.
+pub struct Letter {
+    pub node: NodeId,
+    pub life: Incarnation,
+    pub tag: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// A letter that came.
+pub struct Received {
+    pub node: NodeId,
+    pub life: Incarnation,
+    /// The number by which it is answered; `None` if it needs no answer.
+    pub id: Option<u64>,
+    pub bytes: Vec<u8>,
+}
+
+/// An answer for which nobody waits any more.
+pub struct Late {
+    pub node: NodeId,
+    pub life: Incarnation,
+    pub answer: Vec<u8>,
+    /// The letter that gives back what was taken.
+    pub give_back: Vec<u8>,
+}
+
+struct Asked {
+    id: u64,
+    node: NodeId,
+    life: Incarnation,
+    wait: Wait,
+    /// The key that it asks for, and for which owner.
+    wants: Option<(String, u64)>,
+}
+
+enum Wait {
+    /// For the answer.
+    For(Arc<Op>),
+    /// No more. If it says that a key was taken, this letter gives it back.
+    Not(Vec<u8>),
+}
+
+/// The letters of one node.
+#[derive(Default)]
+pub struct Mail {
+    made: u64,
+    /// What is to be sent, in this order for each node.
+    pub out: VecDeque<Letter>,
+    asked: Vec<Asked>,
+    /// What is to be dealt with.
+    pub received: VecDeque<Received>,
+    /// Answers that came too late.
+    pub late: VecDeque<Late>,
+    /// Keys that this node has opened while the registry was elsewhere, and which of its threads has them. Here, as what an answer gives has to be noted
+    /// before anybody can ask about it.
+    pub opened: Vec<Entry>,
+    /// Who waits for how many answers of ours.
+    owed: Vec<(NodeId, Incarnation, usize)>,
+}
+
+impl Mail {
+    /// Whether anything is to be done.
+    #[inline(always)]
+    pub fn has_work(&self) -> bool {
+        !(self.out.is_empty() && self.received.is_empty() && self.late.is_empty())
+    }
+
+    /// Whether a thread of this node waits for an answer that is to come by a lane.
+    pub fn awaits(&self, lane: usize) -> bool {
+        lane % PRIORITIES == Priority::High.index()
+            && self.asked.iter().any(|asked| asked.node.index() == lane / PRIORITIES && matches!(asked.wait, Wait::For(_)))
+    }
+
+    /// Asks; `None` if this node has asked that one so often that it keeps no more.
+    pub fn ask(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>, wants: Option<(String, u64)>) -> Option<Arc<Op>> {
+        if self.asked.iter().filter(|asked| asked.node == node && asked.life == life).count() >= UNANSWERED_MAX {
+            return None;
+        }
+        self.made = (self.made + 1) % IDS;
+        let (id, op) = (self.made, Op::new());
+        self.asked.push(Asked { id, node, life, wait: Wait::For(op.clone()), wants });
+        self.push(node, life, ASK | id, bytes);
+        Some(op)
+    }
+
+    /// Says something that needs no answer.
+    pub fn tell(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>) {
+        self.push(node, life, TELL, bytes);
+    }
+
+    /// Answers.
+    pub fn answer(&mut self, node: NodeId, life: Incarnation, id: u64, bytes: Vec<u8>) {
+        if let Some((_, _, owed)) = self.owed.iter_mut().find(|owed| (owed.0, owed.1) == (node, life)) {
+            *owed = owed.saturating_sub(1);
+        }
+        self.push(node, life, ANSWER | id, bytes);
+    }
+
+    fn push(&mut self, node: NodeId, life: Incarnation, tag: u64, bytes: Vec<u8>) {
+        debug_assert!(bytes.len() <= LETTER_MAX);
+        self.out.push_back(Letter { node, life, tag, bytes });
+    }
+
+    /// Nobody waits for the answer any more. It comes all the same, and is then [late](Self::late).
+    pub fn withdraw(&mut self, op: &Arc<Op>, give_back: Vec<u8>) -> Option<(NodeId, Incarnation, u64)> {
+        let is_its = |asked: &&mut Asked| matches!(&asked.wait, Wait::For(its) if Arc::ptr_eq(its, op));
+        let asked = self.asked.iter_mut().find(is_its)?;
+        asked.wait = Wait::Not(give_back);
+        Some((asked.node, asked.life, asked.id))
+    }
+
+    /// A letter came, by a lane from this life of a node.
+    #[cold]
+    pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
+        let (node, id) = (NodeId((lane / PRIORITIES) as u16), tag % IDS);
+        if payload.len() > LETTER_MAX {
+            return Verdict::Broken("a letter longer than any");
+        }
+        match tag - id {
+            ASK => {
+                let at = self.owed.iter().position(|owed| (owed.0, owed.1) == (node, life)).unwrap_or_else(|| {
+                    self.owed.push((node, life, 0));
+                    self.owed.len() - 1
+                });
+                let owed = &mut self.owed[at].2;
+                if *owed >= UNANSWERED_MAX {
+                    return Verdict::Broken("more letters than are answered at a time");
+                }
+                *owed += 1;
+                self.received.push_back(Received { node, life, id: Some(id), bytes: payload.to_vec() });
+            }
+            TELL => self.received.push_back(Received { node, life, id: None, bytes: payload.to_vec() }),
+            ANSWER => {
+                let is_its = |asked: &Asked| asked.id == id && asked.node == node && asked.life == life;
+                let Some(at) = self.asked.iter().position(is_its) else {
+                    return Verdict::Broken("an answer to what nobody asked");
+                };
+                let Asked { wait, wants, .. } = self.asked.swap_remove(at);
+                let answer = payload.to_vec();
+                match wait {
+                    Wait::For(op) => {
+                        if let Some((name, owner)) = wants
+                            && matches!(wire::decode(&answer), Some(Answer::Taken { .. }))
+                        {
+                            self.note(&name, None, Some(owner));
+                        }
+                        op.finish(Outcome::Answered(answer));
+                    }
+                    Wait::Not(give_back) => self.late.push_back(Late { node, life, answer, give_back }),
+                }
+            }
+            _ => return Verdict::Broken("a letter of unknown kind"),
+        }
+        Verdict::Taken
+    }
+
+    /// Notes that this node has opened a key that is elsewhere, and which of its threads has it.
+    pub fn note(&mut self, name: &str, resource: Option<[u64; 4]>, owner: Option<u64>) {
+        let at = self.opened.iter().position(|entry| entry.name == name).unwrap_or_else(|| {
+            self.opened.push(Entry { name: name.to_owned(), resource: [0; 4], owner: 0 });
+            self.opened.len() - 1
+        });
+        let entry = &mut self.opened[at];
+        (entry.resource, entry.owner) = (resource.unwrap_or(entry.resource), owner.unwrap_or(entry.owner));
+    }
+
+    /// Which of this node's threads has a key that is elsewhere; 0 for none.
+    pub fn owner_of(&self, name: &str) -> u64 {
+        self.opened.iter().find(|entry| entry.name == name).map_or(0, |entry| entry.owner)
+    }
+
+    /// Ends everything with a life of a node.
+    pub fn fail(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
+        let is_its = |a: NodeId, b: Incarnation| a == node && b == life;
+        self.out.retain(|letter| !is_its(letter.node, letter.life));
+        self.received.retain(|received| !is_its(received.node, received.life));
+        self.owed.retain(|owed| !is_its(owed.0, owed.1));
+        self.asked.retain(|asked| {
+            let ends = is_its(asked.node, asked.life);
+            if ends && let Wait::For(op) = &asked.wait {
+                op.finish(Outcome::Failed(error()));
+            }
+            !ends
+        });
+    }
+
+    /// Ends everything.
+    pub fn end(&mut self, error: impl Fn() -> Error) {
+        for asked in self.asked.drain(..) {
+            if let Wait::For(op) = asked.wait {
+                op.finish(Outcome::Failed(error()));
+            }
+        }
+        self.out.clear();
+        self.received.clear();
+        self.late.clear();
+        self.owed.clear();
+    }
+}
