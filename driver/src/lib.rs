@@ -87,7 +87,7 @@ pub use node::{Completion, Done, Event, Node, NodeBuilder, Peer, Request, Stats}
 #[cfg(not(loom))]
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region};
 #[cfg(not(loom))]
-pub use registry::{Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, TryLock};
+pub use registry::{Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TryLock};
 #[cfg(not(loom))]
 pub use transfer::{Copy, TransferReport};
 #[cfg(not(loom))]

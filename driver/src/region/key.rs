@@ -75,6 +75,11 @@ pub struct Key<T, A> {
 }
 
 impl<T: Plain, A: Access> Key<T, A> {
+    /// The region's number.
+    pub(crate) fn number(&self) -> u32 {
+        self.place.number
+    }
+
     pub(crate) fn new(place: Place) -> Self {
         Self { place, _means: PhantomData }
     }

@@ -31,6 +31,7 @@
 //! - [`key`]: what a program holds of a key, and does with it.
 //! - [`guard`]: a key that is locked.
 //! - [`share`]: keys that are offered and accepted.
+//! - [`shared`]: memory behind a key.
 //! - `wait`: how a thread waits for a key: spin, yield, park; whether its owner lives; whether it closed a circle.
 //! - `home`, `away`: keys for nodes that share no memory with where the registry is; `mail`, `wire`: the letters between them.
 //!
@@ -48,6 +49,7 @@ mod home;
 pub mod key;
 mod mail;
 pub mod share;
+pub mod shared;
 mod wait;
 mod wire;
 
@@ -56,6 +58,7 @@ pub(crate) use home::Registry;
 pub use key::{LockKey, TryLock};
 pub(crate) use mail::Mail;
 pub use share::{Accepted, Offer};
+pub use shared::{Shared, SharedGuard};
 pub(crate) use wire::Home;
 
 use crate::{Error, Node, Result};
