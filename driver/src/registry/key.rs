@@ -226,6 +226,10 @@ impl LockKey {
             return Err(Error::Forked);
         }
         let key = self.key.get();
+        // Its words may be another key's by now, that the same thread has.
+        if !key.is_current() {
+            return Err(self.gone("unlock"));
+        }
         key.words().release(me).map_err(|seen| if key.is_current() { not_yours(self, seen) } else { self.gone("unlock") })
     }
 
@@ -238,7 +242,8 @@ impl LockKey {
     /// somebody calls [`unlock_all`](Self::unlock_all).
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the node that is in; the key is as before. [`Error::Lock`] with [`LockFault::Barred`]: it was locked so already.
+    /// [`Error::Timeout`] names the node that is in; the key is as before. [`Error::Lock`] with [`LockFault::Barred`]: it was locked so already; with
+    /// [`LockFault::Otherwise`]: somebody called `unlock_all` before this call was through.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
         let key = self.here("lock_all")?;
         let (_, first) = key.words().bar();
@@ -246,7 +251,9 @@ impl LockKey {
             return Err(fault("lock_all", &self.name, LockFault::Barred));
         }
         let waited = self.wait_empty(key, deadline);
-        if waited.is_err() && key.is_current() {
+        // Who was told that somebody ended it meanwhile does not end what may be another's by now.
+        let is_over = matches!(&waited, Err(Error::Lock { .. }));
+        if waited.is_err() && !is_over {
             key.words().unbar();
         }
         waited

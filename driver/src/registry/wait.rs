@@ -76,6 +76,9 @@ impl LockKey {
         loop {
             let heard = key.words().arm();
             let seen = key.words().get();
+            if !seen.is_barred() {
+                return Err(fault("lock_all", self.name(), LockFault::Otherwise(seen.value())));
+            }
             let Some(owner) = seen.owner() else { return Ok(()) };
             let most = match gear.step() {
                 Step::Again => continue,
