@@ -167,6 +167,7 @@ impl<'a> Key<'a> {
         if !waiter.take_from_dead(seen) {
             return Look::Not(self.slot.words.get());
         }
+        fault_point!("key.inherited");
         self.slot.set_dead(dead);
         Look::Taken(Taken { damaged: true })
     }

@@ -313,6 +313,7 @@ impl Slot {
         self.dead.store(0, Ordering::Relaxed);
         self.users.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.words.clear();
+        fault_point!("key.made");
         self.state.store(generation << 1 | READY, Ordering::Release);
         generation
     }

@@ -241,6 +241,7 @@ impl LockWords {
     /// The source's second look. After a compare-and-swap it says nothing new, unless somebody breaks the rules.
     #[inline(always)]
     fn read_back(&self, me: OwnerId) -> Result<Taken, Seen> {
+        fault_point!("key.taken");
         let seen = Seen(self.value.load(Ordering::Relaxed));
         if seen.0 & OWNER != me.0 {
             return Err(seen);
@@ -274,6 +275,7 @@ impl LockWords {
         if !self.swap(me.0, 0) {
             self.release_marked(me)?;
         }
+        fault_point!("key.released");
         self.ring_if_heard();
         Ok(())
     }
