@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node comes by them.
-pub const PLACES: [&str; 31] = [
+pub const PLACES: [&str; 35] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -40,6 +40,10 @@ pub const PLACES: [&str; 31] = [
     "cma.copied",
     "loan.returning",
     "loan.returned",
+    "key.made",
+    "key.taken",
+    "key.inherited",
+    "key.released",
     "region.named",
     "region.withdrawn",
     "leave.region",

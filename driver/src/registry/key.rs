@@ -357,6 +357,10 @@ impl LockKey {
             return Err(Error::Forked);
         }
         let key = key.get();
+        // Its words may be another key's by now, that the same thread has.
+        if !key.is_current() {
+            return Err(self.gone("unlock"));
+        }
         key.words().release(me).map_err(|seen| if key.is_current() { not_yours(self, seen) } else { self.gone("unlock") })
     }
 
@@ -369,7 +373,8 @@ impl LockKey {
     /// somebody calls [`unlock_all`](Self::unlock_all).
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the node that is in; the key is as before. [`Error::Lock`] with [`LockFault::Barred`]: it was locked so already.
+    /// [`Error::Timeout`] names the node that is in; the key is as before. [`Error::Lock`] with [`LockFault::Barred`]: it was locked so already; with
+    /// [`LockFault::Otherwise`]: somebody called `unlock_all` before this call was through.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
         let Answer::Barred { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(self.odd()) };
         if !first {
@@ -382,7 +387,9 @@ impl LockKey {
             }
             Reach::Away(_) => self.poll_empty(deadline),
         };
-        if waited.is_err() {
+        // Who was told that somebody ended it meanwhile does not end what may be another's by now.
+        let is_over = matches!(&waited, Err(Error::Lock { .. }));
+        if waited.is_err() && !is_over {
             let _ = self.deed("lock_all", Deed::Unbar, None);
         }
         waited
@@ -391,9 +398,7 @@ impl LockKey {
     /// Waits until whoever is in has left, asking now and then.
     fn poll_empty(&self, deadline: Instant) -> Result<()> {
         loop {
-            let Some(owner) = self.seen()?.owner() else { return Ok(()) };
-            if Instant::now() >= deadline {
-                return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
+X, node: Some(owner.node()) });
             }
             std::thread::sleep(POLL);
         }

@@ -91,6 +91,9 @@ impl Want<'_> {
         loop {
             let heard = self.key.words().arm();
             let seen = self.key.words().get();
+            if !seen.is_barred() {
+                return Err(fault("lock_all", self.name, LockFault::Otherwise(seen.value())));
+            }
             let Some(owner) = seen.owner() else { return Ok(()) };
             let most = match gear.step() {
                 Step::Again => continue,

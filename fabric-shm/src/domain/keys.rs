@@ -195,7 +195,9 @@ impl Membership {
     /// The circle that a wait closes, if it does and came last to it. Enters it among those who wait.
     pub fn circle(&self, waiter: &mut Waiter<'_>) -> Option<Circle> {
         let keys = self.directory().keys();
-        keys.waits().circle(waiter.enter()?, |slot| keys.seen(slot))
+        let circle = keys.waits().circle(waiter.enter()?, |slot| keys.seen(slot))?;
+        // What a dead one holds is inherited by who waits for it, which opens the circle.
+        circle.iter().all(|waiting| self.is_living(waiting.who.node(), waiting.who.life())).then_some(circle)
     }
 
     /// The name of the key that somebody waits for.
@@ -240,9 +242,14 @@ impl<'a> Key<'a> {
     /// Takes the key of an owner whose life has ended, for one who waits. Says who died, before anybody else can come in.
     pub fn inherit(&self, waiter: &mut Waiter<'_>, seen: Seen) -> Look {
         let Some(dead) = seen.owner() else { return Look::Not(seen) };
+        if seen.is_barred() {
+            self.bury(seen);
+            return Look::Not(self.slot.words.get());
+        }
         if !waiter.take_from_dead(seen) {
             return Look::Not(self.slot.words.get());
         }
+        fault_point!("key.inherited");
         self.slot.set_dead(dead);
         Look::Taken(Taken { damaged: true })
     }

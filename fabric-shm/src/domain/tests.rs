@@ -1,5 +1,6 @@
 //! The lifecycle of domains, in the heap and in a directory of files.
 
+mod keys;
 #[cfg(not(miri))]
 mod posix;
 mod regions;

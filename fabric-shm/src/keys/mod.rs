@@ -16,6 +16,8 @@ mod loom_tests;
 mod seat;
 #[cfg(not(loom))]
 mod table;
+#[cfg(all(test, not(loom)))]
+mod tests;
 #[cfg(not(loom))]
 pub mod waiting;
 #[cfg(not(loom))]

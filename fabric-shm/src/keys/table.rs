@@ -16,6 +16,7 @@ pub const KEYS_MAX: usize = 512;
 pub const NAME_BYTES: usize = 40;
 const NODES: usize = crate::domain::MAX_NODES;
 const READY: u64 = 1;
+const GENERATIONS: u64 = u64::MAX >> 1;
 
 /// Where those who wait are entered, and where the seat is.
 const WAITS_OFFSET: usize = (KEYS_MAX * size_of::<Slot>()).next_multiple_of(PAGE);
@@ -294,7 +295,7 @@ impl Slot {
 
     fn write(&self, name: &str, resource: Resource, creator: (NodeId, Incarnation)) -> u64 {
         // One that nobody uses: that of the former key, or of one whose maker died here.
-        let generation = (self.state.load(Ordering::Relaxed) >> 1) + 1;
+        let generation = ((self.state.load(Ordering::Relaxed) >> 1) + 1) & GENERATIONS;
         self.state.store(generation << 1, Ordering::Relaxed);
         // Pairs with the fence in `name`: who saw any of the new words sees the state cleared.
         fence(Ordering::Release);
@@ -311,6 +312,7 @@ impl Slot {
         self.dead.store(0, Ordering::Relaxed);
         self.users.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.words.clear();
+        fault_point!("key.made");
         self.state.store(generation << 1 | READY, Ordering::Release);
         generation
     }

@@ -71,7 +71,7 @@ impl<'a> Waiter<'a> {
         if let Some(gone) = pass_over(self.words, now, self.ticket) {
             self.waits.forget_ticket(gone);
         }
-        if now >= self.due() && !self.is_next() {
+        if now >= self.due(now) && !self.is_next() {
             self.begin_turn(now);
         }
         let is_next = self.is_next();
@@ -99,7 +99,7 @@ impl<'a> Waiter<'a> {
     /// Is next, unless somebody came earlier: that one is woken to say so itself, as nobody uses the key while one is next who does not run.
     fn begin_turn(&self, now: u64) {
         if let Some(first) = self.waits.first(self.slot).filter(|first| *first < self.ticket) {
-            if now.saturating_sub(self.due()) < GRACE.as_nanos() as u64 {
+            if now.saturating_sub(self.due(now)) < GRACE.as_nanos() as u64 {
                 self.words.wake_ticket(first);
                 return;
             }
@@ -122,13 +122,16 @@ impl<'a> Waiter<'a> {
     }
 
     /// When the first of those who wait may say that it is next.
-    fn due(&self) -> u64 {
-        self.began.max(self.words.turn_served()) + TURN.as_nanos() as u64
+    fn due(&self, now: u64) -> u64 {
+        let turn = TURN.as_nanos() as u64;
+        // What is said to have been later than now was forged.
+        let served = Some(self.words.turn_served()).filter(|served| *served <= now + turn);
+        self.began.max(served.unwrap_or(0)) + turn
     }
 
     /// Takes the key of a dead owner, as it was seen; see [`LockWords::take_from_dead`].
     pub fn take_from_dead(&mut self, seen: Seen) -> bool {
-        let taken = self.words.take_from_dead(seen, self.me) && !seen.is_barred();
+        let taken = self.words.take_from_dead(seen, self.me);
         if taken {
             self.taken = true;
             self.words.end_turn(self.ticket, None);
@@ -144,7 +147,8 @@ impl<'a> Waiter<'a> {
         self.pauses = PAUSES.0;
         if self.in_vain && !is_next {
             // Not armed: only who finds that it is its turn wakes it.
-            let until = Duration::from_nanos(self.due().saturating_sub(now_ns()));
+            let now = now_ns();
+            let until = Duration::from_nanos(self.due(now).saturating_sub(now));
             self.words.sleep(self.words.heard(), self.ticket, timeout.min(until.max(AGAIN)));
             return;
         }
@@ -162,7 +166,7 @@ impl Drop for Waiter<'_> {
             self.words.end_turn(self.ticket, None);
             // It may have been this one that was woken to take it.
             if self.words.get().is_free() {
-                self.words.ring();
+                self.words.pass_on();
             }
         }
     }
@@ -175,7 +179,7 @@ fn pause(times: u32) {
 /// Takes the turn from one who does not look any more; says from whom.
 fn pass_over(words: &LockWords, now: u64, mine: u64) -> Option<u64> {
     let (turn, seen) = words.turn()?;
-    let is_stale = turn != mine && now.saturating_sub(seen) > STALE.as_nanos() as u64 && words.get().is_free();
+    let is_stale = turn != mine && now.abs_diff(seen) > STALE.as_nanos() as u64 && words.get().is_free();
     (is_stale && words.end_turn(turn, None)).then_some(turn)
 }
 

@@ -63,7 +63,7 @@ impl Drop for Entered<'_> {
 impl Waits {
     /// Says that this one waits for a key. `None` if there are too many.
     pub fn enter(&self, who: OwnerId, slot: usize, ticket: u64) -> Option<Entered<'_>> {
-        let number = (self.arrivals.fetch_add(1, Ordering::Relaxed) + 1) & (u64::MAX >> KEY_BITS);
+        let number = self.arrivals.fetch_add(1, Ordering::Relaxed).wrapping_add(1) & (u64::MAX >> KEY_BITS);
         let start = (who.bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % WAITS_MAX;
         for entry in self.entries[start..].iter().chain(&self.entries[..start]) {
             // Blank before it is somebody's: see `drop`.

@@ -200,7 +200,7 @@ pub struct LockWords {
     uses: AtomicU64,
     bell: AtomicU32,
     #[cfg(loom)]
-    kernel: (loom::sync::Mutex<()>, loom::sync::Condvar),
+    kernel: (loom::sync::Mutex<usize>, loom::sync::Condvar),
 }
 
 #[cfg(not(loom))]
@@ -260,12 +260,18 @@ impl LockWords {
     /// The source's second look. After a compare-and-swap it says nothing new, unless somebody breaks the rules.
     #[inline(always)]
     fn read_back(&self, me: OwnerId) -> Result<Taken, Seen> {
+        fault_point!("key.taken");
         let seen = Seen(self.value.load(Ordering::Relaxed));
         if seen.0 & OWNER != me.0 {
             return Err(seen);
         }
-        self.uses.store(self.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.count_use();
         Ok(Taken { damaged: seen.is_damaged() })
+    }
+
+    #[inline(always)]
+    fn count_use(&self) {
+        self.uses.store(self.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// How often it was taken: equal numbers mean that nobody had it in between.
@@ -288,6 +294,7 @@ impl LockWords {
         if !self.swap(me.0, 0) {
             self.release_marked(me)?;
         }
+        fault_point!("key.released");
         self.ring_if_heard();
         Ok(())
     }
@@ -318,12 +325,15 @@ impl LockWords {
         }
     }
 
-    /// Gives the key of a dead owner, as it was seen, to `me`; a key that is barred to nobody. False if it changed meanwhile.
+    /// Gives the key of a dead owner, as it was seen, to `me`. False if it is barred, or changed meanwhile.
     ///
     /// The caller has made sure that this owner's life has ended. It never comes back, so the word is still that owner's if it is equal.
     pub fn take_from_dead(&self, seen: Seen, me: OwnerId) -> bool {
-        let owner = if seen.is_barred() { 0 } else { me.0 };
-        self.swap(seen.0, seen.0 & BARRED | DAMAGED | owner)
+        let taken = !seen.is_barred() && self.swap(seen.0, DAMAGED | me.0);
+        if taken {
+            self.count_use();
+        }
+        taken
     }
 
     /// Takes the key of a dead owner, as it was seen, and gives it to nobody: it is free or barred, and damaged. False if it changed meanwhile.
@@ -374,6 +384,7 @@ impl LockWords {
     }
 
     /// Whose turn it is, and when that one looked last; `None` if it is nobody's.
+    #[cfg(not(loom))]
     #[inline]
     pub(super) fn turn(&self) -> Option<(u64, u64)> {
         let turn = self.turn.load(Ordering::Relaxed);
@@ -381,11 +392,13 @@ impl LockWords {
     }
 
     /// When somebody last had a turn.
+    #[cfg(not(loom))]
     pub(super) fn turn_served(&self) -> u64 {
         self.turn_served.load(Ordering::Relaxed)
     }
 
     /// Who has this ticket is next from now on, unless somebody is who came earlier; says whether it is.
+    #[cfg(not(loom))]
     pub(super) fn claim_turn(&self, ticket: u64, now: u64) -> bool {
         let mut turn = self.turn.load(Ordering::Relaxed);
         while turn == 0 || ticket < turn {
@@ -401,6 +414,7 @@ impl LockWords {
     }
 
     /// Is next no more, having had the key at `served` or given up.
+    #[cfg(not(loom))]
     pub(super) fn end_turn(&self, ticket: u64, served: Option<u64>) -> bool {
         if let Some(now) = served
             && self.turn.load(Ordering::Relaxed) == ticket
@@ -426,22 +440,41 @@ impl LockWords {
         }
     }
 
-    /// Wakes who is next; if it is nobody's turn, one of those that sleep.
+    /// Wakes who is next; if it is nobody's turn, one of those that sleep; all if the key is barred, as who barred it sleeps among them.
     #[cold]
     pub(super) fn ring(&self) {
-        // Clears the mark with the carry: whoever armed before this does not fall asleep any more.
-        let rang = self
-            .bell
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |bell| (bell & SLEEPERS != 0).then(|| bell.wrapping_add(1)));
-        if rang.is_err() {
-            return;
-        }
-        let turn = self.turn.load(Ordering::Relaxed);
-        let woke = if turn != 0 { self.wake(mask_of(turn), i32::MAX) } else { self.wake(u32::MAX, 1) };
-        // There may be more of them.
-        if woke || turn != 0 {
+        loop {
+            let uses = self.uses();
+            // Clears the mark with the carry: whoever armed before this does not fall asleep any more.
+            let rang = self
+                .bell
+                .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |bell| (bell & SLEEPERS != 0).then(|| bell.wrapping_add(1)));
+            if rang.is_err() {
+                return;
+            }
+            let turn = self.turn.load(Ordering::Relaxed);
+            let woke = match turn {
+                _ if self.get().is_barred() => self.wake(u32::MAX, i32::MAX),
+                0 => self.wake(u32::MAX, 1),
+                _ => self.wake(mask_of(turn), i32::MAX),
+            };
+            if !woke && turn == 0 {
+                return;
+            }
+            // There may be more of them. Who was woken may have had the key meanwhile, and found no mark when it gave it up.
             self.bell.fetch_or(SLEEPERS, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if !self.get().is_free() || self.uses() == uses {
+                return;
+            }
         }
+    }
+
+    /// Wakes another in place of one who may have been woken, and does not take the key.
+    #[cfg(not(loom))]
+    pub(super) fn pass_on(&self) {
+        self.bell.fetch_or(SLEEPERS, Ordering::Relaxed);
+        self.ring();
     }
 
     /// What the bell says to who sleeps without [arming](Self::arm) it.
@@ -473,19 +506,23 @@ impl LockWords {
         crate::doorbell::futex_wait_as(&self.bell, heard, mask_of(ticket), timeout);
     }
 
+    /// As the kernel does it: wakes no more than it is told, and says whether anybody slept.
     #[cfg(loom)]
-    fn wake(&self, _mask: u32, _most: i32) -> bool {
-        let _guard = self.kernel.0.lock().unwrap();
-        self.kernel.1.notify_all();
-        true
+    fn wake(&self, _mask: u32, most: i32) -> bool {
+        let mut sleepers = self.kernel.0.lock().unwrap();
+        let woken = (most as usize).min(*sleepers);
+        (0..woken).for_each(|_| self.kernel.1.notify_one());
+        *sleepers -= woken;
+        woken > 0
     }
 
     /// No time-out: a lost wake-up is a deadlock that loom reports.
     #[cfg(loom)]
     pub fn sleep(&self, heard: u32) {
-        let guard = self.kernel.0.lock().unwrap();
+        let mut sleepers = self.kernel.0.lock().unwrap();
         if self.bell.load(Ordering::Relaxed) == heard {
-            drop(self.kernel.1.wait(guard).unwrap());
+            *sleepers += 1;
+            drop(self.kernel.1.wait(sleepers).unwrap());
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod flow;
 mod loans;
+mod locks;
 mod matching;
 mod members;
 mod messages;
@@ -162,6 +163,25 @@ suite! {
         what_was_taken_outlives_its_owner
         forgetting_a_loan_is_sound
         loans_are_used_from_within_a_reader;
+    locks:
+        a_key_has_one_owner
+        keys_have_names
+        a_value_is_set_if_it_is_as_expected
+        a_program_gives_numbers_of_its_own
+        two_never_own_a_key
+        a_wait_for_a_key_ends_at_its_deadline
+        a_key_is_not_locked_twice
+        a_circle_of_two_is_told_to_who_closed_it
+        a_circle_of_three_is_told_to_who_closed_it
+        the_module_locks_a_key_for_everybody
+        the_module_waits_for_who_is_in
+        a_key_is_destroyed_when_nobody_uses_it
+        who_waits_for_a_key_is_told_that_it_was_destroyed
+        the_next_owner_is_told_who_died
+        the_next_owner_is_told_who_left
+        who_gives_up_waiting_holds_up_nobody
+        everybody_gets_a_turn
+        a_panic_gives_its_keys_up;
 }
 
 in_world!(posix_inline: Posix, Inline, Auto);

@@ -1,0 +1,625 @@
+//! Keys of the lock registry: one owner at a time, whoever waits, gives up, leaves or dies.
+
+use doorbell::{Circle, Error, KeyGuard, LockFault, LockKey, Node, NodeId, Resource, Result, TryLock, Value};
+use doorbell_tests::patience::{Running, briefly, running, soon, until};
+use doorbell_tests::world::World;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+/// Whether nodes of this world share keys.
+fn has_keys(world: &World) -> bool {
+    !world.is_networked()
+}
+
+/// Nodes, and a key that the first one made, as each has it. `None` in a world without keys.
+#[track_caller]
+fn grounds<const N: usize>(world: &World) -> Option<([Node; N], [LockKey; N])> {
+    if !has_keys(world) {
+        return None;
+    }
+    let nodes = world.nodes::<N>();
+    let keys = shared(&nodes, "key");
+    Some((nodes, keys))
+}
+
+#[track_caller]
+fn shared<const N: usize>(nodes: &[Node; N], name: &str) -> [LockKey; N] {
+    nodes[0].init_key(name, Resource::Unnamed).unwrap();
+    std::array::from_fn(|at| nodes[at].find_key(name).unwrap())
+}
+
+/// What is wrong with a call on a key, and nothing else.
+#[track_caller]
+fn why<T>(result: Result<T>) -> LockFault {
+    match result {
+        Err(Error::Lock { why, .. }) => *why,
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("it worked"),
+    }
+}
+
+/// The node that had the key when the deadline passed.
+#[track_caller]
+fn held_by<T>(result: Result<T>) -> Option<NodeId> {
+    match result {
+        Err(Error::Timeout { node, .. }) => node,
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("it worked"),
+    }
+}
+
+/// The value that keeps the caller out.
+#[track_caller]
+fn busy(key: &LockKey) -> Value {
+    match key.try_lock().unwrap() {
+        TryLock::Busy(value) => value,
+        TryLock::Locked(_) => panic!("it was not busy"),
+    }
+}
+
+/// Locks the key, and checks that nobody died with it.
+#[track_caller]
+fn lock_sound(key: &LockKey) -> KeyGuard<'_> {
+    let guard = key.lock_by(soon()).unwrap();
+    assert_eq!(guard.inherited_from(), None);
+    guard
+}
+
+/// Waits until so many are known to wait for it.
+#[track_caller]
+fn until_waiting(key: &LockKey, count: usize) {
+    until("somebody who waits for a key", || (key.facts().unwrap().waiting.len() >= count).then_some(()));
+}
+
+/// Waits for the key in a thread of its own, uses it, and says who died with it.
+fn waits(key: &LockKey) -> Running<Result<Option<doorbell::OwnerId>>> {
+    let key = key.clone();
+    running("a wait for a key", move || {
+        let guard = key.lock_by(soon())?;
+        let dead = guard.inherited_from();
+        guard.unlock()?;
+        Ok(dead)
+    })
+}
+
+pub fn a_key_has_one_owner(world: &World) {
+    let Some((_nodes, [a, b])) = grounds(world) else { return };
+    assert_eq!((a.get().unwrap(), b.get().unwrap()), (Value::Unlocked, Value::Unlocked));
+    let guard = lock_sound(&a);
+    assert_eq!(guard.owner(), a.my_id());
+    assert_eq!((a.get().unwrap(), b.get().unwrap()), (Value::Owner(a.my_id()), Value::Owner(a.my_id())));
+    assert_eq!(busy(&b), Value::Owner(a.my_id()));
+    assert_eq!(why(b.unlock()), LockFault::NotYours(Value::Owner(a.my_id())));
+    assert_eq!(a.get().unwrap(), Value::Owner(a.my_id()), "somebody else unlocked it");
+    guard.unlock().unwrap();
+    assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Unlocked));
+
+    let guard = b.try_lock().unwrap().guard().unwrap();
+    assert_eq!(a.get().unwrap(), Value::Owner(b.my_id()));
+    drop(guard);
+    assert_eq!(a.get().unwrap(), Value::Unlocked);
+    // Kept beyond the guard.
+    let me = lock_sound(&a).keep();
+    assert_eq!(b.get().unwrap(), Value::Owner(me));
+    a.unlock().unwrap();
+    drop(lock_sound(&b));
+}
+
+pub fn keys_have_names(world: &World) {
+    if !has_keys(world) {
+        return;
+    }
+    let [a, b] = world.nodes();
+    assert_eq!(why(b.find_key("no such key")), LockFault::Unknown);
+    let key = a.init_key("frame", Resource::memory(0x1000..0x2000)).unwrap();
+    for node in [&a, &b] {
+        let again = node.init_key("frame", Resource::Unnamed).unwrap_err();
+        assert!(matches!(again, Error::Shm(_)) && again.to_string().contains("frame"), "{again}");
+    }
+    for name in ["", "a\nb", &"x".repeat(41)] {
+        assert!(matches!(a.init_key(name, Resource::Unnamed), Err(Error::Shm(_))), "{name}");
+        assert_eq!(why(a.find_key(name)), LockFault::Unknown);
+    }
+    let theirs = b.key("frame", Resource::Id(7)).unwrap();
+    assert_eq!(theirs.name(), "frame");
+    assert_eq!(theirs.resource().unwrap(), Resource::memory(0x1000..0x2000), "it was there already");
+    let facts = key.facts().unwrap();
+    assert_eq!((facts.creator, facts.users), ((a.id(), a.incarnation()), vec![a.id(), b.id()]));
+    b.key("other", Resource::Device(3)).unwrap();
+    assert_eq!(a.find_key("other").unwrap().resource().unwrap(), Resource::Device(3));
+    // Several at once make it together.
+    let made: Vec<_> = [&a, &b, &a, &b]
+        .map(|node| {
+            let node = node.clone();
+            running("a key", move || node.key("at once", Resource::Unnamed).unwrap().facts().unwrap().key)
+        })
+        .into_iter()
+        .map(Running::join)
+        .collect();
+    assert!(made.iter().all(|key| *key == made[0]), "{made:?}");
+}
+
+pub fn a_value_is_set_if_it_is_as_expected(world: &World) {
+    let Some((_nodes, [a, b])) = grounds(world) else { return };
+    let (mine, theirs) = (a.my_id(), b.my_id());
+    a.set(None, None).unwrap();
+    assert_eq!(why(a.set(Some(mine), None)), LockFault::Otherwise(Value::Unlocked));
+    a.set(None, Some(mine)).unwrap();
+    assert_eq!(busy(&b), Value::Owner(mine));
+    assert_eq!(why(b.set(None, Some(theirs))), LockFault::Otherwise(Value::Owner(mine)));
+    assert_eq!(why(b.set(None, None)), LockFault::Otherwise(Value::Owner(mine)));
+    // Nobody sets it to what is another's, nor takes it from another.
+    assert_eq!(why(b.set(Some(mine), Some(theirs))), LockFault::NotYours(Value::Owner(mine)));
+    assert_eq!(why(b.set(Some(mine), None)), LockFault::NotYours(Value::Owner(mine)));
+    assert_eq!(why(b.set(None, Some(mine))), LockFault::NotYours(Value::Owner(mine)));
+    // Within a node it is handed on.
+    let user = a.with_id(9).my_id();
+    a.set(Some(mine), Some(user)).unwrap();
+    assert_eq!(b.get().unwrap(), Value::Owner(user));
+    assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Owner(user)));
+    a.with_id(9).unlock().unwrap();
+    b.set(None, Some(theirs)).unwrap();
+    b.set(Some(theirs), None).unwrap();
+    assert_eq!(a.get().unwrap(), Value::Unlocked);
+}
+
+pub fn a_program_gives_numbers_of_its_own(world: &World) {
+    let Some((_nodes, [a, b])) = grounds(world) else { return };
+    let (seven, eight) = (a.with_id(7), a.with_id(8));
+    assert!(seven.my_id().is_users() && seven.my_id().number() == 7 && !a.my_id().is_users());
+    assert_ne!(seven.my_id(), b.with_id(7).my_id(), "of two nodes");
+    let id = lock_sound(&seven).keep();
+    assert_eq!(b.get().unwrap(), Value::Owner(id));
+    assert_eq!([busy(&a), busy(&eight), busy(&b.with_id(7))], [Value::Owner(id); 3]);
+    assert_eq!(why(eight.unlock()), LockFault::NotYours(Value::Owner(id)));
+    assert_eq!(why(b.with_id(7).unlock()), LockFault::NotYours(Value::Owner(id)));
+    // Whichever thread has the number.
+    running("another thread", move || {
+        assert_eq!(why(seven.lock()), LockFault::AlreadyYours);
+        seven.unlock().unwrap();
+    })
+    .join();
+    // Threads without numbers are told apart.
+    let guard = lock_sound(&a);
+    let other = a.clone();
+    running("another thread", move || {
+        assert_ne!(busy(&other), Value::Owner(other.my_id()));
+        assert!(matches!(why(other.unlock()), LockFault::NotYours(_)));
+        assert_eq!(held_by(other.lock_by(briefly())), Some(NodeId(0)));
+    })
+    .join();
+    guard.unlock().unwrap();
+}
+
+pub fn two_never_own_a_key(world: &World) {
+    let Some((_nodes, keys)) = grounds::<3>(world) else { return };
+    const ROUNDS: u64 = 300;
+    const THREADS: usize = 2;
+    let (pair, start) = (Arc::new([const { AtomicU64::new(0) }; 2]), Arc::new(Barrier::new(3 * THREADS)));
+    let threads: Vec<_> = (0..3 * THREADS)
+        .map(|at| {
+            let (key, pair, start) = (keys[at % 3].clone(), pair.clone(), start.clone());
+            running("threads that lock", move || {
+                start.wait();
+                for round in 0..ROUNDS {
+                    let guard = match (round + at as u64) % 8 {
+                        0 => key.lock_every(Duration::from_micros(20), soon()).unwrap(),
+                        1 | 2 => match key.try_lock().unwrap().guard() {
+                            Some(guard) => guard,
+                            None => key.lock().unwrap(),
+                        },
+                        3 | 4 => key.lock_by(soon()).unwrap(),
+                        _ => key.lock().unwrap(),
+                    };
+                    assert_eq!(guard.inherited_from(), None);
+                    let [one, other] = &*pair;
+                    let before = one.load(Ordering::Relaxed);
+                    one.store(before + 1, Ordering::Relaxed);
+                    if round % 64 == 0 {
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(other.load(Ordering::Relaxed), before, "two owners");
+                    other.store(before + 1, Ordering::Relaxed);
+                    assert_eq!(key.get().unwrap(), Value::Owner(key.my_id()));
+                    guard.unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(Running::join);
+    assert_eq!(pair[0].load(Ordering::Relaxed), 3 * THREADS as u64 * ROUNDS);
+    assert_eq!(keys[0].get().unwrap(), Value::Unlocked);
+    until("nobody who waits any more", || keys[0].facts().unwrap().waiting.is_empty().then_some(()));
+}
+
+pub fn a_wait_for_a_key_ends_at_its_deadline(world: &World) {
+    let Some((nodes, [a, b])) = grounds(world) else { return };
+    let guard = lock_sound(&a);
+    assert_eq!(held_by(b.lock_by(briefly())), Some(nodes[0].id()));
+    assert_eq!(held_by(b.lock_every(Duration::from_millis(1), briefly())), Some(nodes[0].id()));
+    // Nothing of the wait is left.
+    assert!(a.facts().unwrap().waiting.is_empty());
+    assert_eq!(b.get().unwrap(), Value::Owner(a.my_id()));
+    guard.unlock().unwrap();
+    drop(lock_sound(&b));
+    drop(b.lock_every(Duration::from_millis(1), soon()).unwrap());
+}
+
+pub fn a_key_is_not_locked_twice(world: &World) {
+    let Some((_nodes, [a])) = grounds(world) else { return };
+    for key in [a.clone(), a.with_id(5)] {
+        let guard = lock_sound(&key);
+        assert_eq!(why(key.lock()), LockFault::AlreadyYours);
+        assert_eq!(why(key.lock_by(soon())), LockFault::AlreadyYours);
+        assert_eq!(why(key.lock_every(Duration::from_millis(1), soon())), LockFault::AlreadyYours);
+        assert_eq!(busy(&key), Value::Owner(key.my_id()));
+        guard.unlock().unwrap();
+        assert_eq!(a.get().unwrap(), Value::Unlocked);
+    }
+}
+
+/// Each node has a key and waits for that of the next one. Says how each of them ended; who was told of a circle gives up what it has.
+fn circle<const N: usize>(nodes: &[Node; N], one_after_the_other: bool) -> [Option<Circle>; N] {
+    let keys: [[LockKey; N]; N] = std::array::from_fn(|at| {
+        let name = format!("key {at}");
+        nodes[0].key(&name, Resource::Unnamed).unwrap();
+        std::array::from_fn(|node| nodes[node].find_key(&name).unwrap())
+    });
+    let start = Arc::new(Barrier::new(N));
+    let waiting: Vec<_> = (0..N)
+        .map(|at| {
+            let (own, next, start) = (keys[at][at].clone(), keys[(at + 1) % N][at].clone(), start.clone());
+            running("a circle of waits", move || {
+                let guard = lock_sound(&own);
+                start.wait();
+                if one_after_the_other {
+                    // The first waits for key 1, which is known before the second waits for key 2, …
+                    (0..at).for_each(|before| until_waiting(&own.clone(), usize::from(before + 1 == at)));
+                }
+                let second = match next.lock_by(soon()) {
+                    Ok(second) => second,
+                    Err(error) => match why::<()>(Err(error)) {
+                        LockFault::Circle(circle) => return Some(circle),
+                        other => panic!("{other}"),
+                    },
+                };
+                assert_eq!(second.inherited_from(), None);
+                drop((second, guard));
+                None
+            })
+        })
+        .collect();
+    let ended: Vec<_> = waiting.into_iter().map(Running::join).collect();
+    keys.iter().for_each(|key| assert_eq!(key[0].get().unwrap(), Value::Unlocked));
+    std::array::from_fn(|at| ended[at].clone())
+}
+
+fn check_circles<const N: usize>(nodes: &[Node; N]) {
+    // Who came last closed it.
+    let told = circle(nodes, true);
+    let last = told[N - 1].as_ref().expect("nobody told the last");
+    assert!(told[..N - 1].iter().all(Option::is_none), "{told:?}");
+    let expected = (0..N).map(|step| ((N - 1 + step) % N, (N + step) % N));
+    let found: Vec<_> = last.waits.iter().map(|(who, key)| (who.node().index(), key.clone())).collect();
+    assert_eq!(found, expected.map(|(node, key)| (node, format!("key {key}"))).collect::<Vec<_>>());
+    // At once: one of them.
+    for _ in 0..3 {
+        let told = circle(nodes, false);
+        assert_eq!(told.iter().flatten().count(), 1, "{told:?}");
+    }
+}
+
+pub fn a_circle_of_two_is_told_to_who_closed_it(world: &World) {
+    if has_keys(world) {
+        check_circles(&world.nodes::<2>());
+    }
+}
+
+pub fn a_circle_of_three_is_told_to_who_closed_it(world: &World) {
+    if has_keys(world) {
+        check_circles(&world.nodes::<3>());
+    }
+}
+
+pub fn the_module_locks_a_key_for_everybody(world: &World) {
+    let Some((nodes, [a, b, c])) = grounds(world) else { return };
+    a.lock_all(soon()).unwrap();
+    assert_eq!([a.get().unwrap(), b.get().unwrap()], [Value::Module; 2]);
+    assert_eq!([busy(&a), busy(&b)], [Value::Module; 2]);
+    assert_eq!(held_by(b.lock_by(briefly())), None);
+    assert_eq!(why(b.lock_all(soon())), LockFault::Barred);
+    assert_eq!(why(a.unlock()), LockFault::NotYours(Value::Module));
+    let waiter = waits(&b);
+    until_waiting(&a, 1);
+    // Whoever calls it.
+    c.unlock_all().unwrap();
+    assert_eq!(waiter.join().unwrap(), None);
+    assert_eq!(why(a.unlock_all()), LockFault::NotYours(Value::Unlocked));
+
+    // It stays locked when whoever locked it is gone.
+    let [na, nb, nc] = nodes;
+    b.lock_all(soon()).unwrap();
+    nb.leave().unwrap();
+    assert_eq!(busy(&c), Value::Module);
+    a.unlock_all().unwrap();
+    drop(lock_sound(&c));
+    c.lock_all(soon()).unwrap();
+    nc.abandon();
+    assert_eq!(busy(&a), Value::Module);
+    a.unlock_all().unwrap();
+    drop(lock_sound(&a));
+    drop(na);
+}
+
+pub fn the_module_waits_for_who_is_in(world: &World) {
+    let Some((nodes, [a, b, c])) = grounds(world) else { return };
+    let guard = lock_sound(&b);
+    // In vain: everything is as before.
+    assert_eq!(held_by(a.lock_all(briefly())), Some(nodes[1].id()));
+    let facts = a.facts().unwrap();
+    assert!(!facts.seen.is_barred() && facts.seen.owner() == Some(b.my_id()));
+
+    let all = a.clone();
+    let locking = running("lock_all", move || all.lock_all(soon()));
+    until("a key that is barred", || a.facts().unwrap().seen.is_barred().then_some(()));
+    let waiter = waits(&c);
+    until_waiting(&a, 1);
+    // Who is in stays in; nobody else comes.
+    assert_eq!(a.get().unwrap(), Value::Owner(b.my_id()));
+    assert_eq!(busy(&c), Value::Owner(b.my_id()));
+    guard.unlock().unwrap();
+    locking.join().unwrap();
+    assert_eq!([busy(&b), busy(&c)], [Value::Module; 2]);
+    b.unlock_all().unwrap();
+    assert_eq!(waiter.join().unwrap(), None);
+
+    // Ended by somebody else before it began.
+    let guard = lock_sound(&b);
+    let all = a.clone();
+    let locking = running("lock_all", move || all.lock_all(soon()));
+    until("a key that is barred", || a.facts().unwrap().seen.is_barred().then_some(()));
+    c.unlock_all().unwrap();
+    let value = Value::Owner(b.my_id());
+    assert_eq!(why(locking.join()), LockFault::Otherwise(value));
+    guard.unlock().unwrap();
+
+    // Who is in dies.
+    let dead = lock_sound(&b).keep();
+    let all = a.clone();
+    let locking = running("lock_all", move || all.lock_all(soon()));
+    until("a key that is barred", || a.facts().unwrap().seen.is_barred().then_some(()));
+    let waiter = waits(&c);
+    until_waiting(&a, 1);
+    let [_na, nb, _nc] = nodes;
+    nb.abandon();
+    locking.join().unwrap();
+    assert_eq!(busy(&c), Value::Module);
+    a.unlock_all().unwrap();
+    assert_eq!(waiter.join().unwrap(), Some(dead), "of a death in a barred key");
+}
+
+pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
+    let Some((nodes, [a, b, c])) = grounds(world) else { return };
+    c.release().unwrap();
+    let stale = b.clone();
+    assert_eq!(why(a.clone().destroy(briefly())), LockFault::InUse(vec![nodes[1].id()]));
+    drop(lock_sound(&b));
+    // Once the last has released it.
+    let (all, deadline) = (a.clone(), soon());
+    let destroying = running("destroying a key", move || all.destroy(deadline)).started();
+    let guard = lock_sound(&b);
+    guard.unlock().unwrap();
+    b.release().unwrap();
+    destroying.join().unwrap();
+    assert_eq!(why(nodes[1].find_key("key")), LockFault::Unknown);
+    for key in [&a, &stale] {
+        assert_eq!(why(key.lock()), LockFault::Destroyed);
+        assert_eq!(why(key.try_lock()), LockFault::Destroyed);
+        assert_eq!(why(key.lock_by(soon())), LockFault::Destroyed);
+        assert_eq!(why(key.unlock()), LockFault::Destroyed);
+        assert_eq!(why(key.get()), LockFault::Destroyed);
+        assert_eq!(why(key.set(None, None)), LockFault::Destroyed);
+        assert_eq!(why(key.lock_all(soon())), LockFault::Destroyed);
+        assert_eq!(why(key.unlock_all()), LockFault::Destroyed);
+        assert_eq!(why(key.facts()), LockFault::Destroyed);
+        assert_eq!(why(key.clone().release()), LockFault::Destroyed);
+        assert_eq!(why(key.clone().destroy(soon())), LockFault::Destroyed);
+    }
+    // Another of that name is another.
+    let new = nodes[2].init_key("key", Resource::Id(2)).unwrap();
+    assert_eq!(why(stale.lock()), LockFault::Destroyed);
+    let guard = lock_sound(&new);
+    assert_eq!(why(stale.unlock()), LockFault::Destroyed);
+    drop(guard);
+    // A user that died uses it no more.
+    let theirs = nodes[1].find_key("key").unwrap();
+    let [_na, nb, _nc] = nodes;
+    nb.abandon();
+    until("a death", || new.clone().destroy(briefly()).ok());
+    assert!(matches!(theirs.lock(), Err(Error::Closed)));
+}
+
+pub fn who_waits_for_a_key_is_told_that_it_was_destroyed(world: &World) {
+    let Some((nodes, [a, b])) = grounds(world) else { return };
+    b.clone().release().unwrap();
+    let guard = lock_sound(&a);
+    let waiting = [waits(&a), waits(&b)];
+    until_waiting(&a, 2);
+    // By who has it: nobody else may.
+    assert_eq!(why(b.clone().destroy(briefly())), LockFault::InUse(vec![nodes[0].id()]));
+    a.clone().destroy(soon()).unwrap();
+    for waiter in waiting {
+        assert_eq!(why(waiter.join()), LockFault::Destroyed);
+    }
+    // What is in its place is nothing to the guard of the old one.
+    let new = nodes[0].init_key("key", Resource::Unnamed).unwrap();
+    let mine = lock_sound(&new);
+    drop(guard);
+    assert_eq!(new.get().unwrap(), Value::Owner(new.my_id()), "a guard of another key unlocked it");
+    mine.unlock().unwrap();
+    // Somebody has it who said that it does not use it.
+    let theirs = nodes[1].find_key("key").unwrap();
+    let guard = lock_sound(&theirs);
+    theirs.clone().release().unwrap();
+    assert_eq!(why(new.clone().destroy(soon())), LockFault::Otherwise(Value::Owner(guard.owner())));
+    guard.unlock().unwrap();
+    new.destroy(soon()).unwrap();
+}
+
+/// The next owners of a key whose owner `gone` is gone: each is told, until one has repaired what it guards.
+#[track_caller]
+fn check_heirs(keys: [&LockKey; 2], gone: doorbell::OwnerId) {
+    for key in [keys[0], keys[1], keys[1], keys[0]] {
+        let guard = key.lock_by(soon()).unwrap();
+        assert_eq!(guard.inherited_from(), Some(gone));
+        assert_eq!(key.facts().unwrap().dead, Some(gone));
+        guard.unlock().unwrap();
+    }
+    let mut guard = keys[1].try_lock().unwrap().guard().unwrap();
+    assert_eq!(guard.inherited_from(), Some(gone));
+    guard.mark_repaired().unwrap();
+    assert_eq!(guard.inherited_from(), None);
+    guard.mark_repaired().unwrap();
+    guard.unlock().unwrap();
+    drop(lock_sound(keys[0]));
+    drop(lock_sound(keys[1]));
+}
+
+pub fn the_next_owner_is_told_who_died(world: &World) {
+    let Some((nodes, [a, b, c])) = grounds(world) else { return };
+    let [na, nb, _nc] = nodes;
+    // Found by who comes, by who comes again and again, by who waits.
+    let guard = lock_sound(&b);
+    let gone = guard.owner();
+    nb.abandon();
+    check_heirs([&a, &c], gone);
+    // What is over can't give it up.
+    let held = lock_sound(&a);
+    drop(guard);
+    assert_eq!(a.get().unwrap(), Value::Owner(held.owner()), "a dead one unlocked it");
+    held.unlock().unwrap();
+    assert!(matches!(b.lock(), Err(Error::Closed)));
+    assert!(matches!(b.get(), Err(Error::Closed)));
+
+    // Its next life has nothing to do with it.
+    let nb = world.node(1);
+    let b = nb.find_key("key").unwrap();
+    let gone = lock_sound(&b).keep();
+    let waiter = waits(&a);
+    until_waiting(&c, 1);
+    nb.abandon();
+    assert_eq!(waiter.join().unwrap(), Some(gone));
+    check_heirs([&c, &a], gone);
+
+    let nb = world.node(1);
+    let b = nb.find_key("key").unwrap();
+    let gone = b.with_id(3).lock_by(soon()).unwrap().keep();
+    nb.abandon();
+    let guard = a.lock_every(Duration::from_millis(1), soon()).unwrap();
+    assert_eq!(guard.inherited_from(), Some(gone));
+    guard.unlock().unwrap();
+    // One dies who inherited: the latest is named.
+    let heir = c.lock_by(soon()).unwrap();
+    assert_eq!(heir.inherited_from(), Some(gone));
+    let gone = heir.keep();
+    _nc.abandon();
+    let guard = a.lock_by(soon()).unwrap();
+    assert_eq!(guard.inherited_from(), Some(gone));
+    drop((guard, na));
+}
+
+pub fn the_next_owner_is_told_who_left(world: &World) {
+    let Some((nodes, [a, b, c])) = grounds(world) else { return };
+    let [_na, nb, nc] = nodes;
+    let guard = lock_sound(&b);
+    let gone = guard.owner();
+    nb.leave().unwrap();
+    drop(guard);
+    // Its guard was dropped after it had left: either the key was given up, or somebody inherits it. Never is it locked for ever.
+    let next = a.lock_by(soon()).unwrap();
+    assert!(next.inherited_from().is_none_or(|dead| dead == gone));
+    next.unlock().unwrap();
+
+    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    let gone = lock_sound(&c).keep();
+    let waiter = waits(&a);
+    until_waiting(&a, 1);
+    nc.leave().unwrap();
+    assert_eq!(waiter.join().unwrap(), Some(gone));
+    check_heirs([&a, &a], gone);
+}
+
+pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
+    let Some((nodes, [a, b, c, d])) = grounds(world) else { return };
+    let [_na, nb, _nc, nd] = nodes;
+    let guard = lock_sound(&a);
+    let (dying, patient) = (waits(&b), waits(&c));
+    until_waiting(&a, 2);
+    let leaving = waits(&d);
+    until_waiting(&a, 3);
+    assert_eq!(held_by(c.with_id(1).lock_by(briefly())), Some(NodeId(0)));
+    nb.abandon();
+    nd.leave().unwrap();
+    assert!(matches!(dying.join(), Err(Error::Closed)));
+    assert!(matches!(leaving.join(), Err(Error::Closed)));
+    guard.unlock().unwrap();
+    assert_eq!(patient.join().unwrap(), None);
+    drop(lock_sound(&a));
+    // Whoever gives up while the key changes hands all the time.
+    let stop = Arc::new(AtomicBool::new(false));
+    let (busy, stopped) = (a.clone(), stop.clone());
+    let owner = running("an owner", move || {
+        while !stopped.load(Ordering::Relaxed) {
+            drop(busy.lock_by(soon()).unwrap());
+        }
+    });
+    for round in 0..50u64 {
+        let deadline = std::time::Instant::now() + Duration::from_micros(37 * round);
+        if let Err(error) = c.lock_by(deadline).map(drop) {
+            assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        }
+    }
+    drop(lock_sound(&c));
+    stop.store(true, Ordering::Relaxed);
+    owner.join();
+    assert!(a.facts().unwrap().waiting.is_empty());
+}
+
+pub fn everybody_gets_a_turn(world: &World) {
+    let Some((_nodes, keys)) = grounds::<4>(world) else { return };
+    let stop = Arc::new(AtomicBool::new(false));
+    let others: Vec<_> = keys[..3]
+        .iter()
+        .map(|key| {
+            let (key, stop) = (key.clone(), stop.clone());
+            running("owners that come again at once", move || {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(key.lock().unwrap());
+                }
+            })
+        })
+        .collect();
+    for _ in 0..20 {
+        drop(lock_sound(&keys[3]));
+    }
+    stop.store(true, Ordering::Relaxed);
+    others.into_iter().for_each(Running::join);
+}
+
+pub fn a_panic_gives_its_keys_up(world: &World) {
+    let Some((_nodes, [a, b])) = grounds(world) else { return };
+    let waiter = {
+        let guard = lock_sound(&a);
+        let waiter = waits(&b);
+        until_waiting(&a, 1);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _guard = guard;
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }));
+        assert!(panicked.is_err());
+        waiter
+    };
+    assert_eq!(waiter.join().unwrap(), None);
+    drop(lock_sound(&a));
+}

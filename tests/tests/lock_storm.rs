@@ -1,0 +1,352 @@
+//! Processes that share a key; one of them is killed, again and again: while it has the key, waits for it, gives it up, at random moments and at
+//! chosen instructions.
+//!
+//! Every time: the key is never two processes' at once; if the dead one had it the next owner is told so, and by whom it was left; and
+//! everybody else goes on getting it.
+//!
+//! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
+
+use doorbell::{LockKey, Node, OwnerId, Resource};
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::soon;
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::random::{Random, seed};
+use doorbell_tests::words::{Words, now};
+use doorbell_tests::{Turn, number};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+doorbell_tests::roles! { "owner" => own }
+
+const NODES: usize = 4;
+
+/// The shared words. Who is meant is said as node 32 | life 32, one more than the node's number, so that nobody is 0.
+mod at {
+    /// Not zero when all are to leave.
+    pub const STOP: usize = 0;
+    /// What the key guards: the first is one more than the second while it is being changed.
+    pub const PAIR: [usize; 2] = [1, 2];
+    /// Who is in, by its own word.
+    pub const WITNESS: usize = 3;
+    const BLOCK: usize = 8;
+    /// The incarnation of the process in a place, once it has joined.
+    pub fn life(node: usize) -> usize {
+        BLOCK * (node + 1)
+    }
+    /// The life there that is about to be killed, or was.
+    pub fn condemned(node: usize) -> usize {
+        life(node) + 1
+    }
+    /// What it is doing: one of the numbers below.
+    pub fn doing(node: usize) -> usize {
+        life(node) + 2
+    }
+    /// How often it had the key.
+    pub fn uses(node: usize) -> usize {
+        life(node) + 3
+    }
+    /// The life there that somebody was told to have inherited from, and when.
+    pub fn inherited(node: usize) -> (usize, usize) {
+        (life(node) + 4, life(node) + 5)
+    }
+    pub const COUNT: usize = BLOCK * (super::NODES + 1);
+}
+
+/// It does not want the key, or has just had it: whether it is let go, only the key knows.
+const OUT: u64 = 0;
+/// It wants the key. It may have it already.
+const WAITS: u64 = 1;
+/// It has the key, and was told so.
+const IN: u64 = 2;
+const DOINGS: [u64; 3] = [OUT, WAITS, IN];
+
+/// Where a process dies that is told to. Each with how often it may come by before, and whether it has the key there.
+const FAULTS: [(&str, usize, bool); 3] = [("key.taken", 200, true), ("key.released", 200, false), ("key.inherited", 1, true)];
+
+/// Who turns the engines and how they wait: one for each life, at random.
+const WAYS: [(&str, &str); 6] =
+    [("adaptive", "auto"), ("inline", "auto"), ("poller", "auto"), ("adaptive", "park"), ("inline", "yield"), ("poller", "park")];
+
+fn who(node: usize, life: u64) -> u64 {
+    (node as u64 + 1) << 32 | life
+}
+
+/// The role: has the key again and again, and checks each time that nobody else has it.
+fn own() {
+    let me: usize = told("ME").parse().unwrap();
+    let words = Words::inherited();
+    let builder = Node::builder(told("DOMAIN")).id(me as u16);
+    let node = builder.progress(told("PROGRESS").parse().unwrap()).wait(told("WAIT").parse().unwrap()).join().unwrap();
+    let key = node.key("key", Resource::Unnamed).unwrap();
+    let life = u64::from(node.incarnation().0);
+    let mut random = Random::new(life);
+    words[at::life(me)].store(life, SeqCst);
+    while words[at::STOP].load(SeqCst) == 0 {
+        use_it(&words, &key, me, who(me, life), &mut random);
+        words[at::uses(me)].fetch_add(1, SeqCst);
+        match random.below(8) {
+            0 => std::thread::sleep(Duration::from_micros(random.below(500) as u64)),
+            1 | 2 => spin(random.below(50)),
+            _ => {}
+        }
+    }
+    node.leave().unwrap();
+}
+
+fn spin(micros: usize) {
+    let end = Instant::now() + Duration::from_micros(micros as u64);
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+fn use_it(words: &Words, key: &LockKey, me: usize, my_word: u64, random: &mut Random) {
+    words[at::doing(me)].store(WAITS, SeqCst);
+    let mut guard = match random.below(8) {
+        // Attempts until one comes off.
+        0 => loop {
+            match key.lock_by(Instant::now() + Duration::from_micros(random.below(2000) as u64)) {
+                Ok(guard) => break guard,
+                Err(doorbell::Error::Timeout { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        },
+        1 => key.lock_every(Duration::from_micros(50), soon()).unwrap(),
+        _ => key.lock().unwrap(),
+    };
+    let before = words[at::WITNESS].swap(my_word, SeqCst);
+    let inherited = guard.inherited_from();
+    if let Some(dead) = inherited {
+        tell(words, dead);
+    }
+    words[at::doing(me)].store(IN, SeqCst);
+    // Only a dead one may have been in, and only if that was said.
+    if before != 0 {
+        let (node, life) = ((before >> 32) as usize - 1, before as u32 as u64);
+        assert!(inherited.is_some(), "node {me}: node {node} was in, and died, and nobody said so");
+        assert!(words[at::condemned(node)].load(SeqCst) >= life, "node {me}: node {node} ({life}) was in, and lives");
+    }
+    let [first, second] = at::PAIR.map(|word| &words[word]);
+    let (one, other) = (first.load(SeqCst), second.load(SeqCst));
+    if inherited.is_some() {
+        assert!(one == other || one == other + 1, "node {me}: {one}, {other}");
+        second.store(one, SeqCst);
+        // Now and then the next one has to be told, too.
+        if random.below(4) > 0 {
+            guard.mark_repaired().unwrap();
+        }
+    } else {
+        assert_eq!(one, other, "node {me}: what was left in the middle of a change was called sound");
+    }
+    first.store(one + 1, SeqCst);
+    match random.below(16) {
+        0 => std::thread::sleep(Duration::from_micros(random.below(300) as u64)),
+        1..4 => std::thread::yield_now(),
+        _ => spin(random.below(20)),
+    }
+    second.store(one + 1, SeqCst);
+    words[at::doing(me)].store(OUT, SeqCst);
+    assert_eq!(words[at::WITNESS].swap(0, SeqCst), my_word, "node {me}: somebody else was let in");
+    guard.unlock().unwrap();
+}
+
+/// Somebody was told that this one died with the key.
+fn tell(words: &Words, dead: OwnerId) {
+    let (which, when) = at::inherited(dead.node().index());
+    let life = u64::from(dead.life().0);
+    assert!(words[at::condemned(dead.node().index())].load(SeqCst) >= life, "inherited from {dead}, which lives");
+    if words[which].load(SeqCst) != life {
+        words[when].store(now(), SeqCst);
+        words[which].store(life, SeqCst);
+    }
+}
+
+struct Storm<'a> {
+    domain: &'a Domain,
+    words: &'a Words,
+    random: Random,
+    owners: Vec<Process>,
+    /// From the kernel's notice of a death to the moment at which the next owner was told; from the call of `kill`.
+    delays: [Vec<u64>; 2],
+    /// By what they were doing, or the place where they were to die: how many died.
+    deaths: BTreeMap<&'static str, usize>,
+}
+
+impl Storm<'_> {
+    fn word(&self, at: usize) -> u64 {
+        self.words[at].load(SeqCst)
+    }
+
+    fn start(&mut self, place: usize, fault: Option<String>) -> Process {
+        self.words[at::life(place)].store(0, SeqCst);
+        self.words[at::doing(place)].store(OUT, SeqCst);
+        let (progress, wait) = *self.random.pick(&WAYS);
+        let start = Process::start("owner").words(self.words).tell("DOMAIN", self.domain.name()).tell("ME", place.to_string());
+        let start = start.tell("PROGRESS", progress).tell("WAIT", wait);
+        match fault {
+            Some(fault) => start.tell("DOORBELL_FAULT", fault).go(),
+            None => start.go(),
+        }
+    }
+
+    #[track_caller]
+    fn until(&self, what: &str, except: Option<usize>, mut ready: impl FnMut() -> bool) {
+        let deadline = soon();
+        while !ready() {
+            for (place, owner) in self.owners.iter().enumerate().filter(|(place, _)| Some(*place) != except) {
+                assert!(!owner.ended_by(Instant::now()), "node {place} ended before {what}");
+            }
+            let doing: Vec<_> = (0..NODES).map(|node| self.word(at::doing(node))).collect();
+            assert!(Instant::now() < deadline, "{what} did not come about; in is {:#x}, doing {doing:?}", self.word(at::WITNESS));
+            std::thread::yield_now();
+        }
+    }
+
+    /// Everybody, except one, gets the key again.
+    fn all_go_on(&self, except: Option<usize>) {
+        for place in (0..NODES).filter(|place| Some(*place) != except) {
+            let before = self.word(at::uses(place));
+            self.until(&format!("node {place} getting the key"), except, || self.word(at::uses(place)) > before + 1);
+        }
+    }
+
+    /// One process dies at a random moment, or when it has just begun to do something.
+    fn kill(&mut self, victim: usize) {
+        let moment = Instant::now() + Duration::from_micros(self.random.below(5000) as u64);
+        let doing = *self.random.pick(&DOINGS);
+        let in_time = Instant::now() + Duration::from_millis(50);
+        while Instant::now() < moment {
+            std::thread::yield_now();
+        }
+        while self.word(at::doing(victim)) != doing && Instant::now() < in_time {
+            std::hint::spin_loop();
+        }
+        spin(self.random.below(20));
+        self.condemn(victim);
+        let killed = now();
+        self.owners[victim].kill();
+        self.after_death(victim, killed, None);
+    }
+
+    /// One process is replaced by one that dies by itself, at a chosen instruction.
+    fn kill_at_a_place(&mut self, victim: usize) {
+        let (name, most, is_in) = *self.random.pick(&FAULTS);
+        let fault = format!("{name}:{}:kill", 1 + self.random.below(most));
+        self.condemn(victim);
+        let killed = now();
+        self.owners[victim].kill();
+        self.after_death(victim, killed, None);
+        // It may die before it has said which life it is.
+        self.words[at::condemned(victim)].store(u64::MAX, SeqCst);
+        self.owners[victim] = self.start(victim, Some(fault));
+        if name == "key.inherited" {
+            // From whom? From whoever dies now, if it is this one that is next.
+            let witness = (victim + 1) % NODES;
+            self.until("a life", Some(victim), || self.word(at::life(victim)) != 0);
+            let in_time = Instant::now() + Duration::from_millis(50);
+            while self.word(at::doing(witness)) != IN && Instant::now() < in_time {
+                std::hint::spin_loop();
+            }
+            self.condemn(witness);
+            self.owners[witness].kill();
+            assert!(self.owners[witness].ended_by(soon()));
+            let met = self.owners[victim].ended_by(Instant::now() + Duration::from_millis(200));
+            self.owners[witness] = self.start(witness, None);
+            self.end_at_a_place(victim, met.then_some((name, is_in)));
+        } else {
+            let met = self.owners[victim].ended_by(Instant::now() + Duration::from_millis(300));
+            self.end_at_a_place(victim, met.then_some((name, is_in)));
+        }
+    }
+
+    fn end_at_a_place(&mut self, victim: usize, met: Option<(&'static str, bool)>) {
+        let killed = now();
+        if met.is_none() {
+            self.owners[victim].kill();
+        }
+        self.after_death(victim, killed, met);
+        self.words[at::condemned(victim)].store(self.word(at::life(victim)), SeqCst);
+    }
+
+    /// It is about to be killed: from now on others may find it dead.
+    fn condemn(&self, victim: usize) {
+        self.words[at::condemned(victim)].store(self.word(at::life(victim)), SeqCst);
+    }
+
+    /// What has to come about after a death: also at a place, where it had the key or not.
+    fn after_death(&mut self, victim: usize, killed: u64, place: Option<(&'static str, bool)>) {
+        assert!(self.owners[victim].ended_by(soon()), "SIGKILL did not end node {victim}");
+        let ended = now();
+        let (life, doing) = (self.word(at::life(victim)), self.word(at::doing(victim)));
+        let what = match (place, doing) {
+            (Some((place, _)), _) => place,
+            (None, IN) => "in",
+            (None, WAITS) => "waiting",
+            (None, _) => "out",
+        };
+        *self.deaths.entry(what).or_default() += 1;
+        if place.is_some_and(|(_, is_in)| is_in) || doing == IN {
+            let (which, when) = at::inherited(victim);
+            self.until(&format!("an heir of node {victim} ({life}), killed {what}"), Some(victim), || self.word(which) == life);
+            let when = self.word(when);
+            // One that died by itself did so before this process looked.
+            if place.is_none() {
+                for (delays, since) in self.delays.iter_mut().zip([ended, killed]) {
+                    delays.push(when.saturating_sub(since));
+                }
+            }
+        }
+        self.all_go_on(Some(victim));
+    }
+}
+
+#[test]
+fn a_key_survives_its_owners() {
+    let _turn = Turn::take();
+    let (kills, seed) = (number("DOORBELL_KILLS", 25), seed());
+    println!("lock storm: DOORBELL_SEED={seed} DOORBELL_KILLS={kills}");
+    let domain = Domain::new("locks");
+    let words = Words::new(at::COUNT);
+    let (domain, words, random) = (&domain, &words, Random::new(seed));
+    let mut storm =
+        Storm { domain, words, random, owners: Vec::new(), delays: [const { Vec::new() }; 2], deaths: BTreeMap::new() };
+    for place in 0..NODES {
+        let owner = storm.start(place, None);
+        storm.owners.push(owner);
+    }
+    for kill in 0..kills {
+        storm.all_go_on(None);
+        let victim = storm.random.below(NODES);
+        if kill % 4 == 3 {
+            storm.kill_at_a_place(victim);
+        } else {
+            storm.kill(victim);
+        }
+        storm.owners[victim] = storm.start(victim, None);
+    }
+    storm.all_go_on(None);
+    // One is killed at the end, so that the others leave beside its remains.
+    storm.condemn(0);
+    storm.owners.remove(0).kill();
+    words[at::STOP].store(1, SeqCst);
+    storm.owners.drain(..).for_each(|owner| owner.end_well(Duration::from_secs(30)));
+    doorbell_shm::domain::clean(domain.space(), Some(domain.name()), true).unwrap();
+    domain.assert_empty();
+    let uses = storm.word(at::PAIR[0]);
+    println!("the key was had {uses} times; died: {:?}", storm.deaths);
+    for (delays, since) in storm.delays.iter_mut().zip(["the kernel's notice", "the call of kill"]) {
+        delays.sort_unstable();
+        let Some(last) = delays.len().checked_sub(1) else { continue };
+        let at = |percent: usize| delays[last * percent / 100] as f64 / 1e6;
+        let late = delays.iter().filter(|delay| **delay > 100_000_000).count();
+        println!(
+            "told from {since} on: {} heirs; median {:.1} ms, 90 % {:.1} ms, 99 % {:.1} ms, longest {:.1} ms, {late} after 100 ms",
+            delays.len(),
+            at(50),
+            at(90),
+            at(99),
+            at(100)
+        );
+    }
+}
