@@ -25,6 +25,7 @@ pub mod size;
 pub mod table;
 pub mod together;
 pub mod worker;
+pub mod workers;
 
 use args::{MeasureArgs, TransferArgs};
 use net::Half;
