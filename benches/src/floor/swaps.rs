@@ -15,13 +15,12 @@ impl Default for PrivateWord {
 }
 
 impl PrivateWord {
-    /// Sets it and sets it back so many times, by compare-and-swap.
-    pub fn swap_there_and_back(&self, times: u64) {
+    /// Sets it and sets it back so many times, by compare-and-swap; says how many swaps succeeded, which is all of them. Nothing else is in the loop,
+    /// no store above all: a locked instruction waits for every store before it, which was seen to cost a third of the pair.
+    pub fn swap_there_and_back(&self, times: u64) -> u64 {
         let word = black_box(&self.0.0);
-        for owner in 1..=times {
-            let _ = black_box(word.compare_exchange(0, owner, AcqRel, Relaxed));
-            let _ = black_box(word.compare_exchange(owner, 0, AcqRel, Relaxed));
-        }
+        let swap = |from, to| u64::from(word.compare_exchange(from, to, AcqRel, Relaxed).is_ok());
+        (1..=times).map(|owner| swap(0, owner) + swap(owner, 0)).sum()
     }
 }
 
@@ -32,7 +31,7 @@ mod tests {
     #[test]
     fn every_swap_succeeds() {
         let word = PrivateWord::default();
-        word.swap_there_and_back(1000);
+        assert_eq!(word.swap_there_and_back(1000), 2000);
         assert_eq!(word.0.0.load(Relaxed), 0);
     }
 }

@@ -36,7 +36,7 @@ const START: Duration = Duration::from_secs(20);
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
     /// What to do, in JSON.
-    order: String,
+    pub order: String,
 }
 
 /// Does what it was ordered to and answers on stdout.
