@@ -201,7 +201,7 @@ impl Exclusive for ByKey<'_> {
     fn try_with(&mut self, inside: impl FnOnce()) -> Result<bool, Error> {
         let Some(guard) = self.0.try_lock()?.guard() else { return Ok(false) };
         inside();
-        guard.unlock()?;
+        drop(guard);
         Ok(true)
     }
 
@@ -209,7 +209,8 @@ impl Exclusive for ByKey<'_> {
     fn with(&mut self, inside: impl FnOnce()) -> Result<(), Error> {
         let guard = self.0.lock()?;
         inside();
-        guard.unlock()
+        drop(guard);
+        Ok(())
     }
 }
 
