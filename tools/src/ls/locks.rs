@@ -47,8 +47,11 @@ fn cells(domain: &DomainStatus, key: &KeyFacts) -> Vec<String> {
 /// What there is to say of a key besides its value.
 fn state(domain: &DomainStatus, key: &KeyFacts) -> String {
     let mut said = Vec::new();
-    if holder_lives(domain, key) == Some(false) {
-        said.push("its owner is dead".to_owned());
+    match key.seen.owner().map(|owner| lives(domain, owner)) {
+        Some(Some(false)) => said.push("its owner is dead".to_owned()),
+        // It has left, or is on another machine.
+        Some(None) => said.push("its owner is in no directory here".into()),
+        _ => {}
     }
     if key.seen.is_barred() && key.seen.owner().is_some() {
         said.push("the module's next".into());
