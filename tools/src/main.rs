@@ -43,6 +43,7 @@ enum Command {
     Latency(measure::latency::LatencyArgs),
     Rate(measure::rate::RateArgs),
     Bandwidth(measure::bandwidth::BandwidthArgs),
+    Lock(measure::lock::LockArgs),
     Top(top::TopArgs),
     Ls(ls::LsArgs),
     Autopsy(autopsy::AutopsyArgs),
@@ -51,6 +52,9 @@ enum Command {
     /// One of the processes of a measurement; started by the commands that measure.
     #[command(name = measure::worker::COMMAND, hide = true)]
     MeasureWorker(measure::worker::WorkerArgs),
+    /// One of the processes of a measurement of locks; started by it.
+    #[command(name = measure::lock::worker::COMMAND, hide = true)]
+    LockWorker(measure::worker::WorkerArgs),
     /// Finishes what a command cannot finish that was killed; started by the commands that start processes.
     #[command(name = guard::COMMAND, hide = true)]
     Guard(guard::GuardArgs),
@@ -63,7 +67,7 @@ impl Command {
     fn run(self) -> Result<(), Failure> {
         environment::check()?;
         // Of the processes of a measurement one speaks for all.
-        if !matches!(self, Command::MeasureWorker(_)) {
+        if !matches!(self, Command::MeasureWorker(_) | Command::LockWorker(_)) {
             log::install(LevelFilter::WARN)?;
         }
         match self {
@@ -72,12 +76,14 @@ impl Command {
             Command::Latency(args) => measure::latency::run(&args),
             Command::Rate(args) => measure::rate::run(&args),
             Command::Bandwidth(args) => measure::bandwidth::run(&args),
+            Command::Lock(args) => measure::lock::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
             Command::Autopsy(args) => autopsy::run(&args),
             Command::Clean(args) => clean::run(&args),
             Command::Info(args) => info::run(&args),
             Command::MeasureWorker(args) => measure::worker::run(&args),
+            Command::LockWorker(args) => measure::lock::worker::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),
         }

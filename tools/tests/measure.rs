@@ -1,4 +1,4 @@
-//! `doorbell latency`, `rate` and `bandwidth` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
+//! `doorbell latency`, `rate`, `bandwidth` and `lock` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
 
 mod as_usual;
 
@@ -54,10 +54,18 @@ fn signal(pid: u32, signal: i32) {
 
 /// A measurement that would take hours, and its two workers: the one that measures first.
 fn endless(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
-    let args = [&["latency", "--sizes", "8", "--iterations", "1000000000", "--domain", domain], more].concat();
-    let command = doorbell(&args).spawn().unwrap();
+    endless_of(&["latency", "--sizes", "8", "--iterations", "1000000000", "--domain", domain], domain, 2, more)
+}
+
+/// One of locks, and its four workers.
+fn endless_locks(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
+    endless_of(&["lock", "--seconds", "3600", "--domain", domain], domain, 4, more)
+}
+
+fn endless_of(args: &[&str], domain: &str, count: usize, more: &[&str]) -> (Child, Vec<u32>) {
+    let command = doorbell(&[args, more].concat()).spawn().unwrap();
     let inboxes = || leftovers(domain).iter().filter(|name| name.ends_with(".inbox")).count();
-    eventually("both workers joined", || children(command.id()).len() == 2 && inboxes() == 2);
+    eventually("all workers joined", || children(command.id()).len() == count && inboxes() == count);
     // On to the first messages.
     std::thread::sleep(Duration::from_millis(300));
     let mut workers = children(command.id());
@@ -70,7 +78,7 @@ fn endless(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
 
 #[test]
 fn mistakes_get_one_line_with_a_hint() {
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 23] = [
         (&["latency", "--sizes", "8,4kib"], "units are B, KiB"),
         (&["latency", "--sizes", "big"], "sizes look like"),
         (&["latency", "--wait", "sleep"], "it can be auto, spin, yield, park"),
@@ -88,6 +96,12 @@ fn mistakes_get_one_line_with_a_hint() {
         (&["latency", "--put", "--sizes", "0"], "multiples of 8"),
         (&["latency", "--put", "--buffers", "private"], "hint:"),
         (&["rate", "--put", "--floor"], "hint:"),
+        (&["lock", "--nodes", "1"], "hint:"),
+        (&["lock", "--seconds", "0"], "hint:"),
+        (&["lock", "--pin", "9999"], "this process may run on"),
+        (&["lock", "--wait", "sleep"], "it can be auto, spin, yield, park"),
+        (&["lock", "--format", "hgrm"], "it can be table, json, csv"),
+        (&["lock", "--domain", "no/such"], "A-Z a-z 0-9"),
     ];
     for (args, hint) in cases {
         let output = run(args);
@@ -162,6 +176,52 @@ fn bandwidth_tells_all_in_json() {
 }
 
 #[test]
+fn locks_are_told_in_json() {
+    let output = run(&["lock", "--nodes", "3", "--seconds", "1", "--format", "json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<_> = rows.iter().map(|row| (row["section"].as_str().unwrap(), row["what"].as_str().unwrap())).collect();
+    assert_eq!(names, [("uncontended", "key"), ("uncontended", "swaps"), ("contended", "key"), ("contended", "mutex")]);
+    let figure = |row: usize, name: &str| rows[row][name].as_f64().unwrap();
+    for alone in [0, 1] {
+        assert!(["min_ns", "p50_ns", "max_ns"].map(|name| figure(alone, name)).is_sorted(), "{}", rows[alone]);
+        assert_eq!((figure(alone, "nodes"), &rows[alone]["waited"]), (1.0, &Value::Null));
+    }
+    for contended in [2, 3] {
+        let (locks, least, most) = (figure(contended, "locks"), figure(contended, "least"), figure(contended, "most"));
+        assert!(least > 0.0 && 3.0 * least <= locks && locks <= 3.0 * most, "{}", rows[contended]);
+        assert_eq!(figure(contended, "nodes"), 3.0);
+        if figure(contended, "waited") > 0.0 {
+            let (mean, longest) = (figure(contended, "mean_wait_ns"), figure(contended, "longest_wait_ns"));
+            let fairness = figure(contended, "fairness");
+            assert!(fairness >= 1.0 && (fairness / (longest / mean) - 1.0).abs() < 0.01, "{}", rows[contended]);
+        }
+    }
+    for (key, floor) in [(0, 1), (2, 3)] {
+        assert!(figure(key, "ratio") > 0.0 && rows[floor]["ratio"].is_null());
+    }
+}
+
+#[test]
+fn the_other_ways_to_measure_locks_work() {
+    let ways: [&[&str]; 4] = [
+        &["--pin", "0", "--wait", "park"],
+        &["--progress", "inline", "--wait", "yield"],
+        &["--progress", "poller"],
+        &["--nodes", "7"],
+    ];
+    for way in ways {
+        let output = run(&[&["lock", "--seconds", "1", "--no-floor", "--format", "csv"], way].concat());
+        assert!(output.status.success(), "{way:?}: {}", text(&output.stderr));
+        let rows: Vec<String> =
+            text(&output.stdout).lines().map(|line| line.split(',').take(4).collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(rows, ["test section fabric what", "lock uncontended shm key", "lock contended shm key"], "{way:?}");
+    }
+    let table = text(&run(&["lock", "--nodes", "2", "--seconds", "1"]).stdout);
+    assert!(table.contains("two swaps") && table.contains("longest/mean") && table.contains("\nmutex"), "{table}");
+}
+
+#[test]
 fn the_other_ways_to_measure_work() {
     let common = ["--iterations", "300", "--format", "csv"];
     let ways: [&[&str]; 8] = [
@@ -200,6 +260,24 @@ fn a_killed_worker_is_named_and_nothing_stays() {
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert!(error.contains(role) && error.contains("killed by signal 9"), "{error}");
         assert_eq!(leftovers(&domain), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn however_a_measurement_of_locks_ends_nothing_stays() {
+    // A worker, the command by a signal, and the command with no time to do anything about it.
+    for (way, signal_sent, code) in [("worker", 9, Some(1)), ("interrupt", 2, Some(130)), ("command", 9, None)] {
+        let domain = format!("locks-{way}-{}", std::process::id());
+        let (command, workers) = endless_locks(&domain, &[]);
+        signal(if way == "worker" { workers[1] } else { command.id() }, signal_sent);
+        let output = command.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), code, "{error}");
+        if way == "worker" {
+            assert!(error.contains("one of the processes that lock") && error.contains("killed by signal 9"), "{error}");
+        }
+        eventually("nothing is left", || leftovers(&domain).is_empty());
+        eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));
     }
 }
 

@@ -3,8 +3,10 @@
 use super::copy::{Channel, ChannelControl, Slots};
 use super::gate::Gate;
 use super::hop::HopWords;
+use super::mutex::RobustMutex;
 use super::pull::PullWords;
 use super::ring::{Line, RingMemory};
+use crate::contention::Counters;
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::io;
@@ -13,11 +15,11 @@ use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const PAGE: usize = 4096;
-const GATE_BYTES: usize = PAGE;
+const COMMON_BYTES: usize = PAGE;
 const WORDS_BYTES: usize = PAGE;
 const RING_BYTES: usize = size_of::<RingMemory>().next_multiple_of(PAGE);
 
-const _: () = assert!(size_of::<Gate>() <= GATE_BYTES && size_of::<PairWords>() <= WORDS_BYTES);
+const _: () = assert!(size_of::<Common>() <= COMMON_BYTES && size_of::<PairWords>() <= WORDS_BYTES);
 
 /// For whom the memory is, from which follows where everything lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +40,21 @@ impl Shape {
     }
 
     fn bytes(self) -> usize {
-        GATE_BYTES + self.pairs * self.pair_bytes()
+        COMMON_BYTES + self.pairs * self.pair_bytes()
     }
+}
+
+/// What all processes share.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Common {
+    pub(super) gate: Gate,
+    /// What they contend for, if they do.
+    pub mutex: RobustMutex,
+    /// Raised by who has that mutex.
+    pub under_mutex: Counters,
+    /// Raised by who has a key of the driver.
+    pub under_key: Counters,
 }
 
 /// Single words that a pair shares.
@@ -84,7 +99,9 @@ impl Mapping {
     pub fn create(shape: Shape) -> io::Result<Self> {
         let file = memfd_create("doorbell-floor", MFdFlags::empty())?;
         nix::unistd::ftruncate(&file, i64::try_from(shape.bytes()).map_err(io::Error::other)?)?;
-        Self::map(file, shape)
+        let mapping = Self::map(file, shape)?;
+        mapping.common().mutex.init()?;
+        Ok(mapping)
     }
 
     /// The memory behind a descriptor that was inherited.
@@ -116,13 +133,18 @@ impl Mapping {
 
     /// Where all processes meet.
     pub fn gate(&self) -> &Gate {
+        &self.common().gate
+    }
+
+    /// What all processes share.
+    pub fn common(&self) -> &Common {
         self.at(0)
     }
 
     /// What the pair of this number shares.
     pub fn pair(&self, pair: usize) -> PairMemory<'_> {
         assert!(pair < self.shape.pairs);
-        let words = GATE_BYTES + pair * self.shape.pair_bytes();
+        let words = COMMON_BYTES + pair * self.shape.pair_bytes();
         let there = words + WORDS_BYTES;
         let back = there + RING_BYTES + size_of::<ChannelControl>() + self.shape.data_bytes();
         PairMemory { words: self.at(words), there: self.way(there), back: self.way(back) }
@@ -145,18 +167,18 @@ impl Mapping {
     fn at<T: Words>(&self, offset: usize) -> &T {
         assert!(offset.is_multiple_of(align_of::<T>()) && offset + size_of::<T>() <= self.map.len());
         // SAFETY: in bounds and aligned, as just checked (a mapping begins on a page), mapped as long as `self` lives, and atomic
-        // integers are valid whatever the other process writes.
+        // integers, and what only the C library reads, are valid whatever the other process writes.
         unsafe { &*self.map.as_ptr().add(offset).cast() }
     }
 }
 
-/// Types made of atomic integers only.
+/// Types made of atomic integers, and of what only the C library reads.
 ///
 /// # Safety
 /// That is what the implementation vouches for; padding aside.
 unsafe trait Words {}
-// SAFETY: atomic words.
-unsafe impl Words for Gate {}
+// SAFETY: atomic words, and a mutex of the C library.
+unsafe impl Words for Common {}
 // SAFETY: lines, each an atomic word.
 unsafe impl Words for PairWords {}
 // SAFETY: slots of atomic words, and a line.

@@ -5,6 +5,7 @@
 //!   for long ones it is done in chunks as well, so that both copies overlap.
 //! - `pull`: the receiver has the kernel copy, from the sender's own memory.
 //! - `udp`: datagrams by the plainest calls, one by one, together, and in runs that the kernel cuts and gathers.
+//! - `swaps`, `mutex`: what locking cannot do without; and what the C library has for it.
 //! - `hop`: how long a cache line takes from one processor to the other just now, and whether they share a core.
 //!
 //! There are no envelopes, no tags and no checks, and nobody ever sleeps. The loops are those of C programs that measure the
@@ -16,17 +17,22 @@ mod finish;
 mod gate;
 mod hop;
 mod mapping;
+mod mutex;
 mod patience;
 mod pull;
 mod ring;
+mod swaps;
 mod udp;
 
 pub use finish::Finish;
 pub use gate::Gate;
 pub use hop::{Hop, HopProbe};
-pub use mapping::{Mapping, PairMemory, Shape};
+pub use mapping::{Common, Mapping, PairMemory, Shape};
+pub use mutex::RobustMutex;
 pub use patience::{Patience, Stopped};
 pub use pull::PullError;
+pub use ring::Line;
+pub use swaps::PrivateWord;
 pub use udp::{Arrived, DATAGRAM_MOST, Datagrams, UdpEnd, UdpError, Way};
 
 use crate::exchange::{self, Buffers, Part, Section, Side};

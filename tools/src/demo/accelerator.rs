@@ -1,7 +1,8 @@
 //! An accelerator of the demo: does what the host orders.
 
+use super::cast::PATIENCE;
 use super::script::{
-    BULK_BYTES, LATE, LONGEST, Moves, Report, answer, check_bulk, decode, encode, fill_bulk, now, number, order,
+    BULK_BYTES, Contest, FRAME, LATE, LONGEST, Moves, Report, answer, check_bulk, decode, encode, fill_bulk, now, number, order,
 };
 use crate::exit::Failure;
 use crate::processes::take_name;
@@ -125,6 +126,22 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
                 request.wait().result?;
                 let moves = Moves::of(node, Side::Origin, answer::BULK, Instant::now() + Duration::from_secs(10))?;
                 host.send(answer::MOVES, &serde_json::to_vec(&moves).unwrap_or_default())?;
+            }
+            order::CONTEND => {
+                let contest = Contest::play(node, &node.find_key(FRAME)?, Key::from_bytes(message)?)?;
+                host.send(answer::CONTEST, &serde_json::to_vec(&contest).unwrap_or_default())?;
+            }
+            order::HOLD => {
+                node.find_key(FRAME)?.lock_by(Instant::now() + PATIENCE)?.keep();
+                host.send(answer::DONE, &[])?;
+            }
+            order::INHERIT => {
+                let key = node.find_key(FRAME)?;
+                let mut guard = key.lock_by(Instant::now() + PATIENCE)?;
+                let dead = guard.inherited_from().map(|dead| dead.to_string());
+                guard.mark_repaired()?;
+                guard.unlock()?;
+                host.send(answer::HEIR, dead.unwrap_or_default().as_bytes())?;
             }
             order::LEAVE => return Ok(()),
             _ => {}

@@ -1,7 +1,8 @@
 //! What the host and the accelerators of the demo say to each other.
 
+use super::cast::PATIENCE;
 use doorbell::transfer::{Descriptor, Side};
-use doorbell::{Error, Node, Stats, TransferReport};
+use doorbell::{Error, Key, LockKey, Node, ReadWrite, Stats, TransferReport, TryLock};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::thread;
@@ -47,6 +48,12 @@ pub mod order {
     pub const GIVE: u64 = 18;
     /// How many: more than a long message takes.
     pub const PAUSE_MS: u64 = 60;
+    /// Lock the key of the story again and again, and raise under it the two counters to which this key of a region reaches.
+    pub const CONTEND: u64 = 19;
+    /// Lock the key of the story, and keep it.
+    pub const HOLD: u64 = 20;
+    /// Lock the key of the story, tell from whom it comes, and say that what it guards is repaired.
+    pub const INHERIT: u64 = 21;
 }
 
 /// Answers of the accelerators.
@@ -75,7 +82,16 @@ pub mod answer {
     pub const BULK: u64 = 200;
     /// What is known of the transfer of a long message: [`super::Moves`].
     pub const MOVES: u64 = 210;
+    /// How it was to want what others want: a [`super::Contest`].
+    pub const CONTEST: u64 = 220;
+    /// Who died with a key, in words.
+    pub const HEIR: u64 = 230;
 }
+
+/// The name of the key that all want.
+pub const FRAME: &str = "frame";
+/// How often each of them locks it.
+pub const TURNS: u64 = 50_000;
 
 /// Bytes of a message of the flood.
 pub const FLOOD_BYTES: usize = 1024;
@@ -233,5 +249,38 @@ impl Moves {
         });
         let whole = ways.iter().sum::<u64>() == report.len;
         Self { ways, whole, zeroes: report.zeroes, executed: executed.collect() }
+    }
+}
+
+/// How often one node found a key locked that others want, too.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Contest {
+    /// How often it waited.
+    pub waited: u64,
+    /// Its longest wait.
+    pub longest: Duration,
+}
+
+impl Contest {
+    /// Locks the key [`TURNS`] times, and raises two counters under it: read there, and written there, by whoever is in.
+    pub fn play(node: &Node, key: &LockKey, counters: Key<u64, ReadWrite>) -> Result<Self, Error> {
+        let mut contest = Self::default();
+        for _ in 0..TURNS {
+            let guard = match key.try_lock()? {
+                TryLock::Locked(guard) => guard,
+                TryLock::Busy(_) => {
+                    let asked = Instant::now();
+                    let guard = key.lock_by(asked + PATIENCE)?;
+                    contest.waited += 1;
+                    contest.longest = contest.longest.max(asked.elapsed());
+                    guard
+                }
+            };
+            let mut counts = [0; 2];
+            node.get(counters, &mut counts)?;
+            node.put(&counts.map(|count| count + 1), counters)?;
+            guard.unlock()?;
+        }
+        Ok(contest)
     }
 }

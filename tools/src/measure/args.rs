@@ -79,7 +79,7 @@ const HALVES: &str = "measure";
 pub const PUT_UNIT: usize = size_of::<u64>();
 
 /// Words that a type knows, shown by `--help` and in errors.
-fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+pub fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
 {
@@ -101,21 +101,8 @@ impl MeasureArgs {
         usual: impl Fn(usize) -> u64,
         leg: impl Fn(usize, usize) -> Leg,
     ) -> Result<Plan, Failure> {
-        let allowed =
-            processors().map_err(|error| Failure::usage(format!("could not ask which processors there are: {error}"), ""))?;
-        if let Some(missing) = self.pin.iter().find(|processor| !allowed.contains(processor)) {
-            let list: Vec<String> = allowed.iter().map(usize::to_string).collect();
-            let hint = format!("this process may run on {}", list.join(","));
-            return Err(Failure::usage(format!("--pin: processor {missing} is not there"), hint));
-        }
         let half = self.net.half();
-        let processes = if half.is_some() { 1 } else { 2 * usize::from(self.pairs) };
-        let mut pinned = self.pin.clone();
-        pinned.truncate(processes);
-        pinned.sort_unstable();
-        pinned.dedup();
-        let own = if pinned.is_empty() { allowed.len() } else { pinned.len() };
-        let crowded = processes > own;
+        let crowded = crowded(&self.pin, if half.is_some() { 1 } else { 2 * usize::from(self.pairs) })?;
         let slower = if self.net.is_udp() { test.slower_over_udp() } else { 1 };
         let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes) / slower, crowded)));
         let domain = || if half.is_some() { HALVES.into() } else { format!("{}-{}", test.name(), std::process::id()) };
@@ -175,6 +162,22 @@ impl MeasureArgs {
         };
         self.iterations.unwrap_or((usual / slower).max(100)) as usize
     }
+}
+
+/// Whether there are more processes than processors for them: those that were named, or all that this process may use.
+pub fn crowded(pin: &[usize], processes: usize) -> Result<bool, Failure> {
+    let allowed =
+        processors().map_err(|error| Failure::usage(format!("could not ask which processors there are: {error}"), ""))?;
+    if let Some(missing) = pin.iter().find(|processor| !allowed.contains(processor)) {
+        let list: Vec<String> = allowed.iter().map(usize::to_string).collect();
+        let hint = format!("this process may run on {}", list.join(","));
+        return Err(Failure::usage(format!("--pin: processor {missing} is not there"), hint));
+    }
+    let mut pinned = pin.to_vec();
+    pinned.truncate(processes);
+    pinned.sort_unstable();
+    pinned.dedup();
+    Ok(processes > if pinned.is_empty() { allowed.len() } else { pinned.len() })
 }
 
 /// The processors on which this process may run.

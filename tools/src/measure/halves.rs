@@ -144,7 +144,7 @@ impl Signals {
 /// Connects to the other half, measures, and gives what was found.
 pub fn measure(plan: &Plan, to: SocketAddr) -> Result<Outcome, Failure> {
     let signals = Signals::take(plan)?;
-    pin(plan, 0)?;
+    pin(plan.processor(0))?;
     let clock = Clock::calibrate();
     let node = builder(plan, Role::Host).and_then(|builder| builder.connect(to).join()).map_err(net::failure)?;
     let findings = greet(plan, &node, &signals.patience).map_err(|trouble| signals.failure(trouble))?;
@@ -178,7 +178,7 @@ fn greet(plan: &Plan, node: &Node, patience: &Patience) -> Result<Vec<Finding>, 
 /// Waits at an address for the other half, and answers it.
 pub fn answer(plan: &Plan, at: SocketAddr, keep: bool) -> Result<(), Failure> {
     let signals = Signals::take(plan)?;
-    pin(plan, 0)?;
+    pin(plan.processor(0))?;
     let mut at = at;
     let mut known = false;
     loop {

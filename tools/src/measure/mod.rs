@@ -4,6 +4,8 @@
 //! gone, and prints. The workers run the loops of [`doorbell_benches::exchange`] and [`doorbell_benches::stream`] in short
 //! sections, over the driver and over the machine's floor in turns, so that both see the same moods of the machine.
 //!
+//! What a [`lock`] takes is measured by processes of other orders, which the same [`workers`] starts and ends.
+//!
 //! Over the [`net`]work two commands can be the [`halves`] of a measurement: then each of them measures itself.
 //!
 //! [`args`] are turned into a [`plan`], [`pairs`] has it carried out by [`worker`]s with their [`carrier`]s, in [`sections`]
@@ -15,6 +17,7 @@ pub mod bars;
 pub mod carrier;
 pub mod halves;
 pub mod latency;
+pub mod lock;
 pub mod net;
 pub mod pairs;
 pub mod plan;
@@ -25,6 +28,7 @@ pub mod size;
 pub mod table;
 pub mod together;
 pub mod worker;
+pub mod workers;
 
 use args::{MeasureArgs, TransferArgs};
 use net::Half;

@@ -241,9 +241,9 @@ impl Order {
 
 /// What a worker answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Reply {
-    /// Done: one finding for each leg, from the other side only of what is not seen where the clock is.
-    Done(Vec<Finding>),
+pub enum Reply<F> {
+    /// Done. Of a pair: one finding for each leg, from the other side only of what is not seen where the clock is.
+    Done(F),
     /// It was told to stop.
     Stopped,
     /// It could not begin.

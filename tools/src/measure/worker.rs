@@ -18,6 +18,8 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -34,24 +36,45 @@ const START: Duration = Duration::from_secs(20);
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
     /// What to do, in JSON.
-    order: String,
+    pub order: String,
 }
 
 /// Does what it was ordered to and answers on stdout.
 pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
-    let order: Order = serde_json::from_str(&args.order).map_err(|error| {
-        Failure::usage(format!("the order is malformed: {error}"), "this command is started by `doorbell latency`")
-    })?;
+    let order: Order = read(&args.order)?;
     // What befalls one of them befalls all, and one line is enough.
     log::install(if order.node == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
-    let reply = serve(&order);
-    let line = serde_json::to_string(&reply).map_err(|error| Failure::failed(error, ""))?;
+    answer(&serve(&order))
+}
+
+/// An order, as it was given.
+pub fn read<O: DeserializeOwned>(order: &str) -> Result<O, Failure> {
+    serde_json::from_str(order).map_err(|error| {
+        Failure::usage(format!("the order is malformed: {error}"), "this command is started by those that measure")
+    })
+}
+
+/// Answers on stdout.
+pub fn answer<F: Serialize>(reply: &Reply<F>) -> Result<(), Failure> {
+    let line = serde_json::to_string(reply).map_err(|error| Failure::failed(error, ""))?;
     // Nobody listens any more if the command is gone; then nobody misses the answer either.
     let _ = writeln!(std::io::stdout(), "{line}");
     Ok(())
 }
 
-fn serve(order: &Order) -> Reply {
+/// Has this process stop when it is told to, or when its command is gone.
+pub fn obey<F>(parent: i32, stop: &Arc<AtomicBool>) -> Result<(), Reply<F>> {
+    // A worker whose command is gone has nobody to answer to.
+    set_pdeathsig(Signal::SIGTERM)
+        .map_err(|error| Reply::Unable(unable("could not ask for a signal when the command ends", error)))?;
+    for signal in requests_to_end() {
+        signal_hook::flag::register(signal as i32, stop.clone())
+            .map_err(|error| Reply::Unable(unable("could not set a signal handler", error)))?;
+    }
+    if getppid() == Pid::from_raw(parent) { Ok(()) } else { Err(Reply::Stopped) }
+}
+
+fn serve(order: &Order) -> Reply<Vec<Finding>> {
     let stop = Arc::new(AtomicBool::new(false));
     let prepared = match Prepared::new(order, &stop) {
         Ok(prepared) => prepared,
@@ -69,7 +92,7 @@ fn id(node: usize) -> NodeId {
     NodeId(node as u16)
 }
 
-fn unable(what: &str, error: impl std::fmt::Display) -> Failure {
+pub fn unable(what: &str, error: impl std::fmt::Display) -> Failure {
     Failure::usage(format!("{what}: {error}"), "")
 }
 
@@ -89,19 +112,10 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(order: &Order, stop: &Arc<AtomicBool>) -> Result<Self, Reply> {
+    fn new(order: &Order, stop: &Arc<AtomicBool>) -> Result<Self, Reply<Vec<Finding>>> {
         let plan = &order.plan;
-        // A worker whose command is gone has nobody to answer to.
-        set_pdeathsig(Signal::SIGTERM)
-            .map_err(|error| Reply::Unable(unable("could not ask for a signal when the command ends", error)))?;
-        for signal in requests_to_end() {
-            signal_hook::flag::register(signal as i32, stop.clone())
-                .map_err(|error| Reply::Unable(unable("could not set a signal handler", error)))?;
-        }
-        if getppid() != Pid::from_raw(order.parent) {
-            return Err(Reply::Stopped);
-        }
-        pin(plan, order.node).map_err(Reply::Unable)?;
+        obey(order.parent, stop)?;
+        pin(plan.processor(order.node)).map_err(Reply::Unable)?;
         // SAFETY: the descriptor was made for this process, and nothing has used it yet.
         let mapping = unsafe { Mapping::inherit(order.memory, plan.shape()) }.map_err(|error| {
             Reply::Unable(unable("could not map the memory that the processes of a measurement share", error))
@@ -162,8 +176,8 @@ impl Prepared {
 }
 
 /// Moves this process to its processor, if it has one.
-pub fn pin(plan: &Plan, node: usize) -> Result<(), Failure> {
-    let Some(processor) = plan.processor(node) else { return Ok(()) };
+pub fn pin(processor: Option<usize>) -> Result<(), Failure> {
+    let Some(processor) = processor else { return Ok(()) };
     let mut set = CpuSet::new();
     set.set(processor)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
@@ -206,7 +220,7 @@ pub fn landing(plan: &Plan, node: &Node) -> Result<(Buffers, Region<u64>), Failu
     Ok((Buffers::new(source, target), region))
 }
 
-fn join(order: &Order, mapping: &Mapping, patience: &Patience) -> Result<(Node, Option<Peer>), Reply> {
+fn join(order: &Order, mapping: &Mapping, patience: &Patience) -> Result<(Node, Option<Peer>), Reply<Vec<Finding>>> {
     let plan = &order.plan;
     let nodes = 2 * plan.pairs;
     let what = || format!("could not join the domain '{}' as node {}", plan.domain, order.node);
@@ -225,19 +239,26 @@ fn join(order: &Order, mapping: &Mapping, patience: &Patience) -> Result<(Node, 
     if let Some(address) = node.address().filter(|_| order.node == 0) {
         mapping.gate().leave_note(address.port().into());
     }
-    let deadline = Instant::now() + START;
-    loop {
-        if patience.stopped() {
-            return Err(Reply::Stopped);
-        }
-        match node.wait_for(nodes, deadline.min(Instant::now() + Duration::from_millis(100))) {
-            Ok(_) => break,
-            Err(Error::Timeout { .. }) if Instant::now() < deadline => {}
-            Err(error) => return Err(why(error)),
-        }
+    if !meet(&node, nodes, patience).map_err(why)? {
+        return Err(Reply::Stopped);
     }
     let peer = if plan.shared { None } else { Some(node.peer(id(order.node ^ 1)).map_err(why)?) };
     Ok((node, peer))
+}
+
+/// Waits until all nodes of a measurement are there. False if it was told to stop.
+pub fn meet(node: &Node, nodes: usize, patience: &Patience) -> Result<bool, Error> {
+    let deadline = Instant::now() + START;
+    loop {
+        if patience.stopped() {
+            return Ok(false);
+        }
+        match node.wait_for(nodes, deadline.min(Instant::now() + Duration::from_millis(100))) {
+            Ok(_) => return Ok(true),
+            Err(Error::Timeout { .. }) if Instant::now() < deadline => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// A node as the plan says, but for who it is.

@@ -1,6 +1,8 @@
 use super::support::{Ended, domain, doorbell, ended, eventually, kill, node, nothing_is_left, segments};
-use serde_json::Value;
-use std::process::Stdio;
+use doorbell::{Node, Resource, Role};
+use serde_json::{Value, json};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn listed(name: &str) -> Value {
     let Ended { code, stdout, stderr } = ended(&["ls", "--format", "json", name]);
@@ -98,4 +100,83 @@ fn who_closed_the_pipe_has_seen_enough() {
         let ended = Ended::from(child.wait_with_output().unwrap());
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{args:?}");
     }
+}
+
+/// Tells the process that is to hold a key in which domain.
+const HOLDER: &str = "TEST_HOLDS_A_KEY_IN";
+
+/// Not a test: the process that the next one starts and kills.
+#[test]
+#[ignore = "a process of another test"]
+fn holds_a_key() {
+    let Some(name) = std::env::var_os(HOLDER) else { return };
+    let node = Node::builder(name.to_str().unwrap()).role(Role::Accelerator).label("holder").join().unwrap();
+    node.find_key("frame").unwrap().lock().unwrap().keep();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn keys_are_seen_with_who_holds_them_and_who_died_with_them() {
+    let name = domain("keys");
+    let locks = || -> Value {
+        let Ended { code, stdout, stderr } = ended(&["ls", "--locks", "--format", "json", &name]);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""));
+        serde_json::from_str::<Value>(&stdout).unwrap()["locks"].take()
+    };
+    let row = || {
+        let table = ended(&["ls", "--locks", &name]).stdout;
+        table.lines().find(|line| line.contains("frame")).unwrap_or_else(|| panic!("{table}")).to_owned()
+    };
+    let node = Node::builder(&name).role(Role::Host).label("tester").join().unwrap();
+    assert_eq!(listed(&name)["keys"], 0);
+    assert!(ended(&["ls", "--locks", &name]).stdout.contains("no keys"));
+
+    let key = node.init_key("frame", Resource::memory(0x100..0x1000)).unwrap();
+    assert!(ended(&["ls", &name]).stdout.contains(&format!("'{name}' has 1 key in its lock registry")));
+    assert_eq!(listed(&name)["keys"], 1);
+    let free = locks();
+    assert_eq!(
+        (free[0]["key"].as_str(), free[0]["value"].as_str(), &free[0]["owner"]),
+        (Some("frame"), Some("unlocked"), &Value::Null)
+    );
+    assert_eq!(free[0]["resource"], json!({ "kind": "memory", "start": 0x100, "end": 0x1000 }));
+    assert_eq!((&free[0]["creator"]["node"], &free[0]["users"]), (&json!(0), &json!([0])));
+
+    let guard = key.lock().unwrap();
+    let said = row();
+    for part in ["memory 0x100..0x1000", "node 0 (1), thread ", "host", "tester", "sound"] {
+        assert!(said.contains(part), "'{part}' is missing in {said}");
+    }
+    let mut holder = Command::new(std::env::current_exe().unwrap());
+    holder.args(["--ignored", "--exact", "ls::holds_a_key"]).env(HOLDER, &name).stdout(Stdio::null()).stderr(Stdio::null());
+    let holder = holder.spawn().unwrap();
+    eventually("that the other one waits", || locks()[0]["waiting"][0]["node"] == 1);
+    assert_eq!((&locks()[0]["owner"]["node"], &locks()[0]["users"]), (&json!(0), &json!([0, 1])));
+    guard.unlock().unwrap();
+    eventually("that the other one has it", || locks()[0]["owner"]["node"] == 1);
+    let owner = &locks()[0]["owner"];
+    assert_eq!((&owner["label"], &owner["role"], &owner["alive"]), (&json!("holder"), &json!("accelerator"), &json!(true)));
+
+    kill(holder);
+    assert_eq!((&locks()[0]["owner"]["node"], &locks()[0]["owner"]["alive"]), (&json!(1), &json!(false)));
+    assert!(row().contains("its owner is dead"), "{}", row());
+    let mut guard = key.lock_by(Instant::now() + Duration::from_secs(20)).unwrap();
+    let damaged = &locks()[0];
+    assert_eq!(
+        (&damaged["damaged"], &damaged["died_with_it"]["node"], &damaged["owner"]["node"]),
+        (&json!(true), &json!(1), &json!(0))
+    );
+    assert!(row().contains("damaged: node 1 (2), thread ") && row().contains(" died with it"), "{}", row());
+    guard.mark_repaired().unwrap();
+    assert_eq!((&locks()[0]["damaged"], &locks()[0]["died_with_it"]), (&json!(false), &Value::Null));
+    guard.unlock().unwrap();
+
+    key.lock_all(Instant::now() + Duration::from_secs(20)).unwrap();
+    assert_eq!((&locks()[0]["value"], &locks()[0]["barred"]), (&json!("module"), &json!(true)));
+    assert!(row().contains("locked by the module"), "{}", row());
+    node.leave().unwrap();
+    ended(&["clean", &name]);
+    nothing_is_left(&name);
 }

@@ -1,7 +1,7 @@
-//! A node is killed; the others are told; another takes its place.
+//! A node is killed; the others are told; one of them gets what it had locked; another takes its place.
 
 use super::super::script::{answer, now, number, order};
-use super::{FIRST, SECOND, Stage, patience, told, unlike};
+use super::{FIRST, SECOND, Stage, locks, patience, told, unlike};
 use crate::exit::Failure;
 use crate::text::bytes;
 use doorbell::{Error, Event, Incarnation, Match, Space};
@@ -10,8 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
+    let owner = locks::hold(stage, SECOND)?;
     let dead = die(stage)?;
     stage.note();
+    locks::inherit(stage, owner)?;
     succeed(stage, dead)
 }
 
@@ -26,7 +28,9 @@ fn die(stage: &mut Stage<'_>) -> Result<Incarnation, Failure> {
     thread::sleep(Duration::from_millis(60));
     let killed = now();
     stage.cast.kill(SECOND);
-    stage.say.line("node 2 gets SIGKILL while nodes 0 and 1 have something to do with it");
+    stage
+        .say
+        .line("node 2 gets SIGKILL while nodes 0 and 1 have something to do with it, and while it holds the key of the last act");
     let since = |told_at: u64| told(Duration::from_nanos(told_at.saturating_sub(killed)));
     let envelope = stage.done(peer.recv_by(Match::any(), &mut buf, patience()))?;
     let words = String::from_utf8_lossy(&buf[..envelope.len]).into_owned();

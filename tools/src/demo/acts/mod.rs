@@ -5,6 +5,7 @@ mod counters;
 mod death;
 mod full;
 mod latency;
+mod locks;
 mod messages;
 mod regions;
 mod sleep;
@@ -35,6 +36,7 @@ pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result
         regions::play,
         counters::play,
         transfer::play,
+        locks::play,
         death::play,
         latency::play,
         attach::leave,

@@ -1,9 +1,11 @@
-//! `doorbell ls`: which domains there are, and who is in them.
+//! `doorbell ls`: which domains there are, who is in them, and what they lock.
+
+mod locks;
 
 use crate::environment::Domain;
 use crate::exit::Failure;
 use crate::nodes::figures;
-use crate::text::{DIRECTORY, Style, Table, bytes, print};
+use crate::text::{DIRECTORY, Style, Table, bytes, counted, print};
 use doorbell::{Figure, Space};
 use doorbell_shm::domain::{DomainLayout, DomainStatus, NodeStatus, list_domains};
 use serde_json::{Value, json};
@@ -18,14 +20,23 @@ Examples:
   doorbell ls                                          all domains of this user
   doorbell ls grid                                     one of them
   watch -n 1 doorbell ls grid                          its figures, as they grow
+  doorbell ls grid --locks                             the keys of its lock registry
   doorbell ls --format json | jq '.nodes[] | select(.alive | not)'
 
 LIFE tells the lives of one node number apart: who joins anew gets a new one. IN and OUT are messages, POOLED those that
 wait because nobody has asked for them yet, PARKS how often a thread went to sleep on the doorbell; JSON has all figures.
-Nodes write them when they sleep, leave, or look at them themselves, and every 50 ms while they wait or poll.")]
+Nodes write them when they sleep, leave, or look at them themselves, and every 50 ms while they wait or poll.
+
+With --locks, a line for each key. VALUE is who holds it: a node, in brackets which life of it, and a thread of that, or a number that the
+program chose; ROLE and LABEL are that node's. STATE is `damaged` from the death of an owner until a later one says that the
+resource is repaired, and names who died with it. USERS are the nodes that have opened the key and not released it,
+WAITING how many threads have stood in line for longer than a moment.")]
 pub struct LsArgs {
     /// Only this domain
     domain: Option<Domain>,
+    /// Show the keys of the lock registry, and who holds them
+    #[arg(long)]
+    locks: bool,
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
@@ -50,8 +61,14 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
         }
     }
     match args.format {
-        Format::Table => print(&table(&domains, Style::of(&std::io::stdout()))),
-        Format::Json => print(&domains.iter().map(|domain| format!("{}\n", object(domain))).collect::<String>()),
+        Format::Table => {
+            let style = Style::of(&std::io::stdout());
+            print(&if args.locks { locks::table(&domains, style) } else { table(&domains, style) });
+        }
+        Format::Json => {
+            let object = |domain| if args.locks { locks::object(domain, object(domain)) } else { object(domain) };
+            print(&domains.iter().map(|domain| format!("{}\n", object(domain))).collect::<String>());
+        }
     }
     Ok(())
 }
@@ -61,9 +78,13 @@ pub fn domains() -> Result<Vec<DomainStatus>, Failure> {
     list_domains(&Space::posix()).map_err(|error| Failure::failed(error, "see with `doorbell info` what is wrong there"))
 }
 
+fn nothing() -> String {
+    format!("no domains of this user in {DIRECTORY}\n")
+}
+
 fn table(domains: &[DomainStatus], style: Style) -> String {
     if domains.is_empty() {
-        return format!("no domains of this user in {DIRECTORY}\n");
+        return nothing();
     }
     let names = ["DOMAIN", ">NODE", "ROLE", ">PID", "STATE", ">LIFE", "LABEL", ">MEMORY", ">IN", ">OUT", ">POOLED", ">PARKS"];
     let mut table = Table::new(&names);
@@ -74,11 +95,22 @@ fn table(domains: &[DomainStatus], style: Style) -> String {
             table.row([domain.name.clone(), "-".into(), "nobody".into()]);
         }
         notes.extend(remark(domain));
+        if !domain.keys.is_empty() {
+            notes.push(format!(
+                "'{}' has {} in its lock registry: see `doorbell ls --locks`",
+                domain.name,
+                counted(domain.keys.len(), "key")
+            ));
+        }
     }
     let dead: usize = domains.iter().map(|domain| domain.nodes.iter().filter(|node| !node.alive).count()).sum();
     if dead > 0 {
         notes.push("dead nodes are removed by the next node that joins their domain, or by `doorbell clean`".into());
     }
+    finish(&table, notes, style)
+}
+
+fn finish(table: &Table, notes: Vec<String>, style: Style) -> String {
     let mut lines = table.lines();
     lines[0] = style.bold(&lines[0]);
     lines.extend(notes.into_iter().map(|note| style.dim(note)));
@@ -133,6 +165,7 @@ fn object(domain: &DomainStatus) -> Value {
         "max_nodes": domain.max_nodes,
         "bytes": domain.bytes,
         "nodes": nodes,
+        "keys": domain.keys.len(),
     })
 }
 

@@ -1,0 +1,136 @@
+//! The keys of lock registries, in words for people and in fields for programs.
+
+use super::{finish, nothing, remark};
+use crate::text::{Style, Table};
+use doorbell::{KeyFacts, OwnerId, Resource, Value as Held};
+use doorbell_shm::domain::{DomainStatus, NodeStatus};
+use serde_json::{Value, json};
+
+/// A line for each key.
+pub fn table(domains: &[DomainStatus], style: Style) -> String {
+    if domains.is_empty() {
+        return nothing();
+    }
+    let names = ["DOMAIN", "KEY", "RESOURCE", "VALUE", "ROLE", "LABEL", "STATE", "USERS", ">WAITING"];
+    let mut table = Table::new(&names);
+    let mut notes = Vec::new();
+    for domain in domains {
+        domain.keys.iter().for_each(|key| table.row(cells(domain, key)));
+        if domain.keys.is_empty() {
+            table.row([domain.name.clone(), "-".into(), "no keys".into()]);
+        }
+        notes.extend(remark(domain));
+    }
+    if domains.iter().any(|domain| domain.keys.iter().any(|key| holder_lives(domain, key) == Some(false))) {
+        notes.push("what a dead owner holds goes to the next who waits for it, and to whoever locks it".into());
+    }
+    finish(&table, notes, style)
+}
+
+fn cells(domain: &DomainStatus, key: &KeyFacts) -> Vec<String> {
+    let known = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".into());
+    let member = key.seen.owner().and_then(|owner| life(domain, owner)?.member.as_ref());
+    let users: Vec<String> = key.users.iter().map(ToString::to_string).collect();
+    vec![
+        domain.name.clone(),
+        key.name.clone(),
+        key.resource.to_string(),
+        key.seen.value().to_string(),
+        known(member.map(|member| member.role.to_string())),
+        known(member.map(|member| member.label.clone())),
+        state(domain, key),
+        known(Some(users.join(","))),
+        key.waiting.len().to_string(),
+    ]
+}
+
+/// What there is to say of a key besides its value.
+fn state(domain: &DomainStatus, key: &KeyFacts) -> String {
+    let mut said = Vec::new();
+    match key.seen.owner().map(|owner| lives(domain, owner)) {
+        Some(Some(false)) => said.push("its owner is dead".to_owned()),
+        // It has left, or is on another machine.
+        Some(None) => said.push("its owner is in no directory here".into()),
+        _ => {}
+    }
+    if key.seen.is_barred() && key.seen.owner().is_some() {
+        said.push("the module's next".into());
+    }
+    match key.dead {
+        Some(dead) => said.push(format!("damaged: {dead} died with it")),
+        None if key.seen.is_damaged() => said.push("damaged".into()),
+        None => {}
+    }
+    if said.is_empty() { "sound".into() } else { said.join("; ") }
+}
+
+/// The node whose life an owner is, if the directory of this machine has it.
+fn life(domain: &DomainStatus, owner: OwnerId) -> Option<&NodeStatus> {
+    let node = domain.nodes.iter().find(|node| node.id == owner.node())?;
+    node.member.as_ref().is_some_and(|member| member.incarnation == owner.life()).then_some(node)
+}
+
+/// Whether an owner lives. `None`: it is a node that the directory of this machine has not.
+fn lives(domain: &DomainStatus, owner: OwnerId) -> Option<bool> {
+    let node = domain.nodes.iter().find(|node| node.id == owner.node())?;
+    Some(node.alive && life(domain, owner).is_some())
+}
+
+/// Whether who holds a key lives; `None` if nobody does, or it is not known.
+fn holder_lives(domain: &DomainStatus, key: &KeyFacts) -> Option<bool> {
+    lives(domain, key.seen.owner()?)
+}
+
+/// What is known of a domain, and its keys.
+pub fn object(domain: &DomainStatus, mut object: Value) -> Value {
+    object["locks"] = domain.keys.iter().map(|key| key_object(domain, key)).collect();
+    object
+}
+
+fn key_object(domain: &DomainStatus, key: &KeyFacts) -> Value {
+    let value = match key.seen.value() {
+        Held::Unlocked => "unlocked",
+        Held::Owner(_) => "owner",
+        Held::Module => "module",
+    };
+    let (creator, life) = key.creator;
+    let waiting: Vec<Value> = key.waiting.iter().map(|owner| owner_object(domain, *owner)).collect();
+    json!({
+        "key": key.name,
+        "resource": resource(&key.resource),
+        "value": value,
+        "owner": key.seen.owner().map(|owner| owner_object(domain, owner)),
+        "barred": key.seen.is_barred(),
+        "damaged": key.seen.is_damaged(),
+        "died_with_it": key.dead.map(|dead| owner_object(domain, dead)),
+        "creator": json!({ "node": creator.0, "incarnation": life.0 }),
+        "users": key.users.iter().map(|user| user.0).collect::<Vec<_>>(),
+        "waiting": waiting,
+    })
+}
+
+fn owner_object(domain: &DomainStatus, owner: OwnerId) -> Value {
+    let member = life(domain, owner).and_then(|node| node.member.as_ref());
+    json!({
+        "node": owner.node().0,
+        "incarnation": owner.life().0,
+        "thread": (!owner.is_users()).then_some(owner.number()),
+        "user": owner.is_users().then_some(owner.number()),
+        "role": member.map(|member| member.role.word()),
+        "label": member.map(|member| member.label.clone()),
+        "alive": lives(domain, owner),
+    })
+}
+
+fn resource(resource: &Resource) -> Value {
+    match *resource {
+        Resource::Unnamed => Value::Null,
+        Resource::Memory { start, end } => json!({ "kind": "memory", "start": start, "end": end }),
+        Resource::Region { node, life, number, bytes } => {
+            json!({ "kind": "region", "node": node.0, "incarnation": life.0, "number": number, "bytes": bytes })
+        }
+        Resource::Device(number) => json!({ "kind": "device", "number": number }),
+        Resource::Id(number) => json!({ "kind": "id", "number": number }),
+        _ => json!({ "kind": resource.to_string() }),
+    }
+}

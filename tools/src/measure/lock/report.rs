@@ -1,0 +1,291 @@
+//! What was found of locks, and the forms in which it is printed.
+
+use super::Plan;
+use super::worker::Seen;
+use crate::measure::table::time;
+use crate::text::Table;
+use doorbell_benches::stats::Summary;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// One object a line
+    Json,
+    /// A line of names, and a line for each row
+    Csv,
+}
+
+/// Under what circumstances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Section {
+    /// By one process, while nobody else wants it.
+    Uncontended,
+    /// By several that all want it.
+    Contended,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// A key of the registry.
+    Key,
+    /// The floor of one: two compare-and-swaps.
+    Swaps,
+    /// The floor of many: the C library's robust mutex.
+    Mutex,
+}
+
+impl What {
+    fn words(self) -> &'static str {
+        match self {
+            What::Key => "key",
+            What::Swaps => "two swaps",
+            What::Mutex => "mutex",
+        }
+    }
+}
+
+/// What was found of one of them.
+#[derive(Clone, Debug)]
+pub struct Row {
+    section: Section,
+    what: What,
+    /// Processes.
+    nodes: usize,
+    locks: u64,
+    /// Of sections, for each lock.
+    each: Option<Summary>,
+    /// All processes together.
+    pub locks_per_s: f64,
+    /// Ours over the floor: of medians if uncontended, of locks a second if contended.
+    pub ratio: Option<f64>,
+    waits: Option<Waits>,
+}
+
+/// How several waited.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Waits {
+    waited: u64,
+    mean_ns: Option<f64>,
+    longest_ns: f64,
+    /// Locks of the process that had fewest.
+    least: u64,
+    most: u64,
+}
+
+impl Waits {
+    fn of(seen: &[Seen]) -> Self {
+        let waited: u64 = seen.iter().map(|seen| seen.waited).sum();
+        let wait_ns: f64 = seen.iter().map(|seen| seen.wait_ns).sum();
+        let locks = || seen.iter().map(|seen| seen.locks);
+        Self {
+            waited,
+            mean_ns: (waited > 0).then(|| wait_ns / waited as f64),
+            longest_ns: seen.iter().map(|seen| seen.longest_ns).fold(0.0, f64::max),
+            least: locks().min().unwrap_or(0),
+            most: locks().max().unwrap_or(0),
+        }
+    }
+
+    /// The longest wait over the mean one, if there were any.
+    fn fairness(&self) -> Option<f64> {
+        self.mean_ns.map(|mean| self.longest_ns / mean)
+    }
+}
+
+impl Row {
+    /// From sections of one process.
+    pub fn alone(what: What, locks: u64, each: Summary, ratio: Option<f64>) -> Self {
+        let locks_per_s = 1e9 / each.p50;
+        Self { section: Section::Uncontended, what, nodes: 1, locks, each: Some(each), locks_per_s, ratio, waits: None }
+    }
+
+    /// From what each of several processes saw.
+    pub fn contended(section: Section, what: What, seen: &[Seen]) -> Self {
+        let locks = seen.iter().map(|seen| seen.locks).sum();
+        let locks_per_s = seen.iter().map(|seen| seen.locks as f64 * 1e9 / seen.ns.max(1.0)).sum();
+        Self { section, what, nodes: seen.len(), locks, each: None, locks_per_s, ratio: None, waits: Some(Waits::of(seen)) }
+    }
+
+    /// Everything by name, in order, and the same names for all rows.
+    fn fields(&self, plan: &Plan) -> Vec<(&'static str, Value)> {
+        let each = |figure: fn(&Summary) -> f64| self.each.as_ref().map_or(Value::Null, |each| rounded(figure(each)));
+        let waits = |figure: fn(&Waits) -> Value| self.waits.as_ref().map_or(Value::Null, figure);
+        let or_null = |value: Option<f64>| value.map_or(Value::Null, rounded);
+        vec![
+            ("test", json!("lock")),
+            ("section", json!(self.section)),
+            ("fabric", json!("shm")),
+            ("what", json!(self.what)),
+            ("nodes", json!(self.nodes)),
+            ("locks", json!(self.locks)),
+            ("p50_ns", each(|each| each.p50)),
+            ("min_ns", each(|each| each.min)),
+            ("max_ns", each(|each| each.max)),
+            ("locks_per_s", json!(self.locks_per_s.round())),
+            ("ratio", or_null(self.ratio)),
+            ("waited", waits(|waits| json!(waits.waited))),
+            ("mean_wait_ns", waits(|waits| waits.mean_ns.map_or(Value::Null, rounded))),
+            ("longest_wait_ns", waits(|waits| rounded(waits.longest_ns))),
+            ("fairness", waits(|waits| waits.fairness().map_or(Value::Null, rounded))),
+            ("least", waits(|waits| json!(waits.least))),
+            ("most", waits(|waits| json!(waits.most))),
+            ("progress", json!(plan.progress)),
+            ("wait", json!(plan.wait)),
+        ]
+    }
+}
+
+/// Three digits behind the point: finer than any clock here.
+fn rounded(value: f64) -> Value {
+    json!((value * 1e3).round() / 1e3)
+}
+
+/// In the form that was asked for.
+pub fn render(format: Format, plan: &Plan, rows: &[Row]) -> String {
+    match format {
+        Format::Table => [Section::Uncontended, Section::Contended].map(|section| table(plan, section, rows)).join("\n"),
+        Format::Json => rows.iter().map(|row| object(&row.fields(plan))).collect(),
+        Format::Csv => csv(plan, rows),
+    }
+}
+
+/// Objects of serde_json sort their names; ours stay in order.
+fn object(fields: &[(&'static str, Value)]) -> String {
+    let members: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    format!("{{{}}}\n", members.join(","))
+}
+
+fn csv(plan: &Plan, rows: &[Row]) -> String {
+    let fields: Vec<_> = rows.iter().map(|row| row.fields(plan)).collect();
+    let names = fields.first().map(|fields| fields.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
+    let cell = |value: &Value| match value {
+        Value::Null => String::new(),
+        // Words here have no commas and no quotes.
+        value => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+    };
+    let values = fields.iter().map(|fields| fields.iter().map(|(_, value)| cell(value)).collect());
+    names.into_iter().chain(values).map(|cells| cells.join(",") + "\n").collect()
+}
+
+/// One section for people.
+fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.section == section).collect();
+    let (title, names): (String, &[&str]) = match section {
+        Section::Uncontended => (
+            "One process locks a key and unlocks it, over shared memory; nobody else wants it.".into(),
+            &["", ">locks", ">ns each", ">fastest", ">slowest", ">ratio"],
+        ),
+        Section::Contended => (
+            format!(
+                "{} processes want one key for {} s, over shared memory, progress {}, wait {}.",
+                plan.nodes, plan.seconds, plan.progress, plan.wait
+            ),
+            &["", ">locks", ">M/s", ">ratio", ">waited", ">mean wait", ">longest wait", ">longest/mean", ">least", ">most"],
+        ),
+    };
+    let mut table = Table::new(names);
+    for row in rows {
+        let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+        let mut cells = vec![row.what.words().to_owned(), row.locks.to_string()];
+        if let Some(each) = &row.each {
+            cells.extend([each.p50, each.min, each.max].map(|ns| format!("{ns:.1}")));
+            cells.push(ratio.clone());
+        }
+        if let Some(waits) = &row.waits {
+            let known = |figure: Option<String>| figure.unwrap_or_else(|| "-".into());
+            cells.extend([
+                format!("{:.2}", row.locks_per_s / 1e6),
+                ratio,
+                waits.waited.to_string(),
+                known(waits.mean_ns.map(time)),
+                known(waits.mean_ns.map(|_| time(waits.longest_ns))),
+                known(waits.fairness().map(|fairness| format!("{fairness:.1}"))),
+                waits.least.to_string(),
+                waits.most.to_string(),
+            ]);
+        }
+        table.row(cells);
+    }
+    format!("{title}\n\n{}\n", table.lines().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doorbell_benches::stats::Samples;
+
+    fn plan() -> Plan {
+        Plan {
+            domain: "report".into(),
+            nodes: 2,
+            seconds: 3,
+            floor: true,
+            progress: "adaptive".into(),
+            wait: "auto".into(),
+            pin: Vec::new(),
+            crowded: false,
+        }
+    }
+
+    fn seen(locks: u64, waited: u64, wait_ns: f64, longest_ns: f64) -> Seen {
+        Seen { locks, waited, wait_ns, longest_ns, ns: 1e9 }
+    }
+
+    fn rows() -> Vec<Row> {
+        let mut samples = Samples::new();
+        samples.record_many(100, 5);
+        let key = Row::contended(Section::Contended, What::Key, &[seen(30, 2, 500.0, 400.0), seen(10, 3, 1000.0, 600.0)]);
+        let mutex = Row::contended(Section::Contended, What::Mutex, &[seen(5, 0, 0.0, 0.0), seen(4, 0, 0.0, 0.0)]);
+        vec![Row::alone(What::Key, 500, samples.summary(0.5), Some(1.25)), Row { ratio: Some(4.5), ..key }, mutex]
+    }
+
+    #[test]
+    fn waits_are_of_all_processes() {
+        let Row { locks, locks_per_s, waits, .. } = rows()[1].clone();
+        let waits = waits.unwrap();
+        assert_eq!((locks, locks_per_s), (40, 40.0));
+        assert_eq!(waits, Waits { waited: 5, mean_ns: Some(300.0), longest_ns: 600.0, least: 10, most: 30 });
+        assert_eq!(waits.fairness(), Some(2.0));
+        assert_eq!(rows()[2].waits.unwrap().fairness(), None, "nobody waited");
+    }
+
+    #[test]
+    fn every_row_has_the_same_names() {
+        let text = render(Format::Json, &plan(), &rows());
+        let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((&objects[0]["section"], &objects[0]["p50_ns"]), (&json!("uncontended"), &json!(50.0)));
+        assert_eq!(
+            (&objects[1]["what"], &objects[1]["fairness"], &objects[1]["ratio"]),
+            (&json!("key"), &json!(2.0), &json!(4.5))
+        );
+        assert_eq!((&objects[2]["what"], &objects[2]["mean_wait_ns"]), (&json!("mutex"), &Value::Null));
+        let csv = render(Format::Csv, &plan(), &rows());
+        let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
+        assert_eq!(columns, [columns[0]; 4]);
+        assert_eq!(objects[0].as_object().unwrap().len(), columns[0]);
+    }
+
+    #[test]
+    fn people_see_two_tables() {
+        let text = render(Format::Table, &plan(), &rows());
+        let line = |begins: &str, which: usize| {
+            text.lines()
+                .filter(|line| line.starts_with(begins))
+                .nth(which)
+                .unwrap()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(line("key", 0), "key 500 50.0 50.0 50.0 1.25");
+        assert_eq!(line("key", 1), "key 40 0.00 4.50 5 300 ns 600 ns 2.0 10 30");
+        assert_eq!(line("mutex", 0), "mutex 9 0.00 0 - - - 4 5");
+    }
+}
