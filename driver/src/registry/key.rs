@@ -398,7 +398,13 @@ impl LockKey {
     /// Waits until whoever is in has left, asking now and then.
     fn poll_empty(&self, deadline: Instant) -> Result<()> {
         loop {
-X, node: Some(owner.node()) });
+            let seen = self.seen()?;
+            if !seen.is_barred() {
+                return Err(fault("lock_all", &self.name, LockFault::Otherwise(seen.value())));
+            }
+            let Some(owner) = seen.owner() else { return Ok(()) };
+            if Instant::now() >= deadline {
+                return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
             }
             std::thread::sleep(POLL);
         }
