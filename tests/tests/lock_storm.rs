@@ -6,7 +6,7 @@
 //!
 //! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
 
-use doorbell::{LockKey, Node, OwnerId, Resource};
+use doorbell::{FabricKind, LockKey, Node, NodeBuilder, OwnerId, Resource};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::soon;
 use doorbell_tests::process::{Process, told};
@@ -14,12 +14,15 @@ use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::{Words, now};
 use doorbell_tests::{Turn, number};
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 doorbell_tests::roles! { "owner" => own }
 
 const NODES: usize = 4;
+/// After what silence a node on the network counts as dead.
+const DEAD_AFTER: Duration = Duration::from_millis(400);
 
 /// The shared words. Who is meant is said as node 32 | life 32, one more than the node's number, so that nobody is 0.
 mod at {
@@ -53,6 +56,45 @@ mod at {
     pub const COUNT: usize = BLOCK * (super::NODES + 1);
 }
 
+/// How the processes reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ground {
+    /// All share memory.
+    Shm,
+    /// None does.
+    Udp,
+    /// Those with even numbers do; the others are each alone.
+    Mixed,
+}
+
+impl Ground {
+    fn builder(self, domain: &str, me: usize) -> NodeBuilder {
+        let builder = Node::builder(domain).id(me as u16);
+        let fabric = match self {
+            Ground::Shm => return builder,
+            Ground::Mixed if me.is_multiple_of(2) => FabricKind::Auto,
+            Ground::Udp | Ground::Mixed => FabricKind::Udp,
+        };
+        let base: u16 = told("PORT").parse().unwrap();
+        let address = |node: usize| ([127, 0, 0, 1], base + node as u16).into();
+        let builder = builder.fabric(fabric).dead_after(DEAD_AFTER).listen(address(me));
+        (0..NODES).filter(|node| *node != me).fold(builder, |builder, node| builder.seek(address(node)))
+    }
+
+    fn has_network(self) -> bool {
+        self != Ground::Shm
+    }
+}
+
+impl FromStr for Ground {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = [Ground::Shm, Ground::Udp, Ground::Mixed].into_iter().find(|ground| format!("{ground:?}") == word);
+        found.ok_or_else(|| format!("no ground is called {word}"))
+    }
+}
+
 /// It does not want the key, or has just had it: whether it is let go, only the key knows.
 const OUT: u64 = 0;
 /// It wants the key. It may have it already.
@@ -76,8 +118,13 @@ fn who(node: usize, life: u64) -> u64 {
 fn own() {
     let me: usize = told("ME").parse().unwrap();
     let words = Words::inherited();
-    let builder = Node::builder(told("DOMAIN")).id(me as u16);
+    let ground: Ground = told("GROUND").parse().unwrap();
+    let builder = ground.builder(&told("DOMAIN"), me);
     let node = builder.progress(told("PROGRESS").parse().unwrap()).wait(told("WAIT").parse().unwrap()).join().unwrap();
+    if ground.has_network() {
+        // Nodes that have not met have registries of their own.
+        node.wait_for(NODES - 1, soon()).unwrap();
+    }
     let key = node.key("key", Resource::Unnamed).unwrap();
     let life = u64::from(node.incarnation().0);
     let mut random = Random::new(life);
@@ -163,6 +210,8 @@ fn tell(words: &Words, dead: OwnerId) {
 }
 
 struct Storm<'a> {
+    ground: Ground,
+    port: u16,
     domain: &'a Domain,
     words: &'a Words,
     random: Random,
@@ -183,6 +232,7 @@ impl Storm<'_> {
         self.words[at::doing(place)].store(OUT, SeqCst);
         let (progress, wait) = *self.random.pick(&WAYS);
         let start = Process::start("owner").words(self.words).tell("DOMAIN", self.domain.name()).tell("ME", place.to_string());
+        let start = start.tell("GROUND", format!("{:?}", self.ground)).tell("PORT", self.port.to_string());
         let start = start.tell("PROGRESS", progress).tell("WAIT", wait);
         match fault {
             Some(fault) => start.tell("DOORBELL_FAULT", fault).go(),
@@ -303,14 +353,39 @@ impl Storm<'_> {
 
 #[test]
 fn a_key_survives_its_owners() {
+    storm(Ground::Shm, 25);
+}
+
+/// The home of the registry is one of them, and dies as often as the others.
+#[test]
+fn a_key_survives_its_owners_on_a_network() {
+    storm(Ground::Udp, 8);
+}
+
+#[test]
+fn a_key_survives_its_owners_where_some_share_memory() {
+    storm(Ground::Mixed, 8);
+}
+
+fn storm(ground: Ground, kills: usize) {
     let _turn = Turn::take();
-    let (kills, seed) = (number("DOORBELL_KILLS", 25), seed());
-    println!("lock storm: DOORBELL_SEED={seed} DOORBELL_KILLS={kills}");
+    let (kills, seed) = (number("DOORBELL_KILLS", kills as u64) as usize, seed());
+    println!("lock storm, {ground:?}: DOORBELL_SEED={seed} DOORBELL_KILLS={kills}");
+    // Of each process of its own.
+    let port = 24_000 + (std::process::id() % 2000) as u16 * NODES as u16;
     let domain = Domain::new("locks");
     let words = Words::new(at::COUNT);
     let (domain, words, random) = (&domain, &words, Random::new(seed));
-    let mut storm =
-        Storm { domain, words, random, owners: Vec::new(), delays: [const { Vec::new() }; 2], deaths: BTreeMap::new() };
+    let mut storm = Storm {
+        ground,
+        port,
+        domain,
+        words,
+        random,
+        owners: Vec::new(),
+        delays: [const { Vec::new() }; 2],
+        deaths: BTreeMap::new(),
+    };
     for place in 0..NODES {
         let owner = storm.start(place, None);
         storm.owners.push(owner);

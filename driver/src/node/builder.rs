@@ -358,7 +358,7 @@ impl NodeBuilder {
         let me = (membership.id(), membership.incarnation());
         let about = About { role: self.role, pid: std::process::id(), label: self.label.clone(), nonce: membership.nonce() };
         let (udp, port) = UdpFabric::open(&self.domain, me, about, membership.max_nodes(), &self.udp, deadline)?;
-        Ok(Network::new(udp, port, self.udp.dead_after))
+        Ok(Network::new(udp, port, self.udp.dead_after, !self.udp.seek.is_empty()))
     }
 }
 

@@ -35,6 +35,8 @@ pub(crate) const SPIN_ROUNDS: u32 = 64;
 
 /// How long a wait for somebody to come sleeps where both the directory and the network may tell of it.
 const LOOK_AROUND: Duration = Duration::from_millis(10);
+/// How long after it has joined a node that met nobody may still be about to meet others.
+const SETTLING: Duration = Duration::from_millis(500);
 /// How long a sleep lasts if the port can't be waited for.
 const WITHOUT_PORT: Duration = Duration::from_millis(1);
 
@@ -46,13 +48,16 @@ pub(crate) struct Network {
     addresses: Vec<SocketAddr>,
     /// How long leaving may take.
     linger: Duration,
+    /// Until when those may answer that it was told to seek.
+    settled: Instant,
 }
 
 impl Network {
     /// A place that was found.
-    pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration) -> Self {
+    pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration, seeks: bool) -> Self {
         let addresses = udp.addresses().to_vec();
-        Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), addresses, linger }
+        let settled = Instant::now() + if seeks { SETTLING } else { Duration::ZERO };
+        Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), addresses, linger, settled }
     }
 
     /// Gives the address back.
@@ -111,6 +116,11 @@ impl Shared {
             membership,
             network,
         }
+    }
+
+    /// Whether others that this node was told to seek may not have had the time to answer.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.network.as_ref().is_some_and(|network| Instant::now() < network.settled)
     }
 
     /// Lets the engine hand to other threads what may have to wait for a key.

@@ -4,7 +4,7 @@ use super::home::{Done, key_answer, perform, taken_answer};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Home, Tell, Trouble};
 use super::{LockFault, PATIENCE, fault};
-use crate::engine::op::Outcome;
+use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::engine::turn::Engine;
 use crate::error::Error;
@@ -57,10 +57,9 @@ impl Away {
                 Where::Here => self.do_here(shared, deed, deadline)?,
                 Where::There(home) => {
                     let at = self.at();
-                    let give_back = |me| wire::encode(&Tell::Unlock { at: at.clone(), me });
                     let wants = match deed {
-                        Deed::Lock { me } | Deed::Try { me } => Some((self.name.clone(), me, give_back(me))),
-                        Deed::Set { new, .. } if new != 0 => Some((self.name.clone(), new, give_back(new))),
+                        Deed::Lock { me } | Deed::Try { me } => Some((at.clone(), me)),
+                        Deed::Set { new, .. } if new != 0 => Some((at.clone(), new)),
                         _ => None,
                     };
                     match shared.letter(operation, home.node(), &Ask::Deed { at: at.clone(), deed }, wants, deadline) {
@@ -133,30 +132,35 @@ impl Away {
 }
 
 impl Shared {
-    /// Asks a node, and waits for its answer. With what the letter wants to take, if so: its name, for which owner, and how it is given back.
+    /// Asks a node, and waits for its answer. With the key that the letter wants to take, if so, and for which owner.
     pub(super) fn letter(
         &self,
         operation: &'static str,
         (node, life): (NodeId, Incarnation),
         ask: &Ask,
-        wants: Option<(String, u64, Vec<u8>)>,
+        want: Option<(At, u64)>,
         deadline: Option<Instant>,
     ) -> Result<Answer> {
         let me = self.check()?;
         let bytes = wire::encode(ask);
-        let (wants, give_back) = match wants {
-            Some((name, owner, give_back)) => (Some((name, owner)), Some(give_back)),
-            None => (None, None),
-        };
-        let op = {
+        let wants = want.as_ref().map(|(at, owner)| (at.name.clone(), *owner));
+        let op = loop {
             let mut engine = self.enter(me, operation)?;
             // Leaving closes the flag first, and ends what was begun then.
             self.check()?;
-            let op = engine.ask(me, node, life, bytes, wants)?.ok_or(Error::Full { node })?;
-            if self.progress() != Progress::Poller {
-                engine.push(me);
+            if let Some(op) = engine.ask(me, node, life, &bytes, wants.clone())? {
+                if self.progress() != Progress::Poller {
+                    engine.push(me);
+                }
+                break op;
             }
-            op
+            drop(engine);
+            // It has not answered very many; if it never does, its death is noticed soon.
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Err(Error::Timeout { operation, node: Some(node) });
+            }
+            self.drive(me, &Op::new(), Some(now + AGAIN), |_| false)?;
         };
         self.hand_over();
         let driven = self.drive(me, &op, deadline, |_| false);
@@ -166,12 +170,12 @@ impl Shared {
             _ => {}
         }
         let mut engine = self.enter(me, operation)?;
-        // It may have come just now: then what it brought is given back.
+        // It may have come just now.
         if let Some(Outcome::Answered(bytes)) = op.take() {
             return wire::decode(&bytes).ok_or(Error::Damaged { node });
         }
-        if let Some((node, life, id)) = engine.mail().withdraw(&op, give_back.unwrap_or_default()) {
-            engine.mail().tell(node, life, wire::encode(&Tell::Withdraw { id }));
+        if let Some((node, life, id)) = engine.mail().withdraw(&op) {
+            engine.mail().tell(node, life, wire::encode(&Tell::Withdraw { id, want }));
             engine.push(me);
         }
         Err(driven.err().unwrap_or(Error::Timeout { operation, node: Some(node) }))
@@ -208,7 +212,7 @@ impl Shared {
         }
         if !self.has_network() {
             // Those that have a network find it here.
-            self.membership().found_registry(1, &[], None, Instant::now() + PATIENCE)?;
+            self.membership().found_registry(1, &[], |_| None, Instant::now() + PATIENCE)?;
             return Ok(Where::Here);
         }
         loop {
@@ -250,11 +254,21 @@ impl Shared {
             let soon = Instant::now() + ANSWER;
             Some(deadline.map_or(soon, |deadline| deadline.min(soon)))
         };
+        if others.is_empty() && self.is_settling() {
+            // Those that it was told to seek had no time to answer.
+            return Ok(None);
+        }
         let mut found: Option<Home> = None;
+        let mut unmet = false;
         for &node in &others {
             match self.letter(OPERATION, node, &Ask::WhoIsHome, None, patience()) {
-                Ok(Answer::Home(Some(home))) if found.is_none_or(|best| (best.term, home.at) < (home.term, best.at)) => {
-                    found = Some(home)
+                Ok(Answer::Home { home, knows }) => {
+                    let better = |best: Home| home.is_some_and(|home| (best.term, home.at) < (home.term, best.at));
+                    if found.is_none_or(better) {
+                        found = home;
+                    }
+                    let me = self.membership().id();
+                    unmet |= knows.iter().any(|&(id, life)| id != me.0 && !others.contains(&(NodeId(id), Incarnation(life))));
                 }
                 Ok(_) => {}
                 Err(error @ (Error::Closed | Error::Forked | Error::Reentrant { .. })) => return Err(error),
@@ -275,6 +289,10 @@ impl Shared {
             engine.adopt(home);
             return Ok(Some(Where::There(home)));
         }
+        if unmet {
+            // Somebody lives, or did a moment ago, who may have keys and whom this node has not met.
+            return Ok(None);
+        }
         match others.iter().map(|(node, _)| *node).min() {
             Some(lowest) if lowest < me.0 => {
                 if let Some(&node) = others.iter().find(|(node, _)| *node == lowest) {
@@ -290,14 +308,16 @@ impl Shared {
     fn claim(&self, others: &[(NodeId, Incarnation)], deadline: Option<Instant>) -> Result<bool> {
         const OPERATION: &str = "be the home of the lock registry";
         let me = self.check()?;
-        let (last, mut entries) = {
+        let (last, unsound, mut entries) = {
             let mut engine = self.enter(me, OPERATION)?;
             if engine.registry().claiming {
                 // Another thread of this node does.
                 return Ok(false);
             }
             engine.registry().claiming = true;
-            (engine.registry().last(), engine.mail().opened.clone())
+            let last = engine.registry().last();
+            let unsound = last.and_then(|last| engine.registry().left_unsound(last));
+            (last, unsound, engine.mail().opened.clone())
         };
         let term = last.map_or(1, |last| last.term + 1);
         let agreed = self.agreed(others, term, &mut entries, deadline);
@@ -312,7 +332,12 @@ impl Shared {
             abandon(&mut engine);
             return agreed.map(|_| false);
         }
-        let dead = last.and_then(|last| OwnerId::from_bits(OwnerId::thread(last.node().0, last.node().1, 0).bits()));
+        // One that died may have held any, or somebody who died with it.
+        let dead = |name: &str| {
+            let (node, life) = last?.node();
+            let is_sound = unsound.as_ref().is_some_and(|unsound| !unsound.iter().any(|its| its == name));
+            (!is_sound).then(|| OwnerId::thread(node, life, 0))
+        };
         let known = unite(&entries);
         let deadline = Instant::now() + FOUNDING;
         match self.membership().found_registry(term, &known, dead, deadline) {

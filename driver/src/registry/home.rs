@@ -7,10 +7,10 @@
 //! next owner is told so.
 
 use super::clerks::Clerks;
-use super::mail::{Late, Mail, Received};
+use super::mail::{Mail, Received};
 use super::share::{Arrived, Offers};
 use super::wait::Want;
-use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Tell, Trouble};
+use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Life, Tell, Trouble};
 use super::{LockFault, PATIENCE};
 use crate::error::Error;
 use crate::node::Shared;
@@ -35,6 +35,8 @@ pub struct Registry {
     pub claiming: bool,
     /// Where it was last, if it ever was elsewhere.
     last: Option<Home>,
+    /// A home that left, which keys it left unsound, and whether that is all.
+    farewell: Option<(Home, Vec<String>, bool)>,
     /// Who waits here for a key, over the network.
     waiting: Vec<Waiting>,
     /// What others say that they have, as far as they have said it.
@@ -70,6 +72,7 @@ impl Registry {
             succeeded: false,
             waiting: Vec::new(),
             holding: Vec::new(),
+            farewell: None,
             offers: Offers::default(),
         }
     }
@@ -102,7 +105,7 @@ impl Registry {
         }
         (self.known, self.last) = (Some(home), Some(home));
         let (node, life) = home.node();
-        let held: Vec<_> = mail.opened.iter().filter(|entry| entry.owner != 0).map(|entry| entry.name.clone()).collect();
+        let held: Vec<_> = mail.held(node, life).collect();
         let mut letters = held.chunks(wire::ENTRIES_MAX).peekable();
         if letters.peek().is_none() {
             mail.tell(node, life, wire::encode(&Tell::Holding { names: Vec::new(), more: false }));
@@ -136,21 +139,28 @@ impl Registry {
     }
 
     /// Deals with a letter.
-    pub fn deal(&mut self, received: Received, mail: &mut Mail) -> Result<(), &'static str> {
+    pub fn deal(&mut self, received: Received, mail: &mut Mail, others: impl Fn() -> Vec<Life>) -> Result<(), &'static str> {
         let Received { node, life, id, bytes } = received;
         let Some(id) = id else {
             let tell: Tell = wire::decode(&bytes).ok_or("a letter that says nothing")?;
-            self.hear(node, life, tell);
+            self.hear(node, life, tell, mail);
             return Ok(());
         };
         let ask: Ask = wire::decode(&bytes).ok_or("a letter that asks nothing")?;
+        if ask == Ask::WhoIsHome {
+            let mut knows = others();
+            knows.truncate(wire::KNOWS_MAX);
+            let answer = Answer::Home { home: self.whereabouts(), knows };
+            mail.answer(node, life, id, wire::encode(&answer));
+            return Ok(());
+        }
         if let Some(answer) = self.reply(node, life, id, ask, mail) {
             mail.answer(node, life, id, wire::encode(&answer));
         }
         Ok(())
     }
 
-    fn hear(&mut self, node: NodeId, life: Incarnation, tell: Tell) {
+    fn hear(&mut self, node: NodeId, life: Incarnation, tell: Tell, mail: &mut Mail) {
         match tell {
             Tell::Unlock { at, me } => {
                 let me = OwnerId::from_bits(me).filter(|me| (me.node(), me.life()) == (node, life));
@@ -159,9 +169,53 @@ impl Registry {
                 }
             }
             Tell::Holding { names, more } => self.hear_holding((node, life), names, more),
+            Tell::Farewell { names, more } => self.hear_farewell((node, life), names, more),
             Tell::Abandon { term } => self.forget(Home { term, at: (node.0, life.0) }),
-            Tell::Withdraw { id } => self.withdraw(|waiting| waiting.node == node && waiting.life == life && waiting.id == id),
+            Tell::Withdraw { id, want } => {
+                let wait = self.waiting.iter().position(|waiting| (waiting.node, waiting.life, waiting.id) == (node, life, id));
+                if let Some(wait) = wait {
+                    let waiting = self.waiting.swap_remove(wait);
+                    waiting.withdrawn.store(true, Ordering::Release);
+                    waiting.key.get().words().wake_all();
+                    mail.answer(node, life, id, wire::encode(&Answer::Withdrawn));
+                } else if let Some((at, me)) = want {
+                    // It got it, and does not want it any more.
+                    self.hear(node, life, Tell::Unlock { at, me }, mail);
+                }
+            }
         }
+    }
+
+    fn hear_farewell(&mut self, who: (NodeId, Incarnation), names: Vec<String>, more: bool) {
+        let Some(home) = self.last.filter(|home| home.node() == who) else { return };
+        let farewell = self.farewell.get_or_insert((home, Vec::new(), false));
+        if farewell.0 != home {
+            *farewell = (home, Vec::new(), false);
+        }
+        if farewell.1.len() < doorbell_shm::keys::KEYS_MAX {
+            farewell.1.extend(names);
+        }
+        farewell.2 = !more;
+    }
+
+    /// Which keys the former home left unsound, if it left and said so.
+    pub fn left_unsound(&self, home: Home) -> Option<Vec<String>> {
+        self.farewell.as_ref().filter(|(left, _, whole)| *left == home && *whole).map(|(_, names, _)| names.clone())
+    }
+
+    /// This node leaves: what the others are to be told, if it is home and the last of its group.
+    pub fn farewell(&self) -> Vec<Tell> {
+        let is_home = self.membership.seat().is_some_and(|(_, home)| home == Some(self.me()));
+        if !is_home || self.membership.has_other_heir() {
+            return Vec::new();
+        }
+        let me = self.me();
+        let is_unsound = |seen: Seen| seen.is_damaged() || seen.owner().is_some_and(|owner| (owner.node(), owner.life()) == me);
+        let keys = self.membership.keys().into_iter().filter(|facts| is_unsound(facts.seen));
+        let names: Vec<_> = keys.map(|facts| facts.name).collect();
+        let last = names.len().div_ceil(wire::ENTRIES_MAX).max(1);
+        let part = |at: usize| names.iter().skip(at * wire::ENTRIES_MAX).take(wire::ENTRIES_MAX).cloned().collect();
+        (0..last).map(|at| Tell::Farewell { names: part(at), more: at + 1 < last }).collect()
     }
 
     fn hear_holding(&mut self, who: (NodeId, Incarnation), names: Vec<String>, more: bool) {
@@ -199,7 +253,6 @@ impl Registry {
                 self.offers.push(Arrived { node, life, id, name, with });
                 return None;
             }
-            Ask::WhoIsHome => return Some(Answer::Home(self.whereabouts())),
             Ask::BeHome => {
                 self.submit(move |shared| {
                     if let Err(error) = shared.home(Some(Instant::now() + PATIENCE)) {
@@ -237,7 +290,7 @@ impl Registry {
                 self.submit(move |shared| {
                     let answer = match key.get().destroy(Instant::now() + PATIENCE) {
                         Ok(()) => Answer::Done,
-                        Err(error) => Answer::Trouble(Trouble::Other(error.to_string())),
+                        Err(error) => Answer::Trouble(Trouble::other(&error)),
                     };
                     shared.answer(node, life, id, &answer);
                 });
@@ -318,13 +371,6 @@ impl Registry {
         let entries: Vec<_> = opened.iter().skip(from).take(wire::ENTRIES_MAX).cloned().collect();
         let more = opened.len() > from + entries.len();
         Answer::Agreed { entries, more }
-    }
-
-    /// An answer came for which nobody waits any more: what it brought is given back.
-    pub fn return_late(&self, late: Late, mail: &mut Mail) {
-        if let Some(Answer::Taken { .. }) = wire::decode(&late.answer) {
-            mail.tell(late.node, late.life, late.give_back);
-        }
     }
 
     /// A life of a node has ended.
@@ -413,8 +459,6 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
             let Some(me) = own(me) else { return Done::Answer(foreign()) };
             match waiting::try_take(words, me) {
                 Ok(taken) => taken_answer(key, taken.damaged),
-                // It was given it, and its home died before it was told.
-                Err(seen) if seen.owner() == Some(me) => taken_answer(key, seen.is_damaged()),
                 Err(_) if matches!(deed, Deed::Lock { .. }) => return Done::Wait,
                 Err(seen) => Answer::Busy(seen.bits()),
             }
@@ -454,7 +498,7 @@ impl Shared {
                 None => Answer::Trouble(Trouble::Destroyed),
             },
             Err(ShmError::Key { fault, .. }) => Answer::Trouble((&fault).into()),
-            Err(error) => Answer::Trouble(Trouble::Other(error.to_string())),
+            Err(error) => Answer::Trouble(Trouble::other(&error)),
         }
     }
 }

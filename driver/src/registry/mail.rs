@@ -33,29 +33,14 @@ pub struct Received {
     pub bytes: Vec<u8>,
 }
 
-/// An answer for which nobody waits any more.
-pub struct Late {
-    pub node: NodeId,
-    pub life: Incarnation,
-    pub answer: Vec<u8>,
-    /// The letter that gives back what was taken.
-    pub give_back: Vec<u8>,
-}
-
 struct Asked {
     id: u64,
     node: NodeId,
     life: Incarnation,
-    wait: Wait,
+    /// `None`: nobody waits for the answer any more.
+    op: Option<Arc<Op>>,
     /// The key that it asks for, and for which owner.
     wants: Option<(String, u64)>,
-}
-
-enum Wait {
-    /// For the answer.
-    For(Arc<Op>),
-    /// No more. If it says that a key was taken, this letter gives it back.
-    Not(Vec<u8>),
 }
 
 /// The letters of one node.
@@ -67,8 +52,6 @@ pub struct Mail {
     asked: Vec<Asked>,
     /// What is to be dealt with.
     pub received: VecDeque<Received>,
-    /// Answers that came too late.
-    pub late: VecDeque<Late>,
     /// Keys that this node has opened while the registry was elsewhere, and which of its threads has them. Here, as what an answer gives has to be noted
     /// before anybody can ask about it.
     pub opened: Vec<Entry>,
@@ -80,24 +63,24 @@ impl Mail {
     /// Whether anything is to be done.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        !(self.out.is_empty() && self.received.is_empty() && self.late.is_empty())
+        !(self.out.is_empty() && self.received.is_empty())
     }
 
     /// Whether a thread of this node waits for an answer that is to come by a lane.
     pub fn awaits(&self, lane: usize) -> bool {
         lane % PRIORITIES == Priority::High.index()
-            && self.asked.iter().any(|asked| asked.node.index() == lane / PRIORITIES && matches!(asked.wait, Wait::For(_)))
+            && self.asked.iter().any(|asked| asked.node.index() == lane / PRIORITIES && asked.op.is_some())
     }
 
     /// Asks; `None` if this node has asked that one so often that it keeps no more.
-    pub fn ask(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>, wants: Option<(String, u64)>) -> Option<Arc<Op>> {
+    pub fn ask(&mut self, node: NodeId, life: Incarnation, bytes: &[u8], wants: Option<(String, u64)>) -> Option<Arc<Op>> {
         if self.asked.iter().filter(|asked| asked.node == node && asked.life == life).count() >= UNANSWERED_MAX {
             return None;
         }
         self.made = (self.made + 1) % IDS;
         let (id, op) = (self.made, Op::new());
-        self.asked.push(Asked { id, node, life, wait: Wait::For(op.clone()), wants });
-        self.push(node, life, ASK | id, bytes);
+        self.asked.push(Asked { id, node, life, op: Some(op.clone()), wants });
+        self.push(node, life, ASK | id, bytes.to_vec());
         Some(op)
     }
 
@@ -119,11 +102,11 @@ impl Mail {
         self.out.push_back(Letter { node, life, tag, bytes });
     }
 
-    /// Nobody waits for the answer any more. It comes all the same, and is then [late](Self::late).
-    pub fn withdraw(&mut self, op: &Arc<Op>, give_back: Vec<u8>) -> Option<(NodeId, Incarnation, u64)> {
-        let is_its = |asked: &&mut Asked| matches!(&asked.wait, Wait::For(its) if Arc::ptr_eq(its, op));
+    /// Nobody waits for the answer any more. It comes all the same. Says whom it was asked of, and by which number.
+    pub fn withdraw(&mut self, op: &Arc<Op>) -> Option<(NodeId, Incarnation, u64)> {
+        let is_its = |asked: &&mut Asked| asked.op.as_ref().is_some_and(|its| Arc::ptr_eq(its, op));
         let asked = self.asked.iter_mut().find(is_its)?;
-        asked.wait = Wait::Not(give_back);
+        asked.op = None;
         Some((asked.node, asked.life, asked.id))
     }
 
@@ -153,19 +136,14 @@ impl Mail {
                 let Some(at) = self.asked.iter().position(is_its) else {
                     return Verdict::Broken("an answer to what nobody asked");
                 };
-                let Asked { wait, wants, .. } = self.asked.swap_remove(at);
+                let Asked { op: Some(op), wants, .. } = self.asked.swap_remove(at) else { return Verdict::Taken };
                 let answer = payload.to_vec();
-                match wait {
-                    Wait::For(op) => {
-                        if let Some((name, owner)) = wants
-                            && matches!(wire::decode(&answer), Some(Answer::Taken { .. }))
-                        {
-                            self.note(&name, None, Some(owner));
-                        }
-                        op.finish(Outcome::Answered(answer));
-                    }
-                    Wait::Not(give_back) => self.late.push_back(Late { node, life, answer, give_back }),
+                if let Some((name, owner)) = wants
+                    && matches!(wire::decode(&answer), Some(Answer::Taken { .. }))
+                {
+                    self.note(&name, None, Some(owner));
                 }
+                op.finish(Outcome::Answered(answer));
             }
             _ => return Verdict::Broken("a letter of unknown kind"),
         }
@@ -182,6 +160,13 @@ impl Mail {
         (entry.resource, entry.owner) = (resource.unwrap_or(entry.resource), owner.unwrap_or(entry.owner));
     }
 
+    /// The names of the keys that this node has, or has asked this life of a node for.
+    pub fn held(&self, node: NodeId, life: Incarnation) -> impl Iterator<Item = String> {
+        let wanted = self.asked.iter().filter(move |asked| (asked.node, asked.life) == (node, life) && asked.op.is_some());
+        let wanted = wanted.filter_map(|asked| Some(asked.wants.as_ref()?.0.clone()));
+        self.opened.iter().filter(|entry| entry.owner != 0).map(|entry| entry.name.clone()).chain(wanted)
+    }
+
     /// Which of this node's threads has a key that is elsewhere; 0 for none.
     pub fn owner_of(&self, name: &str) -> u64 {
         self.opened.iter().find(|entry| entry.name == name).map_or(0, |entry| entry.owner)
@@ -195,7 +180,7 @@ impl Mail {
         self.owed.retain(|owed| !is_its(owed.0, owed.1));
         self.asked.retain(|asked| {
             let ends = is_its(asked.node, asked.life);
-            if ends && let Wait::For(op) = &asked.wait {
+            if ends && let Some(op) = &asked.op {
                 op.finish(Outcome::Failed(error()));
             }
             !ends
@@ -205,13 +190,12 @@ impl Mail {
     /// Ends everything.
     pub fn end(&mut self, error: impl Fn() -> Error) {
         for asked in self.asked.drain(..) {
-            if let Wait::For(op) = asked.wait {
+            if let Some(op) = asked.op {
                 op.finish(Outcome::Failed(error()));
             }
         }
         self.out.clear();
         self.received.clear();
-        self.late.clear();
         self.owed.clear();
     }
 }

@@ -51,7 +51,7 @@ mod mail;
 pub mod share;
 pub mod shared;
 mod wait;
-mod wire;
+pub(crate) mod wire;
 
 pub use guard::KeyGuard;
 pub(crate) use home::Registry;

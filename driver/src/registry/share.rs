@@ -145,7 +145,7 @@ impl LockKey {
             engine.glance();
             let Some(life) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
             let ask = Ask::Offer { name: self.name().to_owned(), resource, with: with.to_vec() };
-            let op = engine.ask(me, node, life, wire::encode(&ask), None)?.ok_or(Error::Full { node })?;
+            let op = engine.ask(me, node, life, &wire::encode(&ask), None)?.ok_or(Error::Full { node })?;
             offer.asked.push((node, life, op));
             if shared.progress() != Progress::Poller {
                 engine.push(me);

@@ -37,7 +37,8 @@ impl Want<'_> {
                 Look::Taken(taken) => return Ok(taken),
                 Look::Not(seen) => seen,
             };
-            if seen.owner() == Some(self.me) {
+            // For another node: its former wait is about to give back what it got too late.
+            if seen.owner() == Some(self.me) && self.withdrawn.is_none() {
                 return Err(fault("lock", self.name, LockFault::AlreadyYours));
             }
             let most = match gear.step() {

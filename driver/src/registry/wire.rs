@@ -11,6 +11,8 @@ pub const LETTER_MAX: usize = 1024;
 pub const WITH_MAX: usize = 256;
 /// Keys in one letter.
 pub const ENTRIES_MAX: usize = 8;
+/// Nodes in one answer.
+pub const KNOWS_MAX: usize = 120;
 /// Users and waiters in one answer.
 const NAMED_MAX: usize = 32;
 
@@ -103,10 +105,12 @@ pub enum Tell {
     Unlock { at: At, me: u64 },
     /// I am not home after all.
     Abandon { term: u64 },
-    /// Who asked by this number does not wait any more.
-    Withdraw { id: u64 },
+    /// Who asked by this number does not wait any more; and does not want the key that it asked for, for this owner, should it have got it.
+    Withdraw { id: u64, want: Option<(At, u64)> },
     /// To a home that was another before: of all keys this node has these, and one of which the former home did not tell it any more is free.
     Holding { names: Vec<String>, more: bool },
+    /// The home leaves, the last of its group: these keys are held by it or damaged, and no others.
+    Farewell { names: Vec<String>, more: bool },
 }
 
 /// What a node knows of a key when the registry moves.
@@ -125,8 +129,11 @@ pub enum Answer {
         pid: u32,
         module: u64,
     },
-    /// Where it is, as far as is known.
-    Home(Option<Home>),
+    /// Where it is, as far as is known; and the other nodes that are known.
+    Home {
+        home: Option<Home>,
+        knows: Vec<Life>,
+    },
     Agreed {
         entries: Vec<Entry>,
         more: bool,
@@ -218,7 +225,7 @@ impl From<&LockFault> for Trouble {
             LockFault::Circle(circle) => {
                 Trouble::Circle(circle.waits.iter().take(ENTRIES_MAX).map(|(who, key)| (who.bits(), key.clone())).collect())
             }
-            other => Trouble::Other(other.to_string()),
+            other => Trouble::other(other),
         }
     }
 }
@@ -234,6 +241,11 @@ impl From<&ResourceError> for Trouble {
 }
 
 impl Trouble {
+    /// Anything else, in words: as many as a letter takes.
+    pub fn other(why: &dyn std::fmt::Display) -> Self {
+        Trouble::Other(why.to_string().chars().take(200).collect())
+    }
+
     /// What is told to the caller. The other node may have said anything.
     pub fn fault(self, name: &str) -> Result<LockFault, ResourceError> {
         let value = |bits| Seen::from_bits(bits).value();

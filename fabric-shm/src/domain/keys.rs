@@ -111,6 +111,13 @@ impl Membership {
         member.is_some_and(|member| member.networked && self.is_living(member.id, member.incarnation))
     }
 
+    /// Whether another node lives that could be home.
+    pub fn has_other_heir(&self) -> bool {
+        let members = self.members();
+        let mut others = members.iter().filter(|member| member.id != self.id());
+        others.any(|member| member.networked && self.is_living(member.id, member.incarnation))
+    }
+
     /// Whether a node lives that could be home.
     fn has_heir(&self) -> bool {
         let members = self.members();
@@ -123,13 +130,13 @@ impl Membership {
     }
 
     /// Brings the registry here, with this node as its home if it has a network, and with what is known of the keys: names, resources, and which living owner has
-    /// them. Where no owner is known and `dead` was home before, the key is damaged: it may have been held by somebody there. False if it is
+    /// them. Where no owner is known and `dead` names one who died, the key is damaged. False if it is
     /// here already. Blocks on the domain's lock file, until the deadline.
     pub fn found_registry(
         &self,
         term: u64,
         known: &[(String, Resource, Option<OwnerId>)],
-        dead: Option<OwnerId>,
+        dead: impl Fn(&str) -> Option<OwnerId>,
         deadline: Instant,
     ) -> Result<bool, ShmError> {
         const OPERATION: &str = "bring the lock registry here";
@@ -146,7 +153,7 @@ impl Membership {
             if let Some(owner) = owner {
                 let _ = slot.words.set(None, Some(*owner));
                 slot.set_user(owner.node(), true);
-            } else if let Some(dead) = dead
+            } else if let Some(dead) = dead(name)
                 && slot.words.get().owner().is_none()
             {
                 slot.set_dead(dead);

@@ -102,6 +102,10 @@ impl Waits {
     /// circle was there as a whole.
     pub fn circle(&self, me: &Entered<'_>, value: impl Fn(usize) -> Option<Seen>) -> Option<Circle> {
         let first = self.walk(me.me, &value)?;
+        // One who waits for what it has itself waits for a former wait of its own to be undone.
+        if first.len() < 2 {
+            return None;
+        }
         let is_last = first.iter().all(|other| other.number <= me.me.number);
         (is_last && self.walk(me.me, &value)? == first).then_some(first)
     }

@@ -8,6 +8,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 /// Why there is no port.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +88,21 @@ pub struct Made {
     pub options: Options,
 }
 
+/// How long the kernel may take to give back the address of a process that was killed: it takes its ring apart later.
+const TEARDOWN: Duration = Duration::from_millis(200);
+
+fn bind(socket: &Socket, address: SocketAddr, patience: Duration) -> io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match socket.bind(&address.into()) {
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) && began.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            bound => return bound,
+        }
+    }
+}
+
 /// A bound socket with all its options. `shares`: the address may be that of a socket that allows it.
 pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made, OpenError> {
     let failed = |attempt| move |source| OpenError::System { attempt, address, source };
@@ -127,7 +143,7 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
     if shares {
         socket.set_reuse_address(true).map_err(failed("share the address"))?;
     }
-    socket.bind(&address.into()).map_err(|source| match source.raw_os_error() {
+    bind(&socket, address, if shares { Duration::ZERO } else { TEARDOWN }).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => OpenError::AddressInUse { address },
         Some(libc::EADDRNOTAVAIL) => OpenError::AddressNotAvailable { address },
         Some(libc::EACCES | libc::EPERM) => OpenError::NotPermitted { address },

@@ -4,9 +4,17 @@ use super::Engine;
 use crate::engine::baton::Token;
 use crate::engine::op::Op;
 use crate::error::Error;
-use crate::registry::{Home, Mail, Registry};
+use crate::fabrics::Fabrics;
+use crate::registry::{Home, Mail, Registry, wire};
 use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
 use std::sync::Arc;
+
+/// All other nodes that have a network, as far as this one knows.
+fn networked(fabric: &Fabrics) -> Vec<(u16, u32)> {
+    let membership = fabric.membership();
+    let here = membership.members().into_iter().filter(|member| member.networked && member.id != membership.id());
+    here.chain(fabric.remote_members()).map(|member| (member.id.0, member.incarnation.0)).collect()
+}
 
 impl Engine {
     /// Letters of this node.
@@ -33,7 +41,7 @@ impl Engine {
         me: Token,
         node: NodeId,
         life: Incarnation,
-        bytes: Vec<u8>,
+        bytes: &[u8],
         wants: Option<(String, u64)>,
     ) -> Result<Option<Arc<Op>>, Error> {
         // If it can't be reached, that is said now.
@@ -44,6 +52,19 @@ impl Engine {
         Ok(self.inbound.mail.ask(node, life, bytes, wants))
     }
 
+    /// Tells the others what they could ask nobody else any more.
+    pub(super) fn say_farewell(&mut self, me: Token) {
+        let letters = self.registry.farewell();
+        for (node, life) in networked(&self.fabric) {
+            for letter in &letters {
+                self.inbound.mail.tell(NodeId(node), Incarnation(life), wire::encode(letter));
+            }
+        }
+        if !letters.is_empty() {
+            self.step_letters(me);
+        }
+    }
+
     /// Deals with what came, and sends what is to be sent. Returns the amount of work done.
     #[cold]
     pub(super) fn step_letters(&mut self, me: Token) -> usize {
@@ -51,16 +72,13 @@ impl Engine {
         while let Some(received) = self.inbound.mail.received.pop_front() {
             work += 1;
             let node = received.node;
-            if let Err(reason) = self.registry.deal(received, &mut self.inbound.mail) {
+            let fabric = &self.fabric;
+            if let Err(reason) = self.registry.deal(received, &mut self.inbound.mail, || networked(fabric)) {
                 self.on_broken(node, reason);
             }
         }
         if self.registry.has_succeeded() {
             self.registry.bury_absent(|node, life| self.fabric.live(node) == Some(life));
-        }
-        while let Some(late) = self.inbound.mail.late.pop_front() {
-            work += 1;
-            self.registry.return_late(late, &mut self.inbound.mail);
         }
         // Nodes to which nothing more can go in this turn.
         let mut full = Vec::new();

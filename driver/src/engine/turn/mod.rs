@@ -325,6 +325,7 @@ impl Engine {
 
     /// Ends everything: the node leaves.
     pub fn close(&mut self, me: Token) {
+        self.say_farewell(me);
         self.end_all(me, || Error::Closed);
         self.sending.clear();
         self.fabric.end_network();
