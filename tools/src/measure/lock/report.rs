@@ -285,7 +285,7 @@ mod tests {
                 .join(" ")
         };
         assert_eq!(line("key", 0), "key 500 50.0 50.0 50.0 1.25");
-        assert_eq!(line("key", 1), "key 40 0.00 4.50 5 300 ns 600 ns 2.0 10 30");
+        assert_eq!(line("key", 1), "key 40 0.00 4.50 5 300.0 ns 600.0 ns 2.0 10 30");
         assert_eq!(line("mutex", 0), "mutex 9 0.00 0 - - - 4 5");
     }
 }
