@@ -51,7 +51,6 @@ impl Away {
 
     /// Does something with it, wherever it is now. Waits for the answer, and where need be for a new home.
     pub fn do_deed(&self, shared: &Shared, operation: &'static str, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
-        let mut again = false;
         loop {
             let answer = match shared.home(deadline)? {
                 Where::Here => self.do_here(shared, deed, deadline)?,
@@ -69,7 +68,6 @@ impl Away {
                         }
                         Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::NoSuchNode { .. }) => {
                             shared.not_home(home);
-                            again = true;
                             continue;
                         }
                         answered => answered?,
@@ -77,8 +75,6 @@ impl Away {
                 }
             };
             return match answer {
-                // The former home did it, and could not say so any more.
-                Answer::Trouble(Trouble::NotYours(_)) if again && matches!(deed, Deed::Unlock { .. }) => Ok(Answer::Done),
                 Answer::Trouble(trouble) => Err(shared.trouble(operation, &self.name, trouble)),
                 Answer::Withdrawn => Err(Error::Cancelled),
                 answer => Ok(answer),
@@ -105,6 +101,29 @@ impl Away {
             }
         };
         Ok(answer)
+    }
+
+    /// Notes that the caller has it.
+    pub fn note(&self, shared: &Shared, me: OwnerId) -> Result<()> {
+        shared.enter(shared.check()?, "lock")?.mail().note(&self.name, None, Some(me.bits()));
+        Ok(())
+    }
+
+    /// Gives a key up. What this node notes tells whether it is the caller's; a new home that was told that this node has it no more may have let it
+    /// go before it is asked to.
+    pub fn unlock(&self, shared: &Shared, me: OwnerId) -> Result<()> {
+        let is_mine = {
+            let mut engine = shared.enter(shared.check()?, "unlock")?;
+            let is_mine = engine.mail().owner_of(&self.name) == me.bits();
+            if is_mine {
+                engine.mail().note(&self.name, None, Some(0));
+            }
+            is_mine
+        };
+        match self.do_deed(shared, "unlock", Deed::Unlock { me: me.bits() }, None) {
+            Err(Error::Lock { why, .. }) if is_mine && matches!(*why, LockFault::NotYours(_)) => Ok(()),
+            done => done.map(drop),
+        }
     }
 
     /// Gives a key up without waiting for an answer.
@@ -335,8 +354,10 @@ impl Shared {
         // One that died may have held any, or somebody who died with it.
         let dead = |name: &str| {
             let (node, life) = last?.node();
-            let is_sound = unsound.as_ref().is_some_and(|unsound| !unsound.iter().any(|its| its == name));
-            (!is_sound).then(|| OwnerId::thread(node, life, 0))
+            match &unsound {
+                Some(unsound) => OwnerId::from_bits(unsound.iter().find(|(its, _)| its == name)?.1),
+                None => Some(OwnerId::thread(node, life, 0)),
+            }
         };
         let known = unite(&entries);
         let deadline = Instant::now() + FOUNDING;
@@ -373,6 +394,12 @@ impl Shared {
                         if !goes_on {
                             break;
                         }
+                    }
+                    Ok(Answer::Disagreed { last, .. }) => {
+                        if let Some(last) = last {
+                            self.enter(self.check()?, "be the home of the lock registry")?.registry().learn_last(last);
+                        }
+                        return Ok(false);
                     }
                     Ok(_) => return Ok(false),
                     // Whoever is gone has nothing.

@@ -33,10 +33,11 @@ pub struct Registry {
     succeeded: bool,
     /// This node asks the others whether it may be home.
     pub claiming: bool,
-    /// Where it was last, if it ever was elsewhere.
+    /// Where it was last, if it ever was elsewhere; and before that.
     last: Option<Home>,
+    before: Option<Home>,
     /// A home that left, which keys it left unsound, and whether that is all.
-    farewell: Option<(Home, Vec<String>, bool)>,
+    farewell: Option<(Home, Vec<(String, u64)>, bool)>,
     /// Who waits here for a key, over the network.
     waiting: Vec<Waiting>,
     /// What others say that they have, as far as they have said it.
@@ -69,6 +70,7 @@ impl Registry {
             known: None,
             claiming: false,
             last: None,
+            before: None,
             succeeded: false,
             waiting: Vec::new(),
             holding: Vec::new(),
@@ -121,6 +123,13 @@ impl Registry {
         self.last
     }
 
+    /// Another node knows more of where it was.
+    pub fn learn_last(&mut self, last: Home) {
+        if self.last.is_none_or(|mine| mine.term < last.term) {
+            self.last = Some(last);
+        }
+    }
+
     /// Where it is, if it is elsewhere.
     pub fn known(&self) -> Option<Home> {
         self.known
@@ -169,8 +178,14 @@ impl Registry {
                 }
             }
             Tell::Holding { names, more } => self.hear_holding((node, life), names, more),
-            Tell::Farewell { names, more } => self.hear_farewell((node, life), names, more),
-            Tell::Abandon { term } => self.forget(Home { term, at: (node.0, life.0) }),
+            Tell::Farewell { unsound, more } => self.hear_farewell((node, life), unsound, more),
+            Tell::Abandon { term } => {
+                let home = Home { term, at: (node.0, life.0) };
+                self.forget(home);
+                if self.last == Some(home) {
+                    self.last = self.before;
+                }
+            }
             Tell::Withdraw { id, want } => {
                 let wait = self.waiting.iter().position(|waiting| (waiting.node, waiting.life, waiting.id) == (node, life, id));
                 if let Some(wait) = wait {
@@ -186,20 +201,20 @@ impl Registry {
         }
     }
 
-    fn hear_farewell(&mut self, who: (NodeId, Incarnation), names: Vec<String>, more: bool) {
+    fn hear_farewell(&mut self, who: (NodeId, Incarnation), unsound: Vec<(String, u64)>, more: bool) {
         let Some(home) = self.last.filter(|home| home.node() == who) else { return };
         let farewell = self.farewell.get_or_insert((home, Vec::new(), false));
         if farewell.0 != home {
             *farewell = (home, Vec::new(), false);
         }
         if farewell.1.len() < doorbell_shm::keys::KEYS_MAX {
-            farewell.1.extend(names);
+            farewell.1.extend(unsound);
         }
         farewell.2 = !more;
     }
 
     /// Which keys the former home left unsound, if it left and said so.
-    pub fn left_unsound(&self, home: Home) -> Option<Vec<String>> {
+    pub fn left_unsound(&self, home: Home) -> Option<Vec<(String, u64)>> {
         self.farewell.as_ref().filter(|(left, _, whole)| *left == home && *whole).map(|(_, names, _)| names.clone())
     }
 
@@ -210,12 +225,14 @@ impl Registry {
             return Vec::new();
         }
         let me = self.me();
-        let is_unsound = |seen: Seen| seen.is_damaged() || seen.owner().is_some_and(|owner| (owner.node(), owner.life()) == me);
-        let keys = self.membership.keys().into_iter().filter(|facts| is_unsound(facts.seen));
-        let names: Vec<_> = keys.map(|facts| facts.name).collect();
+        let names = self.membership.keys().into_iter().filter_map(|facts| {
+            let mine = facts.seen.owner().filter(|owner| (owner.node(), owner.life()) == me);
+            Some((facts.name, mine.or(facts.dead)?.bits()))
+        });
+        let names: Vec<_> = names.collect();
         let last = names.len().div_ceil(wire::ENTRIES_MAX).max(1);
         let part = |at: usize| names.iter().skip(at * wire::ENTRIES_MAX).take(wire::ENTRIES_MAX).cloned().collect();
-        (0..last).map(|at| Tell::Farewell { names: part(at), more: at + 1 < last }).collect()
+        (0..last).map(|at| Tell::Farewell { unsound: part(at), more: at + 1 < last }).collect()
     }
 
     fn hear_holding(&mut self, who: (NodeId, Incarnation), names: Vec<String>, more: bool) {
@@ -359,13 +376,19 @@ impl Registry {
     fn agree(&mut self, who: (NodeId, Incarnation), term: u64, from: u32, opened: &[Entry]) -> Answer {
         // Of those that died `gone` has told.
         if let Some(home) = self.whereabouts().filter(|home| home.node() != who) {
-            return Answer::Disagreed(Some(home));
+            return Answer::Disagreed { home: Some(home), last: self.last };
         }
         if self.claiming && self.me().0 < who.0 {
-            return Answer::Disagreed(None);
+            return Answer::Disagreed { home: None, last: self.last };
+        }
+        if self.last.is_some_and(|last| last.node() != who && last.term >= term) {
+            return Answer::Disagreed { home: None, last: self.last };
         }
         self.claiming = false;
         let home = Home { term, at: (who.0.0, who.1.0) };
+        if self.last != Some(home) {
+            self.before = self.last;
+        }
         (self.known, self.last) = (Some(home), Some(home));
         let from = from as usize;
         let entries: Vec<_> = opened.iter().skip(from).take(wire::ENTRIES_MAX).cloned().collect();

@@ -214,7 +214,7 @@ impl LockKey {
                     return Ok(TryLock::Busy(Value::Owner(me)));
                 }
                 match self.deed("lock", Deed::Try { me: me.bits() }, None)? {
-                    Answer::Taken { damaged, dead } => Ok(TryLock::Locked(self.taken_away(me, damaged, dead))),
+                    Answer::Taken { damaged, dead } => Ok(TryLock::Locked(self.taken_away(away, me, damaged, dead)?)),
                     Answer::Busy(bits) => Ok(TryLock::Busy(Seen::from_bits(bits).value())),
                     _ => Err(self.odd()),
                 }
@@ -264,7 +264,7 @@ impl LockKey {
             return Err(fault("lock", &self.name, LockFault::AlreadyYours));
         }
         match self.deed("lock", Deed::Lock { me: me.bits() }, deadline)? {
-            Answer::Taken { damaged, dead } => Ok(self.taken_away(me, damaged, dead)),
+            Answer::Taken { damaged, dead } => self.taken_away(away, me, damaged, dead),
             _ => Err(self.odd()),
         }
     }
@@ -317,8 +317,10 @@ impl LockKey {
         Ok(KeyGuard::new(self, me, dead))
     }
 
-    fn taken_away(&self, me: OwnerId, damaged: bool, dead: u64) -> KeyGuard<'_> {
-        KeyGuard::new(self, me, if damaged { OwnerId::from_bits(dead) } else { None })
+    fn taken_away(&self, away: &Away, me: OwnerId, damaged: bool, dead: u64) -> Result<KeyGuard<'_>> {
+        // It is so already if an answer brought it.
+        away.note(self.node.shared(), me)?;
+        Ok(KeyGuard::new(self, me, if damaged { OwnerId::from_bits(dead) } else { None }))
     }
 
     /// Gives up a key that the caller's identification has, locked with [`set`](Self::set) or [kept](KeyGuard::keep).
@@ -333,11 +335,7 @@ impl LockKey {
     pub(super) fn release_as(&self, me: OwnerId) -> Result<()> {
         match &*self.opened {
             Opened::Here(key) => self.release_here(key, me),
-            Opened::Away(away) => {
-                let shared = self.node.shared();
-                shared.enter(shared.check()?, "unlock")?.mail().note(&away.name, None, Some(0));
-                self.deed("unlock", Deed::Unlock { me: me.bits() }, None).map(drop)
-            }
+            Opened::Away(away) => away.unlock(self.node.shared(), me),
         }
     }
 

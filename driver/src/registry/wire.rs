@@ -109,8 +109,8 @@ pub enum Tell {
     Withdraw { id: u64, want: Option<(At, u64)> },
     /// To a home that was another before: of all keys this node has these, and one of which the former home did not tell it any more is free.
     Holding { names: Vec<String>, more: bool },
-    /// The home leaves, the last of its group: these keys are held by it or damaged, and no others.
-    Farewell { names: Vec<String>, more: bool },
+    /// The home leaves, the last of its group: these keys are held by it or damaged, by whom, and no others are.
+    Farewell { unsound: Vec<(String, u64)>, more: bool },
 }
 
 /// What a node knows of a key when the registry moves.
@@ -138,7 +138,11 @@ pub enum Answer {
         entries: Vec<Entry>,
         more: bool,
     },
-    Disagreed(Option<Home>),
+    /// Another is home; or the registry has moved more often than you say, and was there last.
+    Disagreed {
+        home: Option<Home>,
+        last: Option<Home>,
+    },
     /// Not here, or no more.
     NotHome,
     Key {

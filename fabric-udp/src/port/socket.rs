@@ -89,7 +89,7 @@ pub struct Made {
 }
 
 /// How long the kernel may take to give back the address of a process that was killed: it takes its ring apart later.
-const TEARDOWN: Duration = Duration::from_millis(200);
+const TEARDOWN: Duration = Duration::from_secs(1);
 
 fn bind(socket: &Socket, address: SocketAddr, patience: Duration) -> io::Result<()> {
     let began = Instant::now();

@@ -65,9 +65,8 @@ impl Engine {
         }
     }
 
-    /// Deals with what came, and sends what is to be sent. Returns the amount of work done.
-    #[cold]
-    pub(super) fn step_letters(&mut self, me: Token) -> usize {
+    /// Deals with what came. Returns the amount of work done.
+    pub(super) fn read_letters(&mut self) -> usize {
         let mut work = 0;
         while let Some(received) = self.inbound.mail.received.pop_front() {
             work += 1;
@@ -80,6 +79,13 @@ impl Engine {
         if self.registry.has_succeeded() {
             self.registry.bury_absent(|node, life| self.fabric.live(node) == Some(life));
         }
+        work
+    }
+
+    /// Deals with what came, and sends what is to be sent. Returns the amount of work done.
+    #[cold]
+    pub(super) fn step_letters(&mut self, me: Token) -> usize {
+        let mut work = self.read_letters();
         // Nodes to which nothing more can go in this turn.
         let mut full = Vec::new();
         let mut at = 0;

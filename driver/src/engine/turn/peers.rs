@@ -192,6 +192,8 @@ impl Engine {
             }
             Change::Left(node, incarnation) | Change::Died(node, incarnation) => {
                 let died = matches!(change, Change::Died(..));
+                // What it said before, as what it unlocked.
+                self.read_letters();
                 let end = End { incarnation, died };
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
