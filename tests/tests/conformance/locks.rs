@@ -1,11 +1,11 @@
 //! Keys of the lock registry: one owner at a time, whoever waits, gives up, leaves or dies.
 
-use doorbell::{Circle, Error, KeyGuard, LockFault, LockKey, Node, NodeId, Resource, Result, TryLock, Value};
+use doorbell::{Circle, Error, KeyGuard, LockFault, LockKey, Match, Node, NodeId, Resource, Result, TryLock, Value};
 use doorbell_tests::patience::{Running, briefly, running, soon, until};
 use doorbell_tests::world::World;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether nodes of this world share keys.
 fn has_keys(world: &World) -> bool {
@@ -397,6 +397,14 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     assert_eq!(busy(&c), Value::Module);
     a.unlock_all().unwrap();
     assert_eq!(waiter.join().unwrap(), Some(dead), "of a death in a barred key");
+    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    let nb = world.node(1);
+    let b = nb.find_key("key").unwrap();
+    let dead = lock_sound(&b).keep();
+    nb.abandon();
+    until("a short lock_all after a death", || a.lock_all(Instant::now() + Duration::from_micros(100)).ok());
+    a.unlock_all().unwrap();
+    assert_eq!(c.lock_by(soon()).unwrap().inherited_from(), Some(dead));
 }
 
 pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
@@ -519,6 +527,15 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     let guard = a.lock_every(Duration::from_millis(1), soon()).unwrap();
     assert_eq!(guard.inherited_from(), Some(gone));
     guard.unlock().unwrap();
+    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    // However short the waits of those who come.
+    let nb = world.node(1);
+    let b = nb.find_key("key").unwrap();
+    let gone = lock_sound(&b).keep();
+    nb.abandon();
+    let guard = until("a short wait that inherits", || a.lock_by(Instant::now() + Duration::from_micros(100)).ok());
+    assert_eq!(guard.inherited_from(), Some(gone));
+    guard.unlock().unwrap();
     // One dies who inherited: the latest is named.
     let heir = c.lock_by(soon()).unwrap();
     assert_eq!(heir.inherited_from(), Some(gone));
@@ -575,7 +592,7 @@ pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
         }
     });
     for round in 0..50u64 {
-        let deadline = std::time::Instant::now() + Duration::from_micros(37 * round);
+        let deadline = Instant::now() + Duration::from_micros(37 * round);
         if let Err(error) = c.lock_by(deadline).map(drop) {
             assert!(matches!(error, Error::Timeout { .. }), "{error}");
         }
@@ -621,5 +638,25 @@ pub fn a_panic_gives_its_keys_up(world: &World) {
         waiter
     };
     assert_eq!(waiter.join().unwrap(), None);
+    drop(lock_sound(&a));
+}
+
+pub fn keys_are_locked_within_a_reader(world: &World) {
+    let Some((nodes, [a, b])) = grounds(world) else { return };
+    nodes[0].send_by(nodes[1].id(), 1, b"message", soon()).unwrap();
+    let guard = lock_sound(&a);
+    let (reader, asked) = (nodes[1].clone(), Arc::new(AtomicBool::new(false)));
+    let asks = asked.clone();
+    let reading = running("locking within a reader", move || {
+        let read = reader.recv_with(Match::any(), |_, _| {
+            assert_eq!(held_by(b.lock_by(briefly())), Some(NodeId(0)));
+            asks.store(true, Ordering::SeqCst);
+            drop(lock_sound(&b));
+        });
+        read.unwrap();
+    });
+    until("a wait within a reader", || asked.load(Ordering::SeqCst).then_some(()));
+    guard.unlock().unwrap();
+    reading.join();
     drop(lock_sound(&a));
 }
