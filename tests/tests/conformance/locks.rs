@@ -660,3 +660,30 @@ pub fn keys_are_locked_within_a_reader(world: &World) {
     reading.join();
     drop(lock_sound(&a));
 }
+
+pub fn a_node_that_left_has_no_keys(world: &World) {
+    let Some((nodes, [a, b])) = grounds(world) else { return };
+    let [na, _nb] = nodes;
+    let clone = na.clone();
+    na.leave().unwrap();
+    let results = [
+        clone.init_key("new", Resource::Unnamed).map(drop),
+        clone.find_key("key").map(drop),
+        clone.key("key", Resource::Unnamed).map(drop),
+        a.get().map(drop),
+        a.facts().map(drop),
+        a.set(None, None),
+        a.try_lock().map(drop),
+        a.lock().map(drop),
+        a.lock_by(soon()).map(drop),
+        a.lock_every(Duration::from_millis(1), soon()).map(drop),
+        a.lock_all(soon()),
+        a.unlock_all(),
+        a.clone().release(),
+        a.clone().destroy(soon()),
+    ];
+    for (call, result) in results.into_iter().enumerate() {
+        assert!(matches!(result, Err(Error::Closed)), "{call}: {result:?}");
+    }
+    drop(lock_sound(&b));
+}

@@ -182,7 +182,8 @@ suite! {
         who_gives_up_waiting_holds_up_nobody
         everybody_gets_a_turn
         a_panic_gives_its_keys_up
-        keys_are_locked_within_a_reader;
+        keys_are_locked_within_a_reader
+        a_node_that_left_has_no_keys;
 }
 
 in_world!(posix_inline: Posix, Inline, Auto);
