@@ -18,7 +18,10 @@ use std::str::FromStr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! { "owner" => own }
+doorbell_tests::roles! {
+    "owner" => own,
+    "maker" => make,
+}
 
 const NODES: usize = 4;
 /// After what silence a node on the network counts as dead.
@@ -424,4 +427,29 @@ fn storm(ground: Ground, kills: usize) {
             at(100)
         );
     }
+}
+
+/// The role: makes a key, and dies of it.
+fn make() {
+    let node = Node::builder(told("DOMAIN")).join().unwrap();
+    let _ = node.init_key("key", Resource::Id(1));
+}
+
+#[test]
+fn a_key_is_made_anew_whose_maker_died() {
+    let _turn = Turn::take();
+    let domain = Domain::new("made");
+    let node = Node::builder(domain.name()).join().unwrap();
+    for round in 0..3 {
+        let maker = Process::start("maker").tell("DOMAIN", domain.name()).tell("DOORBELL_FAULT", "key.made:1:kill").go();
+        assert!(!maker.end(Duration::from_secs(30)).success(), "it was to die");
+        assert!(node.find_key("key").is_err(), "half a key was found");
+        let key = node.init_key("key", Resource::Id(2)).unwrap();
+        let facts = key.facts().unwrap();
+        assert_eq!((facts.key.slot, facts.resource, facts.creator.0), (0, Resource::Id(2), node.id()), "round {round}");
+        assert_eq!(key.lock_by(soon()).unwrap().inherited_from(), None);
+        key.destroy(soon()).unwrap();
+    }
+    doorbell_shm::domain::clean(domain.space(), Some(domain.name()), true).unwrap();
+    node.leave().unwrap();
 }

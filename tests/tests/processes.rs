@@ -1,6 +1,6 @@
 //! Real processes: a host and its accelerators, forks, a full `/dev/shm`, another layout.
 
-use doorbell::{Error, Event, Match, Node, NodeId, Peer, Role, Space};
+use doorbell::{Error, Event, LockKey, Match, Node, NodeId, Peer, Resource, Role, Space, Value};
 use doorbell_shm::domain::{DomainLayout, JoinOptions, Membership, clean, list_domains};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::layout::{BOARD_BYTES, LaneGeometry, inbox_bytes};
@@ -170,16 +170,19 @@ fn forks_and_goes_on() {
     let peer = node.peer(NodeId(0)).unwrap();
     let pending = node.start_recv(Match::any().tag(GO_ON), vec![0; 8]).unwrap();
     let mut sending = Some(peer.start_send(1, vec![1; 8 << 20]).unwrap());
+    let key = node.key("key", Resource::Unnamed).unwrap();
+    let guard = key.lock().unwrap();
     let child = fork(&told("HOW"));
     if child == 0 {
         let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut wrong = what_does_not_say_forked(&node, &peer);
+            wrong.extend(which_call_on_a_key_does_not_say_forked(&node, &key));
             // Unless the poller had sent all of it before the fork.
             let sending = sending.take().filter(|sending| !sending.test()).map(|sending| sending.wait().result.map(drop));
             wrong
                 .extend(sending.filter(|result| !matches!(result, Err(Error::Forked))).map(|result| format!("wait: {result:?}")));
             // The child's copies go without touching what belongs to the parent.
-            drop((node, peer, pending));
+            drop((node, peer, pending, guard));
             wrong
         }));
         let code = match wrong {
@@ -198,6 +201,8 @@ fn forks_and_goes_on() {
     // SAFETY: waits for our own child; the status is a local.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child failed: {status:#x}");
+    assert_eq!(key.get().unwrap(), Value::Owner(guard.owner()), "the child unlocked it");
+    guard.unlock().unwrap();
     let sending = sending.take().map(|sending| sending.wait_by(soon()));
     assert!(matches!(sending, Some(Ok(completion)) if completion.result.is_ok()));
     assert!(matches!(pending.wait_by(soon()), Ok(completion) if completion.result.is_ok()));
@@ -235,6 +240,26 @@ fn what_does_not_say_forked(node: &Node, peer: &Peer) -> Vec<String> {
         ("Peer::start_send", peer.start_send(1, [0; 8]).map(drop)),
         ("Peer::recv", peer.recv(Match::any(), &mut buf).map(drop)),
         ("Peer::try_recv", peer.try_recv(Match::any(), &mut buf).map(drop)),
+    ];
+    let wrong = results.into_iter().filter(|(_, result)| !matches!(result, Err(Error::Forked)));
+    wrong.map(|(call, result)| format!("{call}: {result:?}")).collect()
+}
+
+fn which_call_on_a_key_does_not_say_forked(node: &Node, key: &LockKey) -> Vec<String> {
+    let results: [(&str, doorbell::Result<()>); 13] = [
+        ("init_key", node.init_key("new", Resource::Unnamed).map(drop)),
+        ("find_key", node.find_key("key").map(drop)),
+        ("key", node.key("key", Resource::Unnamed).map(drop)),
+        ("get", key.get().map(drop)),
+        ("set", key.set(None, None)),
+        ("facts", key.facts().map(drop)),
+        ("try_lock", key.try_lock().map(drop)),
+        ("lock", key.lock().map(drop)),
+        ("lock_every", key.lock_every(Duration::from_millis(1), briefly()).map(drop)),
+        ("unlock", key.unlock()),
+        ("lock_all", key.lock_all(briefly())),
+        ("unlock_all", key.unlock_all()),
+        ("destroy", key.clone().destroy(briefly())),
     ];
     let wrong = results.into_iter().filter(|(_, result)| !matches!(result, Err(Error::Forked)));
     wrong.map(|(call, result)| format!("{call}: {result:?}")).collect()

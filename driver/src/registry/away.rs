@@ -450,6 +450,7 @@ impl Node {
     /// Makes or finds a key, wherever the registry is.
     pub(super) fn open_key(&self, operation: &'static str, name: &str, make: Option<Resource>) -> Result<Opened> {
         let shared = self.shared();
+        shared.check()?;
         let deadline = Some(Instant::now() + PATIENCE);
         loop {
             let home = match shared.home(deadline)? {

@@ -45,6 +45,8 @@ impl Want<'_> {
                 Step::Again => continue,
                 Step::Check => None,
                 Step::Park(most) => Some(most),
+                // A short wait may not have asked before; of several of them none would inherit.
+                Step::Expired if seen.owner().is_some_and(|owner| !self.shared.lives(owner)) => None,
                 Step::Expired => {
                     let node = seen.owner().map(OwnerId::node);
                     return Err(Error::Timeout { operation: "lock", node });
@@ -100,6 +102,7 @@ impl Want<'_> {
                 Step::Again => continue,
                 Step::Check => None,
                 Step::Park(most) => Some(most),
+                Step::Expired if !self.shared.lives(owner) => None,
                 Step::Expired => return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) }),
             };
             self.turn("lock_all")?;

@@ -1,11 +1,11 @@
 //! Keys of the lock registry: one owner at a time, whoever waits, gives up, leaves or dies.
 
-use doorbell::{Circle, Error, KeyGuard, LockFault, LockKey, Node, NodeId, Resource, Result, TryLock, Value};
+use doorbell::{Circle, Error, KeyGuard, LockFault, LockKey, Match, Node, NodeId, Resource, Result, TryLock, Value};
 use doorbell_tests::patience::{Running, briefly, running, soon, until};
 use doorbell_tests::world::World;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether nodes of this world share keys.
 fn has_keys(world: &World) -> bool {
@@ -194,7 +194,7 @@ pub fn a_program_gives_numbers_of_its_own(world: &World) {
 
 pub fn two_never_own_a_key(world: &World) {
     let Some((_nodes, keys)) = grounds::<3>(world) else { return };
-    const ROUNDS: u64 = 300;
+    const ROUNDS: u64 = 3000;
     const THREADS: usize = 2;
     let (pair, start) = (Arc::new([const { AtomicU64::new(0) }; 2]), Arc::new(Barrier::new(3 * THREADS)));
     let threads: Vec<_> = (0..3 * THREADS)
@@ -397,6 +397,14 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     assert_eq!(busy(&c), Value::Module);
     a.unlock_all().unwrap();
     assert_eq!(waiter.join().unwrap(), Some(dead), "of a death in a barred key");
+    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    let nb = world.node(1);
+    let b = nb.find_key("key").unwrap();
+    let dead = lock_sound(&b).keep();
+    nb.abandon();
+    until("a short lock_all after a death", || a.lock_all(Instant::now() + Duration::from_micros(100)).ok());
+    a.unlock_all().unwrap();
+    assert_eq!(c.lock_by(soon()).unwrap().inherited_from(), Some(dead));
 }
 
 pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
@@ -519,6 +527,15 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     let guard = a.lock_every(Duration::from_millis(1), soon()).unwrap();
     assert_eq!(guard.inherited_from(), Some(gone));
     guard.unlock().unwrap();
+    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
+    // However short the waits of those who come.
+    let nb = world.node(1);
+    let b = nb.find_key("key").unwrap();
+    let gone = lock_sound(&b).keep();
+    nb.abandon();
+    let guard = until("a short wait that inherits", || a.lock_by(Instant::now() + Duration::from_micros(100)).ok());
+    assert_eq!(guard.inherited_from(), Some(gone));
+    guard.unlock().unwrap();
     // One dies who inherited: the latest is named.
     let heir = c.lock_by(soon()).unwrap();
     assert_eq!(heir.inherited_from(), Some(gone));
@@ -575,7 +592,7 @@ pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {
         }
     });
     for round in 0..50u64 {
-        let deadline = std::time::Instant::now() + Duration::from_micros(37 * round);
+        let deadline = Instant::now() + Duration::from_micros(37 * round);
         if let Err(error) = c.lock_by(deadline).map(drop) {
             assert!(matches!(error, Error::Timeout { .. }), "{error}");
         }
@@ -622,4 +639,51 @@ pub fn a_panic_gives_its_keys_up(world: &World) {
     };
     assert_eq!(waiter.join().unwrap(), None);
     drop(lock_sound(&a));
+}
+
+pub fn keys_are_locked_within_a_reader(world: &World) {
+    let Some((nodes, [a, b])) = grounds(world) else { return };
+    nodes[0].send_by(nodes[1].id(), 1, b"message", soon()).unwrap();
+    let guard = lock_sound(&a);
+    let (reader, asked) = (nodes[1].clone(), Arc::new(AtomicBool::new(false)));
+    let asks = asked.clone();
+    let reading = running("locking within a reader", move || {
+        let read = reader.recv_with(Match::any(), |_, _| {
+            assert_eq!(held_by(b.lock_by(briefly())), Some(NodeId(0)));
+            asks.store(true, Ordering::SeqCst);
+            drop(lock_sound(&b));
+        });
+        read.unwrap();
+    });
+    until("a wait within a reader", || asked.load(Ordering::SeqCst).then_some(()));
+    guard.unlock().unwrap();
+    reading.join();
+    drop(lock_sound(&a));
+}
+
+pub fn a_node_that_left_has_no_keys(world: &World) {
+    let Some((nodes, [a, b])) = grounds(world) else { return };
+    let [na, _nb] = nodes;
+    let clone = na.clone();
+    na.leave().unwrap();
+    let results = [
+        clone.init_key("new", Resource::Unnamed).map(drop),
+        clone.find_key("key").map(drop),
+        clone.key("key", Resource::Unnamed).map(drop),
+        a.get().map(drop),
+        a.facts().map(drop),
+        a.set(None, None),
+        a.try_lock().map(drop),
+        a.lock().map(drop),
+        a.lock_by(soon()).map(drop),
+        a.lock_every(Duration::from_millis(1), soon()).map(drop),
+        a.lock_all(soon()),
+        a.unlock_all(),
+        a.clone().release(),
+        a.clone().destroy(soon()),
+    ];
+    for (call, result) in results.into_iter().enumerate() {
+        assert!(matches!(result, Err(Error::Closed)), "{call}: {result:?}");
+    }
+    drop(lock_sound(&b));
 }

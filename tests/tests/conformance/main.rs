@@ -181,7 +181,9 @@ suite! {
         the_next_owner_is_told_who_left
         who_gives_up_waiting_holds_up_nobody
         everybody_gets_a_turn
-        a_panic_gives_its_keys_up;
+        a_panic_gives_its_keys_up
+        keys_are_locked_within_a_reader
+        a_node_that_left_has_no_keys;
 }
 
 in_world!(posix_inline: Posix, Inline, Auto);
