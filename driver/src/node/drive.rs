@@ -221,6 +221,12 @@ impl Shared {
         Ok(Token::current())
     }
 
+    /// Whether the node has left.
+    #[inline(always)]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
     /// Whether this process may use the node at all.
     #[inline(always)]
     pub(crate) fn usable(&self) -> Result<()> {

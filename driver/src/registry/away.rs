@@ -14,7 +14,7 @@ use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::OpenKey;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::{OwnerId, Resource};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long one waits before it asks again who is home.
@@ -45,7 +45,8 @@ impl Away {
         Self { name: at.name.clone(), at: Mutex::new(at) }
     }
 
-    fn at(&self) -> At {
+    /// Where it was found.
+    pub fn at(&self) -> At {
         self.at.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -439,11 +440,12 @@ fn unite(entries: &[Entry]) -> Vec<(String, Resource, Option<OwnerId>)> {
 }
 
 /// A key as it was opened.
+#[derive(Clone)]
 pub enum Opened {
     /// In the memory that this node shares.
     Here(OpenKey),
     /// Elsewhere.
-    Away(Away),
+    Away(Arc<Away>),
 }
 
 impl Node {
@@ -477,7 +479,7 @@ impl Node {
                 Ok(Answer::Key { at, resource }) => {
                     let me = shared.check()?;
                     shared.enter(me, operation)?.mail().note(name, Some(resource), None);
-                    return Ok(Opened::Away(Away::new(At { name: name.to_owned(), ..at })));
+                    return Ok(Opened::Away(Arc::new(Away::new(At { name: name.to_owned(), ..at }))));
                 }
                 Ok(Answer::Trouble(trouble)) => return Err(shared.trouble(operation, name, trouble)),
                 Ok(Answer::NotHome) | Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::NoSuchNode { .. }) => {

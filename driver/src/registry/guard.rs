@@ -11,14 +11,15 @@ use std::marker::PhantomData;
 pub struct KeyGuard<'a> {
     key: &'a LockKey,
     me: OwnerId,
-    dead: Option<OwnerId>,
+    /// The bits of who died, or 0.
+    dead: u64,
     _stays: PhantomData<*const ()>,
 }
 
 impl<'a> KeyGuard<'a> {
     /// For who has taken the key; with the owner that died, if one did.
     #[inline(always)]
-    pub(super) fn new(key: &'a LockKey, me: OwnerId, dead: Option<OwnerId>) -> Self {
+    pub(super) fn new(key: &'a LockKey, me: OwnerId, dead: u64) -> Self {
         Self { key, me, dead, _stays: PhantomData }
     }
 
@@ -30,7 +31,7 @@ impl<'a> KeyGuard<'a> {
     /// The owner that died with this key and left its resource as it was; `None` if the resource is sound. Every owner is told until one calls
     /// [`mark_repaired`](Self::mark_repaired).
     pub fn inherited_from(&self) -> Option<OwnerId> {
-        self.dead
+        OwnerId::from_bits(self.dead)
     }
 
     /// Says that the resource is sound again. Nothing happens if it was.
@@ -39,7 +40,7 @@ impl<'a> KeyGuard<'a> {
     /// [`Error::Lock`] if the key was destroyed, or taken by somebody who breaks the rules.
     pub fn mark_repaired(&mut self) -> Result<()> {
         self.key.repair(self.me)?;
-        self.dead = None;
+        self.dead = 0;
         Ok(())
     }
 
@@ -64,9 +65,17 @@ impl<'a> KeyGuard<'a> {
 impl Drop for KeyGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Err(error) = self.key.give_up(self.me) {
-            complain(self.key, &error);
+        if !self.key.release_unmarked(self.me) {
+            drop_slowly(self.key, self.me);
         }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn drop_slowly(key: &LockKey, me: OwnerId) {
+    if let Err(error) = key.give_up(me) {
+        complain(key, &error);
     }
 }
 

@@ -8,8 +8,8 @@ use super::wire::{Answer, Deed};
 use super::{LockFault, PATIENCE, Who, fault};
 use crate::engine::baton::Token;
 use crate::{Error, Node, Result};
-use doorbell_shm::domain::{Key, OpenKey};
-use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, Seen, Taken, Value, waiting};
+use doorbell_shm::domain::Key;
+use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone)]
 pub struct LockKey {
     node: Node,
-    opened: Arc<Opened>,
+    opened: Opened,
     name: Arc<str>,
     who: Who,
     /// The identification of thread 0 of this life of this node.
@@ -28,6 +28,11 @@ pub struct LockKey {
 /// How often one asks again for what nobody tells of.
 const POLL: Duration = Duration::from_millis(1);
 
+/// How long one asks after a deadline who has the key.
+const NAMING: Duration = Duration::from_millis(20);
+
+/// Where a key is, for one call.
+#[derive(Clone, Copy)]
 enum Reach<'a> {
     /// In memory that this node shares.
     Here(Key<'a>),
@@ -64,7 +69,7 @@ impl LockKey {
     /// A key that was opened, from now on used by this node.
     pub(super) fn open(node: &Node, name: &str, opened: Opened) -> Result<LockKey> {
         let base = OwnerId::thread(node.id(), node.incarnation(), 0).bits();
-        Ok(LockKey { node: node.clone(), opened: Arc::new(opened), name: name.into(), who: Who::Thread, base })
+        Ok(LockKey { node: node.clone(), opened, name: name.into(), who: Who::Thread, base })
     }
 
     /// Its name.
@@ -97,11 +102,26 @@ impl LockKey {
     #[inline(always)]
     fn reach(&self, operation: &'static str) -> Result<Reach<'_>> {
         self.node.shared().usable()?;
-        match &*self.opened {
+        match &self.opened {
             Opened::Here(key) if key.get().is_current() => Ok(Reach::Here(key.get())),
             Opened::Here(_) => Err(self.gone(operation)),
             Opened::Away(away) => Ok(Reach::Away(away)),
         }
+    }
+
+    /// Takes the key in the shortest way, if nothing stands against it: not forked, not left, here, free. If not, nothing was done.
+    #[inline(always)]
+    fn take_free(&self, me: OwnerId) -> bool {
+        let Opened::Here(key) = &self.opened else { return false };
+        let key = key.get();
+        !key.is_forked() && !self.node.shared().is_closed() && key.take_free(me)
+    }
+
+    /// Gives the key up in the shortest way, if nothing stands against it. If not, nothing was done.
+    #[inline(always)]
+    pub(super) fn release_unmarked(&self, me: OwnerId) -> bool {
+        let Opened::Here(key) = &self.opened else { return false };
+        key.get().release_unmarked(me)
     }
 
     #[cold]
@@ -137,8 +157,8 @@ impl LockKey {
     pub fn facts(&self) -> Result<KeyFacts> {
         match self.reach("look at")? {
             Reach::Here(key) => key.facts().ok_or_else(|| self.gone("look at")),
-            Reach::Away(_) => match self.deed("look at", Deed::Facts, None)? {
-                Answer::Facts(facts) => Ok(facts.of(KeyRef { slot: 0, generation: 0 }, &self.name)),
+            Reach::Away(away) => match self.deed("look at", Deed::Facts, None)? {
+                Answer::Facts(facts) => Ok(facts.of(away.at().place(), &self.name)),
                 _ => Err(self.odd()),
             },
         }
@@ -187,7 +207,7 @@ impl LockKey {
             return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
         }
         let [expected, new] = [expected, new].map(|id| id.map_or(0, OwnerId::bits));
-        if let Opened::Away(away) = &*self.opened
+        if let Opened::Away(away) = &self.opened
             && new == 0
         {
             let shared = self.node.shared();
@@ -201,9 +221,15 @@ impl LockKey {
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
-    #[inline]
+    #[inline(always)]
     pub fn try_lock(&self) -> Result<TryLock<'_>> {
         let me = self.my_id();
+        if self.take_free(me) { Ok(TryLock::Locked(KeyGuard::new(self, me, 0))) } else { self.try_slowly(me) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn try_slowly(&self, me: OwnerId) -> Result<TryLock<'_>> {
         match self.reach("lock")? {
             Reach::Here(key) => match waiting::try_take(key.words(), me) {
                 Ok(taken) => self.taken(key, me, taken).map(TryLock::Locked),
@@ -230,7 +256,7 @@ impl LockKey {
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::Circle`]: those who hold what is waited for wait for the caller; with [`LockFault::AlreadyYours`],
     /// [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
-    #[inline]
+    #[inline(always)]
     pub fn lock(&self) -> Result<KeyGuard<'_>> {
         self.lock_until(None)
     }
@@ -239,14 +265,20 @@ impl LockKey {
     ///
     /// # Errors
     /// As [`lock`](Self::lock); [`Error::Timeout`], which names the node that has it, or the home that did not answer.
-    #[inline]
+    #[inline(always)]
     pub fn lock_by(&self, deadline: Instant) -> Result<KeyGuard<'_>> {
         self.lock_until(Some(deadline))
     }
 
-    #[inline]
+    #[inline(always)]
     fn lock_until(&self, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
         let me = self.my_id();
+        if self.take_free(me) { Ok(KeyGuard::new(self, me, 0)) } else { self.lock_slowly(me, deadline) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_slowly(&self, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
         let key = match self.reach("lock")? {
             Reach::Here(key) => key,
             Reach::Away(away) => return self.lock_away(away, me, deadline),
@@ -263,7 +295,17 @@ impl LockKey {
         if self.has_away(away, me)? {
             return Err(fault("lock", &self.name, LockFault::AlreadyYours));
         }
-        match self.deed("lock", Deed::Lock { me: me.bits() }, deadline)? {
+        let answer = match self.deed("lock", Deed::Lock { me: me.bits() }, deadline) {
+            // Its home did not say so in time; who has it is worth a moment more.
+            Err(Error::Timeout { operation, node }) => {
+                let seen = self.deed("read", Deed::Get, Some(Instant::now() + NAMING));
+                let node =
+                    if let Ok(Answer::Seen(bits)) = seen { Seen::from_bits(bits).owner().map(OwnerId::node) } else { node };
+                return Err(Error::Timeout { operation, node });
+            }
+            answer => answer?,
+        };
+        match answer {
             Answer::Taken { damaged, dead } => self.taken_away(away, me, damaged, dead),
             _ => Err(self.odd()),
         }
@@ -307,20 +349,19 @@ impl LockKey {
     }
 
     /// A key that was just taken: unless it was destroyed in the same moment.
-    #[inline(always)]
-    fn taken<'a>(&'a self, key: Key<'_>, me: OwnerId, taken: Taken) -> Result<KeyGuard<'a>> {
+    fn taken(&self, key: Key<'_>, me: OwnerId, taken: Taken) -> Result<KeyGuard<'_>> {
         if !key.is_current() {
             let _ = key.words().release(me);
             return Err(self.gone("lock"));
         }
-        let dead = if taken.damaged { key.dead() } else { None };
+        let dead = if taken.damaged { key.dead().map_or(0, OwnerId::bits) } else { 0 };
         Ok(KeyGuard::new(self, me, dead))
     }
 
     fn taken_away(&self, away: &Away, me: OwnerId, damaged: bool, dead: u64) -> Result<KeyGuard<'_>> {
         // It is so already if an answer brought it.
         away.note(self.node.shared(), me)?;
-        Ok(KeyGuard::new(self, me, if damaged { OwnerId::from_bits(dead) } else { None }))
+        Ok(KeyGuard::new(self, me, if damaged { dead } else { 0 }))
     }
 
     /// Gives up a key that the caller's identification has, locked with [`set`](Self::set) or [kept](KeyGuard::keep).
@@ -333,28 +374,25 @@ impl LockKey {
 
     /// Gives a key up, and says if it was not the caller's.
     pub(super) fn release_as(&self, me: OwnerId) -> Result<()> {
-        match &*self.opened {
-            Opened::Here(key) => self.release_here(key, me),
+        match &self.opened {
+            Opened::Here(key) => self.release_here(key.get(), me),
             Opened::Away(away) => away.unlock(self.node.shared(), me),
         }
     }
 
-    /// Gives a key up at the end of its guard, and waits for nobody.
-    #[inline(always)]
+    /// The same at the end of a guard: where the registry is elsewhere, waits for nobody.
     pub(super) fn give_up(&self, me: OwnerId) -> Result<()> {
-        match &*self.opened {
-            Opened::Here(key) => self.release_here(key, me),
+        match &self.opened {
+            Opened::Here(key) => self.release_here(key.get(), me),
             Opened::Away(away) => away.give_up(self.node.shared(), me),
         }
     }
 
-    #[inline(always)]
-    fn release_here(&self, key: &OpenKey, me: OwnerId) -> Result<()> {
+    fn release_here(&self, key: Key<'_>, me: OwnerId) -> Result<()> {
         // After a fork it is still the parent's.
-        if doorbell_shm::space::forked() {
+        if key.is_forked() {
             return Err(Error::Forked);
         }
-        let key = key.get();
         // Its words may be another key's by now, that the same thread has.
         if !key.is_current() {
             return Err(self.gone("unlock"));

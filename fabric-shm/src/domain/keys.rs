@@ -5,10 +5,11 @@ use crate::error::ShmError;
 use crate::keys::{Circle, Look, Taken, Waiter};
 use crate::keys::{KeyFacts, KeyRef, LockWords, OwnerId, Resource, Seen, Slot, Waiting};
 use crate::layout::{HEADER_BYTES, SegmentHeader, SegmentKind};
-use crate::space::forked;
+use crate::space::{fork_word, forked};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// A key of the registry in this node's domain segment, looked up.
@@ -16,6 +17,8 @@ use std::time::Instant;
 pub struct Key<'a> {
     membership: &'a Membership,
     slot: &'a Slot,
+    /// 0 in a forked child.
+    alive: &'static AtomicU32,
     key: KeyRef,
 }
 
@@ -24,6 +27,7 @@ pub struct Key<'a> {
 pub struct OpenKey {
     membership: Arc<Membership>,
     slot: NonNull<Slot>,
+    alive: &'static AtomicU32,
     key: KeyRef,
 }
 
@@ -36,14 +40,14 @@ impl OpenKey {
     /// The key in this place; `None` if it was destroyed.
     pub fn new(membership: Arc<Membership>, key: KeyRef) -> Option<Self> {
         let slot = NonNull::from(membership.key(key)?.slot);
-        Some(Self { membership, slot, key })
+        Some(Self { membership, slot, alive: fork_word(), key })
     }
 
     /// To do something with it.
     #[inline(always)]
     pub fn get(&self) -> Key<'_> {
         // SAFETY: a slot of the domain segment of this membership, which keeps it mapped.
-        Key { membership: &self.membership, slot: unsafe { self.slot.as_ref() }, key: self.key }
+        Key { membership: &self.membership, slot: unsafe { self.slot.as_ref() }, alive: self.alive, key: self.key }
     }
 }
 
@@ -171,7 +175,7 @@ impl Membership {
     #[inline(always)]
     pub fn key(&self, key: KeyRef) -> Option<Key<'_>> {
         let slot = self.directory().keys().slot(key.slot)?;
-        slot.is_current(key.generation).then_some(Key { membership: self, slot, key })
+        slot.is_current(key.generation).then_some(Key { membership: self, slot, alive: fork_word(), key })
     }
 
     /// Whether a life of a node lives, as the system says, or the home of the registry vouches for it. Some system calls. Where the system does
@@ -223,6 +227,31 @@ impl<'a> Key<'a> {
     #[inline(always)]
     pub fn words(&self) -> &'a LockWords {
         &self.slot.words
+    }
+
+    /// Whether this process is a forked child, whose keys are its parent's. One load.
+    #[inline(always)]
+    pub fn is_forked(&self) -> bool {
+        !cfg!(miri) && self.alive.load(Ordering::Relaxed) == 0
+    }
+
+    /// Takes the key if it is free, sound and nobody's turn: the shortest way. If not, nothing was done.
+    #[inline(always)]
+    pub fn take_free(&self, me: OwnerId) -> bool {
+        if self.slot.words.take_free(me) {
+            if self.is_current() {
+                return true;
+            }
+            // It was destroyed, and its words are another key's.
+            let _ = self.slot.words.release(me);
+        }
+        false
+    }
+
+    /// Gives up a key that was locked and is marked in no way: the shortest way. If not, nothing was done.
+    #[inline(always)]
+    pub fn release_unmarked(&self, me: OwnerId) -> bool {
+        !self.is_forked() && self.is_current() && self.slot.words.release_unmarked(me)
     }
 
     /// Whether it was not destroyed meanwhile.

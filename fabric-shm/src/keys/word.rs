@@ -288,6 +288,22 @@ impl LockWords {
         return self.value.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     }
 
+    /// Takes the key if it is free, sound and nobody's turn, as [`try_take`](Self::try_take) does.
+    #[inline(always)]
+    pub fn take_free(&self, me: OwnerId) -> bool {
+        self.turn.load(Ordering::Relaxed) == 0 && self.swap(0, me.0) && self.read_back(me).is_ok()
+    }
+
+    /// Gives up a key that nothing but its owner is said of.
+    #[inline(always)]
+    pub fn release_unmarked(&self, me: OwnerId) -> bool {
+        let released = self.swap(me.0, 0);
+        if released {
+            self.ring_if_heard();
+        }
+        released
+    }
+
     /// Gives the key up. One compare-and-swap, and a load of the same line. Fails if it is not the caller's: then nothing changed.
     #[inline(always)]
     pub fn release(&self, me: OwnerId) -> Result<(), Seen> {

@@ -26,6 +26,12 @@ pub fn forked() -> bool {
     unsafe { (*WORD.load(Ordering::Acquire)).load(Ordering::Relaxed) == 0 }
 }
 
+/// What [`forked`] asks, for who has joined a domain and asks often: it is 0 in a forked child.
+pub(crate) fn word() -> &'static AtomicU32 {
+    // SAFETY: points to a static or to a page that is never unmapped, both of them initialised.
+    unsafe { &*WORD.load(Ordering::Acquire) }
+}
+
 /// How many descriptors a process can have in the table. Two for each own node, and two for each open peer: four, if
 /// its regions are used.
 const SLOTS: usize = 8192;

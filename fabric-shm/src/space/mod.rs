@@ -11,6 +11,7 @@ mod posix;
 use crate::error::ShmError;
 use crate::segment::{HeapBlock, Segment};
 pub use fork::forked;
+pub(crate) use fork::word as fork_word;
 pub(crate) use fork::{HeldFile, watch};
 pub use heap::HeapSpace;
 pub(crate) use name::{Names, Part, parse, valid_domain_name};
