@@ -15,6 +15,7 @@ use crate::loan::Lender;
 use crate::message::outbound::Outbound;
 use crate::message::ways::Ways;
 use crate::region::table::RegionTable;
+use crate::registry::Clerks;
 use crate::transfer::TransferReport;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
@@ -82,6 +83,7 @@ pub struct Shared {
     lender: Arc<Lender>,
     membership: Arc<Membership>,
     network: Option<Network>,
+    clerks: Arc<Clerks>,
 }
 
 impl Shared {
@@ -115,6 +117,7 @@ impl Shared {
             lender,
             membership,
             network,
+            clerks: Arc::default(),
         }
     }
 
@@ -126,7 +129,7 @@ impl Shared {
     /// Lets the engine hand to other threads what may have to wait for a key.
     pub(crate) fn keep_registry(self: &Arc<Self>) {
         if let Some(mut engine) = self.baton.enter(Token::current()) {
-            engine.registry().belong(Arc::downgrade(self));
+            engine.registry().belong(Arc::downgrade(self), self.clerks.clone());
         }
     }
 
@@ -219,6 +222,11 @@ impl Shared {
     pub(crate) fn check(&self) -> Result<Token> {
         self.usable()?;
         Ok(Token::current())
+    }
+
+    /// Threads for what may have to wait.
+    pub(crate) fn clerks(&self) -> &Arc<Clerks> {
+        &self.clerks
     }
 
     /// Whether the node has left.
@@ -534,7 +542,7 @@ impl Shared {
     }
 
     /// Ends everything that is pending. The first half of leaving.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self, in_good_order: bool) {
         self.closed.store(true, Ordering::SeqCst);
         self.poller.stop();
         if doorbell_shm::space::forked() {
@@ -542,7 +550,7 @@ impl Shared {
         }
         let me = Token::current();
         if let Some(mut engine) = self.baton.enter(me) {
-            engine.close(me);
+            engine.close(me, in_good_order);
             engine.monitor().record(&Record::new(RecordKind::Left));
             engine.show();
         }

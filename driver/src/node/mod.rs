@@ -53,7 +53,7 @@ impl Life {
         if self.left.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        self.shared.close();
+        self.shared.close(true);
         let handle = self.poller.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(handle) = handle
             && !doorbell_shm::space::forked()
@@ -300,7 +300,7 @@ impl Node {
     /// [`Space::heap`](crate::Space::heap).
     pub fn abandon(self) {
         if !self._life.left.swap(true, Ordering::SeqCst) {
-            self.shared.close();
+            self.shared.close(false);
             self.shared.abandon();
         }
     }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::node::Shared;
 use crate::{Node, Result};
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::domain::OpenKey;
+use doorbell_shm::domain::{OpenKey, Restored};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::{OwnerId, Resource};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const AGAIN: Duration = Duration::from_millis(2);
 /// How long the baton is held at most while the registry is brought here.
 const FOUNDING: Duration = Duration::from_millis(100);
+/// How long a node may be known to others and not have been met.
+const MEETING: Duration = Duration::from_secs(5);
 /// How long somebody may take to say who is home.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -76,6 +78,10 @@ impl Away {
                 }
             };
             return match answer {
+                Answer::Trouble(trouble @ (Trouble::Destroyed | Trouble::Unknown)) => {
+                    shared.enter(shared.check()?, operation)?.mail().close(&self.name);
+                    Err(shared.trouble(operation, &self.name, trouble))
+                }
                 Answer::Trouble(trouble) => Err(shared.trouble(operation, &self.name, trouble)),
                 Answer::Withdrawn => Err(Error::Cancelled),
                 answer => Ok(answer),
@@ -88,9 +94,9 @@ impl Away {
         let membership = shared.membership();
         let place = membership.find_key(&self.name);
         let Some(key) = place.and_then(|place| membership.key(place)) else { return Ok(Answer::Trouble(Trouble::Destroyed)) };
-        if deed == Deed::Destroy {
-            key.destroy(Instant::now() + PATIENCE)?;
-            return Ok(Answer::Done);
+        if let Deed::Destroy { me } = deed {
+            let held = key.destroy(OwnerId::from_bits(me), Instant::now() + PATIENCE)?;
+            return Ok(held.map_or(Answer::Done, |owner| Answer::Trouble(Trouble::Otherwise(owner.bits()))));
         }
         let answer = match perform(key, (membership.id(), membership.incarnation()), deed) {
             Done::Answer(answer) => answer,
@@ -104,9 +110,9 @@ impl Away {
         Ok(answer)
     }
 
-    /// Notes that the caller has it.
-    pub fn note(&self, shared: &Shared, me: OwnerId) -> Result<()> {
-        shared.enter(shared.check()?, "lock")?.mail().note(&self.name, None, Some(me.bits()));
+    /// Notes something of it, for the next home.
+    pub fn note(&self, shared: &Shared, note: impl FnOnce(&mut Entry)) -> Result<()> {
+        shared.enter(shared.check()?, "lock")?.mail().note_of(&self.name, note);
         Ok(())
     }
 
@@ -115,11 +121,7 @@ impl Away {
     pub fn unlock(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let is_mine = {
             let mut engine = shared.enter(shared.check()?, "unlock")?;
-            let is_mine = engine.mail().owner_of(&self.name) == me.bits();
-            if is_mine {
-                engine.mail().note(&self.name, None, Some(0));
-            }
-            is_mine
+            engine.mail().note_unlocked(&self.name, me.bits())
         };
         match self.do_deed(shared, "unlock", Deed::Unlock { me: me.bits() }, None) {
             Err(Error::Lock { why, .. }) if is_mine && matches!(*why, LockFault::NotYours(_)) => Ok(()),
@@ -131,7 +133,9 @@ impl Away {
     pub fn give_up(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let me_now = shared.check()?;
         let mut engine = shared.enter(me_now, "unlock")?;
-        engine.mail().note(&self.name, None, Some(0));
+        if !engine.mail().note_unlocked(&self.name, me.bits()) {
+            return Ok(());
+        }
         if !engine.registry().belongs_here() {
             // If there is no home now, whoever is next is told what this node has, and this is not among it.
             if let Some(home) = engine.registry().known() {
@@ -232,15 +236,16 @@ impl Shared {
         }
         if !self.has_network() {
             // Those that have a network find it here.
-            self.membership().found_registry(1, &[], |_| None, Instant::now() + PATIENCE)?;
+            self.membership().found_registry(1, &[], Instant::now() + PATIENCE)?;
             return Ok(Where::Here);
         }
+        let began = Instant::now();
         loop {
             let me = self.check()?;
             if let Some(home) = self.enter(me, "find the home of the lock registry")?.registry().known() {
                 return Ok(Where::There(home));
             }
-            if let Some(found) = self.find_home(deadline)? {
+            if let Some(found) = self.find_home(deadline, began.elapsed() < MEETING)? {
                 return Ok(found);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -267,7 +272,7 @@ impl Shared {
     }
 
     /// Asks all others; has the lowest node claim it if nobody knows one. `None`: ask again.
-    fn find_home(&self, deadline: Option<Instant>) -> Result<Option<Where>> {
+    fn find_home(&self, deadline: Option<Instant>, patient: bool) -> Result<Option<Where>> {
         const OPERATION: &str = "find the home of the lock registry";
         let others = self.others()?;
         let patience = || {
@@ -309,7 +314,7 @@ impl Shared {
             engine.adopt(home);
             return Ok(Some(Where::There(home)));
         }
-        if unmet {
+        if unmet && patient {
             // Somebody lives, or did a moment ago, who may have keys and whom this node has not met.
             return Ok(None);
         }
@@ -328,7 +333,7 @@ impl Shared {
     fn claim(&self, others: &[(NodeId, Incarnation)], deadline: Option<Instant>) -> Result<bool> {
         const OPERATION: &str = "be the home of the lock registry";
         let me = self.check()?;
-        let (last, unsound, mut entries) = {
+        let (last, left, mut entries) = {
             let mut engine = self.enter(me, OPERATION)?;
             if engine.registry().claiming {
                 // Another thread of this node does.
@@ -336,8 +341,8 @@ impl Shared {
             }
             engine.registry().claiming = true;
             let last = engine.registry().last();
-            let unsound = last.and_then(|last| engine.registry().left_unsound(last));
-            (last, unsound, engine.mail().opened.clone())
+            let left = last.and_then(|last| engine.registry().left_by(last));
+            (last, left, engine.mail().opened.clone())
         };
         let term = last.map_or(1, |last| last.term + 1);
         let agreed = self.agreed(others, term, &mut entries, deadline);
@@ -352,26 +357,26 @@ impl Shared {
             abandon(&mut engine);
             return agreed.map(|_| false);
         }
-        // One that died may have held any, or somebody who died with it.
-        let dead = |name: &str| {
-            let (node, life) = last?.node();
-            match &unsound {
-                Some(unsound) => OwnerId::from_bits(unsound.iter().find(|(its, _)| its == name)?.1),
-                None => Some(OwnerId::thread(node, life, 0)),
-            }
-        };
-        let known = unite(&entries);
+        let me_too = (self.membership().id(), self.membership().incarnation());
+        let lives = |owner: OwnerId| [me_too].iter().chain(others).any(|node| *node == (owner.node(), owner.life()));
+        let known = unite(&entries, last, left.as_deref(), lives);
         let deadline = Instant::now() + FOUNDING;
-        match self.membership().found_registry(term, &known, dead, deadline) {
-            Ok(_) => {}
+        match self.membership().found_registry(term, &known, deadline) {
+            Ok(true) => {}
+            Ok(false) if self.membership().seat().is_some() => return Ok(true),
+            Ok(false) => {
+                abandon(&mut engine);
+                return Ok(false);
+            }
             Err(error) => {
                 abandon(&mut engine);
                 return if matches!(error, ShmError::LockTimeout { .. }) { Ok(false) } else { Err(error.into()) };
             }
         }
-        for owner in known.iter().filter_map(|(_, _, owner)| *owner) {
+        for owner in known.iter().filter_map(|key| key.owner) {
             self.membership().serve(owner.node(), owner.life(), true);
         }
+        engine.tell_home(me, term);
         tracing::debug!(term, keys = known.len(), "this node is the home of the lock registry");
         Ok(true)
     }
@@ -388,9 +393,14 @@ impl Shared {
             let mut from = 0;
             loop {
                 match self.letter("be the home of the lock registry", node, &Ask::Claim { term, from }, None, deadline) {
-                    Ok(Answer::Agreed { entries: known, more }) => {
+                    Ok(Answer::Agreed { entries: mut known, more }) => {
                         from += known.len() as u32;
-                        let goes_on = more && !known.is_empty();
+                        let goes_on = more && !known.is_empty() && (from as usize) < doorbell_shm::keys::KEYS_MAX;
+                        // Nobody speaks for another.
+                        known.retain(|entry| {
+                            let owner = OwnerId::from_bits(entry.owner);
+                            owner.is_none_or(|owner| (owner.node(), owner.life()) == node)
+                        });
                         entries.extend(known);
                         if !goes_on {
                             break;
@@ -421,19 +431,36 @@ impl Shared {
     }
 }
 
-/// What several nodes know of the same keys.
-fn unite(entries: &[Entry]) -> Vec<(String, Resource, Option<OwnerId>)> {
-    let mut known: Vec<(String, Resource, Option<OwnerId>)> = Vec::new();
-    for entry in entries {
-        let (resource, owner) = (Resource::from_words(entry.resource), OwnerId::from_bits(entry.owner));
-        match known.iter_mut().find(|(name, ..)| *name == entry.name) {
-            Some((_, its, has)) => {
-                if *its == Resource::Unnamed {
-                    *its = resource;
-                }
-                *has = has.or(owner);
+/// What several nodes know of the same keys, and what the former home said if it left. If it died nobody knows who of those that died with it had a key.
+fn unite(entries: &[Entry], last: Option<Home>, left: Option<&[Entry]>, lives: impl Fn(OwnerId) -> bool) -> Vec<Restored> {
+    let mut known: Vec<Restored> = Vec::new();
+    for entry in entries.iter().chain(left.unwrap_or_default()) {
+        let at = known.iter().position(|key| key.name == entry.name).unwrap_or_else(|| {
+            let (owner, dead, barred) = (None, None, false);
+            known.push(Restored { name: entry.name.clone(), resource: Resource::Unnamed, owner, dead, barred });
+            known.len() - 1
+        });
+        let key = &mut known[at];
+        if key.resource == Resource::Unnamed {
+            key.resource = Resource::from_words(entry.resource);
+        }
+        key.dead = key.dead.or(OwnerId::from_bits(entry.dead));
+        key.barred |= entry.barred;
+    }
+    for key in &mut known {
+        let of = |entries: &[Entry]| {
+            let mut owners =
+                entries.iter().filter(|entry| entry.name == key.name).filter_map(|entry| OwnerId::from_bits(entry.owner));
+            owners.next()
+        };
+        key.owner = of(entries);
+        match left {
+            // Whoever lives has said what it has.
+            Some(left) => key.dead = key.dead.or(of(left).filter(|owner| !lives(*owner))),
+            None if key.owner.is_none() => {
+                key.dead = key.dead.or(last.map(|last| OwnerId::thread(last.node().0, last.node().1, 0)));
             }
-            None => known.push((entry.name.clone(), resource, owner)),
+            None => {}
         }
     }
     known

@@ -74,8 +74,11 @@ impl Drop for KeyGuard<'_> {
 #[cold]
 #[inline(never)]
 fn drop_slowly(key: &LockKey, me: OwnerId) {
-    if let Err(error) = key.give_up(me) {
-        complain(key, &error);
+    match key.give_up(me) {
+        // Within recv_with: a letter can't be sent from there.
+        Err(Error::Reentrant { .. }) => key.give_up_later(me),
+        Err(error) => complain(key, &error),
+        Ok(()) => {}
     }
 }
 

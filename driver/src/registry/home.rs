@@ -36,14 +36,21 @@ pub struct Registry {
     /// Where it was last, if it ever was elsewhere; and before that.
     last: Option<Home>,
     before: Option<Home>,
-    /// A home that left, which keys it left unsound, and whether that is all.
-    farewell: Option<(Home, Vec<(String, u64)>, bool)>,
+    /// What a home said when it left.
+    farewell: Option<Farewell>,
     /// Who waits here for a key, over the network.
     waiting: Vec<Waiting>,
     /// What others say that they have, as far as they have said it.
     holding: Vec<((NodeId, Incarnation), Vec<String>)>,
     /// Keys that others offer.
     pub offers: Offers,
+}
+
+/// What a home said when it left.
+struct Farewell {
+    home: Home,
+    left: Vec<Entry>,
+    whole: bool,
 }
 
 struct Waiting {
@@ -80,8 +87,8 @@ impl Registry {
     }
 
     /// Whose engine it is in.
-    pub fn belong(&mut self, shared: Weak<Shared>) {
-        self.shared = shared;
+    pub fn belong(&mut self, shared: Weak<Shared>, clerks: Arc<Clerks>) {
+        (self.shared, self.clerks) = (shared, clerks);
     }
 
     fn me(&self) -> (NodeId, Incarnation) {
@@ -102,7 +109,7 @@ impl Registry {
     /// The registry is elsewhere. A home that was another before is told what this node has: what the former one gave it in its last moments and
     /// could not say any more, or was given back in vain, is free.
     pub fn adopt(&mut self, home: Home, mail: &mut Mail) {
-        if self.known == Some(home) {
+        if self.known == Some(home) || home.term > wire::TERM_MAX || self.belongs_here() {
             return;
         }
         (self.known, self.last) = (Some(home), Some(home));
@@ -125,7 +132,7 @@ impl Registry {
 
     /// Another node knows more of where it was.
     pub fn learn_last(&mut self, last: Home) {
-        if self.last.is_none_or(|mine| mine.term < last.term) {
+        if last.term <= wire::TERM_MAX && self.last.is_none_or(|mine| mine.term < last.term) {
             self.last = Some(last);
         }
     }
@@ -178,7 +185,12 @@ impl Registry {
                 }
             }
             Tell::Holding { names, more } => self.hear_holding((node, life), names, more),
-            Tell::Farewell { unsound, more } => self.hear_farewell((node, life), unsound, more),
+            Tell::Farewell { left, more } => self.hear_farewell((node, life), left, more),
+            Tell::Here { term } => {
+                // What it was told before it was home, or not told, is said now.
+                self.known = None;
+                self.adopt(Home { term, at: (node.0, life.0) }, mail);
+            }
             Tell::Abandon { term } => {
                 let home = Home { term, at: (node.0, life.0) };
                 self.forget(home);
@@ -201,21 +213,22 @@ impl Registry {
         }
     }
 
-    fn hear_farewell(&mut self, who: (NodeId, Incarnation), unsound: Vec<(String, u64)>, more: bool) {
+    fn hear_farewell(&mut self, who: (NodeId, Incarnation), left: Vec<Entry>, more: bool) {
         let Some(home) = self.last.filter(|home| home.node() == who) else { return };
-        let farewell = self.farewell.get_or_insert((home, Vec::new(), false));
-        if farewell.0 != home {
-            *farewell = (home, Vec::new(), false);
+        if self.farewell.as_ref().is_none_or(|farewell| farewell.home != home) {
+            self.farewell = Some(Farewell { home, left: Vec::new(), whole: false });
         }
-        if farewell.1.len() < doorbell_shm::keys::KEYS_MAX {
-            farewell.1.extend(unsound);
+        if let Some(farewell) = &mut self.farewell
+            && farewell.left.len() < doorbell_shm::keys::KEYS_MAX
+        {
+            farewell.left.extend(left);
+            farewell.whole = !more;
         }
-        farewell.2 = !more;
     }
 
-    /// Which keys the former home left unsound, if it left and said so.
-    pub fn left_unsound(&self, home: Home) -> Option<Vec<(String, u64)>> {
-        self.farewell.as_ref().filter(|(left, _, whole)| *left == home && *whole).map(|(_, names, _)| names.clone())
+    /// What the former home said of its keys, if it left and said it all.
+    pub fn left_by(&self, home: Home) -> Option<Vec<Entry>> {
+        self.farewell.as_ref().filter(|farewell| farewell.home == home && farewell.whole).map(|farewell| farewell.left.clone())
     }
 
     /// This node leaves: what the others are to be told, if it is home and the last of its group.
@@ -224,15 +237,18 @@ impl Registry {
         if !is_home || self.membership.has_other_heir() {
             return Vec::new();
         }
-        let me = self.me();
-        let names = self.membership.keys().into_iter().filter_map(|facts| {
-            let mine = facts.seen.owner().filter(|owner| (owner.node(), owner.life()) == me);
-            Some((facts.name, mine.or(facts.dead)?.bits()))
-        });
-        let names: Vec<_> = names.collect();
-        let last = names.len().div_ceil(wire::ENTRIES_MAX).max(1);
-        let part = |at: usize| names.iter().skip(at * wire::ENTRIES_MAX).take(wire::ENTRIES_MAX).cloned().collect();
-        (0..last).map(|at| Tell::Farewell { unsound: part(at), more: at + 1 < last }).collect()
+        let entry = |facts: doorbell_shm::keys::KeyFacts| Entry {
+            name: facts.name,
+            resource: facts.resource.to_words(),
+            owner: facts.seen.owner().map_or(0, OwnerId::bits),
+            dead: facts.dead.map_or(0, OwnerId::bits),
+            barred: facts.seen.is_barred(),
+        };
+        let entries = self.membership.keys().into_iter().map(entry);
+        let left: Vec<_> = entries.filter(|entry| entry.owner != 0 || entry.dead != 0 || entry.barred).collect();
+        let parts = left.len().div_ceil(wire::ENTRIES_MAX).max(1);
+        let part = |at: usize| left.iter().skip(at * wire::ENTRIES_MAX).take(wire::ENTRIES_MAX).cloned().collect();
+        (0..parts).map(|at| Tell::Farewell { left: part(at), more: at + 1 < parts }).collect()
     }
 
     fn hear_holding(&mut self, who: (NodeId, Incarnation), names: Vec<String>, more: bool) {
@@ -299,14 +315,16 @@ impl Registry {
                 Some(key) => key_answer(key, self.term(), &name, node),
                 None => Answer::Trouble(Trouble::Unknown),
             }),
-            Ask::Deed { at, deed: Deed::Destroy } => {
+            Ask::Deed { at, deed: Deed::Destroy { me } } => {
+                let me = OwnerId::from_bits(me).filter(|me| (me.node(), me.life()) == (node, life));
                 let key = match self.key(&at) {
                     Ok(key) => key,
                     Err(fault) => return Some(Answer::Trouble((&fault).into())),
                 };
                 self.submit(move |shared| {
-                    let answer = match key.get().destroy(Instant::now() + PATIENCE) {
-                        Ok(()) => Answer::Done,
+                    let answer = match key.get().destroy(me, Instant::now() + PATIENCE) {
+                        Ok(None) => Answer::Done,
+                        Ok(Some(owner)) => Answer::Trouble(Trouble::Otherwise(owner.bits())),
                         Err(error) => Answer::Trouble(Trouble::other(&error)),
                     };
                     shared.answer(node, life, id, &answer);
@@ -381,7 +399,7 @@ impl Registry {
         if self.claiming && self.me().0 < who.0 {
             return Answer::Disagreed { home: None, last: self.last };
         }
-        if self.last.is_some_and(|last| last.node() != who && last.term >= term) {
+        if term == 0 || term > wire::TERM_MAX || self.last.is_some_and(|last| last.node() != who && last.term >= term) {
             return Answer::Disagreed { home: None, last: self.last };
         }
         self.claiming = false;
@@ -507,7 +525,7 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
             key.set_user(node, false);
             Answer::Done
         }
-        Deed::Destroy => Answer::Trouble(Trouble::Destroyed),
+        Deed::Destroy { .. } => Answer::Trouble(Trouble::Destroyed),
     })
 }
 

@@ -207,13 +207,17 @@ impl LockKey {
             return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
         }
         let [expected, new] = [expected, new].map(|id| id.map_or(0, OwnerId::bits));
-        if let Opened::Away(away) = &self.opened
-            && new == 0
-        {
-            let shared = self.node.shared();
-            shared.enter(shared.check()?, "set")?.mail().note(&away.name, None, Some(0));
+        let Opened::Away(away) = &self.opened else {
+            return self.deed("set", Deed::Set { expected, new }, None).map(drop);
+        };
+        // Noted first, as with every key that is given up; and taken back if it was not.
+        let shared = self.node.shared();
+        let gives_up = new == 0 && shared.enter(shared.check()?, "set")?.mail().note_unlocked(&away.name, expected);
+        let done = self.deed("set", Deed::Set { expected, new }, None).map(drop);
+        if done.is_err() && gives_up {
+            away.note(shared, |entry| entry.owner = expected)?;
         }
-        self.deed("set", Deed::Set { expected, new }, None).map(drop)
+        done
     }
 
     /// Locks the key if nobody has it, and says its value if somebody has. Does not wait, but for the answer if the registry is elsewhere. The source's
@@ -360,7 +364,8 @@ impl LockKey {
 
     fn taken_away(&self, away: &Away, me: OwnerId, damaged: bool, dead: u64) -> Result<KeyGuard<'_>> {
         // It is so already if an answer brought it.
-        away.note(self.node.shared(), me)?;
+        let noted = if damaged { dead } else { 0 };
+        away.note(self.node.shared(), |entry| (entry.owner, entry.dead) = (me.bits(), noted))?;
         Ok(KeyGuard::new(self, me, if damaged { dead } else { 0 }))
     }
 
@@ -388,6 +393,12 @@ impl LockKey {
         }
     }
 
+    /// Gives a key up as soon as this thread is out of the engine.
+    pub(super) fn give_up_later(&self, me: OwnerId) {
+        let key = self.clone();
+        self.node.shared().clerks().submit(Box::new(move || drop(key.give_up(me))));
+    }
+
     fn release_here(&self, key: Key<'_>, me: OwnerId) -> Result<()> {
         // After a fork it is still the parent's.
         if key.is_forked() {
@@ -401,7 +412,11 @@ impl LockKey {
     }
 
     pub(super) fn repair(&self, me: OwnerId) -> Result<()> {
-        self.deed("repair", Deed::Repair { me: me.bits() }, None).map(drop)
+        self.deed("repair", Deed::Repair { me: me.bits() }, None)?;
+        if let Opened::Away(away) = &self.opened {
+            away.note(self.node.shared(), |entry| entry.dead = 0)?;
+        }
+        Ok(())
     }
 
     /// Locks the key for everybody, by setting it to a value that is nobody's. From the call on nobody else comes in; whoever is in stays until it
@@ -416,6 +431,7 @@ impl LockKey {
         if !first {
             return Err(fault("lock_all", &self.name, LockFault::Barred));
         }
+        self.note_barred(true)?;
         let waited = match self.reach("lock_all")? {
             Reach::Here(key) => {
                 let want = Want { shared: self.node.shared(), key, name: &self.name, me: self.my_id(), withdrawn: None };
@@ -426,7 +442,7 @@ impl LockKey {
         // Who was told that somebody ended it meanwhile does not end what may be another's by now.
         let is_over = matches!(&waited, Err(Error::Lock { .. }));
         if waited.is_err() && !is_over {
-            let _ = self.deed("lock_all", Deed::Unbar, None);
+            let _ = self.unlock_all();
         }
         waited
     }
@@ -451,7 +467,16 @@ impl LockKey {
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::NotYours`]: it was not locked so, and nothing changed.
     pub fn unlock_all(&self) -> Result<()> {
-        self.deed("unlock_all", Deed::Unbar, None).map(drop)
+        self.deed("unlock_all", Deed::Unbar, None)?;
+        self.note_barred(false)
+    }
+
+    /// For the next home.
+    fn note_barred(&self, barred: bool) -> Result<()> {
+        match &self.opened {
+            Opened::Away(away) => away.note(self.node.shared(), |entry| entry.barred = barred),
+            Opened::Here(_) => Ok(()),
+        }
     }
 
     /// Says that this node uses the key no more: then it may be [destroyed](Self::destroy). The other handles of this node stay as good as
@@ -460,7 +485,12 @@ impl LockKey {
     /// # Errors
     /// As [`facts`](Self::facts).
     pub fn release(self) -> Result<()> {
-        self.deed("release", Deed::Release, None).map(drop)
+        self.deed("release", Deed::Release, None)?;
+        if let Opened::Away(away) = &self.opened {
+            let shared = self.node.shared();
+            shared.enter(shared.check()?, "release")?.mail().close(&away.name);
+        }
+        Ok(())
     }
 
     /// Ends the key for everybody, once the other nodes that use it have [released](Self::release) it, or died; waits for that until `deadline`. Who waits
@@ -480,9 +510,17 @@ impl LockKey {
                 if let Some(owner) = owner {
                     return Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner))));
                 }
+                let until = Instant::now() + PATIENCE;
                 return match self.reach("destroy")? {
-                    Reach::Here(key) => Ok(key.destroy(Instant::now() + PATIENCE)?),
-                    Reach::Away(_) => self.deed("destroy", Deed::Destroy, Some(Instant::now() + PATIENCE)).map(drop),
+                    Reach::Here(key) => match key.destroy(Some(self.my_id()), until)? {
+                        None => Ok(()),
+                        Some(owner) => Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner)))),
+                    },
+                    Reach::Away(away) => {
+                        self.deed("destroy", Deed::Destroy { me: self.my_id().bits() }, Some(until))?;
+                        shared.enter(shared.check()?, "destroy")?.mail().close(&away.name);
+                        Ok(())
+                    }
                 };
             }
             if Instant::now() >= deadline {

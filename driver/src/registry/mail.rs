@@ -153,11 +153,29 @@ impl Mail {
     /// Notes that this node has opened a key that is elsewhere, and which of its threads has it.
     pub fn note(&mut self, name: &str, resource: Option<[u64; 4]>, owner: Option<u64>) {
         let at = self.opened.iter().position(|entry| entry.name == name).unwrap_or_else(|| {
-            self.opened.push(Entry { name: name.to_owned(), resource: [0; 4], owner: 0 });
+            self.opened.push(Entry { name: name.to_owned(), resource: [0; 4], owner: 0, dead: 0, barred: false });
             self.opened.len() - 1
         });
         let entry = &mut self.opened[at];
         (entry.resource, entry.owner) = (resource.unwrap_or(entry.resource), owner.unwrap_or(entry.owner));
+    }
+
+    /// Notes something else of a key.
+    pub fn note_of(&mut self, name: &str, note: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.opened.iter_mut().find(|entry| entry.name == name) {
+            note(entry);
+        }
+    }
+
+    /// Notes that an owner gave a key up; false if this node did not know it as its owner.
+    pub fn note_unlocked(&mut self, name: &str, owner: u64) -> bool {
+        let entry = self.opened.iter_mut().find(|entry| entry.name == name && entry.owner == owner && owner != 0);
+        entry.map(|entry| (entry.owner, entry.dead) = (0, 0)).is_some()
+    }
+
+    /// A key is no more, or this node does not use it any more.
+    pub fn close(&mut self, name: &str) {
+        self.opened.retain(|entry| entry.name != name || entry.owner != 0);
     }
 
     /// The names of the keys that this node has, or has asked this life of a node for.

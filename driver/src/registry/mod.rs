@@ -53,6 +53,7 @@ pub mod shared;
 mod wait;
 pub(crate) mod wire;
 
+pub(crate) use clerks::Clerks;
 pub use guard::KeyGuard;
 pub(crate) use home::Registry;
 pub use key::{LockKey, TryLock};

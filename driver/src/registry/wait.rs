@@ -30,6 +30,10 @@ impl Want<'_> {
     /// Waits until the key is the caller's.
     #[cold]
     pub fn wait(&self, deadline: Option<Instant>) -> Result<Taken> {
+        if self.withdrawn.is_none() && self.shared.has_network() {
+            // Within recv_with: whoever has the key may have to say by a letter that it gives it up, and nobody could read that.
+            drop(self.shared.enter(Token::current(), "lock")?);
+        }
         let mut waiter = self.key.wait(self.me);
         let mut gear = self.gear(deadline);
         loop {

@@ -16,6 +16,9 @@ pub const KNOWS_MAX: usize = 120;
 /// Users and waiters in one answer.
 const NAMED_MAX: usize = 32;
 
+/// No registry moves so often.
+pub const TERM_MAX: u64 = 1 << 48;
+
 /// Which life of which node.
 pub type Life = (u16, u32);
 
@@ -64,7 +67,7 @@ pub enum Deed {
     Unbar,
     Open,
     Release,
-    Destroy,
+    Destroy { me: u64 },
 }
 
 /// What needs an answer.
@@ -109,8 +112,10 @@ pub enum Tell {
     Withdraw { id: u64, want: Option<(At, u64)> },
     /// To a home that was another before: of all keys this node has these, and one of which the former home did not tell it any more is free.
     Holding { names: Vec<String>, more: bool },
-    /// The home leaves, the last of its group: these keys are held by it or damaged, by whom, and no others are.
-    Farewell { unsound: Vec<(String, u64)>, more: bool },
+    /// The home leaves, the last of its group: these keys are held, damaged or barred, and no others are.
+    Farewell { left: Vec<Entry>, more: bool },
+    /// I am home now.
+    Here { term: u64 },
 }
 
 /// What a node knows of a key when the registry moves.
@@ -120,6 +125,10 @@ pub struct Entry {
     pub resource: [u64; 4],
     /// Which of its threads has it; 0 for none.
     pub owner: u64,
+    /// Who died with it, as far as it was told; 0 for nobody.
+    pub dead: u64,
+    /// It locked it for everybody.
+    pub barred: bool,
 }
 
 /// An answer.

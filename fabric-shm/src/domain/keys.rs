@@ -133,16 +133,12 @@ impl Membership {
         self.directory().keys().seat().all_served(self.max_nodes())
     }
 
-    /// Brings the registry here, with this node as its home if it has a network, and with what is known of the keys: names, resources, and which living owner has
-    /// them. Where no owner is known and `dead` names one who died, the key is damaged. False if it is
-    /// here already. Blocks on the domain's lock file, until the deadline.
-    pub fn found_registry(
-        &self,
-        term: u64,
-        known: &[(String, Resource, Option<OwnerId>)],
-        dead: impl Fn(&str) -> Option<OwnerId>,
-        deadline: Instant,
-    ) -> Result<bool, ShmError> {
+    /// Brings the registry here, with this node as its home if it has a network, and with what is known of its keys. False if it is here already, or
+    /// there is no room for a key that somebody has. Blocks on the domain's lock file, until the deadline.
+    ///
+    /// # Errors
+    /// As [`init_key`](Self::init_key).
+    pub fn found_registry(&self, term: u64, known: &[Restored], deadline: Instant) -> Result<bool, ShmError> {
         const OPERATION: &str = "bring the lock registry here";
         self.check_key_call(OPERATION)?;
         let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
@@ -150,18 +146,26 @@ impl Membership {
         if keys.seat().term().is_some() {
             return Ok(false);
         }
-        for (name, resource, owner) in known {
+        let (held, free): (Vec<_>, Vec<_>) = known.iter().partition(|key| key.owner.is_some());
+        for key in held.into_iter().chain(free) {
             let me = (self.id(), self.incarnation());
-            let Some(key) = keys.find(name).or_else(|| keys.init(name, *resource, me).ok()) else { continue };
-            let Some(slot) = keys.slot(key.slot) else { continue };
-            if let Some(owner) = owner {
-                let _ = slot.words.set(None, Some(*owner));
+            let place = keys.find(&key.name).or_else(|| keys.init(&key.name, key.resource, me).ok());
+            let Some(slot) = place.and_then(|place| keys.slot(place.slot)) else {
+                if key.owner.is_some() {
+                    return Ok(false);
+                }
+                continue;
+            };
+            if let Some(owner) = key.owner {
+                let _ = slot.words.set(None, Some(owner));
                 slot.set_user(owner.node(), true);
-            } else if let Some(dead) = dead(name)
-                && slot.words.get().owner().is_none()
-            {
+            }
+            if let Some(dead) = key.dead {
                 slot.set_dead(dead);
                 slot.words.damage();
+            }
+            if key.barred {
+                slot.words.bar();
             }
         }
         if self.me().networked {
@@ -302,14 +306,42 @@ impl<'a> Key<'a> {
         self.slot.set_user(node, uses);
     }
 
-    /// Ends it. Blocks on the domain's lock file, until the deadline. Who waits for it is told.
-    pub fn destroy(&self, deadline: Instant) -> Result<(), ShmError> {
+    /// Ends it, unless somebody else has it who lives: says who. Blocks on the domain's lock file, until the deadline. Who waits for it is told.
+    ///
+    /// # Errors
+    /// [`ShmError::LockTimeout`], [`ShmError::Left`], [`ShmError::Forked`].
+    pub fn destroy(&self, me: Option<OwnerId>, deadline: Instant) -> Result<Option<OwnerId>, ShmError> {
         const OPERATION: &str = "destroy a key";
         self.membership.check_key_call(OPERATION)?;
         let _lock = self.membership.space().lock(OPERATION, self.membership.names(), deadline)?;
-        if self.is_current() {
-            self.slot.destroy(self.key.generation);
+        if !self.is_current() {
+            return Ok(None);
         }
-        Ok(())
+        // From here on nobody comes in.
+        let (seen, first) = self.slot.words.bar();
+        let lives = |owner: &OwnerId| Some(*owner) != me && self.membership.is_living(owner.node(), owner.life());
+        if let Some(owner) = seen.owner().filter(lives) {
+            if first {
+                self.slot.words.unbar();
+            }
+            return Ok(Some(owner));
+        }
+        self.slot.destroy(self.key.generation);
+        Ok(None)
     }
+}
+
+/// What is known of a key when the registry comes to another group of nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// Its name.
+    pub name: String,
+    /// What it guards.
+    pub resource: Resource,
+    /// Who has it, of those that live.
+    pub owner: Option<OwnerId>,
+    /// Who died with it, or may have.
+    pub dead: Option<OwnerId>,
+    /// Whether the module locked it.
+    pub barred: bool,
 }

@@ -19,6 +19,7 @@ mod tests;
 
 use crate::cma::{self, Beacon};
 use crate::error::ShmError;
+use crate::keys::OwnerId;
 use crate::layout::{BOARD_BYTES, FLAG_FENCE, LAYOUT_VERSION, LaneGeometry, SegmentHeader, SegmentKind, inbox_bytes};
 use crate::region::Registry;
 use crate::segment::Segment;
@@ -29,7 +30,7 @@ pub use directory::Member;
 use directory::{Directory, DirectoryFault};
 use doorbell_fabric::sync::Barriers;
 use doorbell_fabric::{Incarnation, NodeId, Role};
-pub use keys::{Key, OpenKey};
+pub use keys::{Key, OpenKey, Restored};
 use layout::{DomainFacts, MAX_DOMAIN_BYTES, domain_bytes};
 pub use layout::{MAX_LABEL, MAX_NODES, MIN_NODES};
 pub(crate) use peer::Owner;
@@ -479,7 +480,9 @@ fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result
         changed |= directory.clear(id, None);
     }
     if changed {
-        directory.keys().waits().sweep(|who| directory.incarnation(who.node()) != Some(who.life()));
+        let keys = directory.keys();
+        let is_served = |who: OwnerId| keys.seat().serves(who.node(), who.life());
+        keys.waits().sweep(|who| directory.incarnation(who.node()) != Some(who.life()) && !is_served(who));
         directory.bump();
     }
     Ok(removed)

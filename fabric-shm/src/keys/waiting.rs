@@ -71,7 +71,10 @@ impl<'a> Waiter<'a> {
         if let Some(gone) = pass_over(self.words, now, self.ticket) {
             self.waits.forget_ticket(gone);
         }
-        if now >= self.due(now) && !self.is_next() {
+        if self.is_next() {
+            // It looks, and is not passed over.
+            self.words.claim_turn(self.ticket, now);
+        } else if now >= self.due(now) {
             self.begin_turn(now);
         }
         let is_next = self.is_next();
@@ -152,6 +155,7 @@ impl<'a> Waiter<'a> {
             self.words.sleep(self.words.heard(), self.ticket, timeout.min(until.max(AGAIN)));
             return;
         }
+        let timeout = if is_next { timeout.min(STALE / 2) } else { timeout };
         let heard = self.words.arm();
         if !self.words.get().is_free() {
             self.words.sleep(heard, self.ticket, timeout);

@@ -55,8 +55,11 @@ pub struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.entry.what.store(0, Ordering::Release);
-        self.entry.who.store(0, Ordering::Release);
+        // Unless it was swept, and is another's by now.
+        let what = self.me.number << KEY_BITS | self.me.slot as u64;
+        if self.entry.what.compare_exchange(what, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let _ = self.entry.who.compare_exchange(self.me.who.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
     }
 }
 

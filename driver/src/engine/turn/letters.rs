@@ -52,6 +52,29 @@ impl Engine {
         Ok(self.inbound.mail.ask(node, life, bytes, wants))
     }
 
+    /// If this node has become home instead of another: those are let go that are gone, and the others told.
+    pub(super) fn see_to_succession(&mut self) {
+        if self.registry.has_succeeded()
+            && let Some((term, _)) = self.fabric.membership().seat()
+        {
+            self.announce_home(term);
+        }
+    }
+
+    /// This node is home from now on.
+    pub(crate) fn tell_home(&mut self, me: Token, term: u64) {
+        self.announce_home(term);
+        self.push(me);
+    }
+
+    fn announce_home(&mut self, term: u64) {
+        self.registry.bury_absent(|node, life| self.fabric.live(node) == Some(life));
+        let letter = wire::encode(&wire::Tell::Here { term });
+        for (node, life) in networked(&self.fabric) {
+            self.inbound.mail.tell(NodeId(node), Incarnation(life), letter.clone());
+        }
+    }
+
     /// Tells the others what they could ask nobody else any more.
     pub(super) fn say_farewell(&mut self, me: Token) {
         let letters = self.registry.farewell();
@@ -76,9 +99,7 @@ impl Engine {
                 self.on_broken(node, reason);
             }
         }
-        if self.registry.has_succeeded() {
-            self.registry.bury_absent(|node, life| self.fabric.live(node) == Some(life));
-        }
+        self.see_to_succession();
         work
     }
 

@@ -324,8 +324,10 @@ impl Engine {
     }
 
     /// Ends everything: the node leaves.
-    pub fn close(&mut self, me: Token) {
-        self.say_farewell(me);
+    pub fn close(&mut self, me: Token, in_good_order: bool) {
+        if in_good_order {
+            self.say_farewell(me);
+        }
         self.end_all(me, || Error::Closed);
         self.sending.clear();
         self.fabric.end_network();

@@ -200,9 +200,7 @@ impl Engine {
                 self.ends[node.index()] = Some(end);
                 self.fail_ways(node, incarnation, || end.error(node));
                 self.registry.gone(node, incarnation);
-                if self.registry.has_succeeded() {
-                    self.registry.bury_absent(|node, life| self.fabric.live(node) == Some(life));
-                }
+                self.see_to_succession();
                 // After its ways out were cut: nothing can be lent to it from here on.
                 let (loans, bytes) = self.lender.drop_holds(node, incarnation);
                 if loans > 0 {

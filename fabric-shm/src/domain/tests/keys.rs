@@ -60,7 +60,7 @@ fn keys_outlive_who_made_them() {
         a.leave().unwrap();
         assert!(matches!(a.init_key("other", Resource::Unnamed, soon()), Err(ShmError::Left { .. })));
         lock(&b, key);
-        b.key(key).unwrap().destroy(soon()).unwrap();
+        b.key(key).unwrap().destroy(None, soon()).unwrap();
         assert!(b.key(key).is_none() && b.find_key("key").is_none() && b.keys().is_empty());
     });
 }
@@ -175,7 +175,7 @@ proptest! {
                 let _ = key.inherit(&mut waiter, seen);
             }
             drop(waiter);
-            let _ = (key.bury(key.words().get()), key.facts(), key.destroy(soon()));
+            let _ = (key.bury(key.words().get()), key.facts(), key.destroy(None, soon()));
         }
         // The nodes go on: come, make keys, leave.
         b.leave().unwrap();
