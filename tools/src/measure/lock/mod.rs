@@ -53,8 +53,9 @@ the mutex's. Waits may be few and long, or many and short: read them with the lo
 
 Over UDP `lock` waits for the home's answer, as a message of 8 bytes waits for its echo, and so
 does `unlock`; a guard that is dropped waits for nothing. `round trips` is the median over that
-of the messages. The home itself locks in its own memory, as over shared memory, so that
-contended it has `most`; the mutex is left out, for it has no way to be where memory is not shared.
+of the messages. The home locks in its own memory, as fast as over shared memory, and between the
+turns of the others: contended, `most` is what it had, and nearly all. The mutex needs shared memory,
+and is left out.
 
 Believe ratios rather than nanoseconds: the processors of a virtual machine move, and
 every time with them.")]
@@ -62,7 +63,7 @@ pub struct LockArgs {
     /// Processes that want the same key
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     nodes: u16,
-    /// How long they do; for as long again they want the mutex, in turns of a second. Over UDP one process locks alone for no longer, either
+    /// How long they do, and for as long again they want the mutex, in turns of a second; over UDP, also how long one process locks alone at most
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
     /// Processors on which the processes run, in turn: with 0,1 every other one runs on each
