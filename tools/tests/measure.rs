@@ -54,18 +54,20 @@ fn signal(pid: u32, signal: i32) {
 
 /// A measurement that would take hours, and its two workers: the one that measures first.
 fn endless(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
-    endless_of(&["latency", "--sizes", "8", "--iterations", "1000000000", "--domain", domain], domain, 2, more)
+    endless_of(&["latency", "--sizes", "8", "--iterations", "1000000000", "--domain", domain], domain, (2, 2), more)
 }
 
 /// One of locks, and its four workers.
 fn endless_locks(domain: &str, more: &[&str]) -> (Child, Vec<u32>) {
-    endless_of(&["lock", "--seconds", "3600", "--domain", domain], domain, 4, more)
+    // Over UDP they share no memory.
+    let inboxes = if more.contains(&"udp") { 0 } else { 4 };
+    endless_of(&["lock", "--seconds", "3600", "--domain", domain], domain, (4, inboxes), more)
 }
 
-fn endless_of(args: &[&str], domain: &str, count: usize, more: &[&str]) -> (Child, Vec<u32>) {
+fn endless_of(args: &[&str], domain: &str, (count, shared): (usize, usize), more: &[&str]) -> (Child, Vec<u32>) {
     let command = doorbell(&[args, more].concat()).spawn().unwrap();
     let inboxes = || leftovers(domain).iter().filter(|name| name.ends_with(".inbox")).count();
-    eventually("all workers joined", || children(command.id()).len() == count && inboxes() == count);
+    eventually("all workers joined", || children(command.id()).len() == count && inboxes() == shared);
     // On to the first messages.
     std::thread::sleep(Duration::from_millis(300));
     let mut workers = children(command.id());
@@ -266,9 +268,11 @@ fn a_killed_worker_is_named_and_nothing_stays() {
 #[test]
 fn however_a_measurement_of_locks_ends_nothing_stays() {
     // A worker, the command by a signal, and the command with no time to do anything about it.
-    for (way, signal_sent, code) in [("worker", 9, Some(1)), ("interrupt", 2, Some(130)), ("command", 9, None)] {
-        let domain = format!("locks-{way}-{}", std::process::id());
-        let (command, workers) = endless_locks(&domain, &[]);
+    let ways = [("worker", 9, Some(1)), ("interrupt", 2, Some(130)), ("command", 9, None)];
+    let fabrics = ["shm", "udp"].into_iter().flat_map(|fabric| ways.map(|way| (fabric, way)));
+    for (fabric, (way, signal_sent, code)) in fabrics {
+        let domain = format!("locks-{fabric}-{way}-{}", std::process::id());
+        let (command, workers) = endless_locks(&domain, &["--fabric", fabric]);
         signal(if way == "worker" { workers[1] } else { command.id() }, signal_sent);
         let output = command.wait_with_output().unwrap();
         let error = text(&output.stderr);

@@ -160,6 +160,41 @@ fn puts_are_measured_over_udp_by_the_same_commands() {
 }
 
 #[test]
+fn locks_are_measured_over_udp() {
+    let _turn = turn();
+    let lock = |more: &[&str]| run(&[&["lock", "--fabric", "udp", "--seconds", "1"], more].concat());
+    let ways: [&[&str]; 3] = [
+        &["--nodes", "3", "--with-key"],
+        &["--nodes", "2", "--progress", "poller", "--wait", "park"],
+        &["--pin", "0", "--progress", "inline", "--wait", "yield", "--port", "plain"],
+    ];
+    for (way, nodes) in ways.into_iter().zip([3, 2, 4]) {
+        let found = rows(&lock(&[way, &["--format", "json"]].concat()));
+        let word = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
+        let names: Vec<_> = found.iter().map(|row| (word(row, "section"), word(row, "what"))).collect();
+        let expected = [("uncontended", "message"), ("uncontended", "lock"), ("uncontended", "unlock"), ("contended", "key")];
+        assert_eq!(names, expected.map(|(section, what)| (section.to_owned(), what.to_owned())), "{way:?}");
+        let port = if way.contains(&"plain") { "plain" } else { "auto" };
+        for row in &found {
+            assert_eq!((&row["fabric"], &row["key"]), (&"udp".into(), &way.contains(&"--with-key").into()), "{row}");
+            assert_eq!((&row["port"], &row["ratio"]), (&port.into(), &Value::Null), "{row}");
+            assert!(row["locks"].as_u64().unwrap() > 0, "{row}");
+        }
+        let figure = |row: &Value, name: &str| row[name].as_f64().unwrap();
+        let (alone, contended) = (&found[..3], &found[3]);
+        for row in alone {
+            assert!(["min_ns", "p50_ns", "p99_ns", "max_ns"].map(|name| figure(row, name)).is_sorted(), "{row}");
+            let round_trips = figure(row, "p50_ns") / figure(&alone[0], "p50_ns");
+            assert!((figure(row, "round_trips") / round_trips - 1.0).abs() < 0.01, "{row}");
+        }
+        assert_eq!((figure(contended, "nodes"), &contended["round_trips"]), (f64::from(nodes), &Value::Null));
+        assert!(figure(contended, "least") > 0.0, "{contended}");
+    }
+    let table = text(&lock(&["--nodes", "2", "--with-key"]).stdout);
+    assert!(table.contains("over udp with a key") && table.contains("round trips") && table.contains("\nkey"), "{table}");
+}
+
+#[test]
 fn two_halves_measure_with_each_other() {
     let _turn = turn();
     let key = File::new(&[7; 32], 0o600);
@@ -257,7 +292,7 @@ fn what_is_wrong_with_the_network_is_told() {
     drop(socket);
     fails(&run(&["latency", "--connect", &address]), 1, &format!("with --listen {address}"));
     let [open, short] = [File::new(&[1; 32], 0o644), File::new(&[1; 31], 0o600)];
-    for way in [&["latency", "--fabric", "udp"][..], &["run", "-n", "1", "--listen", &address]] {
+    for way in [&["latency", "--fabric", "udp"][..], &["lock", "--fabric", "udp"], &["run", "-n", "1", "--listen", &address]] {
         let with = |path: &str| run(&[way, &["--key-file", path], if way[0] == "run" { &["--", "true"] } else { &[] }].concat());
         fails(&with("/no/such/key"), 2, "head -c 32 /dev/urandom");
         fails(&with(open.path()), 2, "others may use it");
@@ -267,7 +302,7 @@ fn what_is_wrong_with_the_network_is_told() {
 
 #[test]
 fn what_makes_no_sense_over_the_network_is_refused() {
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["latency", "--fabric", "udp", "--loan"], "nothing can be lent over UDP"),
         (&["bandwidth", "--fabric", "udp", "--buffers", "registered"], "--buffers: over UDP"),
         (&["bandwidth", "--fabric", "udp", "--floor", "--both-ways"], "no floor of both ways"),
@@ -276,6 +311,8 @@ fn what_makes_no_sense_over_the_network_is_refused() {
         (&["latency", "--fabric", "udp", "--with-key", "--key-file", "k"], "--key-file"),
         (&["latency", "--with-key"], "add --fabric udp"),
         (&["rate", "--key-file", "k"], "add --fabric udp"),
+        (&["lock", "--with-key"], "add --fabric udp"),
+        (&["lock", "--fabric", "udp", "--with-key", "--key-file", "k"], "--key-file"),
         (&["latency", "--port", "plain"], "add --fabric udp"),
         (&["latency", "--fabric", "shm", "--listen", "127.0.0.1:0"], "add --fabric udp"),
         (&["latency", "--listen", "here"], "'here' is no address with a port"),

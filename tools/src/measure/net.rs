@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum Fabric {
     /// Shared memory
     Shm,
-    /// UDP, even on one machine [this is meant where --listen or --connect is given]
+    /// UDP, even on one machine
     Udp,
 }
 
@@ -32,7 +32,7 @@ pub enum Fabric {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Over the network")]
 pub struct NetArgs {
-    /// What the messages go over
+    /// What the messages go over: udp is meant where --listen or --connect is given
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm, default_value_ifs = [("listen", clap::builder::ArgPredicate::IsPresent, "udp"), ("connect", clap::builder::ArgPredicate::IsPresent, "udp")])]
     fabric: Fabric,
     /// Be one half of a measurement: answer the other half, which connects to this UDP address
@@ -44,7 +44,15 @@ pub struct NetArgs {
     /// Listen again after a measurement, until interrupted
     #[arg(long, requires = "listen", conflicts_with = "connect")]
     keep: bool,
-    /// The file with the key that both sides share: 32 bytes, for this user alone [env: DOORBELL_KEY_FILE=]
+    #[command(flatten)]
+    udp: UdpArgs,
+}
+
+/// Options of all that goes over UDP.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Over the network")]
+pub struct UdpArgs {
+    /// The file with the key that all share: 32 bytes, for this user alone [env: DOORBELL_KEY_FILE=]
     #[arg(long, value_name = "FILE", conflicts_with = "with_key")]
     key_file: Option<PathBuf>,
     /// Encrypt with a key that is thrown away afterwards
@@ -111,15 +119,20 @@ impl NetArgs {
 
     /// What workers are told, if it goes over the network, and the key that has to live as long as they do.
     pub fn net(&self) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
-        if self.fabric == Fabric::Shm {
-            let said = [
-                ("--listen", self.listen.is_some()),
-                ("--connect", self.connect.is_some()),
-                ("--key-file", self.key_file.is_some()),
-                ("--with-key", self.with_key),
-                ("--port", self.port.is_some()),
-            ];
-            return match said.iter().find(|(_, is_said)| *is_said) {
+        let said = [("--listen", self.listen.is_some()), ("--connect", self.connect.is_some())];
+        let found = self.udp.net(self.fabric, &said)?;
+        let other = self.connect.map(|Address(to)| to);
+        Ok(found.map(|(net, key)| (Net { other, ..net }, key)))
+    }
+}
+
+impl UdpArgs {
+    /// What workers are told, if it goes over UDP, and the key that has to live as long as they do. Options that were `said` besides are
+    /// refused like these if it does not.
+    pub fn net(&self, fabric: Fabric, said: &[(&str, bool)]) -> Result<Option<(Net, Option<PassingKey>)>, Failure> {
+        if fabric == Fabric::Shm {
+            let own = [("--key-file", self.key_file.is_some()), ("--with-key", self.with_key), ("--port", self.port.is_some())];
+            return match said.iter().chain(&own).find(|(_, is_said)| *is_said) {
                 Some((option, _)) => {
                     Err(Failure::usage(format!("{option} is for measurements over the network"), "add --fabric udp"))
                 }
@@ -137,12 +150,16 @@ impl NetArgs {
             let _ = Node::builder("key").key_file(path).map_err(failure)?;
         }
         let port = port(self.port)?.to_string();
-        let other = self.connect.map(|Address(to)| to);
-        Ok(Some((Net { key_file, port, other }, passing)))
+        Ok(Some((Net { key_file, port, other: None }, passing)))
     }
 }
 
 impl Net {
+    /// A key, or none, in words.
+    pub fn security(&self) -> &'static str {
+        if self.key_file.is_some() { "with a key" } else { "without a key" }
+    }
+
     /// A node that uses the network alone.
     pub fn apply(&self, builder: NodeBuilder) -> Result<NodeBuilder, Error> {
         let port = self.port.parse().map_err(|what| Error::Invalid { what })?;

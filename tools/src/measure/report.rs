@@ -62,7 +62,7 @@ impl fmt::Display for Header {
         }
         write!(f, " {}over {}", if plan.loan { "on loan " } else { "" }, plan.fabric())?;
         if let Some(net) = &plan.net {
-            f.write_str(if net.key_file.is_some() { " with a key" } else { " without a key" })?;
+            write!(f, " {}", net.security())?;
             net.other.map_or(Ok(()), |other| write!(f, " to {other}"))?;
         }
         write!(f, ", through a {}", through(plan))?;

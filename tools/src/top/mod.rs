@@ -30,10 +30,11 @@ Keys: q quit, p or space pause, s sort by the next column, r turn the order roun
 did last). Without a terminal, and for JSON, it looks once.
 
 IN/S and OUT/S are messages a second. FIFO: descriptors that wait in the injection FIFOs of high, normal and low
-priority. CTR: DMA counters in use. By way, in bytes a second: FIFO/S as packets, PUT/S put by the origin, PULL/S
-pulled by the target, KEY/S put and got by key, LOAN/S loans. P50 and P99: one-way latency of sampled messages since the
-last look; if there were none, of all. PARKS/S: how often a thread went to sleep. Nodes show figures when they sleep,
-leave, or look at them themselves, and every 50 ms while they wait or poll.")]
+priority. CTR: DMA counters in use. KEYS: keys of the lock registry that the node holds, and threads of it that wait for
+one (below: which). By way, in bytes a second: FIFO/S as packets, PUT/S put by the origin, PULL/S pulled by the target,
+KEY/S put and got by key, LOAN/S loans. P50 and P99: one-way latency of sampled messages since the last look; if there
+were none, of all. PARKS/S: how often a thread went to sleep. Nodes show figures when they sleep, leave, or look at them
+themselves, and every 50 ms while they wait or poll.")]
 pub struct TopArgs {
     /// Only this domain
     #[arg(long, value_name = "NAME")]

@@ -202,7 +202,9 @@ impl Screen {
     fn records(&self) -> Paragraph<'static> {
         let chosen = self.chosen.selected().and_then(|at| self.look.rows.get(at));
         let Some(row) = chosen else { return Paragraph::new("no domains of this user") };
-        let title = format!(" node {} of '{}': what it did last ", row.node.id, row.domain);
+        let keys = row.about_keys();
+        let keys = if keys.is_empty() { keys } else { format!("; it {keys}") };
+        let title = format!(" node {} of '{}': what it did last{keys} ", row.node.id, row.domain);
         let records = row.node.board.as_ref().map(|board| board.records()).unwrap_or_default();
         let mut table = Lines::new(&RECORD_COLUMNS);
         // Without the rule and the names.

@@ -7,6 +7,7 @@ use crate::text::{DIRECTORY, Style, Table, bytes};
 use doorbell::{Figure, Figures};
 use doorbell_shm::board::{FigureKind, Latencies};
 use doorbell_shm::domain::NodeStatus;
+use doorbell_shm::keys::{KeyFacts, OwnerId};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -35,6 +36,10 @@ pub struct Row {
     pub state: &'static str,
     /// What it shows; zeros without a board.
     pub figures: Figures,
+    /// The keys of the lock registry that it holds, and how many wait for each.
+    pub holds: Vec<(String, usize)>,
+    /// The keys that its threads wait for.
+    pub awaits: Vec<String>,
     /// Of those figures that only grow: by how much a second.
     rates: Vec<f64>,
     /// Since the last look.
@@ -55,6 +60,7 @@ impl Watch {
         let mut rows = Vec::new();
         let mut seen = HashMap::new();
         for domain in domains()?.into_iter().filter(|domain| self.only.as_ref().is_none_or(|only| domain.name == *only)) {
+            let keys = domain.keys;
             for node in domain.nodes {
                 let shown = node.board.as_ref().map(|board| (board.figures(), board.latencies()));
                 let (figures, all) = shown.unwrap_or_default();
@@ -62,7 +68,15 @@ impl Watch {
                 let key = (domain.name.clone(), node.id.0, life);
                 let (earlier, earlier_latencies) = self.before.get(&key).copied().unwrap_or((figures, all));
                 seen.insert(key, (figures, all));
+                let is_its = |owner: &OwnerId| {
+                    owner.node() == node.id && node.member.as_ref().is_some_and(|member| member.incarnation == owner.life())
+                };
+                let held = keys.iter().filter(|key| key.seen.owner().as_ref().is_some_and(is_its));
+                let waits =
+                    |key: &KeyFacts| std::iter::repeat_n(key.name.clone(), key.waiting.iter().copied().filter(is_its).count());
                 rows.push(Row {
+                    holds: held.map(|key| (key.name.clone(), key.waiting.len())).collect(),
+                    awaits: keys.iter().flat_map(waits).collect(),
                     rates: rates(&figures, &earlier, interval),
                     recent: all.since(&earlier_latencies),
                     domain: domain.name.clone(),
@@ -114,6 +128,7 @@ pub const COLUMNS: &[Column] = &[
         cell: |row| row.figures[Figure::CountersUsed].to_string(),
         weight: |row| row.figures[Figure::CountersUsed] as f64,
     },
+    Column { name: ">KEYS", cell: Row::keys, weight: |row| (row.holds.len() + row.awaits.len()) as f64 },
     Column { name: ">FIFO/S", cell: |row| row.way(&[Figure::BytesFifo]), weight: |row| row.rate(Figure::BytesFifo) },
     Column { name: ">PUT/S", cell: |row| row.way(&[Figure::BytesPut]), weight: |row| row.rate(Figure::BytesPut) },
     Column { name: ">PULL/S", cell: |row| row.way(&[Figure::BytesPulled]), weight: |row| row.rate(Figure::BytesPulled) },
@@ -147,6 +162,26 @@ impl Row {
         format!("{}/{}/{}", self.figures[Figure::FifoHigh], self.figures[Figure::FifoNormal], self.figures[Figure::FifoLow])
     }
 
+    fn keys(&self) -> String {
+        if self.holds.is_empty() && self.awaits.is_empty() {
+            return "-".into();
+        }
+        format!("{}/{}", self.holds.len(), self.awaits.len())
+    }
+
+    /// The keys that it holds and waits for, in words; empty if there are none.
+    pub fn about_keys(&self) -> String {
+        let held = self.holds.iter().map(|(name, waiting)| match waiting {
+            0 => format!("'{name}'"),
+            1 => format!("'{name}' (1 waits)"),
+            many => format!("'{name}' ({many} wait)"),
+        });
+        let awaited = self.awaits.iter().map(|name| format!("'{name}'"));
+        let list = |verb: &str, keys: Vec<String>| (!keys.is_empty()).then(|| format!("{verb} {}", keys.join(", ")));
+        let all = [list("holds", held.collect()), list("waits for", awaited.collect())];
+        all.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    }
+
     fn depth(&self) -> u64 {
         [Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow]
             .iter()
@@ -167,6 +202,9 @@ impl Row {
         object.insert("latency".into(), latencies(&self.recent));
         object.insert("latency_of_all".into(), latencies(&self.all));
         object.insert("counters".into(), self.node.board.as_ref().map_or(json!([]), counters));
+        let holds = self.holds.iter().map(|(name, waiting)| json!({ "key": name, "waiting": waiting }));
+        object.insert("holds".into(), holds.collect());
+        object.insert("waits_for".into(), json!(self.awaits));
         object.insert("records".into(), json!(self.node.board.as_ref().map_or(0, |board| board.records().len())));
         object.into()
     }

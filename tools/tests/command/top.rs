@@ -1,5 +1,6 @@
 use super::support::{domain, doorbell, ended, eventually, nothing_is_left, ring, segments, send};
-use serde_json::Value;
+use doorbell::{Node, Resource};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -55,6 +56,29 @@ fn nodes_are_watched_at_work_and_stopped() {
     send(libc::SIGTERM, child.id());
     child.wait().unwrap();
     nothing_is_left(&name);
+}
+
+#[test]
+fn keys_are_seen_at_who_holds_them_and_who_waits() {
+    let name = domain("top-keys");
+    let join = || Node::builder(&name).join().unwrap();
+    let (holder, other) = (join(), join());
+    let key = holder.init_key("frame", Resource::Unnamed).unwrap();
+    let keys = || looked(&name).iter().map(|node| [node["holds"].clone(), node["waits_for"].clone()]).collect::<Vec<_>>();
+    let nothing = || [json!([]), json!([])];
+    assert_eq!(keys(), [nothing(), nothing()]);
+    let guard = key.lock().unwrap();
+    assert_eq!(keys(), [[json!([{ "key": "frame", "waiting": 0 }]), json!([])], nothing()]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.find_key("frame").unwrap().lock().unwrap().unlock());
+        let expected = [[json!([{ "key": "frame", "waiting": 1 }]), json!([])], [json!([]), json!(["frame"])]];
+        eventually("that the other one waits", || keys() == expected);
+        let table = ended(&["top", "--once", "--interval", "10ms", "--domain", &name]).stdout;
+        assert!(table.contains("KEYS") && table.contains(" 1/0 ") && table.contains(" 0/1 "), "{table}");
+        guard.unlock().unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    assert_eq!(keys(), [nothing(), nothing()]);
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! `doorbell lock`: what it takes to lock a key of the registry, alone and while others want it, too.
 //!
-//! Each section has [`worker`]s of its own, which find something, and gives [`report::Row`]s of that: [`alone`], [`contended`]. A section more is a
-//! [`worker::Task`] more.
+//! Each section has [`worker`]s of its own, which find something, and gives [`report::Row`]s of that: [`alone`] or, over a network, [`remote`];
+//! and [`contended`]. A section more is a [`worker::Task`] more.
 
 pub mod report;
 pub mod worker;
 
 use super::args::{crowded, words};
+use super::net::{Fabric, Net, UdpArgs};
 use super::plan::{Recorded, unpack};
 use super::workers::{Crew, Workers, requested_end};
 use crate::environment::Domain;
@@ -18,13 +19,16 @@ use doorbell_benches::floor::{Mapping, Shape};
 use report::{Format, Row, Section, What};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicUsize;
-use worker::{Alone, Contended, Order, PAIRS, ROUNDS, Seen, Task};
+use worker::{Alone, Contended, Order, PAIRS, ROUNDS, Remote, Seen, Task};
 
 /// Measure what it takes to lock a key, alone and while other processes want it
 ///
 /// First one process locks a key and unlocks it, in turns with two compare-and-swaps on a cache line of its own, without which no lock can
 /// be had. Then several processes want one key for some seconds, in turns with the C library's robust mutex. Whoever has
 /// the key raises two counters; at the end both must be as many as there were locks, or the command fails.
+///
+/// With --fabric udp the processes share no memory in which a key could lie: the first of them is its home, and the others ask there. The key that
+/// nobody else wants is locked by another process than the home, in turns with a message there and back.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,6 +36,7 @@ Examples:
   doorbell lock --pin 0,1 --nodes 2             a processor for each
   doorbell lock --pin 0 --nodes 8 --seconds 10  eight on one
   doorbell lock --pin 0,1 --wait park           who finds the key locked sleeps until it is free
+  doorbell lock --pin 0,1 --fabric udp          over UDP: a lock in round trips of a message
   doorbell lock --format json | jq 'select(.section == \"contended\" and .what == \"key\").fairness'
 
 Uncontended, `ns each` is the median of short sections, each of which is divided by its
@@ -46,13 +51,19 @@ is passed over again and again makes it large. `least` and `most` are the locks 
 process that had the key least and most often. `ratio` is the key's locks a second over
 the mutex's. Waits may be few and long, or many and short: read them with the locks.
 
+Over UDP `lock` waits for the home's answer, as a message of 8 bytes waits for its echo, and so
+does `unlock`; a guard that is dropped waits for nothing. `round trips` is the median over that
+of the messages. The home locks in its own memory, as fast as over shared memory, and between the
+turns of the others: contended, `most` is what it had, and nearly all. The mutex needs shared memory,
+and is left out.
+
 Believe ratios rather than nanoseconds: the processors of a virtual machine move, and
 every time with them.")]
 pub struct LockArgs {
     /// Processes that want the same key
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     nodes: u16,
-    /// How long they do; for as long again they want the mutex, in turns of a second
+    /// How long they do, and for as long again they want the mutex, in turns of a second; over UDP, also how long one process locks alone at most
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
     /// Processors on which the processes run, in turn: with 0,1 every other one runs on each
@@ -73,6 +84,11 @@ pub struct LockArgs {
     /// The domain that the processes join [default: one of their own]
     #[arg(long, value_name = "NAME")]
     domain: Option<Domain>,
+    /// What keys are reached by
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Fabric::Shm, help_heading = "Over the network")]
+    fabric: Fabric,
+    #[command(flatten)]
+    udp: UdpArgs,
 }
 
 /// What all processes of the measurement are told.
@@ -80,6 +96,8 @@ pub struct LockArgs {
 pub struct Plan {
     /// The name of the domain.
     pub domain: String,
+    /// Over the network, and how; through shared memory if nothing is said.
+    pub net: Option<Net>,
     /// How many contend.
     pub nodes: usize,
     /// For how many seconds.
@@ -97,6 +115,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The name of the fabric.
+    pub fn fabric(&self) -> &'static str {
+        if self.net.is_some() { "udp" } else { "shm" }
+    }
+
     /// The processor of a node.
     pub fn processor(&self, node: usize) -> Option<usize> {
         if self.pin.is_empty() { None } else { Some(self.pin[node % self.pin.len()]) }
@@ -106,17 +129,22 @@ impl Plan {
 /// Measures and prints.
 pub fn run(args: &LockArgs) -> Result<(), Failure> {
     let nodes = usize::from(args.nodes);
+    // The key has to live as long as the workers.
+    let (net, _key) = args.udp.net(args.fabric, &[])?.unzip();
     let plan = Plan {
         domain: args.domain.as_ref().map_or_else(|| format!("lock-{}", std::process::id()), |Domain(name)| name.clone()),
+        // No mutex is where memory is not shared, and what a message takes is no floor.
+        floor: !args.no_floor && net.is_none(),
+        net,
         nodes,
         seconds: args.seconds,
-        floor: !args.no_floor,
         progress: args.progress.to_string(),
         wait: args.wait.to_string(),
         pin: args.pin.clone(),
         crowded: crowded(&args.pin, nodes)?,
     };
     let (signal, clock) = (requested_end()?, Clock::calibrate());
+    let alone = if plan.net.is_some() { remote } else { alone };
     let rows = [alone(&plan, clock, &signal)?, contended(&plan, clock, &signal)?].concat();
     print(&report::render(args.format, &plan, &rows));
     if plan.pin.is_empty() {
@@ -130,7 +158,7 @@ pub fn run(args: &LockArgs) -> Result<(), Failure> {
 
 /// One process, and nobody else wants the key.
 fn alone(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>, Failure> {
-    let found: Vec<Alone> = carry_out(plan, Task::Alone, 1, &memory()?, clock, signal)?;
+    let found: Vec<Alone> = carry_out(plan, Task::Alone, &memory()?, clock, signal)?;
     let medians = |recorded: &Recorded| unpack(recorded).summary(clock.ns_per_tick / PAIRS as f64);
     let locks = ROUNDS * PAIRS;
     let rows = |Alone { key, swaps }: &Alone| {
@@ -142,10 +170,21 @@ fn alone(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>, Fa
     Ok(found.iter().flat_map(rows).collect())
 }
 
+/// One process and the home of the key, and nobody else wants it.
+fn remote(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>, Failure> {
+    let found: Vec<Option<Remote>> = carry_out(plan, Task::Remote, &memory()?, clock, signal)?;
+    let rows = |Remote { message, lock, unlock }: Remote| {
+        let [message, lock, unlock] = [message, lock, unlock].map(|recorded| unpack(&recorded).summary(clock.ns_per_tick));
+        [(What::Message, message), (What::Lock, lock), (What::Unlock, unlock)]
+            .map(|(what, each)| Row::remote(what, each, message.p50))
+    };
+    Ok(found.into_iter().flatten().flat_map(rows).collect())
+}
+
 /// Several processes that all want the key.
 fn contended(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>, Failure> {
     let memory = memory()?;
-    let found: Vec<Contended> = carry_out(plan, Task::Contended, plan.nodes, &memory, clock, signal)?;
+    let found: Vec<Contended> = carry_out(plan, Task::Contended, &memory, clock, signal)?;
     let of_key: Vec<Seen> = found.iter().map(|found| found.key).collect();
     let of_mutex: Vec<Seen> = found.iter().filter_map(|found| found.mutex).collect();
     check("the key", memory.common().under_key.get(), &of_key)?;
@@ -168,7 +207,6 @@ fn memory() -> Result<Mapping, Failure> {
 fn carry_out<F: serde::de::DeserializeOwned>(
     plan: &Plan,
     task: Task,
-    count: usize,
     memory: &Mapping,
     clock: Clock,
     signal: &AtomicUsize,
@@ -182,7 +220,7 @@ fn carry_out<F: serde::de::DeserializeOwned>(
         ns_per_tick: clock.ns_per_tick,
     };
     let role = |_| "one of the processes that lock";
-    Workers::start(Crew { command: worker::COMMAND, domain: &plan.domain, role: &role }, count, order)?.wait(signal)
+    Workers::start(Crew { command: worker::COMMAND, domain: &plan.domain, role: &role }, task.nodes(plan), order)?.wait(signal)
 }
 
 /// Whether whoever was in was alone: then nobody's steps of the counters are lost.

@@ -33,8 +33,14 @@ pub enum Section {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
-    /// A key of the registry.
+    /// A key of the registry, locked and unlocked.
     Key,
+    /// Over a network: a message to the home of the key and back.
+    Message,
+    /// Locking the key.
+    Lock,
+    /// Unlocking it.
+    Unlock,
     /// The floor of one: two compare-and-swaps.
     Swaps,
     /// The floor of many: the C library's robust mutex.
@@ -45,6 +51,9 @@ impl What {
     fn words(self) -> &'static str {
         match self {
             What::Key => "key",
+            What::Message => "8 bytes there and back",
+            What::Lock => "lock",
+            What::Unlock => "unlock",
             What::Swaps => "two swaps",
             What::Mutex => "mutex",
         }
@@ -65,6 +74,8 @@ pub struct Row {
     pub locks_per_s: f64,
     /// Ours over the floor: of medians if uncontended, of locks a second if contended.
     pub ratio: Option<f64>,
+    /// The median over that of a message there and back.
+    round_trips: Option<f64>,
     waits: Option<Waits>,
 }
 
@@ -103,14 +114,30 @@ impl Row {
     /// From sections of one process.
     pub fn alone(what: What, locks: u64, each: Summary, ratio: Option<f64>) -> Self {
         let locks_per_s = 1e9 / each.p50;
-        Self { section: Section::Uncontended, what, nodes: 1, locks, each: Some(each), locks_per_s, ratio, waits: None }
+        let section = Section::Uncontended;
+        Self { section, what, nodes: 1, locks, each: Some(each), locks_per_s, ratio, round_trips: None, waits: None }
+    }
+
+    /// From single ones between a process and the home of a key, with the median of a message there and back.
+    pub fn remote(what: What, each: Summary, message: f64) -> Self {
+        Self { nodes: 2, round_trips: Some(each.p50 / message), ..Self::alone(what, each.count, each, None) }
     }
 
     /// From what each of several processes saw.
     pub fn contended(section: Section, what: What, seen: &[Seen]) -> Self {
         let locks = seen.iter().map(|seen| seen.locks).sum();
         let locks_per_s = seen.iter().map(|seen| seen.locks as f64 * 1e9 / seen.ns.max(1.0)).sum();
-        Self { section, what, nodes: seen.len(), locks, each: None, locks_per_s, ratio: None, waits: Some(Waits::of(seen)) }
+        Self {
+            section,
+            what,
+            nodes: seen.len(),
+            locks,
+            each: None,
+            locks_per_s,
+            ratio: None,
+            round_trips: None,
+            waits: Some(Waits::of(seen)),
+        }
     }
 
     /// Everything by name, in order, and the same names for all rows.
@@ -121,15 +148,17 @@ impl Row {
         vec![
             ("test", json!("lock")),
             ("section", json!(self.section)),
-            ("fabric", json!("shm")),
+            ("fabric", json!(plan.fabric())),
             ("what", json!(self.what)),
             ("nodes", json!(self.nodes)),
             ("locks", json!(self.locks)),
             ("p50_ns", each(|each| each.p50)),
             ("min_ns", each(|each| each.min)),
+            ("p99_ns", each(|each| each.p99)),
             ("max_ns", each(|each| each.max)),
             ("locks_per_s", json!(self.locks_per_s.round())),
             ("ratio", or_null(self.ratio)),
+            ("round_trips", or_null(self.round_trips)),
             ("waited", waits(|waits| json!(waits.waited))),
             ("mean_wait_ns", waits(|waits| waits.mean_ns.map_or(Value::Null, rounded))),
             ("longest_wait_ns", waits(|waits| rounded(waits.longest_ns))),
@@ -138,6 +167,8 @@ impl Row {
             ("most", waits(|waits| json!(waits.most))),
             ("progress", json!(plan.progress)),
             ("wait", json!(plan.wait)),
+            ("key", json!(plan.net.as_ref().map(|net| net.key_file.is_some()))),
+            ("port", json!(plan.net.as_ref().map(|net| &net.port))),
         ]
     }
 }
@@ -177,14 +208,22 @@ fn csv(plan: &Plan, rows: &[Row]) -> String {
 /// One section for people.
 fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.section == section).collect();
+    let over = match &plan.net {
+        Some(net) => format!("over udp {}", net.security()),
+        None => "over shared memory".into(),
+    };
     let (title, names): (String, &[&str]) = match section {
+        Section::Uncontended if plan.net.is_some() => (
+            format!("A process locks and unlocks a key whose home is another process, {over}; nobody else wants it."),
+            &["", ">times", ">µs each", ">fastest", ">p99", ">slowest", ">round trips"],
+        ),
         Section::Uncontended => (
-            "One process locks a key and unlocks it, over shared memory; nobody else wants it.".into(),
+            format!("One process locks a key and unlocks it, {over}; nobody else wants it."),
             &["", ">locks", ">ns each", ">fastest", ">slowest", ">ratio"],
         ),
         Section::Contended => (
             format!(
-                "{} processes want one key for {} s, over shared memory, progress {}, wait {}.",
+                "{} processes want one key for {} s, {over}, progress {}, wait {}.",
                 plan.nodes, plan.seconds, plan.progress, plan.wait
             ),
             &["", ">locks", ">M/s", ">ratio", ">waited", ">mean wait", ">longest wait", ">longest/mean", ">least", ">most"],
@@ -194,9 +233,16 @@ fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
     for row in rows {
         let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
         let mut cells = vec![row.what.words().to_owned(), row.locks.to_string()];
-        if let Some(each) = &row.each {
-            cells.extend([each.p50, each.min, each.max].map(|ns| format!("{ns:.1}")));
-            cells.push(ratio.clone());
+        match (&row.each, row.round_trips) {
+            (Some(each), Some(round_trips)) => {
+                cells.extend([each.p50, each.min, each.p99, each.max].map(|ns| format!("{:.1}", ns / 1e3)));
+                cells.push(format!("{round_trips:.2}"));
+            }
+            (Some(each), None) => {
+                cells.extend([each.p50, each.min, each.max].map(|ns| format!("{ns:.1}")));
+                cells.push(ratio.clone());
+            }
+            (None, _) => {}
         }
         if let Some(waits) = &row.waits {
             let known = |figure: Option<String>| figure.unwrap_or_else(|| "-".into());
@@ -219,11 +265,13 @@ fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::net::Net;
     use doorbell_benches::stats::Samples;
 
     fn plan() -> Plan {
         Plan {
             domain: "report".into(),
+            net: None,
             nodes: 2,
             seconds: 3,
             floor: true,
@@ -270,6 +318,21 @@ mod tests {
         let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
         assert_eq!(columns, [columns[0]; 4]);
         assert_eq!(objects[0].as_object().unwrap().len(), columns[0]);
+    }
+
+    #[test]
+    fn over_a_network_times_are_told_in_round_trips() {
+        let plan = Plan { net: Some(Net { port: "auto".into(), ..Net::default() }), ..plan() };
+        let mut samples = Samples::new();
+        samples.record_many(100, 5);
+        let rows = [(What::Message, 40.0), (What::Lock, 46.0)].map(|(what, ns)| Row::remote(what, samples.summary(ns), 4000.0));
+        let found: Value = serde_json::from_str(&object(&rows[1].fields(&plan))).unwrap();
+        assert_eq!((&found["fabric"], &found["key"], &found["port"]), (&json!("udp"), &json!(false), &json!("auto")));
+        assert_eq!((&found["what"], &found["round_trips"], &found["nodes"]), (&json!("lock"), &json!(1.15), &json!(2)));
+        let text = render(Format::Table, &plan, &rows);
+        let line = |begins: &str| text.lines().find(|line| line.starts_with(begins)).unwrap().to_owned();
+        assert!(text.contains("over udp without a key") && line(" ").ends_with("round trips"), "{text}");
+        assert_eq!(line("lock").split_whitespace().collect::<Vec<_>>(), ["lock", "5", "4.6", "4.6", "4.6", "4.6", "1.15"]);
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! One of the processes that lock: pins itself, joins the domain, and does its task.
 
+use super::super::carrier::CarrierError;
+use super::super::net;
 use super::super::plan::{Recorded, Reply, pack};
+use super::super::together::receive;
 use super::super::worker::{WorkerArgs, answer, meet, obey, pin, read, unable};
 use super::Plan;
 use crate::exit::Failure;
 use crate::log;
-use doorbell::{Error, LaneGeometry, LockKey, Node, NodeId, Resource};
+use doorbell::{Error, LaneGeometry, LockKey, Match, Node, NodeBuilder, NodeId, Resource};
 use doorbell_benches::clock::ticks;
 use doorbell_benches::contention::{self, Exclusive, contend};
 use doorbell_benches::floor::{Mapping, Patience, PrivateWord, Shape, Stopped};
@@ -13,6 +16,7 @@ use doorbell_benches::stats::Samples;
 use doorbell_fabric::ParseIdError;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tracing_subscriber::filter::LevelFilter;
@@ -23,6 +27,14 @@ pub const COMMAND: &str = "lock-worker";
 pub const ROUNDS: u64 = 200;
 /// Locks of a section.
 pub const PAIRS: u64 = 20_000;
+/// Turns over a network that do not count, and those that do at most.
+const WARMUP: usize = 500;
+const TURNS: usize = 20_000;
+/// The home of the key over a network, and who locks it while nobody else wants it.
+const HOME: NodeId = NodeId(0);
+const OTHER: NodeId = NodeId(1);
+/// Of messages there and back.
+const TAG: u64 = 1;
 /// The key that all want.
 const KEY: &str = "contended";
 /// Smaller ones there are not, and nobody sends messages here.
@@ -33,8 +45,21 @@ const LANES: LaneGeometry = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10
 pub enum Task {
     /// Lock a key that nobody else wants.
     Alone,
+    /// The same from another node than the one that is the home of the key.
+    Remote,
     /// Lock one that all want.
     Contended,
+}
+
+impl Task {
+    /// How many processes it takes.
+    pub fn nodes(self, plan: &Plan) -> usize {
+        match self {
+            Task::Alone => 1,
+            Task::Remote => 2,
+            Task::Contended => plan.nodes,
+        }
+    }
 }
 
 /// What one process is told.
@@ -54,6 +79,13 @@ pub struct Order {
     pub ns_per_tick: f64,
 }
 
+impl Order {
+    /// How many do it.
+    fn nodes(&self) -> usize {
+        self.task.nodes(&self.plan)
+    }
+}
+
 /// What was found uncontended: ticks of sections.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Alone {
@@ -61,6 +93,17 @@ pub struct Alone {
     pub key: Recorded,
     /// Of two compare-and-swaps, if they were measured.
     pub swaps: Option<Recorded>,
+}
+
+/// What was found of a key whose home is another node: ticks of each.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Remote {
+    /// A message there and back.
+    pub message: Recorded,
+    /// From `lock` until it is had.
+    pub lock: Recorded,
+    /// From `unlock` until the home has said so.
+    pub unlock: Recorded,
 }
 
 /// What one process found while others wanted the same.
@@ -102,8 +145,19 @@ enum Trouble {
     Stopped(#[from] Stopped),
     #[error(transparent)]
     Driver(#[from] Error),
+    #[error(transparent)]
+    Message(CarrierError),
     #[error("the C library's mutex failed: {0}")]
     Mutex(#[from] nix::errno::Errno),
+}
+
+impl From<CarrierError> for Trouble {
+    fn from(error: CarrierError) -> Self {
+        match error {
+            CarrierError::Stopped(stopped) => stopped.into(),
+            error => Self::Message(error),
+        }
+    }
 }
 
 /// Does what it was ordered to and answers on stdout.
@@ -113,6 +167,7 @@ pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
     log::install(if order.node == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
     match order.task {
         Task::Alone => answer(&serve(&order, alone)),
+        Task::Remote => answer(&serve(&order, remote)),
         Task::Contended => answer(&serve(&order, contended)),
     }
 }
@@ -141,7 +196,7 @@ fn serve<F>(order: &Order, task: impl FnOnce(&Order, &Prepared) -> Result<F, Tro
 
 /// All that must be there before the first section.
 fn prepare<F>(order: &Order) -> Result<Prepared, Reply<F>> {
-    let Order { plan, task, node, memory, parent, .. } = order;
+    let Order { plan, node, memory, parent, .. } = order;
     let stop = Arc::new(AtomicBool::new(false));
     obey(*parent, &stop)?;
     pin(plan.processor(*node)).map_err(Reply::Unable)?;
@@ -149,21 +204,43 @@ fn prepare<F>(order: &Order) -> Result<Prepared, Reply<F>> {
     let mapping = unsafe { Mapping::inherit(*memory, Shape { pairs: 0, bytes: 0 }) }
         .map_err(|error| Reply::Unable(unable("could not map the memory that the processes of a measurement share", error)))?;
     let patience = Patience::new(stop, plan.crowded);
-    let nodes = if *task == Task::Alone { 1 } else { plan.nodes };
     let what = format!("could not join the domain '{}' as node {node}", plan.domain);
-    let joined = join(plan, NodeId(*node as u16)).and_then(|node| Ok((meet(&node, nodes, &patience)?, node)));
-    let (all, node) = joined.map_err(|error| Reply::Unable(unable(&what, error)))?;
-    if !all {
+    let why = |error: Error| Reply::Unable(net::failure(error).of(&what));
+    let mut builder = builder(plan, NodeId(*node as u16)).map_err(why)?;
+    if plan.net.is_some() {
+        let at = |port: u64| SocketAddr::from((Ipv4Addr::LOCALHOST, port as u16));
+        builder = match *node {
+            0 => builder.listen(at(0)),
+            _ => builder.connect(at(mapping.gate().read_note(&patience).map_err(|_| Reply::Stopped)?)),
+        };
+    }
+    let joined = builder.join().map_err(why)?;
+    if let Some(address) = joined.address().filter(|_| *node == 0) {
+        mapping.gate().leave_note(address.port().into());
+    }
+    if !meet(&joined, order.nodes(), &patience).map_err(why)? {
         return Err(Reply::Stopped);
     }
-    let key = node.key(KEY, Resource::Unnamed).map_err(|error| Reply::Unable(unable("could not make a key", error)))?;
-    Ok(Prepared { node, key, mapping, patience })
+    // Who makes the first key is its home, and all have met by then: see there.
+    let first = || mapping.gate().pass(order.nodes(), &patience).map_err(|_| Reply::Stopped);
+    if *node > 0 {
+        first()?;
+    }
+    let key = joined.key(KEY, Resource::Unnamed).map_err(|error| Reply::Unable(unable("could not make a key", error)))?;
+    if *node == 0 {
+        first()?;
+    }
+    Ok(Prepared { node: joined, key, mapping, patience })
 }
 
-fn join(plan: &Plan, id: NodeId) -> Result<Node, Error> {
+fn builder(plan: &Plan, id: NodeId) -> Result<NodeBuilder, Error> {
     let malformed = |error: ParseIdError| Error::Invalid { what: error.to_string() };
     let builder = Node::builder(&plan.domain).id(id).label("lock").max_nodes(plan.nodes).lanes(LANES);
-    builder.progress(plan.progress.parse().map_err(malformed)?).wait(plan.wait.parse().map_err(malformed)?).join()
+    let builder = builder.progress(plan.progress.parse().map_err(malformed)?).wait(plan.wait.parse().map_err(malformed)?);
+    match &plan.net {
+        Some(net) => net.apply(builder),
+        None => Ok(builder),
+    }
 }
 
 fn alone(order: &Order, prepared: &Prepared) -> Result<Alone, Trouble> {
@@ -189,6 +266,58 @@ fn alone(order: &Order, prepared: &Prepared) -> Result<Alone, Trouble> {
         }
     }
     Ok(Alone { key: pack(&of_key), swaps: order.plan.floor.then(|| pack(&of_swaps)) })
+}
+
+/// What the one that measures finds; the home of the key has nothing to tell.
+fn remote(order: &Order, prepared: &Prepared) -> Result<Option<Remote>, Trouble> {
+    let found = if order.node == 0 { echo(prepared).map(|()| None) } else { measure(order, prepared).map(Some) }?;
+    prepared.mapping.gate().pass(order.nodes(), &prepared.patience)?;
+    Ok(found)
+}
+
+/// Sends back what comes, until it is empty. The thread that waits for it turns the engine, which gives the key out, too.
+fn echo(prepared: &Prepared) -> Result<(), Trouble> {
+    let peer = prepared.node.peer(OTHER)?;
+    let mut word = [0; 8];
+    loop {
+        let (_, len) = receive(&prepared.node, Match::from(OTHER), &mut word, None, &prepared.patience)?;
+        if len == 0 {
+            return Ok(());
+        }
+        peer.send(TAG, &word[..len])?;
+    }
+}
+
+/// A message, a lock and an unlock in turns, so that a mood of the machine meets all alike.
+fn measure(order: &Order, prepared: &Prepared) -> Result<Remote, Trouble> {
+    let Prepared { node, key, patience, .. } = prepared;
+    let span = (f64::from(order.plan.seconds) * 1e9 / order.ns_per_tick) as u64;
+    let peer = node.peer(HOME)?;
+    let (mut message, mut lock, mut unlock) = (Samples::new(), Samples::new(), Samples::new());
+    let mut word = [0; 8];
+    let start = ticks();
+    for turn in 0..WARMUP + TURNS {
+        let began = ticks();
+        peer.send(TAG, &word)?;
+        receive(node, Match::from(HOME), &mut word, None, patience)?;
+        let returned = ticks();
+        let guard = key.lock()?;
+        let locked = ticks();
+        guard.unlock()?;
+        let unlocked = ticks();
+        let is_over = unlocked - start >= span;
+        // One at least, however slow it is.
+        if turn >= WARMUP || is_over {
+            message.record(returned - began);
+            lock.record(locked - returned);
+            unlock.record(unlocked - locked);
+        }
+        if is_over {
+            break;
+        }
+    }
+    peer.send(TAG, &[])?;
+    Ok(Remote { message: pack(&message), lock: pack(&lock), unlock: pack(&unlock) })
 }
 
 /// A key, as what lets one in at a time.
