@@ -306,7 +306,7 @@ impl Registry {
             Ask::Init { name, resource } => {
                 // The domain's lock file may be held by others for a while.
                 self.submit(move |shared| {
-                    let answer = shared.init_for(node, &name, Resource::from_words(resource));
+                    let answer = shared.init_for((node, life), &name, Resource::from_words(resource));
                     shared.answer(node, life, id, &answer);
                 });
                 None
@@ -531,11 +531,11 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
 
 impl Shared {
     /// Makes a key for another node.
-    fn init_for(&self, node: NodeId, name: &str, resource: Resource) -> Answer {
+    fn init_for(&self, creator: (NodeId, Incarnation), name: &str, resource: Resource) -> Answer {
         let membership = self.membership();
-        match membership.init_key(name, resource, Instant::now() + PATIENCE) {
+        match membership.init_key_for(creator, name, resource, Instant::now() + PATIENCE) {
             Ok(place) => match membership.key(place) {
-                Some(key) => key_answer(key, membership.seat().map_or(0, |(term, _)| term), name, node),
+                Some(key) => key_answer(key, membership.seat().map_or(0, |(term, _)| term), name, creator.0),
                 None => Answer::Trouble(Trouble::Destroyed),
             },
             Err(ShmError::Key { fault, .. }) => Answer::Trouble((&fault).into()),

@@ -57,10 +57,24 @@ impl Membership {
     /// # Errors
     /// [`ShmError::Key`]: there is one of that name, it is no name, or the registry is full.
     pub fn init_key(&self, name: &str, resource: Resource, deadline: Instant) -> Result<KeyRef, ShmError> {
+        self.init_key_for((self.id(), self.incarnation()), name, resource, deadline)
+    }
+
+    /// The same on behalf of a node that shares no memory with this one.
+    ///
+    /// # Errors
+    /// As [`init_key`](Self::init_key).
+    pub fn init_key_for(
+        &self,
+        creator: (NodeId, Incarnation),
+        name: &str,
+        resource: Resource,
+        deadline: Instant,
+    ) -> Result<KeyRef, ShmError> {
         const OPERATION: &str = "make a key";
         self.check_key_call(OPERATION)?;
         let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
-        let made = self.directory().keys().init(name, resource, (self.id(), self.incarnation()));
+        let made = self.directory().keys().init(name, resource, creator);
         made.map_err(|fault| ShmError::Key { domain: self.domain().to_owned(), fault })
     }
 
