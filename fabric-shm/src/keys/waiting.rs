@@ -13,7 +13,7 @@ use doorbell_fabric::sync::spin_hint;
 use std::time::Duration;
 
 /// How long others may go on taking a key for which somebody waits.
-pub const TURN: Duration = Duration::from_micros(750);
+pub const TURN: Duration = Duration::from_millis(1);
 /// After this time without a look whoever is next is passed over.
 const STALE: Duration = Duration::from_millis(10);
 /// So long whoever came first has time to wake when its turn has come, before another goes first.
@@ -24,7 +24,7 @@ const AGAIN: Duration = Duration::from_micros(250);
 /// its owner.
 const PAUSES: (u32, u32) = (4, 64);
 /// A key that was not taken for so many pauses lies idle.
-const IDLE: u32 = 24;
+const IDLE: u32 = 48;
 
 /// One who waits for a key. Dropping it leaves the line.
 pub struct Waiter<'a> {
