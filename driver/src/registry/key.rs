@@ -5,7 +5,7 @@ use super::guard::{KeyGuard, not_yours};
 use super::home::{Done, perform};
 use super::wait::Want;
 use super::wire::{Answer, Deed};
-use super::{LockFault, PATIENCE, Who, fault};
+use super::{LockFault, PATIENCE, fault};
 use crate::engine::baton::Token;
 use crate::{Error, Node, Result};
 use doorbell_shm::domain::Key;
@@ -20,9 +20,10 @@ pub struct LockKey {
     node: Node,
     opened: Opened,
     name: Arc<str>,
-    who: Who,
-    /// The identification of thread 0 of this life of this node.
+    /// The identification of thread 0 of this life of this node, or that which the program gave.
     base: u64,
+    /// Which bits of a thread's number are part of its identification: all or none.
+    threads: u32,
 }
 
 /// How often one asks again for what nobody tells of.
@@ -69,7 +70,7 @@ impl LockKey {
     /// A key that was opened, from now on used by this node.
     pub(super) fn open(node: &Node, name: &str, opened: Opened) -> Result<LockKey> {
         let base = OwnerId::thread(node.id(), node.incarnation(), 0).bits();
-        Ok(LockKey { node: node.clone(), opened, name: name.into(), who: Who::Thread, base })
+        Ok(LockKey { node: node.clone(), opened, name: name.into(), base, threads: u32::MAX })
     }
 
     /// Its name.
@@ -82,16 +83,14 @@ impl LockKey {
     ///
     /// Two threads that use one number still exclude each other: the second is told [`LockFault::AlreadyYours`].
     pub fn with_id(&self, number: u32) -> LockKey {
-        LockKey { who: Who::User(number), ..self.clone() }
+        let base = OwnerId::user(self.node.id(), self.node.incarnation(), number).bits();
+        LockKey { base, threads: 0, ..self.clone() }
     }
 
     /// The value that the key has while the caller has it.
     #[inline(always)]
     pub fn my_id(&self) -> OwnerId {
-        match self.who {
-            Who::Thread => OwnerId::numbered(self.base, Token::current().number()),
-            Who::User(number) => OwnerId::user(self.node.id(), self.node.incarnation(), number),
-        }
+        OwnerId::numbered(self.base, Token::current().number() & self.threads)
     }
 
     pub(super) fn node(&self) -> &Node {

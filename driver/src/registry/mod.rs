@@ -39,7 +39,7 @@
 //! ([`KeyGuard::inherited_from`]), and so is every later owner until one says that the resource is [sound](KeyGuard::mark_repaired).
 //! A node that leaves with a key counts as dead here.
 //!
-//! **Fair**: who gives a key up may take it again while others wait, for half a millisecond; then it is the turn of whoever came first. So a key
+//! **Fair**: who gives a key up may take it again while others wait, for a millisecond; then it is the turn of whoever came first. So a key
 //! that many want goes round, and costs no switch between processes for each use.
 
 mod away;
@@ -123,15 +123,6 @@ impl fmt::Display for Circle {
         }
         Ok(())
     }
-}
-
-/// As whom a key is locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
-    /// Each thread as itself.
-    Thread,
-    /// By a number of the program's own.
-    User(u32),
 }
 
 fn fault(operation: &'static str, key: &str, why: LockFault) -> Error {
