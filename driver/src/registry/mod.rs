@@ -1,6 +1,6 @@
 //! The lock registry: keys by name, each of a resource, whose value says who may use the resource now.
 //!
-//! A key is made by one node ([`Node::init_key`]), [shared](LockKey::share) with others by message, and [accepted](Node::accept_key) by them. Its
+//! A key is made by one node ([`Node::init_key`]), [offered](LockKey::offer) with others by message, and [accepted](Node::accept_key) by them. Its
 //! value is unlocked, the identification of its owner, or *locked by the module*. Locking sets it by compare-and-swap, which in the same
 //! instant determines that it was unlocked, and then reads it back.
 //!
