@@ -60,7 +60,9 @@ fn keys_outlive_who_made_them() {
         a.leave().unwrap();
         assert!(matches!(a.init_key("other", Resource::Unnamed, soon()), Err(ShmError::Left { .. })));
         lock(&b, key);
-        b.key(key).unwrap().destroy(None, soon()).unwrap();
+        assert_eq!(b.key(key).unwrap().destroy(None, soon()).unwrap(), Some(id(&b)), "somebody has it");
+        assert!(!b.key(key).unwrap().words().get().is_barred(), "it is as it was");
+        assert_eq!(b.key(key).unwrap().destroy(Some(id(&b)), soon()).unwrap(), None);
         assert!(b.key(key).is_none() && b.find_key("key").is_none() && b.keys().is_empty());
     });
 }
