@@ -3,7 +3,6 @@
 use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
 use crate::message::Message;
-use crossbeam_utils::CachePadded;
 use doorbell_fabric::Envelope;
 use doorbell_fabric::sync::{AtomicU32, Ordering};
 #[cfg(loom)]
@@ -41,7 +40,7 @@ const DONE: u32 = 2;
 /// The state of one operation, shared by whoever waits for it and whoever drives.
 #[derive(Debug, Default)]
 pub struct Op {
-    word: CachePadded<AtomicU32>,
+    word: AtomicU32,
     end: Mutex<End>,
 }
 
