@@ -17,6 +17,7 @@ use crate::message::ways::Ways;
 use crate::region::table::RegionTable;
 use crate::registry::Clerks;
 use crate::transfer::TransferReport;
+use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
@@ -74,7 +75,7 @@ pub struct Shared {
     helm: Helm,
     poller: PollerWord,
     ways: Arc<Ways>,
-    turns: Arc<AtomicU64>,
+    turns: Arc<CachePadded<AtomicU64>>,
     monitor: Arc<Monitor>,
     wait: Wait,
     progress: Progress,
@@ -98,7 +99,7 @@ impl Shared {
         let net = network.as_ref().map(|network| Net::new(network.udp.clone(), membership.max_nodes()));
         let fabric = Fabrics::new(shm, net);
         let ways = Arc::new(Ways::new(membership.max_nodes(), settings.bulk_bytes));
-        let turns = Arc::new(AtomicU64::new(0));
+        let turns = Arc::new(CachePadded::new(AtomicU64::new(0)));
         let regions: Arc<RegionTable> = Arc::default();
         let monitor = Arc::new(Monitor::new(&membership));
         let lender = Arc::new(Lender::new(membership.clone(), regions.clone(), settings.loan_bytes));

@@ -29,6 +29,7 @@ use crate::registry::Registry;
 use crate::transfer::Copy;
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
+use crossbeam_utils::CachePadded;
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::board::{Figure, Figures};
@@ -90,7 +91,7 @@ pub struct Engine {
     severed: bool,
     ways: Arc<Ways>,
     /// Changes with every poll: tells the poller that somebody else drives.
-    turns: Arc<AtomicU64>,
+    turns: Arc<CachePadded<AtomicU64>>,
     /// What is shown of this node.
     monitor: Arc<Monitor>,
     /// What this node lends.
@@ -113,7 +114,7 @@ impl Engine {
     pub(crate) fn new(
         fabric: Fabrics,
         ways: Arc<Ways>,
-        turns: Arc<AtomicU64>,
+        turns: Arc<CachePadded<AtomicU64>>,
         monitor: Arc<Monitor>,
         regions: Arc<RegionTable>,
         lender: Arc<Lender>,
