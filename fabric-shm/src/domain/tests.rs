@@ -1,5 +1,6 @@
 //! The lifecycle of domains, in the heap and in a directory of files.
 
+#[cfg(not(miri))]
 mod keys;
 #[cfg(not(miri))]
 mod posix;

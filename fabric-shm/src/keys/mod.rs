@@ -16,7 +16,8 @@ mod loom_tests;
 mod seat;
 #[cfg(not(loom))]
 mod table;
-#[cfg(all(test, not(loom)))]
+// Not under Miri, which takes minutes for a full table.
+#[cfg(all(test, not(loom), not(miri)))]
 mod tests;
 #[cfg(not(loom))]
 pub mod waiting;
