@@ -517,10 +517,6 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
         Deed::Bar => Answer::Barred { first: words.bar().1 },
         Deed::Unbar if words.unbar() => Answer::Done,
         Deed::Unbar => not_yours(words.get()),
-        Deed::Open => {
-            key.set_user(node, true);
-            Answer::Done
-        }
         Deed::Release => {
             key.set_user(node, false);
             Answer::Done

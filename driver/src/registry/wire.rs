@@ -65,7 +65,6 @@ pub enum Deed {
     Repair { me: u64 },
     Bar,
     Unbar,
-    Open,
     Release,
     Destroy { me: u64 },
 }
