@@ -34,6 +34,7 @@
 //! 6. [`counter`]: DMA counters, which say when all bytes of a transfer have moved.
 //! 7. [`loan`]: messages written in place in shared memory, and read in place.
 //! 8. [`registry`]: locks that know their owner, and survive it.
+//! 9. [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen.
 //!
 //! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree; and [`testing`]: a domain
 //! in one process for the tests of your own programs.
@@ -49,6 +50,7 @@ pub mod fabrics;
 #[cfg(not(loom))]
 pub mod loan;
 pub mod message;
+pub mod mode;
 #[cfg(not(loom))]
 pub mod node;
 #[cfg(not(loom))]
