@@ -1,7 +1,7 @@
 //! Nodes that meet over real sockets.
 
 use doorbell_fabric::{Incarnation, Link, NodeId, PacketHead, PacketKind, Payload, Priority, Push, Role, Sink, Verdict};
-use doorbell_udp::fabric::{About, Change, UdpFabric, UdpLink, UdpOptions, ask};
+use doorbell_udp::fabric::{About, BytesIn, Change, UdpFabric, UdpLink, UdpOptions, ask};
 use doorbell_udp::port::Port;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -150,6 +150,71 @@ fn ids_are_given_to_guests_and_all_meet_all() {
     for (changes, _) in others.into_iter().map(Driven::end).collect::<Vec<_>>() {
         assert_eq!(changes.into_iter().filter(|change| matches!(change, Change::Met(..))).count(), 3);
     }
+}
+
+#[test]
+fn who_is_beside_outlives_silence_and_is_dropped_without_a_word() {
+    let dead_after = Duration::from_millis(50);
+    let options = UdpOptions { listen: vec![LOCAL.into()], dead_after, ..UdpOptions::default() };
+    let (mut home, _port) = open(0, &options);
+    let joined = UdpOptions { connect: vec![home.address()], ..options };
+    let joining = std::thread::spawn(move || open(1, &joined));
+    let beside = |fabric: &mut UdpFabric| {
+        while let Some(Change::Met(node, _)) = fabric.next_change() {
+            fabric.beside(node);
+        }
+    };
+    while !joining.is_finished() {
+        home.poll(&mut Count::default(), 64);
+        beside(&mut home);
+    }
+    let (mut guest, _port) = joining.join().unwrap();
+    beside(&mut guest);
+    let guest = Arc::new(Mutex::new(guest));
+    let mut link = UdpLink::new(&guest, NodeId(0), Incarnation(100), Priority::Normal).unwrap();
+    let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
+    // SAFETY: an array.
+    let mut push = || assert_eq!(unsafe { link.push(&head, [7; 100].as_ptr(), 100) }, Push::Done);
+    let (mut there, mut here) = (Count::default(), Count::default());
+    push();
+    let deadline = soon();
+    while there.0 < 1 {
+        assert!(Instant::now() < deadline, "a node beside is sent to");
+        guest.lock().unwrap().poll(&mut here, 64);
+        home.poll(&mut there, 64);
+    }
+    // The other end says nothing for many times the dead-peer time, while something is under way to it; then it takes that.
+    push();
+    let silent_until = Instant::now() + 10 * dead_after;
+    while Instant::now() < silent_until {
+        guest.lock().unwrap().poll(&mut here, 64);
+        std::thread::yield_now();
+    }
+    assert_eq!(guest.lock().unwrap().next_change(), None);
+    while there.0 < 2 {
+        assert!(Instant::now() < deadline, "the conversation goes on");
+        guest.lock().unwrap().poll(&mut here, 64);
+        home.poll(&mut there, 64);
+    }
+    // Of what arrived nothing is lost when the other fabric says that it is gone.
+    push();
+    while !home.has_ready() {
+        assert!(Instant::now() < deadline, "the last packet waits for the driver");
+        home.look();
+    }
+    home.gone(NodeId(1), Incarnation(101));
+    assert!(home.expect(NodeId(1), Incarnation(101), 8, &(Arc::new(Nowhere) as Arc<dyn BytesIn>)).is_none());
+    while home.about(NodeId(1)).is_some() {
+        assert!(Instant::now() < deadline, "its session is dropped");
+        home.poll(&mut there, 64);
+    }
+    assert_eq!((there.0, home.next_change()), (3, None));
+}
+
+struct Nowhere;
+
+impl BytesIn for Nowhere {
+    fn store(&self, _: u64, _: &[u8]) {}
 }
 
 /// Panics at its first packet.

@@ -52,6 +52,9 @@ pub enum Verdict {
     TakenAndStop,
     /// Not taken: the packet stays first on its link, and the fabric goes on with other links.
     Refused,
+    /// Not taken, and its sender need not be told: what comes before it is on its way by another link. The packet stays first on its
+    /// link; asked again after something else was taken.
+    Later,
     /// Not taken, and nothing from this link ever will be: its sender broke the rules.
     Broken(&'static str),
 }

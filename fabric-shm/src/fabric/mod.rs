@@ -206,7 +206,8 @@ impl ShmFabric {
                             lane.consumer.refuse(false);
                             return (taken + 1, true);
                         }
-                        Verdict::Refused => {
+                        // No other link of this fabric brings packets of the same order: there is nothing to wait for.
+                        Verdict::Refused | Verdict::Later => {
                             if lane.consumer.skip_given_up() {
                                 if lane.consumer.tell() {
                                     lane.ring_producer();

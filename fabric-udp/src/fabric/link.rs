@@ -24,7 +24,7 @@ pub struct UdpLink {
 }
 
 impl UdpLink {
-    /// The way to an accepted life of a node; `None` if it is not there any more.
+    /// The way to a life of a node that was accepted, or is reached beside; `None` if it is not there any more.
     pub fn new(fabric: &Arc<Mutex<UdpFabric>>, node: NodeId, incarnation: Incarnation, priority: Priority) -> Option<Self> {
         let entered = fabric.lock().unwrap_or_else(PoisonError::into_inner);
         let session = entered.session(node, incarnation)?;

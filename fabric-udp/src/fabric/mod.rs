@@ -70,11 +70,11 @@ pub struct About {
 /// What happened to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// There is a session with it. Say [`UdpFabric::accept`] or [`UdpFabric::decline`].
+    /// There is a session with it. Say [`UdpFabric::accept`], [`UdpFabric::beside`] or [`UdpFabric::decline`].
     Met(NodeId, Incarnation),
-    /// One that was accepted left in good order. All it had sent was delivered.
+    /// One that was accepted, or is reached beside, left in good order. All it had sent was delivered.
     Left(NodeId, Incarnation),
-    /// One that was accepted is dead, or can't be reached. All that had arrived was delivered.
+    /// One that was accepted, or is reached beside, is dead, or can't be reached. All that had arrived was delivered.
     Died(NodeId, Incarnation),
 }
 
@@ -93,8 +93,24 @@ enum Stage {
     Met,
     /// By this fabric.
     Accepted,
+    /// By another, which says whether it lives, and by this one beside it.
+    Beside,
     /// By another.
     Declined,
+    /// The driver knows that it is no more. What it had sent is still handed over.
+    Gone,
+}
+
+impl Stage {
+    /// Whether its packets are for the driver.
+    fn is_open(self) -> bool {
+        matches!(self, Stage::Accepted | Stage::Beside | Stage::Gone)
+    }
+
+    /// Whether it can be sent to.
+    fn is_reached(self) -> bool {
+        matches!(self, Stage::Accepted | Stage::Beside)
+    }
 }
 
 /// A guest that wants to be a node.
@@ -386,7 +402,7 @@ impl UdpFabric {
                 let Some(node) = peer.map(|peer| peer.node).filter(|node| node.index() < self.peers.len()) else { return };
                 let place = &mut self.peers[node.index()];
                 let Some(gone) = place.take_if(|peer| peer.session == session) else { return };
-                if gone.standing == Stage::Accepted {
+                if gone.standing.is_reached() {
                     tracing::debug!(node = node.0, ?reason, "a conversation ended");
                     let left = matches!(reason, CloseReason::ByPeer(CODE_LEFT));
                     let change = if left { Change::Left } else { Change::Died };
@@ -508,6 +524,30 @@ impl UdpFabric {
         self.settle(node, Stage::Accepted);
     }
 
+    /// A node that was met is reached by another fabric, and by this one, too. That other fabric says whether it lives: here its silence ends
+    /// nothing, and what is under way is asked for once in a quarter of the dead-peer time, for ever. Say [`gone`](Self::gone) when it is
+    /// no more.
+    pub fn beside(&mut self, node: NodeId) {
+        self.settle(node, Stage::Beside);
+        if let Some(Some(peer)) = self.peers.get(node.index()) {
+            self.endpoint.vouch(peer.session);
+        }
+    }
+
+    /// This life of a node that was accepted, or is reached beside, is no more, as another fabric says. What arrived from it is still handed
+    /// over by [`poll`](Self::poll); no [`Change`] tells of its end. Nothing if there is no such life any more.
+    pub fn gone(&mut self, node: NodeId, incarnation: Incarnation) {
+        let now = self.now();
+        if let Some(Some(peer)) = self.peers.get_mut(node.index())
+            && peer.incarnation == incarnation
+            && peer.standing.is_reached()
+        {
+            peer.standing = Stage::Gone;
+            self.endpoint.give_up(now, peer.session, CODE_LEFT);
+            self.attend(now);
+        }
+    }
+
     /// A node that was met is reached by another fabric.
     pub fn decline(&mut self, node: NodeId) {
         self.settle(node, Stage::Declined);
@@ -528,13 +568,13 @@ impl UdpFabric {
         }
     }
 
-    /// The session with an accepted life of a node.
+    /// The session with a life of a node that was accepted, or is reached beside.
     pub(crate) fn session(&self, node: NodeId, incarnation: Incarnation) -> Option<SessionId> {
         let peer = self.peers.get(node.index())?.as_ref()?;
-        (peer.incarnation == incarnation && peer.standing == Stage::Accepted).then_some(peer.session)
+        (peer.incarnation == incarnation && peer.standing.is_reached()).then_some(peer.session)
     }
 
-    /// Expects `len` bytes of an accepted life of a node, and names what comes: the peer has to be told. They come as long as `into` lives. `None`:
+    /// Expects `len` bytes of a life of a node that was accepted, or is reached beside, and names what comes: the peer has to be told. They come as long as `into` lives. `None`:
     /// there is no such life now.
     pub fn expect(&mut self, node: NodeId, incarnation: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<TransferId> {
         let session = self.session(node, incarnation)?;

@@ -2,7 +2,7 @@
 
 use super::notice::NOTICE_MAX;
 use super::transfers::Transfers;
-use super::{NOTICE_TAG, Peer, Stage, UdpFabric};
+use super::{NOTICE_TAG, Peer, UdpFabric};
 use crate::Run;
 use crate::port::Direct;
 use crate::protocol::{LinkId, Path, Receive, SessionId, Time, TransferId};
@@ -44,7 +44,7 @@ impl<S: Sink> Sink for Gate<'_, S> {
             return Verdict::Taken;
         }
         let known = self.peers.get(source.index()).and_then(Option::as_ref);
-        if !known.is_some_and(|peer| peer.incarnation == incarnation && peer.standing == Stage::Accepted) {
+        if !known.is_some_and(|peer| peer.incarnation == incarnation && peer.standing.is_open()) {
             return Verdict::Refused;
         }
         let verdict = self.sink.packet(source, incarnation, priority, head, payload);
@@ -53,7 +53,7 @@ impl<S: Sink> Sink for Gate<'_, S> {
     }
 
     fn damaged(&mut self, source: NodeId, priority: Priority, reason: &'static str) {
-        if self.peers.get(source.index()).and_then(Option::as_ref).is_some_and(|peer| peer.standing == Stage::Accepted) {
+        if self.peers.get(source.index()).and_then(Option::as_ref).is_some_and(|peer| peer.standing.is_open()) {
             self.sink.damaged(source, priority, reason);
         }
     }
@@ -200,9 +200,15 @@ impl UdpFabric {
         (runs, gate.taken, stopped)
     }
 
-    /// Whether packets wait that the driver did not refuse.
+    /// Whether packets wait that the driver neither refused nor put off.
     pub fn has_ready(&self) -> bool {
         self.endpoint.has_ready()
+    }
+
+    /// What the driver put off ([`Verdict::Later`]) may be what it wants now: [`has_ready`](Self::has_ready) counts it again. To be said when
+    /// something was taken that others may have waited for, by whichever fabric it came.
+    pub fn try_again(&mut self) {
+        self.endpoint.try_again();
     }
 
     /// Whether some sender was told that its packets are not taken for now.

@@ -407,6 +407,27 @@ impl Flight {
         }
     }
 
+    /// Counts the oldest datagrams under way as lost, of which `again` hears what they carried: so no more are remembered, however long
+    /// the other end is silent.
+    pub fn retire(&mut self, now: Time, most: usize, mut again: impl FnMut(Carried)) {
+        for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay).take(most) {
+            sent.state = State::Lost;
+            self.waiting -= 1;
+            if !sent.probe {
+                self.bytes -= u64::from(sent.size);
+            }
+            for index in 0..u64::from(sent.count) {
+                again(self.carried[(sent.carried - self.carried_base + index) as usize]);
+            }
+        }
+        self.drop_done(now);
+    }
+
+    /// The longest pause between two questions from now on.
+    pub fn pause_most(&mut self, pause: Nanos) {
+        self.pause_max = pause;
+    }
+
     /// The path in use is left for another, on which this was measured. `again` hears what was under way, to be sent there.
     pub fn leave(&mut self, round_trip: RoundTrip, mut again: impl FnMut(Carried)) {
         for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay) {

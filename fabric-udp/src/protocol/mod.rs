@@ -89,6 +89,8 @@ pub struct Transmit {
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
+    /// This end gave it up at once, and told the other end this code.
+    GivenUp(u8),
     /// This end closed it, and everything sent arrived, or the time for that was up.
     Local,
     /// The other end closed it in good order, with this code. Everything it had sent was delivered.

@@ -268,7 +268,7 @@ impl Endpoint {
         self.sessions.peek(session).is_some_and(|session| session.refused(priority))
     }
 
-    /// Whether packets wait that the driver did not refuse.
+    /// Whether packets wait that the driver neither refused nor put off.
     pub fn has_ready(&self) -> bool {
         self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::has_ready))
     }
@@ -276,6 +276,16 @@ impl Endpoint {
     /// Whether the driver refused packets that wait.
     pub fn refusing(&self) -> bool {
         self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::refusing))
+    }
+
+    /// What the driver put off ([`Verdict::Later`](doorbell_fabric::Verdict)) may be what it wants now. It is asked with each
+    /// [`deliver`](Self::deliver) anyway: this has [`has_ready`](Self::has_ready) say so.
+    pub fn try_again(&mut self) {
+        for index in &self.to_deliver {
+            if let Some(session) = self.sessions.get_mut(*index) {
+                session.try_again();
+            }
+        }
     }
 
     /// Gives the driver at most `budget` packets that wait as it had refused them or wanted to come back. Returns how many it took.
@@ -400,6 +410,23 @@ impl Endpoint {
             self.after(now, index);
         } else if self.sessions.remove_attempt(session) {
             self.closed(session, None, CloseReason::Local);
+        }
+    }
+
+    /// Ends a session at once: what was pushed and not sent is lost, and what arrived is still delivered. `code` (below 240) is told to the
+    /// peer, once.
+    pub fn give_up(&mut self, now: Time, session: SessionId, code: u8) {
+        if let Some((index, session)) = self.sessions.live(session) {
+            session.end(CloseReason::GivenUp(code.min(CODE_DAMAGED - 1)));
+            self.after(now, index);
+        }
+    }
+
+    /// Somebody else says from now on whether the peer of a session lives, and ends it if not: silence never does. Only if the peer asks for
+    /// another session it has to show that it knows this one.
+    pub fn vouch(&mut self, session: SessionId) {
+        if let Some((_, session)) = self.sessions.live(session) {
+            session.vouch();
         }
     }
 

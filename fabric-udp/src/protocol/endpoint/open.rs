@@ -173,7 +173,7 @@ impl Endpoint {
                 return;
             }
             // If that peer knows nothing of the session, this will show it.
-            session.ask_now();
+            session.doubt(now);
             self.after(now, index);
             return self.refuse(now, from, hello, Rejection::AlreadyConnected(self.config.node, self.config.incarnation));
         }
@@ -446,6 +446,7 @@ impl Endpoint {
                 CloseReason::Damaged(_) => Some(Some(CODE_DAMAGED)),
                 CloseReason::Idle => Some(Some(CODE_IDLE)),
                 CloseReason::Replaced => Some(Some(CODE_REPLACED)),
+                CloseReason::GivenUp(code) => Some(Some(code)),
                 _ => None,
             };
             let datagram = farewell.map(|code| session.farewell(now, code));

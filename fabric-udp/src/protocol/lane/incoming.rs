@@ -35,6 +35,8 @@ pub(crate) struct LaneIn {
     /// What the sender was told.
     limit: u64,
     refused: bool,
+    /// The driver wants something else before the first packet. Its sender knows nothing of that.
+    later: bool,
     stamp: u32,
     /// The sender is to be told again.
     pub untold: bool,
@@ -119,6 +121,7 @@ impl LaneIn {
             taken: 0,
             limit: window,
             refused: false,
+            later: false,
             stamp: 0,
             untold: false,
             delivered: 0,
@@ -135,6 +138,16 @@ impl LaneIn {
     /// Whether the driver refused the first of them.
     pub fn is_refused(&self) -> bool {
         self.refused
+    }
+
+    /// Whether packets wait that the driver neither refused nor put off.
+    pub fn is_wanted(&self) -> bool {
+        self.is_ready() && !self.refused && !self.later
+    }
+
+    /// What the driver put off may be what it wants now.
+    pub fn try_again(&mut self) {
+        self.later = false;
     }
 
     /// The number of the first packet that is neither taken nor ready.
@@ -159,7 +172,7 @@ impl LaneIn {
             return match self.hand_over(packet, from, sink) {
                 Verdict::Taken => Arrival::Fine,
                 Verdict::TakenAndStop => Arrival::Stop,
-                Verdict::Refused => self.keep(self.next, packet),
+                Verdict::Refused | Verdict::Later => self.keep(self.next, packet),
                 Verdict::Broken(reason) => Arrival::Broken(reason),
             };
         }
@@ -193,6 +206,7 @@ impl LaneIn {
                 self.next += 1;
                 self.delivered += 1;
                 self.taken += charge;
+                self.later = false;
                 // Telling costs a frame: do it once a quarter of the window, or if the sender was told to wait.
                 if self.taken + self.window - self.limit >= self.window / 4 || self.refused {
                     self.untold = true;
@@ -201,10 +215,16 @@ impl LaneIn {
             }
             Verdict::Refused => {
                 self.refusals += 1;
+                self.later = false;
                 if !self.refused {
                     self.refused = true;
                     self.untold = true;
                 }
+            }
+            Verdict::Later => {
+                self.later = true;
+                // What was said before no longer holds.
+                self.untold |= std::mem::take(&mut self.refused);
             }
             Verdict::Broken(_) => {}
         }
@@ -335,15 +355,15 @@ impl LaneIn {
 
     /// Gives the driver what waits and is in order.
     pub fn deliver<S: Sink>(&mut self, from: Source, sink: &mut S, stopped: bool) -> Arrival {
-        // Who refused a packet is asked again when it says so: `retry`.
-        if stopped || self.refused {
+        // Who did not take a packet is asked again when it says so: `retry`.
+        if stopped || self.refused || self.later {
             return Arrival::Fine;
         }
         let mut budget = usize::MAX;
         self.retry(from, sink, &mut budget)
     }
 
-    /// Like [`deliver`](Self::deliver), at most `budget` packets, even if the first had been refused.
+    /// Like [`deliver`](Self::deliver), at most `budget` packets, even if the first had not been taken.
     pub fn retry<S: Sink>(&mut self, from: Source, sink: &mut S, budget: &mut usize) -> Arrival {
         while *budget > 0 && self.is_ready() {
             // It stays where it is until the driver has it, who may panic.
@@ -365,6 +385,10 @@ impl LaneIn {
                     if !self.skip_given_up() {
                         break;
                     }
+                }
+                Verdict::Later => {
+                    self.note(verdict, charge);
+                    break;
                 }
                 Verdict::Broken(reason) => return Arrival::Broken(reason),
             }

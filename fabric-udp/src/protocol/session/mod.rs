@@ -12,7 +12,7 @@ use super::config::Spans;
 use super::congestion::Controller;
 use super::frame::{ACK_LEN, ACK_RANGE, PACKET_HEAD_MAX};
 use super::header::HEADER;
-use super::lane::{Arrival, payload_max};
+use super::lane::{Arrival, LaneIn, payload_max};
 use super::lent::{Lender, Lent, Middle};
 use super::loss::Flight;
 use super::mtu::PathMtu;
@@ -108,6 +108,10 @@ pub(crate) struct Session {
     heard_here: Time,
     last_used: Time,
     spans: Spans,
+    /// Somebody else says whether the peer lives, and silence says nothing.
+    vouched: bool,
+    /// ... but the peer, or who says to be it, knew nothing of this session then, and nothing came by it since.
+    doubted: Option<Time>,
     /// How long nothing is heard before the peer is asked.
     quiet_after: Nanos,
     ack_every: u32,
@@ -187,6 +191,8 @@ impl Session {
             heard_here: now,
             last_used: now,
             quiet_after,
+            vouched: false,
+            doubted: None,
             spans,
             ack_every,
             words,
@@ -297,9 +303,14 @@ impl Session {
         self.cargo.lanes_in.iter().any(|lane| lane.is_ready())
     }
 
-    /// Whether packets wait that the driver did not refuse.
+    /// Whether packets wait that the driver neither refused nor put off.
     pub fn has_ready(&self) -> bool {
-        self.cargo.lanes_in.iter().any(|lane| lane.is_ready() && !lane.is_refused())
+        self.cargo.lanes_in.iter().any(LaneIn::is_wanted)
+    }
+
+    /// What the driver put off may be what it wants now.
+    pub fn try_again(&mut self) {
+        self.cargo.lanes_in.iter_mut().for_each(LaneIn::try_again);
     }
 
     /// Whether the driver refused packets that wait.
@@ -324,6 +335,18 @@ impl Session {
     /// Finds out whether the peer is still there.
     pub fn ask_now(&mut self) {
         self.ping = true;
+    }
+
+    /// Somebody else says from now on whether the peer lives.
+    pub fn vouch(&mut self) {
+        self.vouched = true;
+        self.flight.pause_most(self.spans.keep_alive);
+    }
+
+    /// The peer asks for another session: it seems to know nothing of this one. What is not answered now ends it, whoever vouches for the peer.
+    pub fn doubt(&mut self, now: Time) {
+        self.doubted.get_or_insert(now);
+        self.ask_now();
     }
 
     pub fn is_flushed(&self) -> bool {

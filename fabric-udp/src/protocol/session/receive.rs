@@ -67,6 +67,7 @@ impl Session {
         let Genuine { from, number, body } = *genuine;
         self.stats.datagrams_in += 1;
         self.stats.bytes_in += body.len() as u64;
+        self.doubted = None;
         // A question by itself after a silence: nothing is to follow that could be answered with it.
         self.was_asked = body == [frame::PING] && now - self.last_heard >= self.spans.keep_alive / 2;
         if from == self.path {

@@ -2,10 +2,15 @@
 
 use super::{Closing, Session};
 use crate::protocol::CloseReason;
+use crate::protocol::loss::Carried;
 use crate::protocol::time::Time;
 
 /// How often the other end is told that a session ends.
 const GOODBYES: u32 = 4;
+/// Questions in a row without an answer after which those before are waited for no more, where a peer may be silent for ever: and how many
+/// datagrams each time, more than a question takes.
+const RETIRE_AFTER: u32 = 8;
+const RETIRED: usize = 4;
 
 impl Session {
     /// When [`on_timeout`](Self::on_timeout) is to be called next.
@@ -27,16 +32,26 @@ impl Session {
         if self.flight.bytes < self.window {
             deadline = deadline.min(self.mtu.deadline()).min(self.paced_until);
         }
-        match self.spans.idle {
-            Some(idle) if self.cargo.closing == Closing::No => deadline.min(self.last_used + idle),
-            _ => deadline,
-        }
+        deadline.min(self.idle_at())
     }
 
     /// A peer that says nothing until then is dead. It has three quarters of the time after the first question.
     fn dead_at(&self) -> Time {
         let asked = self.flight.waiting_since + (self.spans.dead - self.spans.keep_alive);
-        asked.max(self.last_heard + self.spans.dead)
+        let silent = asked.max(self.last_heard + self.spans.dead);
+        match self.doubted {
+            _ if !self.vouched => silent,
+            Some(at) => silent.max(at + self.spans.dead),
+            None => Time::NEVER,
+        }
+    }
+
+    /// A session that is not used until then is closed.
+    fn idle_at(&self) -> Time {
+        match self.spans.idle {
+            Some(idle) if self.cargo.closing == Closing::No && !self.vouched => self.last_used + idle,
+            _ => Time::NEVER,
+        }
     }
 
     /// This node itself stood still until now: the peer gets some more time.
@@ -84,10 +99,7 @@ impl Session {
         }
         let asks = self.flight.waiting == 0 && self.last_heard + self.quiet_after <= now;
         self.ping |= asks;
-        if let Some(idle) = self.spans.idle
-            && self.last_used + idle <= now
-            && self.cargo.closing == Closing::No
-        {
+        if self.idle_at() <= now {
             self.end(CloseReason::Idle);
         }
         asks
@@ -97,8 +109,15 @@ impl Session {
     fn ask(&mut self, now: Time) {
         self.stats.probe_timeouts += 1;
         self.flight.asked(now);
-        let Session { flight, cargo, stats, .. } = self;
-        flight.oldest(2, |carried| stats.bytes_again += cargo.again(carried));
+        let Session { flight, cargo, stats, mtu, .. } = self;
+        if self.vouched && flight.questions > RETIRE_AFTER {
+            flight.retire(now, RETIRED, |carried| match carried {
+                Carried::Probe { .. } => mtu.forget_probe(),
+                carried => stats.bytes_again += cargo.again(carried),
+            });
+        } else {
+            flight.oldest(2, |carried| stats.bytes_again += cargo.again(carried));
+        }
         self.questions = 2;
         if matches!(self.cargo.closing, Closing::Telling { .. }) && self.flight.questions > GOODBYES {
             // The other end knows, and its answer was lost; or it will find out.

@@ -1,6 +1,7 @@
 //! The protocol on simulated networks.
 
 mod basics;
+mod beside;
 mod conditions;
 mod hostile;
 mod lanes;

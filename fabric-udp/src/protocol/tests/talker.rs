@@ -54,6 +54,8 @@ pub struct Talker {
     pub received: BTreeMap<(NodeId, Incarnation), [u64; PRIORITIES]>,
     pub bytes_received: u64,
     pub refuse: bool,
+    /// Put off what comes by this lane.
+    pub later: Option<Priority>,
     /// Refuse so many out of a hundred.
     pub refuse_some: u64,
     pub stop_some: u64,
@@ -105,6 +107,9 @@ impl Sink for Talker {
         assert!(matches(next, 0, &payload.to_vec()), "packet {next} of {} bytes", payload.len());
         if self.break_at == Some(next) {
             return Verdict::Broken("as the test wants it");
+        }
+        if self.later == Some(priority) {
+            return Verdict::Later;
         }
         let some = self.refuse_some;
         if self.refuse || self.roll(some) {
