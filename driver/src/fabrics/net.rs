@@ -102,6 +102,8 @@ impl Net {
                 UdpChange::Met(node, life) => self.meet(udp, shm, node, life),
                 UdpChange::Left(node, life) => self.lose(node, life, Change::Left(node, life)),
                 UdpChange::Died(node, life) => self.lose(node, life, Change::Died(node, life)),
+                // Nothing is sent by any but the first.
+                UdpChange::StrandLost(..) => {}
             }
         }
         while let Some(ask) = udp.next_ask() {

@@ -1,6 +1,6 @@
 //! The sending half of one way to a peer.
 
-use super::{BytesOut, UdpFabric};
+use super::{BytesOut, Outstanding, UdpFabric};
 use crate::protocol::TransferId;
 use doorbell_fabric::{Incarnation, Link, LinkDown, NodeId, PacketHead, PacketKind, Priority, Push};
 use std::ops::Range;
@@ -26,8 +26,20 @@ pub struct UdpLink {
 impl UdpLink {
     /// The way to a life of a node that was accepted, or is reached beside; `None` if it is not there any more.
     pub fn new(fabric: &Arc<Mutex<UdpFabric>>, node: NodeId, incarnation: Incarnation, priority: Priority) -> Option<Self> {
+        Self::by(fabric, node, incarnation, 0, priority)
+    }
+
+    /// As [`new`](Self::new), by one of several sessions with it: `strand` 0 is the one that is always there, and each further one begins at a link
+    /// of its own. `None` also if there is none of that number just now.
+    pub fn by(
+        fabric: &Arc<Mutex<UdpFabric>>,
+        node: NodeId,
+        incarnation: Incarnation,
+        strand: u8,
+        priority: Priority,
+    ) -> Option<Self> {
         let entered = fabric.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = entered.session(node, incarnation)?;
+        let session = entered.session_by(node, incarnation, strand)?;
         let packet_bytes = entered.endpoint().packet_bytes(session).max(1);
         let most_at_once = entered.endpoint().lane_bytes(session) / 2;
         Some(Self { fabric: fabric.clone(), session, priority, packet_bytes, most_at_once })
@@ -49,6 +61,11 @@ impl UdpLink {
     pub fn begin_transfer(&self, transfer: TransferId, part: Range<u64>, total: u64, from: Arc<dyn BytesOut>) -> Option<bool> {
         let mut fabric = self.enter(TRIES)?;
         Some(fabric.begin_transfer((self.session, transfer), (part, total), self.priority, from))
+    }
+
+    /// What is under way here, and by which link. `None`: another thread has the fabric just now, or the session is over.
+    pub fn outstanding(&self) -> Option<Outstanding> {
+        self.enter(TRIES)?.endpoint().outstanding(self.session, self.priority)
     }
 
     /// The longest message that finds room on an idle way whatever came before it.

@@ -1,7 +1,8 @@
 //! All peers of one node that are reached by UDP: a [`protocol`](crate::protocol) over a [`port`].
 //!
 //! Nodes find each other by addresses. A node that was told one connects there, is told of all others that are known there, and connects
-//! to these, too. So there is one session between any two nodes, whichever began it. A node without an id asks for one where it
+//! to these, too. So there is one session between any two nodes, whichever began it; and where both have several links, one more for each
+//! further link ([`UdpOptions::strands`]). A node without an id asks for one where it
 //! connects first: as a *guest*, in a session of its own that ends with the answer.
 //!
 //! Who is met may be reached by another fabric as well; what it says of itself tells ([`About::nonce`]). Its messages are let
@@ -15,8 +16,10 @@ mod notice;
 mod options;
 mod receiving;
 mod sending;
+mod strands;
 mod transfers;
 
+pub use crate::protocol::Outstanding;
 pub use guest::{Grant, ask};
 pub use link::UdpLink;
 pub use options::{LINKS_MAX, UdpError, UdpOptions, read_key};
@@ -35,6 +38,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use strands::Further;
 use transfers::Transfers;
 
 /// The tag of control packets that are notices between fabrics, and none of the driver's.
@@ -76,11 +80,16 @@ pub enum Change {
     Left(NodeId, Incarnation),
     /// One that was accepted, or is reached beside, is dead, or can't be reached. All that had arrived was delivered.
     Died(NodeId, Incarnation),
+    /// One of several sessions with a node ended alone, that of this number: what was not acknowledged there may be lost. All that had
+    /// arrived by it was delivered. The others go on, and it comes about again.
+    StrandLost(NodeId, Incarnation, u8),
 }
 
 /// One other node.
 struct Peer {
     session: SessionId,
+    /// Those of numbers from 1 on.
+    further: [Further; LINKS_MAX - 1],
     incarnation: Incarnation,
     about: About,
     address: SocketAddr,
@@ -156,6 +165,9 @@ pub struct UdpFabric {
     /// By id: the node that is known, and one that has taken its place, until the end of the former is told.
     peers: Vec<Option<Peer>>,
     next: Vec<(NodeId, Peer)>,
+    /// Whether there are to be several sessions with a peer, and when one is to be asked for.
+    wants_strands: bool,
+    strands_due: Option<Time>,
     contacts: Contacts,
     changes: VecDeque<Change>,
     asks: VecDeque<Ask>,
@@ -204,6 +216,8 @@ fn make_endpoint(
         dead_after: options.dead_after,
         lane_window: options.lane_bytes,
         lane_buffer: options.lane_bytes,
+        // One for each link.
+        sessions_max: config.sessions_max * links.len(),
         ..config
     };
     let mut seed = [0; 32];
@@ -231,6 +245,7 @@ impl UdpFabric {
         let port = open_port(options)?;
         let endpoint = make_endpoint(domain, me, &Greeting { about, asks: None }, options, port.links())?;
         let mut fabric = Self::over(endpoint, port.links().to_vec(), me, max_nodes);
+        fabric.wants_strands = options.strands;
         let now = fabric.now();
         options.connect.iter().for_each(|address| fabric.contacts.add(now, *address, true));
         let locals = fabric.addresses.clone();
@@ -268,6 +283,8 @@ impl UdpFabric {
             me,
             peers: (0..max_nodes).map(|_| None).collect(),
             next: Vec::new(),
+            wants_strands: false,
+            strands_due: None,
             changes: VecDeque::new(),
             asks: VecDeque::new(),
             given: Vec::new(),
@@ -354,6 +371,7 @@ impl UdpFabric {
             }
         }
         self.contacts.attend(now, &mut self.endpoint);
+        self.attend_strands(now);
         for _ in 0..self.owed.len() {
             if let Some((session, notice)) = self.owed.pop_front() {
                 self.tell(now, session, notice);
@@ -364,7 +382,10 @@ impl UdpFabric {
 
     fn on_event(&mut self, now: Time, event: Event) {
         match event {
-            Event::Connected { session, peer, path, greeting, asked } => {
+            Event::Connected { session, peer, strand: strand @ 1.., .. } => {
+                self.on_strand(now, session, (peer.node, peer.incarnation), strand);
+            }
+            Event::Connected { session, peer, path, greeting, asked, .. } => {
                 self.contacts.connected(session, asked);
                 let Some(Greeting { about, asks }) = Greeting::decode(&greeting) else {
                     tracing::warn!(address = %path.peer, "a node says nothing of itself that could be understood; it is not let in");
@@ -382,7 +403,8 @@ impl UdpFabric {
                     return self.endpoint.close(now, session, CODE_UNWANTED);
                 }
                 let incarnation = peer.incarnation;
-                let met = Peer { session, incarnation, about, address: path.peer, standing: Stage::Met };
+                let further = Default::default();
+                let met = Peer { session, further, incarnation, about, address: path.peer, standing: Stage::Met };
                 if !asked {
                     self.introduce(now, session, peer.node);
                 }
@@ -396,8 +418,11 @@ impl UdpFabric {
                 }
             }
             Event::Closed { session, peer, reason } => {
-                self.contacts.closed(now, session, reason);
                 self.transfers.end_session(session);
+                if self.on_strand_closed(now, session, reason) {
+                    return;
+                }
+                self.contacts.closed(now, session, reason);
                 self.next.retain(|(_, peer)| peer.session != session);
                 let Some(node) = peer.map(|peer| peer.node).filter(|node| node.index() < self.peers.len()) else { return };
                 let place = &mut self.peers[node.index()];
@@ -417,8 +442,8 @@ impl UdpFabric {
                     self.peers[node.index()] = Some(met);
                 }
             }
-            // Somebody was told two addresses of this node.
-            Event::Refused { path, why: why @ Rejection::AlreadyConnected(..) } => {
+            // Somebody was told two addresses of this node; or asks for a further session before the first was used.
+            Event::Refused { path, why: why @ (Rejection::AlreadyConnected(..) | Rejection::NoFirst) } => {
                 tracing::debug!(address = %path.peer, ?why, "somebody asked for a second conversation");
             }
             Event::Refused { path, why } => {
@@ -522,6 +547,7 @@ impl UdpFabric {
     /// A node that was met is reached by this fabric.
     pub fn accept(&mut self, node: NodeId) {
         self.settle(node, Stage::Accepted);
+        self.want_strands(node);
     }
 
     /// A node that was met is reached by another fabric, and by this one, too. That other fabric says whether it lives: here its silence ends
@@ -530,8 +556,9 @@ impl UdpFabric {
     pub fn beside(&mut self, node: NodeId) {
         self.settle(node, Stage::Beside);
         if let Some(Some(peer)) = self.peers.get(node.index()) {
-            self.endpoint.vouch(peer.session);
+            peer.sessions().for_each(|session| self.endpoint.vouch(session));
         }
+        self.want_strands(node);
     }
 
     /// This life of a node that was accepted, or is reached beside, is no more, as another fabric says. What arrived from it is still handed
@@ -568,17 +595,10 @@ impl UdpFabric {
         }
     }
 
-    /// The session with a life of a node that was accepted, or is reached beside.
-    pub(crate) fn session(&self, node: NodeId, incarnation: Incarnation) -> Option<SessionId> {
-        let peer = self.peers.get(node.index())?.as_ref()?;
-        (peer.incarnation == incarnation && peer.standing.is_reached()).then_some(peer.session)
-    }
-
     /// Expects `len` bytes of a life of a node that was accepted, or is reached beside, and names what comes: the peer has to be told. They come as long as `into` lives. `None`:
     /// there is no such life now.
     pub fn expect(&mut self, node: NodeId, incarnation: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<TransferId> {
-        let session = self.session(node, incarnation)?;
-        self.transfers.expect(&mut self.endpoint, session, len, into)
+        self.expect_by(node, incarnation, 0, len, into)
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -590,7 +610,8 @@ impl UdpFabric {
         if self.later {
             return Some(Duration::ZERO);
         }
-        let due = [self.endpoint.next_timeout(), self.contacts.due, self.gather.due()].into_iter().flatten().min()?;
+        let due =
+            [self.endpoint.next_timeout(), self.contacts.due, self.strands_due, self.gather.due()].into_iter().flatten().min()?;
         Some(Duration::from_nanos(due - self.now()))
     }
 
@@ -613,6 +634,7 @@ impl UdpFabric {
         }
         // Nobody is looked for any more.
         self.contacts = Contacts::default();
+        (self.wants_strands, self.strands_due) = (false, None);
         loop {
             self.look();
             // What still comes is for nobody; as long as it waits, the end of its sender would not be told.

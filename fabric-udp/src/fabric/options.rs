@@ -30,12 +30,16 @@ pub struct UdpOptions {
     pub dead_after: Duration,
     /// Bytes of packets that a lane holds at each end, from 8 KiB to 1 GiB.
     pub lane_bytes: u32,
+    /// Where both ends have several links, ask for as many sessions as the end with fewer has: whoever sends can choose the link. While they are not
+    /// used they cost a few datagrams a minute.
+    pub strands: bool,
 }
 
 impl Default for UdpOptions {
     fn default() -> Self {
         let (listen, connect, seek) = (Vec::new(), Vec::new(), Vec::new());
-        Self { listen, connect, seek, key: None, port: Kind::Auto, dead_after: Duration::from_secs(1), lane_bytes: 1 << 20 }
+        let (port, dead_after) = (Kind::Auto, Duration::from_secs(1));
+        Self { listen, connect, seek, key: None, port, dead_after, lane_bytes: 1 << 20, strands: true }
     }
 }
 
@@ -153,6 +157,7 @@ fn said(why: Rejection) -> String {
         Rejection::Stale => "a later life of this node has been there; join anew".into(),
         Rejection::SameNode => "it has the id that this one was to have; take another".into(),
         Rejection::Full => "it has as many conversations as it can have".into(),
+        Rejection::NoFirst => "it knows of no conversation that this one could be beside".into(),
     }
 }
 

@@ -177,7 +177,11 @@ pub(crate) struct Spans {
 impl Spans {
     /// How long a node hears nothing before it asks. The one of the lower number asks first, and the lowest of all before the others, so that
     /// two do not ask each other at once.
-    pub fn quiet_after(&self, me: NodeId, peer: NodeId) -> Nanos {
+    pub fn quiet_after(&self, me: NodeId, peer: NodeId, strand: u8) -> Nanos {
+        // The first session says for the others whether the peer lives.
+        if strand > 0 {
+            return Nanos::MAX;
+        }
         let sooner = if me < peer { 16 - u64::from(me.0.min(15)) } else { 0 };
         self.keep_alive - self.keep_alive / 128 * sooner
     }

@@ -140,6 +140,8 @@ pub enum Rejection {
     SameNode,
     /// The peer has as many sessions as it may.
     Full,
+    /// A further session with a life with which the peer has no first one.
+    NoFirst,
 }
 
 impl Rejection {
@@ -160,6 +162,7 @@ impl Rejection {
             Rejection::Stale => (7, 0),
             Rejection::SameNode => (8, 0),
             Rejection::Full => (9, 0),
+            Rejection::NoFirst => (10, 0),
         }
     }
 
@@ -174,6 +177,7 @@ impl Rejection {
             7 => Rejection::Stale,
             8 => Rejection::SameNode,
             9 => Rejection::Full,
+            10 => Rejection::NoFirst,
             _ => return None,
         })
     }
@@ -349,6 +353,8 @@ impl Cookies {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Params {
     pub node: NodeId,
+    /// Which of the sessions between two nodes this is.
+    pub strand: u8,
     pub incarnation: Incarnation,
     pub full_integrity: bool,
     /// Bytes of the largest datagram it takes.
@@ -374,6 +380,8 @@ pub(crate) struct Reach {
 
 /// Addresses that an end tells of itself at most.
 pub(crate) const ADDRESSES_MAX: usize = 4;
+/// Sessions between two nodes at most: one for each address that an end tells of.
+pub(crate) const STRANDS_MAX: usize = ADDRESSES_MAX;
 const REACH_BYTES: usize = 20;
 
 /// The links that a node tells of, and where they are reached.
@@ -388,6 +396,7 @@ impl Params {
     pub fn new(config: &Config, link: &LinkConfig, random: &mut Random) -> Params {
         Params {
             node: config.node,
+            strand: 0,
             incarnation: config.incarnation,
             full_integrity: config.integrity == Integrity::Full,
             mtu: link.mtu as u16,
@@ -400,13 +409,19 @@ impl Params {
         }
     }
 
+    /// The same for a session of this number. Who asks for a further one has said who it is.
+    pub fn of_strand(self, strand: u8) -> Params {
+        let greeting = if strand == 0 { self.greeting } else { Vec::new() };
+        Params { strand, greeting, ..self }
+    }
+
     pub fn write(&self) -> Vec<u8> {
         let addresses = self.addresses.as_deref();
         let tail = addresses.map_or(0, |addresses| 4 + addresses.len() * REACH_BYTES);
         let mut bytes = vec![0; 38 + self.greeting.len() + tail];
         let mut writer = Writer::new(&mut bytes);
         writer.u16(self.node.0);
-        writer.u8(0);
+        writer.u8(self.strand);
         writer.u8(self.full_integrity.into());
         writer.u32(self.incarnation.0);
         writer.u16(self.mtu);
@@ -436,7 +451,7 @@ impl Params {
     pub fn read(bytes: &[u8]) -> Option<Params> {
         let mut reader = Reader::new(bytes);
         let node = NodeId(reader.u16()?);
-        reader.u8()?;
+        let strand = reader.u8()?;
         let full_integrity = reader.u8()? != 0;
         let incarnation = Incarnation(reader.u32()?);
         let mtu = reader.u16()?;
@@ -453,10 +468,12 @@ impl Params {
         let sound = incarnation.0 != 0
             && mtu >= 1_200
             && (8 << 10..=1 << 30).contains(&lane_window)
+            && usize::from(strand) < STRANDS_MAX
             && ack_delay <= 100_000
             && greeting.len() <= 512;
         sound.then_some(Params {
             node,
+            strand,
             incarnation,
             full_integrity,
             mtu,

@@ -410,6 +410,8 @@ impl Flight {
     /// Counts the oldest datagrams under way as lost, of which `again` hears what they carried: so no more are remembered, however long
     /// the other end is silent.
     pub fn retire(&mut self, now: Time, most: usize, mut again: impl FnMut(Carried)) {
+        // But for the last: since when something is under way has to stay known.
+        let most = most.min(self.waiting.saturating_sub(1) as usize);
         for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay).take(most) {
             sent.state = State::Lost;
             self.waiting -= 1;

@@ -43,7 +43,7 @@ pub use config::{Config, ConfigError, DomainKey, Integrity, LinkConfig, PROTOCOL
 pub use endpoint::{Endpoint, Target};
 pub use handshake::Rejection;
 pub use lent::Middle;
-pub use stats::{EndpointStats, SessionStats};
+pub use stats::{EndpointStats, Outstanding, SessionStats};
 pub use time::Time;
 pub use transfer::{TransferError, TransferId};
 
@@ -111,6 +111,8 @@ pub enum CloseReason {
     Damaged(&'static str),
     /// Nothing was sent for [`Config::idle_after`].
     Idle,
+    /// It was a further session, and the first one between the two nodes ended.
+    NoFirst,
 }
 
 /// What a driver should know.
@@ -128,6 +130,8 @@ pub enum Event {
         greeting: Vec<u8>,
         /// This end asked for it.
         asked: bool,
+        /// Which of the sessions with that life it is: 0 is the first one, without which there is no other.
+        strand: u8,
     },
     /// A session is over, or could not be opened. All that arrived on it was delivered before.
     Closed {

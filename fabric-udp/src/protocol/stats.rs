@@ -1,5 +1,7 @@
 //! What a session and an endpoint count.
 
+use super::LinkId;
+
 /// Counted by one session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionStats {
@@ -76,4 +78,19 @@ pub struct EndpointStats {
     pub connected: u64,
     /// Sessions closed.
     pub closed: u64,
+}
+
+/// What is under way on one lane of a session, and how it goes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Packets that were pushed and are not acknowledged yet.
+    pub packets: u64,
+    /// Their bytes, with what goes before each.
+    pub bytes: u64,
+    /// Bytes that the lane holds in all: `bytes` never exceeds it, and much nearer means that a push soon finds no room.
+    pub room: u64,
+    /// The smoothed round trip of the path in use, in nanoseconds.
+    pub round_trip: u64,
+    /// The link by which the session goes now.
+    pub link: LinkId,
 }

@@ -5,15 +5,15 @@ mod sessions;
 
 use super::cipher::CHECK;
 use super::config::Spans;
-use super::handshake::{Cookies, DomainSecret};
+use super::handshake::{self, Cookies, DomainSecret};
 use super::header::{Header, Kind};
 use super::lent::Middle;
 use super::random::Random;
 use super::session::{Genuine, Opened, Session};
 use super::time::{Nanos, Time};
 use super::{
-    CloseReason, Config, ConfigError, EndpointStats, Event, LinkId, Path, Peer, Receive, SessionId, SessionStats, Source,
-    TransferError, TransferId, Transmit,
+    CloseReason, Config, ConfigError, EndpointStats, Event, LinkId, Outstanding, Path, Peer, Receive, SessionId, SessionStats,
+    Source, TransferError, TransferId, Transmit,
 };
 use crate::Run;
 use doorbell_fabric::{LinkDown, NodeId, PacketHead, Priority, Push, Sink};
@@ -43,6 +43,7 @@ const CODE_DAMAGED: u8 = 0xF0;
 const CODE_IDLE: u8 = 0xF1;
 const CODE_REPLACED: u8 = 0xF2;
 const CODE_DUPLICATE: u8 = 0xF3;
+const CODE_NO_FIRST: u8 = 0xF4;
 /// How often an event tells of strangers that were refused.
 const REFUSED_EVERY: Nanos = 1_000_000_000;
 
@@ -103,11 +104,46 @@ impl Endpoint {
     /// sessions as may be, or no such link.
     pub fn connect(&mut self, now: Time, target: Target) -> Option<SessionId> {
         self.config.links.get(usize::from(target.path.link.0))?;
+        self.attempt(now, target, 0)
+    }
+
+    fn attempt(&mut self, now: Time, target: Target, strand: u8) -> Option<SessionId> {
         let nonce = self.random.u64();
         let give_up = now + self.config.connect_for;
-        let id = self.sessions.insert(|id| Entry::Attempt(Box::new(Attempt::new(id, now, target, nonce, give_up))))?;
+        let id = self.sessions.insert(|id| Entry::Attempt(Box::new(Attempt::new(id, now, target, strand, nonce, give_up))))?;
         self.earliest = self.earliest.min(now);
         Some(id)
+    }
+
+    /// How many sessions there can be with the peer of a first one, that one included: one for each link, if both ends told of several.
+    pub fn strands(&self, first: SessionId) -> usize {
+        let ours = handshake::reaches(&self.config).count();
+        self.sessions.peek(first).map_or(0, |session| ours.min(session.far.len()).max(1))
+    }
+
+    /// Asks for a further session with the peer of a first one. It begins by a link and at an address that those of lower numbers do not use:
+    /// if it can be, by the link of its number at the peer's address of that number. `tries` says how many such ways led nowhere before, and
+    /// the next is taken. As with [`connect`](Self::connect) an event tells what became of it. `None`: there is no such way, or no first
+    /// session, or as many sessions as may be.
+    pub fn connect_further(&mut self, now: Time, first: SessionId, strand: u8, tries: usize) -> Option<SessionId> {
+        let session = self.sessions.peek(first).filter(|session| session.over.is_none() && session.strand == 0)?;
+        if strand == 0 || usize::from(strand) >= self.strands(first) {
+            return None;
+        }
+        let (node, place) = (session.peer.node, usize::from(strand));
+        let used: Vec<_> = (0..strand).filter_map(|lower| Some(self.sessions.with(node, lower)?.path)).collect();
+        let mut ways: Vec<_> = handshake::reaches(&self.config)
+            .enumerate()
+            .flat_map(|(at, (link, near))| {
+                let is_alike = move |far: &&SocketAddr| near.address.is_ipv4() == far.is_ipv4();
+                let ways = session.far.iter().enumerate().filter(move |(_, far)| is_alike(far));
+                ways.map(move |(to, far)| ((at, to) != (place, place), Path { link, peer: *far }))
+            })
+            .filter(|(_, path)| !used.iter().any(|used| used.link == path.link || used.peer == path.peer))
+            .collect();
+        ways.sort_by_key(|(is_other, path)| (*is_other, !session.is_valid(*path)));
+        let (_, path) = *ways.get(tries % ways.len().max(1))?;
+        self.attempt(now, Target { path, node: Some(node) }, strand)
     }
 
     /// Takes in the datagrams of a run that arrived by `link`. Returns whether the driver said [`Verdict::TakenAndStop`](doorbell_fabric::Verdict):
@@ -404,9 +440,16 @@ impl Endpoint {
 
     /// Closes a session in good order: what was pushed and begun is sent first, for [`Config::dead_after`] at most. `code` (below 240) is told
     /// to the peer. An attempt to connect is given up.
+    ///
+    /// With the first session between two nodes the further ones are closed: it is the last to end.
     pub fn close(&mut self, now: Time, session: SessionId, code: u8) {
+        let code = code.min(CODE_DAMAGED - 1);
         if let Some((index, session)) = self.sessions.live(session) {
-            session.close(now, code.min(CODE_DAMAGED - 1));
+            let (peer, is_first) = (session.peer, session.strand == 0);
+            session.close(now, code);
+            if is_first {
+                self.close_further(now, peer, index, code);
+            }
             self.after(now, index);
         } else if self.sessions.remove_attempt(session) {
             self.closed(session, None, CloseReason::Local);
@@ -460,6 +503,8 @@ impl Endpoint {
                     }
                     asks |= session.on_timeout(now);
                     session.tell_path(&mut self.events);
+                    let unanswered = session.is_unanswered().then_some((session.peer.node, session.silent_since()));
+                    self.compare(now, index, unanswered);
                 }
                 self.after(now, index);
             } else if self.sessions.attempt_mut(index).is_some() {
@@ -468,6 +513,17 @@ impl Endpoint {
         }
         if asks {
             self.ask_along(now, false);
+        }
+    }
+
+    /// Nobody says of a further session that its other end is there, as long as whoever vouches for the peer is right about that: but if the
+    /// first one heard of the peer long after this one, it has to show it.
+    fn compare(&mut self, now: Time, index: usize, unanswered: Option<(NodeId, Time)>) {
+        if let Some((node, since)) = unanswered
+            && self.sessions.with(node, 0).is_some_and(|first| first.last_heard > since + self.spans.dead / 2)
+            && let Some(session) = self.sessions.get_mut(index)
+        {
+            session.doubt(now);
         }
     }
 
@@ -572,9 +628,14 @@ impl Endpoint {
         self.sessions.peek(session).map(|session| session.path)
     }
 
-    /// The session with a node, if there is one.
+    /// The first session with a node, if there is one.
     pub fn session_with(&self, node: NodeId) -> Option<SessionId> {
-        self.sessions.with(node)
+        self.sessions.with(node, 0).map(|session| session.id)
+    }
+
+    /// What is under way on a lane of a session, and by which path. `None`: it is over.
+    pub fn outstanding(&self, session: SessionId, priority: Priority) -> Option<Outstanding> {
+        self.sessions.peek(session).map(|session| session.outstanding(priority))
     }
 
     /// Whether everything pushed on a session was acknowledged, and no transfer to the peer runs. `true` if it is over.

@@ -1,6 +1,6 @@
 //! How sessions begin and end.
 
-use super::{CODE_DAMAGED, CODE_DUPLICATE, CODE_IDLE, CODE_REPLACED, Endpoint, Entry, REFUSED_EVERY, Target};
+use super::{CODE_DAMAGED, CODE_DUPLICATE, CODE_IDLE, CODE_NO_FIRST, CODE_REPLACED, Endpoint, Entry, REFUSED_EVERY, Target};
 use crate::protocol::cipher::{Cipher, RekeyAfter, Secrets};
 use crate::protocol::congestion::Cubic;
 use crate::protocol::handshake::{
@@ -24,6 +24,7 @@ const ROUND_TRIP_GUESS: Nanos = 100 * MILLI;
 pub(super) struct Attempt {
     pub id: SessionId,
     pub target: Target,
+    pub strand: u8,
     nonce: u64,
     give_up: Time,
     next: Time,
@@ -41,8 +42,8 @@ struct Opening {
 }
 
 impl Attempt {
-    pub fn new(id: SessionId, now: Time, target: Target, nonce: u64, give_up: Time) -> Self {
-        Self { id, target, nonce, give_up, next: now, pause: AGAIN_FIRST, asked_at: None, open: None }
+    pub fn new(id: SessionId, now: Time, target: Target, strand: u8, nonce: u64, give_up: Time) -> Self {
+        Self { id, target, strand, nonce, give_up, next: now, pause: AGAIN_FIRST, asked_at: None, open: None }
     }
 
     /// When it is driven next.
@@ -157,14 +158,17 @@ impl Endpoint {
             self.stats.junk += 1;
             return;
         };
-        let (node, incarnation) = (asked.params.node, asked.params.incarnation);
+        let (node, incarnation, strand) = (asked.params.node, asked.params.incarnation, asked.params.strand);
         if node == self.config.node {
             return self.refuse(now, from, hello, Rejection::SameNode);
         }
         if self.sessions.is_former(node, incarnation) {
             return self.refuse(now, from, hello, Rejection::Stale);
         }
-        if let Some(index) = self.sessions.place_with(node)
+        if strand > 0 && !self.sessions.has_first(Peer { node, incarnation }) {
+            return self.refuse(now, from, hello, Rejection::NoFirst);
+        }
+        if let Some(index) = self.sessions.place_with(node, strand)
             && let Some(session) = self.sessions.get_mut(index)
             && session.peer.incarnation == incarnation
         {
@@ -183,7 +187,8 @@ impl Endpoint {
                 self.sessions.remove(index);
             }
         }
-        let ours = Params::new(&self.config, &self.config.links[usize::from(from.link.0)], &mut self.random);
+        let link = &self.config.links[usize::from(from.link.0)];
+        let ours = Params::new(&self.config, link, &mut self.random).of_strand(strand);
         let Some((theirs, reply, secrets)) = asked.agree(hello, &ours) else {
             self.stats.junk += 1;
             return;
@@ -231,6 +236,8 @@ impl Endpoint {
             remote: 0,
             path,
             peer: Peer { node: theirs.node, incarnation: theirs.incarnation },
+            strand: theirs.strand,
+            far: theirs.addresses.iter().flatten().map(|reach| reach.address).collect(),
             cipher,
             flight: Flight::new(RoundTrip::new(guess), self.spans.patience, peer_delay, self.spans.dead / 8),
             congestion: Box::new(Cubic::new(config.initial_window, mtu.current())),
@@ -239,7 +246,7 @@ impl Endpoint {
             windows: (theirs.lane_window.into(), config.lane_window.into()),
             buffer: config.lane_buffer as usize,
             spans: self.spans,
-            quiet_after: self.spans.quiet_after(config.node, theirs.node),
+            quiet_after: self.spans.quiet_after(config.node, theirs.node, theirs.strand),
             ack_every: config.ack_every,
             words: self.random.child(),
         }
@@ -311,8 +318,9 @@ impl Endpoint {
             Some(Answer::Accept(name, message)) => self.on_accept(now, index, from, &hello, name, message),
             Some(Answer::Reject(Rejection::AlreadyConnected(node, incarnation))) => {
                 // True: the session is there, or on its way. If not, the other end will find that out.
-                let session = self.sessions.with(node);
-                let on_its_way = self.sessions.offers().any(|(_, session)| session.peer.node == node);
+                let strand = attempt.strand;
+                let session = self.sessions.with(node, strand);
+                let on_its_way = self.sessions.offers().any(|(_, session)| (session.peer.node, session.strand) == (node, strand));
                 if session.is_some() || on_its_way {
                     self.fail_attempt(index, CloseReason::Rejected(Rejection::AlreadyConnected(node, incarnation)));
                 }
@@ -329,7 +337,7 @@ impl Endpoint {
             Some(open) => open.cookie = cookie,
             None => {
                 let link = &self.config.links[usize::from(attempt.target.path.link.0)];
-                let params = Params::new(&self.config, link, &mut self.random);
+                let params = Params::new(&self.config, link, &mut self.random).of_strand(attempt.strand);
                 let Some((exchange, message)) = Exchange::begin(&self.secret, hello, &params, &mut self.random) else { return };
                 attempt.open = Some(Opening { cookie, exchange, message });
                 attempt.pause = AGAIN_FIRST;
@@ -348,6 +356,11 @@ impl Endpoint {
             self.stats.junk += 1;
             return;
         };
+        // Who knows of no further sessions answers as if it had been asked for the first.
+        if theirs.strand != attempt.strand {
+            self.stats.junk += 1;
+            return;
+        }
         let (id, expected) = (attempt.id, attempt.target.node);
         let guess = attempt.asked_at.map_or(ROUND_TRIP_GUESS, |at| now - at).max(10 * MICRO);
         if expected.is_some_and(|node| node != theirs.node) {
@@ -359,8 +372,12 @@ impl Endpoint {
         if self.sessions.is_former(theirs.node, theirs.incarnation) {
             return self.fail_attempt(index, CloseReason::Rejected(Rejection::Stale));
         }
-        let twin = |session: &Session| session.peer.node == theirs.node && session.peer.incarnation == theirs.incarnation;
-        let existing = self.sessions.place_with(theirs.node);
+        let peer = Peer { node: theirs.node, incarnation: theirs.incarnation };
+        if theirs.strand > 0 && !self.sessions.has_first(peer) {
+            return self.fail_attempt(index, CloseReason::NoFirst);
+        }
+        let twin = |session: &Session| session.peer == peer && session.strand == theirs.strand;
+        let existing = self.sessions.place_with(theirs.node, theirs.strand);
         let connected = existing.is_some_and(|at| self.sessions.get_mut(at).is_some_and(|session| twin(session)));
         // Both asked at once: the one that the lower node asked for stays, and the higher one knows that as soon as it was asked.
         let yields = theirs.node < self.config.node && self.sessions.offers().any(|(_, session)| twin(session));
@@ -380,11 +397,14 @@ impl Endpoint {
     /// The first genuine datagram of an offered session: whether the session stands.
     pub(super) fn confirm(&mut self, now: Time, index: usize) -> bool {
         let Some(session) = self.sessions.get_mut(index) else { return false };
-        let peer = session.peer;
+        let (peer, strand) = (session.peer, session.strand);
         if self.sessions.is_former(peer.node, peer.incarnation) {
             return self.drop_offer(now, index, CODE_REPLACED);
         }
-        if let Some(at) = self.sessions.place_with(peer.node)
+        if strand > 0 && !self.sessions.has_first(peer) {
+            return self.drop_offer(now, index, CODE_NO_FIRST);
+        }
+        if let Some(at) = self.sessions.place_with(peer.node, strand)
             && self.sessions.get_mut(at).is_some_and(|other| other.peer.incarnation == peer.incarnation)
         {
             return self.drop_offer(now, index, CODE_DUPLICATE);
@@ -410,7 +430,8 @@ impl Endpoint {
     fn connected(&mut self, now: Time, index: usize, asked: bool) {
         let Some(session) = self.sessions.get_mut(index) else { return };
         let (id, peer, path, greeting) = (session.id, session.peer, session.path, std::mem::take(&mut session.greeting));
-        if let Some(former) = self.sessions.place_with(peer.node)
+        let strand = session.strand;
+        if let Some(former) = self.sessions.place_with(peer.node, strand)
             && former != index
             && let Some(session) = self.sessions.get_mut(former)
             && session.peer.incarnation != peer.incarnation
@@ -419,17 +440,17 @@ impl Endpoint {
             self.settle(now, former);
         }
         // What both asked for at once came to one session: the other offers and attempts are void.
-        let twins: Vec<usize> =
-            self.sessions.offers().filter(|(_, session)| session.peer.node == peer.node).map(|(at, _)| at).collect();
+        let is_twin = |session: &Session| (session.peer.node, session.strand) == (peer.node, strand);
+        let twins: Vec<usize> = self.sessions.offers().filter(|(_, session)| is_twin(session)).map(|(at, _)| at).collect();
         for twin in twins {
             self.sessions.remove(twin);
         }
         self.sessions.live_on(peer.node, peer.incarnation);
-        self.sessions.enter(peer.node, index);
+        self.sessions.enter(peer.node, strand, index);
         self.stats.connected += 1;
-        self.events.push_back(Event::Connected { session: id, peer, path, greeting, asked });
+        self.events.push_back(Event::Connected { session: id, peer, path, greeting, asked, strand });
         // An answer to one of these might be a former life's, which was long under way.
-        for attempt in self.sessions.attempts_at(path) {
+        for attempt in self.sessions.attempts_at(path, strand) {
             self.fail_attempt(attempt, CloseReason::Rejected(Rejection::AlreadyConnected(peer.node, peer.incarnation)));
         }
     }
@@ -439,6 +460,7 @@ impl Endpoint {
         let Some(session) = self.sessions.get_mut(index) else { return };
         let Some(reason) = session.over else { return };
         let (id, peer, path, confirmed) = (session.id, session.peer, session.path, session.confirmed);
+        let strand = session.strand;
         if !session.settled {
             session.settled = true;
             let farewell = match reason {
@@ -447,12 +469,24 @@ impl Endpoint {
                 CloseReason::Idle => Some(Some(CODE_IDLE)),
                 CloseReason::Replaced => Some(Some(CODE_REPLACED)),
                 CloseReason::GivenUp(code) => Some(Some(code)),
+                CloseReason::NoFirst => Some(Some(CODE_NO_FIRST)),
                 _ => None,
             };
             let datagram = farewell.map(|code| session.farewell(now, code));
-            self.sessions.leave(peer.node, index);
+            let stood = self.sessions.leave(peer.node, strand, index);
             if let Some(datagram) = datagram {
                 self.answer(path, datagram);
+            }
+            if stood && strand == 0 {
+                self.end_further(now, peer);
+            } else if reason == CloseReason::ByPeer(CODE_NO_FIRST)
+                && let Some(first) = self.sessions.place_with(peer.node, 0)
+                && let Some(session) = self.sessions.get_mut(first)
+                && session.peer == peer
+            {
+                // Its other end may have ended without a word that arrived.
+                session.doubt(now);
+                self.after(now, first);
             }
         }
         let Some(session) = self.sessions.get_mut(index) else { return };
@@ -464,6 +498,10 @@ impl Endpoint {
             }
             return;
         }
+        // The end of the first is told last: then all has been delivered that the peer sent.
+        if confirmed && strand == 0 && self.sessions.all_with(peer).any(|(_, session)| session.strand > 0) {
+            return;
+        }
         self.sessions.remove(index);
         if confirmed {
             let reason = match reason {
@@ -471,9 +509,56 @@ impl Endpoint {
                 CloseReason::ByPeer(CODE_IDLE) => CloseReason::Idle,
                 CloseReason::ByPeer(CODE_REPLACED) => CloseReason::Replaced,
                 CloseReason::ByPeer(CODE_DUPLICATE) => CloseReason::Duplicate,
+                CloseReason::ByPeer(CODE_NO_FIRST) => CloseReason::NoFirst,
                 reason => reason,
             };
             self.closed(id, Some(peer), reason);
+            if strand > 0 {
+                self.release_first(now, peer);
+            }
+        }
+    }
+
+    /// The first session with a life closes, and waits for the further ones, which close before.
+    pub(super) fn close_further(&mut self, now: Time, peer: Peer, first: usize, code: u8) {
+        let further: Vec<_> = self.sessions.all_with(peer).filter(|(_, session)| session.strand > 0).map(|(at, _)| at).collect();
+        if let Some(session) = self.sessions.get_mut(first) {
+            session.held = !further.is_empty();
+        }
+        for at in further {
+            if let Some(session) = self.sessions.get_mut(at) {
+                session.close(now, code);
+                self.after(now, at);
+            }
+        }
+    }
+
+    /// The first session with a life ended: so do the further ones.
+    fn end_further(&mut self, now: Time, peer: Peer) {
+        for attempt in self.sessions.further_attempts(peer.node) {
+            self.fail_attempt(attempt, CloseReason::NoFirst);
+        }
+        let further: Vec<_> = self.sessions.all_with(peer).filter(|(_, session)| session.strand > 0).map(|(at, _)| at).collect();
+        for at in further {
+            if let Some(session) = self.sessions.get_mut(at) {
+                session.end(CloseReason::NoFirst);
+                self.settle(now, at);
+            }
+        }
+    }
+
+    /// A further session is no more: the first one, which waited for that, goes on with its end if it was the last.
+    fn release_first(&mut self, now: Time, peer: Peer) {
+        if self.sessions.all_with(peer).any(|(_, session)| session.strand > 0) {
+            return;
+        }
+        let waits = |session: &Session| session.over.is_some() || session.held;
+        let first = self.sessions.all_with(peer).find(|(_, session)| waits(session)).map(|(index, _)| index);
+        if let Some(session) = first.and_then(|first| self.sessions.get_mut(first)) {
+            session.held = false;
+        }
+        if let Some(first) = first {
+            self.after(now, first);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Attempt;
 use crate::protocol::session::Session;
-use crate::protocol::{Path, SessionId, Time};
+use crate::protocol::{Path, Peer, SessionId, Time};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,8 +28,8 @@ pub(super) struct Sessions {
     most: usize,
     /// Where generations begin, so that a former life's names mean nothing to us.
     first_generation: u64,
-    /// Sessions that can be used.
-    peers: BTreeMap<NodeId, usize>,
+    /// Sessions that can be used, by strand.
+    peers: BTreeMap<(NodeId, u8), usize>,
     /// The life of each node with which there was a session last.
     lives: BTreeMap<NodeId, Incarnation>,
     /// Lives of nodes that were replaced.
@@ -147,13 +147,30 @@ impl Sessions {
         }
     }
 
-    /// Attempts to reach this address.
-    pub fn attempts_at(&self, path: Path) -> Vec<usize> {
+    /// Attempts to reach this address, by strand.
+    pub fn attempts_at(&self, path: Path, strand: u8) -> Vec<usize> {
+        self.attempts(|attempt| attempt.target.path == path && attempt.strand == strand)
+    }
+
+    /// Attempts at further sessions with a node.
+    pub fn further_attempts(&self, node: NodeId) -> Vec<usize> {
+        self.attempts(|attempt| attempt.target.node == Some(node) && attempt.strand > 0)
+    }
+
+    fn attempts(&self, meant: impl Fn(&Attempt) -> bool) -> Vec<usize> {
         let of = |(index, place): (usize, &Place)| match &place.entry {
-            Entry::Attempt(attempt) if attempt.target.path == path => Some(index),
+            Entry::Attempt(attempt) if meant(attempt) => Some(index),
             _ => None,
         };
         self.places.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// All sessions with one life that could be used once, those included that are over and wait for the driver.
+    pub fn all_with(&self, peer: Peer) -> impl Iterator<Item = (usize, &Session)> {
+        self.places.iter().enumerate().filter_map(move |(index, place)| match &place.entry {
+            Entry::Session(session) if session.confirmed && session.peer == peer => Some((index, &**session)),
+            _ => None,
+        })
     }
 
     pub fn remove_attempt(&mut self, id: SessionId) -> bool {
@@ -165,26 +182,30 @@ impl Sessions {
         found
     }
 
-    pub fn with(&self, node: NodeId) -> Option<SessionId> {
-        match &self.places[*self.peers.get(&node)?].entry {
-            Entry::Session(session) => Some(session.id),
-            _ => None,
+    pub fn with(&self, node: NodeId, strand: u8) -> Option<&Session> {
+        self.at(self.place_with(node, strand)?)
+    }
+
+    pub fn place_with(&self, node: NodeId, strand: u8) -> Option<usize> {
+        self.peers.get(&(node, strand)).copied()
+    }
+
+    /// Whether there is a first session with this life.
+    pub fn has_first(&self, peer: Peer) -> bool {
+        self.with(peer.node, 0).is_some_and(|first| first.peer == peer && first.over.is_none())
+    }
+
+    pub fn enter(&mut self, node: NodeId, strand: u8, index: usize) {
+        self.peers.insert((node, strand), index);
+    }
+
+    /// The session at this place is no longer the one with its node. Whether it was.
+    pub fn leave(&mut self, node: NodeId, strand: u8, index: usize) -> bool {
+        let was = self.peers.get(&(node, strand)) == Some(&index);
+        if was {
+            self.peers.remove(&(node, strand));
         }
-    }
-
-    pub fn place_with(&self, node: NodeId) -> Option<usize> {
-        self.peers.get(&node).copied()
-    }
-
-    pub fn enter(&mut self, node: NodeId, index: usize) {
-        self.peers.insert(node, index);
-    }
-
-    /// The session at this place is no longer the one with its node.
-    pub fn leave(&mut self, node: NodeId, index: usize) {
-        if self.peers.get(&node) == Some(&index) {
-            self.peers.remove(&node);
-        }
+        was
     }
 
     /// Sessions begun by others that were not confirmed.

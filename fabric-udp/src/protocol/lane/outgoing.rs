@@ -28,6 +28,8 @@ pub(crate) struct LaneOut {
     /// Numbers to be sent again, or of which parts are to be sent.
     again: RangeSet,
     charged: u64,
+    /// Packets that were not acknowledged, and the bytes of their images.
+    waiting: (u64, u64),
     /// What the other end keeps for this lane at least.
     window: u64,
     limit: u64,
@@ -42,6 +44,16 @@ struct Slot {
     len: u32,
     acked: bool,
     parts: Option<Box<Parts>>,
+}
+
+impl Slot {
+    #[inline]
+    fn note_acked(&mut self, waiting: &mut (u64, u64)) {
+        if !self.acked {
+            self.acked = true;
+            *waiting = (waiting.0 - 1, waiting.1 - u64::from(self.len));
+        }
+    }
 }
 
 /// A packet that travels in parts.
@@ -65,6 +77,7 @@ impl LaneOut {
             unsent: 0,
             again: RangeSet::default(),
             charged: 0,
+            waiting: (0, 0),
             window: limit,
             limit,
             stamp: 0,
@@ -102,6 +115,11 @@ impl LaneOut {
         } else {
             (tail - self.head > len + spare).then_some(self.head)
         }
+    }
+
+    /// Packets that were not acknowledged yet, and their bytes.
+    pub fn outstanding(&self) -> (u64, u64) {
+        self.waiting
     }
 
     /// Bytes that fit at least, at both ends, if nothing else is there.
@@ -160,6 +178,7 @@ impl LaneOut {
         self.head = at + len;
         self.slots.push_back(Slot { at: at as u32, len: len as u32, acked: false, parts: None });
         self.charged += charge;
+        self.waiting = (self.waiting.0 + 1, self.waiting.1 + len as u64);
         true
     }
 
@@ -268,7 +287,7 @@ impl LaneOut {
         let end = first + u64::from(count);
         for number in first.max(self.base)..end {
             let Some(slot) = self.slots.get_mut((number - self.base) as usize) else { break };
-            slot.acked = true;
+            slot.note_acked(&mut self.waiting);
         }
         if !self.again.is_empty() {
             self.again.remove(first, end);
@@ -283,7 +302,7 @@ impl LaneOut {
         parts.acked.insert(from, to);
         parts.unsent.remove(from, to);
         if parts.acked.covers(0, u64::from(slot.len)) {
-            slot.acked = true;
+            slot.note_acked(&mut self.waiting);
             slot.parts = None;
             self.again.remove(number, number + 1);
             self.drop_acked();

@@ -18,13 +18,14 @@ use super::loss::Flight;
 use super::mtu::PathMtu;
 use super::pacing::Pacer;
 use super::random::Random;
-use super::stats::SessionStats;
+use super::stats::{Outstanding, SessionStats};
 use super::time::{Nanos, Time};
 use super::transfer::TransferId;
 use super::{CloseReason, Event, Path, Peer, SessionId};
 use cargo::{Cargo, Closing, Control};
 use doorbell_fabric::{LinkDown, PRIORITIES, PacketHead, Priority, Push, Sink};
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::ops::Range;
 
 pub(crate) use paths::Spare;
@@ -53,6 +54,12 @@ pub(crate) struct Session {
     remote: u32,
     pub path: Path,
     pub peer: Peer,
+    /// Which of the sessions with that peer it is. The first one says for all whether the peer lives.
+    pub strand: u8,
+    /// The addresses that the peer told of, in its order.
+    pub far: Vec<SocketAddr>,
+    /// It closes, but not before the further sessions.
+    pub held: bool,
     /// The other end has shown that it has the keys.
     pub confirmed: bool,
     pub offer: Option<Offer>,
@@ -103,7 +110,7 @@ pub(crate) struct Session {
     /// Since when the path in use is thought to be cut.
     suspected: Option<Time>,
     changed_path: bool,
-    last_heard: Time,
+    pub last_heard: Time,
     /// By the path in use.
     heard_here: Time,
     last_used: Time,
@@ -130,6 +137,8 @@ pub(crate) struct Parts {
     pub remote: u32,
     pub path: Path,
     pub peer: Peer,
+    pub strand: u8,
+    pub far: Vec<SocketAddr>,
     pub cipher: Cipher,
     pub flight: Flight,
     pub congestion: Box<dyn Controller>,
@@ -148,12 +157,15 @@ pub(crate) struct Parts {
 impl Session {
     pub fn new(now: Time, parts: Parts, confirmed: bool) -> Self {
         let Parts { id, remote, path, peer, cipher, flight, congestion, mtu, spares, windows, buffer, .. } = parts;
-        let Parts { spans, quiet_after, ack_every, words, .. } = parts;
+        let Parts { strand, far, spans, quiet_after, ack_every, words, .. } = parts;
         Self {
             id,
             remote,
             path,
             peer,
+            strand,
+            far,
+            held: false,
             confirmed,
             offer: None,
             nonce: 0,
@@ -316,6 +328,13 @@ impl Session {
     /// Whether the driver refused packets that wait.
     pub fn refusing(&self) -> bool {
         self.cargo.lanes_in.iter().any(|lane| lane.is_ready() && lane.is_refused())
+    }
+
+    pub fn outstanding(&self, priority: Priority) -> Outstanding {
+        let lane = &self.cargo.lanes_out[priority.index()];
+        let (packets, bytes) = lane.outstanding();
+        let round_trip = self.flight.round_trip.smoothed;
+        Outstanding { packets, bytes, room: lane.bytes() as u64, round_trip, link: self.path.link }
     }
 
     pub fn stats(&self) -> SessionStats {

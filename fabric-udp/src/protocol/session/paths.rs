@@ -146,7 +146,12 @@ impl Session {
         self.fail_over(now);
     }
 
-    fn silent_since(&self) -> Time {
+    /// Whether a path leads to the peer, as far as is known.
+    pub fn is_valid(&self, path: Path) -> bool {
+        self.path == path || self.spares.iter().any(|spare| spare.path == path && spare.valid)
+    }
+
+    pub fn silent_since(&self) -> Time {
         self.heard_here.max(self.flight.waiting_since)
     }
 
@@ -165,7 +170,8 @@ impl Session {
 
     /// A Response came by another path than the one in use.
     pub(super) fn on_spare_answer(&mut self, now: Time, from: Path, word: u64) {
-        let rest = REST * self.spans.dead;
+        // A further session fails over as well if its spares are asked only then.
+        let rest = if self.strand == 0 { REST } else { REST_MOST } * self.spans.dead;
         let Some(spare) = self.spare(from).filter(|spare| spare.word == word) else { return };
         let Some(asked) = spare.asked.take() else { return };
         if spare.tries == 1 {

@@ -61,7 +61,14 @@ impl Session {
 
     /// Whether nothing was heard for half the time after which the peer is asked, and nothing is under way that asks.
     pub fn is_quiet(&self, now: Time) -> bool {
-        self.confirmed && self.over.is_none() && self.flight.waiting == 0 && self.last_heard + self.spans.keep_alive / 2 <= now
+        // A further session is only asked when it is used.
+        let is_asked = self.confirmed && self.over.is_none() && self.strand == 0;
+        is_asked && self.flight.waiting == 0 && self.last_heard + self.spans.keep_alive / 2 <= now
+    }
+
+    /// Whether it is a further session that is vouched for and has asked for long without an answer.
+    pub fn is_unanswered(&self) -> bool {
+        self.strand > 0 && self.vouched && self.over.is_none() && self.flight.questions > RETIRE_AFTER
     }
 
     /// Does what is due. Whether the peer is to be asked if it lives.

@@ -85,6 +85,7 @@ impl Session {
         }
         if let Closing::Finishing { code } = self.cargo.closing
             && self.cargo.is_idle()
+            && !self.held
         {
             self.cargo.closing = Closing::Telling { code, told: false };
         }

@@ -8,6 +8,7 @@ mod lanes;
 mod paths;
 mod programs;
 mod sessions;
+mod strands;
 mod talker;
 mod transfers;
 

@@ -11,12 +11,12 @@ fn at(nanos: u64) -> Time {
     Time::from_nanos(nanos)
 }
 
-fn link(node: usize, link: u8) -> SocketAddr {
+pub(super) fn link(node: usize, link: u8) -> SocketAddr {
     if link == 0 { Net::address(node) } else { Net::further(node, link) }
 }
 
 /// Two nodes of so many links. Link `n` of the one is tied to link `n` of the other by `cables[n]`, and to no other: there is nothing.
-fn linked(seed: u64, links: [u8; 2], cables: &[Rules], change: impl Fn(&mut Config), talkers: [Talker; 2]) -> Net {
+pub(super) fn linked(seed: u64, links: [u8; 2], cables: &[Rules], change: impl Fn(&mut Config), talkers: [Talker; 2]) -> Net {
     let mut network = Net::new(seed, Rules { loss: 1.0, ..Rules::clean(MS) });
     for (index, talker) in talkers.into_iter().enumerate() {
         let mut config = config(index as u16);
@@ -37,7 +37,7 @@ fn talker(packets: u64, size: usize) -> Talker {
     Talker::with(vec![Stream::new(Priority::Normal, packets, (8, size))])
 }
 
-fn keyed(seed: u64) -> impl Fn(&mut Config) {
+pub(super) fn keyed(seed: u64) -> impl Fn(&mut Config) {
     move |config| config.key = seed.is_multiple_of(2).then_some(DomainKey([4; 32]))
 }
 
@@ -51,11 +51,11 @@ fn path(network: &mut Net, node: usize) -> Path {
     network.endpoint(node).path(session).unwrap()
 }
 
-fn lan() -> Rules {
+pub(super) fn lan() -> Rules {
     Rules { bandwidth: Some(10_000_000), queue: 128 << 10, ..Rules::clean(100_000) }
 }
 
-fn cut(rules: &Rules, from: u64, to: u64) -> Rules {
+pub(super) fn cut(rules: &Rules, from: u64, to: u64) -> Rules {
     Rules { holes: vec![(at(from), at(to))], ..rules.clone() }
 }
 

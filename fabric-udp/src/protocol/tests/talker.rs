@@ -13,6 +13,8 @@ pub const SECOND: u64 = 1_000 * MS;
 pub struct Stream {
     pub priority: Priority,
     pub packets: u64,
+    /// By which of several sessions.
+    pub strand: u8,
     /// Payload bytes of packet `n`: from the first up to the second.
     pub sizes: (usize, usize),
     pub pushed: u64,
@@ -20,7 +22,11 @@ pub struct Stream {
 
 impl Stream {
     pub fn new(priority: Priority, packets: u64, sizes: (usize, usize)) -> Self {
-        Self { priority, packets, sizes, pushed: 0 }
+        Self { priority, packets, strand: 0, sizes, pushed: 0 }
+    }
+
+    pub fn by(self, strand: u8) -> Self {
+        Self { strand, ..self }
     }
 }
 
@@ -49,9 +55,13 @@ pub struct Incoming {
 #[derive(Default)]
 pub struct Talker {
     pub session: Option<SessionId>,
+    /// Further sessions.
+    pub strands: BTreeMap<u8, SessionId>,
     pub streams: Vec<Stream>,
     pub events: Vec<Event>,
     pub received: BTreeMap<(NodeId, Incarnation), [u64; PRIORITIES]>,
+    /// What came by further sessions; which one the packets say.
+    pub received_by: BTreeMap<(NodeId, Incarnation, u8), [u64; PRIORITIES]>,
     pub bytes_received: u64,
     pub refuse: bool,
     /// Put off what comes by this lane.
@@ -80,6 +90,11 @@ impl Talker {
         self.received.iter().filter(|((from, _), _)| from.0 == node).map(|(_, counts)| counts.iter().sum::<u64>()).sum()
     }
 
+    pub fn count_by(&self, node: u16, strand: u8) -> u64 {
+        let of = |key: &(NodeId, Incarnation, u8)| key.0.0 == node && key.2 == strand;
+        self.received_by.iter().filter(|(key, _)| of(key)).map(|(_, counts)| counts.iter().sum::<u64>()).sum()
+    }
+
     pub fn is_connected(&self) -> bool {
         self.session.is_some()
     }
@@ -102,6 +117,17 @@ impl Sink for Talker {
         head: &PacketHead,
         payload: Payload<'_>,
     ) -> Verdict {
+        let strand = (head.tag >> 56) as u8;
+        if strand > 0 {
+            let next = &mut self.received_by.entry((source, incarnation, strand)).or_default()[priority.index()];
+            assert_eq!(head.tag & 0xFF_FFFF, *next, "in order, each once: {source:?} {priority:?} by {strand}");
+            assert!(matches(head.tag, 0, &payload.to_vec()));
+            if self.refuse {
+                return Verdict::Refused;
+            }
+            *next += 1;
+            return Verdict::Taken;
+        }
         let next = self.received.entry((source, incarnation)).or_default()[priority.index()];
         assert_eq!((head.tag, head.sequence), (next, next as u32), "in order, each once: {source:?} {priority:?}");
         assert!(matches(next, 0, &payload.to_vec()), "packet {next} of {} bytes", payload.len());
@@ -154,9 +180,13 @@ impl Driver for Talker {
     fn turn(&mut self, now: Time, endpoint: &mut Endpoint) -> Option<Time> {
         while let Some(event) = endpoint.poll_event() {
             match &event {
+                Event::Connected { session, strand: strand @ 1.., .. } => drop(self.strands.insert(*strand, *session)),
                 Event::Connected { session, .. } => {
                     self.session = Some(*session);
                     self.streams.iter_mut().for_each(|stream| stream.pushed = 0);
+                }
+                Event::Closed { session, .. } if self.strands.values().any(|one| one == session) => {
+                    self.strands.retain(|_, one| one != session);
                 }
                 Event::Closed { session, .. } if self.session == Some(*session) => self.session = None,
                 Event::Arrived { transfer, .. } => self.incoming.get_mut(&transfer.0).expect("expected").complete += 1,
@@ -178,12 +208,14 @@ impl Driver for Talker {
         if self.deliver && !self.refuse {
             endpoint.deliver(now, self, 64);
         }
-        if let Some(session) = self.session {
+        if let Some(first) = self.session {
             let mut payload = Vec::new();
             for index in 0..self.streams.len() {
                 let stream = &mut self.streams[index];
+                let further = self.strands.get(&stream.strand).copied();
+                let Some(session) = (if stream.strand == 0 { Some(first) } else { further }) else { continue };
                 while stream.pushed < stream.packets {
-                    let number = stream.pushed;
+                    let number = stream.pushed | u64::from(stream.strand) << 56;
                     let (low, high) = stream.sizes;
                     let len = (low + (number as usize * 37) % (high - low + 1)).min(endpoint.packet_bytes(session));
                     payload.resize(len, 0);

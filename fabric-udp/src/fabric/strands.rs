@@ -1,0 +1,161 @@
+//! Further sessions with a peer that has several links, as this node has: one for each link.
+//!
+//! The node of the lower number asks for them once its driver said that it talks with that peer over the network. Such a session is made again when it
+//! ended alone; it ends with the first one.
+
+use super::{BytesIn, CODE_LEFT, CODE_UNWANTED, Change, Peer, Stage, UdpFabric};
+use crate::protocol::{CloseReason, SessionId, Time, TransferId};
+use doorbell_fabric::{Incarnation, NodeId};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How soon a session that did not come about, or ended, is asked for again; twice as long each time after, up to the other.
+const AGAIN_FIRST: Duration = Duration::from_millis(100);
+const AGAIN_MOST: Duration = Duration::from_secs(60);
+
+/// One further session with a peer, or the attempt at one.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Further {
+    session: Option<SessionId>,
+    /// It can be used.
+    is_up: bool,
+    /// When it is asked for, if it is this node that asks.
+    next: Option<Time>,
+    tries: u32,
+}
+
+impl Further {
+    /// It is asked for again later.
+    fn again(&mut self, now: Time) {
+        let pause = AGAIN_FIRST * (1 << self.tries.min(16));
+        self.next = Some(now + pause.min(AGAIN_MOST));
+        self.tries += 1;
+    }
+}
+
+impl Peer {
+    /// One session with it that can be used.
+    fn session_by(&self, strand: u8) -> Option<SessionId> {
+        match usize::from(strand).checked_sub(1) {
+            None => Some(self.session),
+            Some(at) => self.further.get(at).filter(|further| further.is_up)?.session,
+        }
+    }
+
+    /// All sessions with it that can be used.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionId> {
+        (0..=self.further.len() as u8).filter_map(|strand| self.session_by(strand))
+    }
+}
+
+impl UdpFabric {
+    /// The driver talks with this node: there should be as many sessions as the end with fewer has links.
+    pub(super) fn want_strands(&mut self, node: NodeId) {
+        let now = self.now();
+        let Some(Some(peer)) = self.peers.get_mut(node.index()) else { return };
+        if !self.wants_strands || self.me.0 > node {
+            return;
+        }
+        let most = self.endpoint.strands(peer.session).clamp(1, peer.further.len() + 1);
+        for further in peer.further[..most - 1].iter_mut().filter(|further| further.session.is_none()) {
+            further.next = Some(now);
+            self.strands_due = Some(now);
+        }
+    }
+
+    /// Asks for those whose time has come.
+    pub(super) fn attend_strands(&mut self, now: Time) {
+        if self.strands_due.is_none_or(|due| due > now) {
+            return;
+        }
+        self.strands_due = None;
+        let Self { peers, endpoint, strands_due, .. } = self;
+        for peer in peers.iter_mut().flatten() {
+            for (strand, further) in (1..).zip(&mut peer.further) {
+                let Some(next) = further.next else { continue };
+                if next <= now {
+                    further.session = endpoint.connect_further(now, peer.session, strand, further.tries as usize);
+                    match further.session {
+                        Some(_) => further.next = None,
+                        None => further.again(now),
+                    }
+                }
+                *strands_due = strands_due.iter().copied().chain(further.next).min();
+            }
+        }
+    }
+
+    /// A further session stands.
+    pub(super) fn on_strand(&mut self, now: Time, session: SessionId, (node, incarnation): (NodeId, Incarnation), strand: u8) {
+        let Self { peers, next, endpoint, .. } = self;
+        let known = peers.get_mut(node.index()).into_iter().flatten();
+        let new = next.iter_mut().filter(|(other, _)| *other == node).map(|(_, peer)| peer);
+        let peer = known.chain(new).find(|peer| peer.incarnation == incarnation);
+        let place = usize::from(strand).wrapping_sub(1);
+        let Some((standing, further)) = peer.and_then(|peer| Some((peer.standing, peer.further.get_mut(place)?))) else {
+            return endpoint.close(now, session, CODE_UNWANTED);
+        };
+        *further = Further { session: Some(session), is_up: true, ..Further::default() };
+        if standing == Stage::Beside {
+            endpoint.vouch(session);
+        }
+    }
+
+    /// A session ended, or an attempt: whether it was a further one.
+    pub(super) fn on_strand_closed(&mut self, now: Time, session: SessionId, reason: CloseReason) -> bool {
+        let peers = self.peers.iter_mut().enumerate().filter_map(|(index, peer)| Some((NodeId(index as u16), peer.as_mut()?)));
+        let all = peers.chain(self.next.iter_mut().map(|(node, peer)| (*node, peer)));
+        let found = all.into_iter().find_map(|(node, peer)| {
+            let at = peer.further.iter().position(|further| further.session == Some(session))?;
+            Some((node, peer, at))
+        });
+        let Some((node, peer, at)) = found else { return false };
+        let further = &mut peer.further[at];
+        let was_up = further.is_up;
+        (further.session, further.is_up) = (None, false);
+        // It ended with the first one, or before it as its peer leaves: that end is about to be told.
+        let ends_along = matches!(reason, CloseReason::NoFirst | CloseReason::Local)
+            || matches!(reason, CloseReason::ByPeer(code) if code == CODE_LEFT || code == CODE_UNWANTED);
+        if ends_along && was_up {
+            return true;
+        }
+        if self.wants_strands && self.me.0 < node && peer.standing.is_reached() {
+            further.again(now);
+            self.strands_due = self.strands_due.into_iter().chain(further.next).min();
+        }
+        if was_up && peer.standing.is_reached() {
+            tracing::debug!(node = node.0, strand = at + 1, ?reason, "one of several conversations with a node ended");
+            self.changes.push_back(Change::StrandLost(node, peer.incarnation, at as u8 + 1));
+        }
+        true
+    }
+
+    /// How many sessions with a life of a node that was accepted, or is reached beside, can be used now: one for each link where both ends
+    /// have several, and fewer while they come about. Nothing if there is no such life. Not always those of the lowest numbers.
+    pub fn strands(&self, node: NodeId, incarnation: Incarnation) -> usize {
+        self.reached(node, incarnation).map_or(0, |peer| peer.sessions().count())
+    }
+
+    /// As [`expect`](Self::expect), of what comes by one of several sessions.
+    pub fn expect_by(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+        strand: u8,
+        len: u64,
+        into: &Arc<dyn BytesIn>,
+    ) -> Option<TransferId> {
+        let session = self.session_by(node, incarnation, strand)?;
+        self.transfers.expect(&mut self.endpoint, session, len, into)
+    }
+
+    /// One of the sessions with a life of a node that was accepted, or is reached beside.
+    pub(crate) fn session_by(&self, node: NodeId, incarnation: Incarnation, strand: u8) -> Option<SessionId> {
+        self.reached(node, incarnation)?.session_by(strand)
+    }
+
+    fn reached(&self, node: NodeId, incarnation: Incarnation) -> Option<&Peer> {
+        let peer = self.peers.get(node.index())?.as_ref()?;
+        (peer.incarnation == incarnation && peer.standing.is_reached()).then_some(peer)
+    }
+}
