@@ -211,6 +211,77 @@ fn who_is_beside_outlives_silence_and_is_dropped_without_a_word() {
     assert_eq!((there.0, home.next_change()), (3, None));
 }
 
+#[test]
+fn nodes_with_several_links_have_a_session_for_each() {
+    for (home_is_beside, links) in [(false, 2), (true, 3)] {
+        let options = UdpOptions { listen: vec![LOCAL.into(); links], ..UdpOptions::default() };
+        let meet = |fabric: &mut UdpFabric| {
+            while let Some(Change::Met(node, _)) = fabric.next_change() {
+                if home_is_beside { fabric.beside(node) } else { fabric.accept(node) }
+            }
+        };
+        let (mut home, _port) = open(0, &options);
+        let joined = UdpOptions { connect: vec![home.address()], ..options };
+        let joining = std::thread::spawn(move || open(1, &joined));
+        while !joining.is_finished() {
+            home.poll(&mut Count::default(), 64);
+            meet(&mut home);
+        }
+        let (mut guest, _port) = joining.join().unwrap();
+        meet(&mut guest);
+        let (home, guest) = (Arc::new(Mutex::new(home)), Arc::new(Mutex::new(guest)));
+        let (there, here) = ((NodeId(0), Incarnation(100)), (NodeId(1), Incarnation(101)));
+        let (mut counted, mut back) = (Count::default(), Count::default());
+        let deadline = soon();
+        let mut until = |done: &dyn Fn(&Count, &Count) -> bool, what: &str| {
+            while !done(&counted, &back) {
+                assert!(Instant::now() < deadline, "{what}");
+                home.lock().unwrap().poll(&mut counted, 64);
+                guest.lock().unwrap().poll(&mut back, 64);
+            }
+        };
+        let all = |_: &Count, _: &Count| {
+            home.lock().unwrap().strands(here.0, here.1) == links && guest.lock().unwrap().strands(there.0, there.1) == links
+        };
+        until(&all, "a session for each link at both ends");
+        assert_eq!(home.lock().unwrap().strands(here.0, Incarnation(5)), 0);
+        assert!(UdpLink::by(&guest, there.0, there.1, links as u8, Priority::Normal).is_none());
+        let mut ways: Vec<_> = (0..links as u8)
+            .map(|strand| UdpLink::by(&guest, there.0, there.1, strand, Priority::Normal).expect("a session"))
+            .collect();
+        let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
+        for (strand, way) in ways.iter_mut().enumerate() {
+            assert_eq!(way.outstanding().map(|figures| (figures.packets, figures.link.0)), Some((0, strand as u8)));
+            // SAFETY: an array.
+            assert_eq!(unsafe { way.push(&head, [7; 100].as_ptr(), 100) }, Push::Done);
+            assert!(way.outstanding().is_some_and(|figures| figures.packets == 1 && figures.bytes > 100));
+        }
+        until(&|counted, _| counted.0 == links, "a packet by each");
+        until(&|_, _| ways.iter().all(|way| way.outstanding().unwrap().packets == 0), "all are acknowledged");
+        for strand in 0..links as u8 {
+            let into: Arc<dyn BytesIn> = Arc::new(Nowhere);
+            assert!(home.lock().unwrap().expect_by(here.0, here.1, strand, 1000, &into).is_some());
+        }
+        // Who leaves brings to its end what it sent by any of them, and its end is told once.
+        for way in &mut ways {
+            for _ in 0..20 {
+                // SAFETY: an array.
+                assert_eq!(unsafe { way.push(&head, [7; 100].as_ptr(), 100) }, Push::Done);
+            }
+        }
+        drop(until);
+        let leaving = std::thread::spawn(move || guest.lock().unwrap().shut(soon()));
+        let mut changes = Vec::new();
+        while changes.is_empty() || !leaving.is_finished() {
+            assert!(Instant::now() < deadline, "it has left");
+            let mut home = home.lock().unwrap();
+            home.poll(&mut counted, 64);
+            changes.extend(std::iter::from_fn(|| home.next_change()));
+        }
+        assert_eq!((changes, counted.0), (vec![Change::Left(here.0, here.1)], links * 21));
+    }
+}
+
 struct Nowhere;
 
 impl BytesIn for Nowhere {
