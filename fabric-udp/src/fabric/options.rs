@@ -31,7 +31,7 @@ pub struct UdpOptions {
     /// Bytes of packets that a lane holds at each end, from 8 KiB to 1 GiB.
     pub lane_bytes: u32,
     /// Where both ends have several links, ask for as many sessions as the end with fewer has: whoever sends can choose the link. While they are not
-    /// used they cost a few datagrams a minute.
+    /// used they cost about a datagram a second each.
     pub strands: bool,
 }
 

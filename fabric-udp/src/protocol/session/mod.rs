@@ -56,6 +56,8 @@ pub(crate) struct Session {
     pub peer: Peer,
     /// Which of the sessions with that peer it is. The first one says for all whether the peer lives.
     pub strand: u8,
+    /// The path of a further session, to which it returns: whoever uses it wants that link.
+    home: Option<Path>,
     /// The addresses that the peer told of, in its order.
     pub far: Vec<SocketAddr>,
     /// It closes, but not before the further sessions.
@@ -164,6 +166,7 @@ impl Session {
             path,
             peer,
             strand,
+            home: (strand > 0).then_some(path),
             far,
             held: false,
             confirmed,

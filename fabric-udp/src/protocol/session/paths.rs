@@ -183,6 +183,12 @@ impl Session {
         self.last_heard = now;
         self.note_spares();
         self.fail_over(now);
+        if self.home == Some(from)
+            && self.suspected.is_none()
+            && let Some(at) = self.spares.iter().position(|spare| spare.path == from)
+        {
+            self.change_path(now, at);
+        }
     }
 
     /// The newest datagram, which has something to say, came by this path and not by the one in use.

@@ -100,6 +100,7 @@ fn idle_ones_cost_next_to_nothing() {
         network.stats.sent - before
     };
     let (without, with) = (sent(false), sent(true));
+    println!("{without} datagrams in a minute, {with} with a second session");
     // The other paths are asked every sixteen seconds by each end: those that answer, and those that don't.
     assert!(with - without <= 60 / 16 * 3 * 2 * 4, "{without} datagrams in a minute, {with} with a second session");
 }
@@ -137,6 +138,35 @@ fn a_cable_that_is_pulled_under_one_loses_nothing() {
         assert_eq!(path_by(&mut network, 0, 1).link, LinkId(0), "seed {seed}");
         assert_eq!(path_by(&mut network, 0, 0).link, LinkId(0), "seed {seed}");
         assert!(stats_by(&mut network, 0, 1).path_changes > 0 && stats_by(&mut network, 0, 0).path_changes == 0);
+    }
+}
+
+#[test]
+fn one_whose_cable_is_put_back_returns_to_it() {
+    for seed in 0..20 {
+        let cables = [lan(), cut(&lan(), 400 * MS, 3 * SECOND)];
+        let mut network = stranded(seed, 2, &cables, keyed(seed), [talker(2, 100), talker(2, 100)]);
+        let mut packets = 100;
+        let mut links = Vec::new();
+        while network.now() < at(40 * SECOND) {
+            let until = network.now() + 50 * MS;
+            network.run(until, |_| false);
+            packets += 10;
+            for node in [0, 1] {
+                network.nodes[node].driver.streams.iter_mut().for_each(|stream| stream.packets = packets);
+                network.wake(node);
+            }
+            let used = [0, 1].map(|node| path_by(&mut network, node, 1).link.0);
+            if links.last() != Some(&used) {
+                links.push(used);
+            }
+        }
+        let until = network.now() + SECOND;
+        assert!(network.run(until, all_arrived(2, packets)), "seed {seed}");
+        assert!(no_ends(&network), "seed {seed}");
+        assert!(links.contains(&[0, 0]) && links.last() == Some(&[1, 1]), "seed {seed}: {links:?}");
+        assert!(links.len() <= 5, "seed {seed}: to and fro: {links:?}");
+        assert_eq!(stats_by(&mut network, 0, 0).path_changes, 0);
     }
 }
 
