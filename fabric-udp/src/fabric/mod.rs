@@ -434,7 +434,12 @@ impl UdpFabric {
                     self.changes.push_back(change(node, gone.incarnation));
                 } else {
                     // The driver never heard of it, or not as of one that is reached from here.
-                    self.changes.retain(|change| *change != Change::Met(node, gone.incarnation));
+                    self.changes.retain(|change| match change {
+                        Change::Met(other, life) | Change::StrandLost(other, life, _) => {
+                            (*other, *life) != (node, gone.incarnation)
+                        }
+                        _ => true,
+                    });
                 }
                 if let Some(at) = self.next.iter().position(|(other, _)| *other == node) {
                     let (_, met) = self.next.remove(at);

@@ -103,7 +103,7 @@ impl UdpFabric {
         let series = self.series.filter(|(latest, _)| *latest == path).map_or(1, |(_, count)| count.saturating_add(1));
         self.series = Some((path, series));
         // A stranger that asks and is answered is no peer.
-        if series != TWIN_AFTER || !self.peers.iter().flatten().any(|peer| peer.address == path.peer) {
+        if series != TWIN_AFTER || !self.is_of_a_peer(path) {
             return;
         }
         match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {

@@ -4,7 +4,7 @@
 //! ended alone; it ends with the first one.
 
 use super::{BytesIn, CODE_LEFT, CODE_UNWANTED, Change, Peer, Stage, UdpFabric};
-use crate::protocol::{CloseReason, SessionId, Time, TransferId};
+use crate::protocol::{CloseReason, Path, SessionId, Time, TransferId};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::sync::Arc;
 use std::time::Duration;
@@ -123,7 +123,8 @@ impl UdpFabric {
             further.again(now);
             self.strands_due = self.strands_due.into_iter().chain(further.next).min();
         }
-        if was_up && peer.standing.is_reached() {
+        // Who has just been met may be talked with soon.
+        if was_up && (peer.standing.is_reached() || peer.standing == Stage::Met) {
             tracing::debug!(node = node.0, strand = at + 1, ?reason, "one of several conversations with a node ended");
             self.changes.push_back(Change::StrandLost(node, peer.incarnation, at as u8 + 1));
         }
@@ -154,8 +155,72 @@ impl UdpFabric {
         self.reached(node, incarnation)?.session_by(strand)
     }
 
+    /// Whether a session with a node goes by this path.
+    pub(super) fn is_of_a_peer(&self, path: Path) -> bool {
+        let mut sessions = self.peers.iter().flatten().flat_map(Peer::sessions);
+        sessions.any(|session| self.endpoint.path(session).is_some_and(|used| used.peer == path.peer))
+    }
+
     fn reached(&self, node: NodeId, incarnation: Incarnation) -> Option<&Peer> {
         let peer = self.peers.get(node.index())?.as_ref()?;
         (peer.incarnation == incarnation && peer.standing.is_reached()).then_some(peer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::receiving::Waste;
+    use crate::fabric::{About, UdpOptions};
+    use doorbell_fabric::Role;
+    use std::time::Instant;
+
+    fn open(node: u16, options: &UdpOptions) -> UdpFabric {
+        let about = About { role: Role::Host, pid: 1, label: "a node".into(), nonce: 0 };
+        let me = (NodeId(node), Incarnation(u32::from(node) + 100));
+        UdpFabric::open("strands", me, about, 8, options, Instant::now() + Duration::from_secs(20)).unwrap().0
+    }
+
+    fn poll(fabric: &mut UdpFabric, lost: &mut Vec<Change>) {
+        fabric.poll(&mut Waste, 64);
+        while let Some(change) = fabric.next_change() {
+            match change {
+                Change::Met(node, _) => fabric.accept(node),
+                change => lost.push(change),
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_ends_alone_is_told_and_comes_about_again() {
+        let options = UdpOptions { listen: vec![([127, 0, 0, 1], 0).into(); 2], ..UdpOptions::default() };
+        let mut home = open(0, &options);
+        let joined = UdpOptions { connect: vec![home.address()], ..options };
+        let joining = std::thread::spawn(move || open(1, &joined));
+        let mut lost = [Vec::new(), Vec::new()];
+        while !joining.is_finished() {
+            poll(&mut home, &mut lost[0]);
+        }
+        let mut guest = joining.join().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let [here, there] = [0, 1].map(|node| (NodeId(node), Incarnation(u32::from(node) + 100)));
+        let all = |home: &UdpFabric, guest: &UdpFabric| home.strands(there.0, there.1) == 2 && guest.strands(here.0, here.1) == 2;
+        for round in 1..=2 {
+            while !all(&home, &guest) || lost.iter().any(|lost| lost.len() < round - 1) {
+                assert!(Instant::now() < deadline, "both sessions, in round {round}");
+                poll(&mut home, &mut lost[0]);
+                poll(&mut guest, &mut lost[1]);
+            }
+            if round == 1 {
+                let session = guest.session_by(here.0, here.1, 1).unwrap();
+                let now = guest.now();
+                guest.endpoint.give_up(now, session, 9);
+                guest.attend(now);
+                assert_eq!(guest.strands(here.0, here.1), 1);
+                assert!(guest.session_by(here.0, here.1, 0).is_some() && guest.session_by(here.0, here.1, 1).is_none());
+            }
+        }
+        let told = |(node, life): (NodeId, Incarnation)| vec![Change::StrandLost(node, life, 1)];
+        assert_eq!(lost, [told(there), told(here)]);
     }
 }
