@@ -269,7 +269,6 @@ fn nodes_with_several_links_have_a_session_for_each() {
                 assert_eq!(unsafe { way.push(&head, [7; 100].as_ptr(), 100) }, Push::Done);
             }
         }
-        drop(until);
         let leaving = std::thread::spawn(move || guest.lock().unwrap().shut(soon()));
         let mut changes = Vec::new();
         while changes.is_empty() || !leaving.is_finished() {
