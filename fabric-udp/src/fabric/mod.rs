@@ -27,13 +27,14 @@ pub use transfers::{BytesIn, BytesOut};
 
 use crate::port::{self, Direct, Port, Room, TroubleKind, is_loopback_only};
 use crate::protocol::{
-    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, Path, Rejection, SessionId, Time, TransferId, Transmit,
+    CloseReason, Config, ConfigError, Endpoint, Event, LinkConfig, Path, Rejection, SessionId, Time, TransferId,
 };
 use contacts::{Contacts, Standing};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push, Role};
 use gather::Gather;
 use notice::{Greeting, MEMBERS_MAX, Member, NOTICE_MAX, Notice};
 use receiving::{RUNS, Waste};
+use sending::Way;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -149,12 +150,11 @@ pub struct UdpFabric {
     attended: Time,
     /// Something of that was put off.
     later: bool,
-    /// The path for which the kernel has no room, and since when.
-    jam: Option<(Path, Time)>,
     room: Room,
-    /// Datagrams on their way out, and what of them the kernel had no room for.
+    /// Datagrams on their way out; and of each link those for which the kernel had no room, with a bit for each link that has some.
     out: Box<[u8]>,
-    unsent: Option<(usize, Transmit)>,
+    ways: Vec<Way>,
+    full: u32,
     gather: Gather,
     transfers: Transfers,
     /// Called when packets begin to be gathered.
@@ -259,6 +259,7 @@ impl UdpFabric {
     fn over(endpoint: Endpoint, links: Vec<Direct>, me: (NodeId, Incarnation), max_nodes: usize) -> Self {
         let addresses: Vec<_> = links.iter().map(Direct::local).collect();
         let had = vec![Time::ZERO; 2 * links.len()];
+        let ways = links.iter().map(|_| Way::default()).collect();
         Self {
             endpoint,
             contacts: Contacts::new(addresses.clone()),
@@ -272,10 +273,10 @@ impl UdpFabric {
             series: None,
             attended: Time::ZERO,
             later: false,
-            jam: None,
             room: Room::new(RUNS),
             out: vec![0; RUN_ROOM].into(),
-            unsent: None,
+            ways,
+            full: 0,
             gather: Gather::default(),
             transfers: Transfers::default(),
             on_gather: None,

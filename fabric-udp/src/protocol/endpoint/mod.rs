@@ -538,13 +538,19 @@ impl Endpoint {
 
     /// Fills `buf` with the next datagrams to be sent, and says to whom. `buf` must hold 65 536 bytes. Call it until there are none.
     pub fn poll_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
-        self.next_transmit(now, buf, source, false)
+        self.next_transmit(now, buf, source, false, 0)
     }
 
     /// As [`poll_transmit`](Self::poll_transmit), but a long packet, and bytes of a transfer, may remain where they are: the datagram is then in
     /// [`pieces`](Self::pieces), as long as nothing else was called.
     pub fn poll_pieces<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
-        self.next_transmit(now, buf, source, true)
+        self.next_transmit(now, buf, source, true, 0)
+    }
+
+    /// As [`poll_pieces`](Self::poll_pieces), but what goes by links that have no room just now stays: `full` has a bit for each, the lowest for the
+    /// first. (A question to another path of a session may come up all the same.)
+    pub fn poll_pieces_but<S: Source>(&mut self, now: Time, buf: &mut [u8], full: u32, source: &mut S) -> Option<Transmit> {
+        self.next_transmit(now, buf, source, true, full)
     }
 
     /// The datagram of which [`poll_pieces`](Self::poll_pieces) told last, in three pieces, if it does not lie in the buffer as a whole.
@@ -572,19 +578,29 @@ impl Endpoint {
         Some(Transmit { lent: None, ..transmit })
     }
 
-    fn next_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S, lend: bool) -> Option<Transmit> {
+    fn next_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S, lend: bool, full: u32) -> Option<Transmit> {
         assert!(buf.len() >= RUN_MAX, "the buffer must hold the largest datagram");
         if now >= self.earliest {
             self.handle_timeout(now);
         }
-        if let Some((path, datagram)) = self.requests.pop_front().or_else(|| self.answers.pop_front()) {
+        let is_full = |path: &Path| 1u32.checked_shl(path.link.0.into()).is_some_and(|link| full & link != 0);
+        let first = |queue: &mut VecDeque<(Path, Vec<u8>)>| {
+            let at = queue.iter().position(|(path, _)| !is_full(path))?;
+            queue.remove(at)
+        };
+        if let Some((path, datagram)) = first(&mut self.requests).or_else(|| first(&mut self.answers)) {
             buf[..datagram.len()].copy_from_slice(&datagram);
             self.stats.datagrams_out += 1;
             self.stats.bytes_out += datagram.len() as u64;
             return Some(Transmit { path, len: datagram.len(), segment: datagram.len(), lent: None });
         }
-        while let Some(index) = self.to_send.pop_front() {
+        for _ in 0..self.to_send.len() {
+            let Some(index) = self.to_send.pop_front() else { break };
             let Some(session) = self.sessions.get_mut(index) else { continue };
+            if is_full(&session.path) {
+                self.to_send.push_back(index);
+                continue;
+            }
             session.queued = false;
             let made = fill(now, (index, session), buf, source, lend, &mut self.events);
             self.after(now, index);

@@ -6,7 +6,7 @@ use crate::protocol::handshake::{self, COOKIE, Exchange, Hello, Params};
 use crate::protocol::random::Random;
 use crate::protocol::sim::{Dice, Rules};
 use crate::protocol::*;
-use doorbell_fabric::{Incarnation, Priority};
+use doorbell_fabric::{Incarnation, PacketHead, PacketKind, Priority, Push};
 
 fn at(nanos: u64) -> Time {
     Time::from_nanos(nanos)
@@ -358,4 +358,29 @@ fn numbers_out_of_range_and_requests_without_a_first_session_cost_nothing() {
     network.run(at(5 * SECOND), |_| false);
     assert_eq!(network.endpoint(1).occupied(), 1);
     assert!(no_ends(&network) && network.nodes[1].driver.strands.is_empty());
+}
+
+#[test]
+fn a_link_without_room_holds_up_no_other() {
+    let mut network = stranded(11, 2, &[lan(), lan()], keyed(1), [Talker::default(), Talker::default()]);
+    network.run(at(3 * SECOND), |_| false);
+    let now = network.now();
+    let sessions = [network.nodes[0].driver.strands[&1], network.nodes[0].driver.session.unwrap()];
+    let endpoint = network.endpoint(0);
+    let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 100 };
+    for session in sessions {
+        assert_eq!(endpoint.push(now, session, Priority::Normal, &head, &[7; 100]), Push::Done);
+    }
+    // And somebody is asked for a session by it.
+    let stranger = Path { link: LinkId(1), peer: link(9, 1) };
+    endpoint.connect(now, Target { path: stranger, node: None });
+    let mut buf = vec![0; 1 << 16];
+    let mut sent = |endpoint: &mut Endpoint, full| {
+        let next = || endpoint.poll_pieces_but(now, &mut buf, full, &mut ()).map(|transmit| transmit.path);
+        std::iter::from_fn(next).collect::<Vec<_>>()
+    };
+    assert_eq!(sent(endpoint, 0b11), []);
+    let ways = [0, 1].map(|n| Path { link: LinkId(n), peer: link(1, n) });
+    assert_eq!(sent(endpoint, 0b10), [ways[0]]);
+    assert_eq!(sent(endpoint, 0), [stranger, ways[1]]);
 }
