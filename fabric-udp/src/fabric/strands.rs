@@ -1,7 +1,7 @@
 //! Further sessions with a peer that has several links, as this node has: one for each link.
 //!
-//! The node of the lower number asks for them once its driver said that it talks with that peer over the network. Such a session is made again when it
-//! ended alone; it ends with the first one.
+//! The node of the lower number asks for them once its driver said that it talks with that peer over the network. Such a session is made
+//! again when it ended alone; it ends with the first one.
 
 use super::{BytesIn, CODE_LEFT, CODE_UNWANTED, Change, Peer, Stage, UdpFabric};
 use crate::protocol::{CloseReason, Path, SessionId, Time, TransferId};
