@@ -56,14 +56,19 @@ struct Band<T> {
     low: T,
 }
 
-impl<T: Ord + Copy + Into<u64>> Band<T> {
+impl<T: Ord + Copy> Band<T> {
+    /// The limit for a figure that was, or was not, too much before.
+    fn in_force(&self, was: bool) -> T {
+        if was { self.low.min(self.high) } else { self.high }
+    }
+
     fn is_too_much(&self, was: bool, figure: T) -> bool {
-        figure > if was { self.low.min(self.high) } else { self.high }
+        figure > self.in_force(was)
     }
 
     /// The limit that a figure is above that is too much.
     fn limit(&self, figure: T) -> T {
-        if figure > self.high { self.high } else { self.low.min(self.high) }
+        self.in_force(figure <= self.high)
     }
 }
 
@@ -164,10 +169,14 @@ impl Thresholds {
         let bit = |bit: u64, is_set: bool| if is_set { bit } else { 0 };
         let had = |bit: u64| link.word & bit != 0;
         let figures = &link.figures;
-        let occupancy = figures.occupancy();
+        let occupancy = self.occupancy.in_force(had(MEMORY));
+        // As `LinkFigures::occupancy` has it, without its divisions.
+        let is_above =
+            |used: u64, all: u64| all != 0 && used.min(all).saturating_mul(1000) >= all.saturating_mul(u64::from(occupancy) + 1);
+        let is_full = is_above(figures.bytes, figures.room) || is_above(figures.depth.into(), figures.places.into());
         (link.word & LATEST)
             | bit(QUEUE, self.depth_of(link).is_too_much(had(QUEUE), figures.depth))
-            | bit(MEMORY, self.occupancy.is_too_much(had(MEMORY), occupancy))
+            | bit(MEMORY, is_full)
             | bit(TRANSFERS, self.transfers.is_too_much(had(TRANSFERS), figures.transfers))
     }
 
