@@ -8,6 +8,16 @@
 //! A node without a policy does as it always does, and the path of a small message is the same; what is asked for by name is done then, or
 //! is an error.
 //!
+//! [`Thresholds`] is the policy that there is:
+//!
+//! ```
+//! use doorbell::mode::{Dma, Fabric, Thresholds};
+//! // What `doorbell tune` found here, and queues of another length.
+//! let policy = Thresholds::tuned().depth_high(512).depth_low(256);
+//! // From regions always by DMA where that is possible, and what is asked for by name is done, whatever waits there.
+//! let strict = Thresholds::new().dma(Fabric::Shm, true, Dma::From(0)).strict(true);
+//! ```
+//!
 //! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
 //! target takes what comes by several links in the order of the numbers.
 

@@ -371,10 +371,22 @@ fn arbitrary_protocols() -> impl Strategy<Value = [[bool; 4]; 3]> {
 
 proptest! {
     #[test]
-    fn the_choice_never_flaps(steps in steps(), asked in requests(), len in 0..100_000_u64) {
+    fn the_choice_never_flaps(
+        before in steps(),
+        steps in steps(),
+        asked in requests(),
+        len in 0..100_000_u64,
+        moves in proptest::collection::vec((0..3_usize, 0..3_usize), 1..4),
+    ) {
         // The balance has a property of its own.
         let policy = Thresholds::new().balance(u64::MAX);
         let mut links = three();
+        before.into_iter().for_each(|step| wander(&mut links[step.link].figures, step));
+        // The fewer figures move, the less there is that explains a switch.
+        let steps = steps.into_iter().map(|step| {
+            let (link, figure) = moves[(3 * step.link + step.figure) % moves.len()];
+            Step { link, figure, by: step.by }
+        });
         let mut crossings = [[Crossings::default(); 3]; 3];
         let (mut last, mut switches) = (None, 0);
         for step in steps {
