@@ -225,8 +225,11 @@ impl Thresholds {
             (Call::Send, Some(Dma::From(limit))) if question.len < limit => (transfer, limit),
             // Above its own length the driver has looked at more than the length.
             (Call::Send, Some(Dma::From(limit))) if question.len < link.large => (dma, limit),
-            (_, found) => {
-                let limit = if let Some(Dma::From(limit)) = found { limit } else { link.large };
+            (call, found) => {
+                let limit = match (call, found) {
+                    (Call::Send, Some(Dma::From(limit))) => limit,
+                    _ => link.large,
+                };
                 (if link.advice == Protocol::Transfer { transfer } else { dma }, limit)
             }
         };
