@@ -15,6 +15,7 @@ mod processes;
 mod run;
 mod text;
 mod top;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use exit::Failure;
@@ -29,7 +30,8 @@ use tracing_subscriber::filter::LevelFilter;
     max_term_width = 110,
     after_help = "\
 Environment:
-  DOORBELL_LOG=LEVEL  what the libraries say on stderr: off, error, warn, info, debug or trace [default: warn]"
+  DOORBELL_LOG=LEVEL  what the libraries say on stderr: off, error, warn, info, debug or trace [default: warn]
+  DOORBELL_TUNE=FILE  where `doorbell tune` keeps what it found, and policies read it; off: nowhere"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -48,6 +50,7 @@ enum Command {
     Ls(ls::LsArgs),
     Autopsy(autopsy::AutopsyArgs),
     Clean(clean::CleanArgs),
+    Tune(tune::TuneArgs),
     Info(info::InfoArgs),
     /// One of the processes of a measurement; started by the commands that measure.
     #[command(name = measure::worker::COMMAND, hide = true)]
@@ -81,6 +84,7 @@ impl Command {
             Command::Ls(args) => ls::run(&args),
             Command::Autopsy(args) => autopsy::run(&args),
             Command::Clean(args) => clean::run(&args),
+            Command::Tune(args) => tune::run(&args),
             Command::Info(args) => info::run(&args),
             Command::MeasureWorker(args) => measure::worker::run(&args),
             Command::LockWorker(args) => measure::lock::worker::run(&args),

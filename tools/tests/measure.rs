@@ -1,4 +1,4 @@
-//! `doorbell latency`, `rate`, `bandwidth` and `lock` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
+//! `doorbell latency`, `rate`, `bandwidth`, `lock` and `tune` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
 
 mod as_usual;
 
@@ -249,6 +249,39 @@ fn tables_and_distributions_are_printed() {
     assert!(table.contains("p99.9") && table.contains('█'), "{table}");
     let distribution = text(&run(&["latency", "--sizes", "8", "--iterations", "2000", "--format", "hgrm"]).stdout);
     assert!(distribution.contains("TotalCount") && distribution.contains("#[Max"), "{distribution}");
+}
+
+#[test]
+fn what_is_tuned_is_kept_where_it_is_told() {
+    let directory = std::env::temp_dir().join(format!("doorbell-tuned-{}", std::process::id()));
+    let path = directory.join("below/tune.json");
+    let tune = |more: &[&str]| {
+        let args = [&["tune", "--rounds", "1", "--format", "json"], more].concat();
+        let child = doorbell(&args).env("DOORBELL_TUNE", &path).spawn().unwrap();
+        let domain = format!("tune-{}", child.id());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(leftovers(&domain), [""; 0]);
+        let lines = text(&output.stdout);
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+    };
+    let lines = tune(&["--dry-run"]);
+    assert_eq!((lines.last().unwrap()["kept"].as_str(), directory.exists()), (None, false));
+    let lines = tune(&[]);
+    let (last, sizes) = lines.split_last().unwrap();
+    assert_eq!(last["kept"].as_str(), path.to_str());
+    for line in sizes {
+        assert!(line["dma_ns"].as_f64().unwrap() > 0.0 && line["size_bytes"].is_u64(), "{line}");
+        assert_eq!(line["faster"].is_string(), line["transfer_ns"].is_f64(), "{line}");
+    }
+    let kept = doorbell::mode::Tune::read(&path).unwrap();
+    assert_eq!(serde_json::to_value(&kept.found).unwrap(), last["found"]);
+    assert_eq!(kept.machine, doorbell::mode::Machine::this());
+    std::fs::remove_dir_all(directory).unwrap();
+
+    let nowhere = doorbell(&["tune"]).env("DOORBELL_TUNE", "off").output().unwrap();
+    assert_eq!((nowhere.status.code(), nowhere.stdout.len()), (Some(2), 0));
+    assert!(text(&nowhere.stderr).contains("; hint: only look with --dry-run"), "{}", text(&nowhere.stderr));
 }
 
 #[test]

@@ -8,14 +8,31 @@
 //! A node without a policy does as it always does, and the path of a small message is the same; what is asked for by name is done then, or
 //! is an error.
 //!
+//! [`Thresholds`] is the policy that there is:
+//!
+//! ```
+//! use doorbell::mode::{Dma, Fabric, Thresholds};
+//! // What `doorbell tune` found here, and queues of another length.
+//! let policy = Thresholds::tuned().depth_high(512).depth_low(256);
+//! // From regions always by DMA where that is possible, and what is asked for by name is done, whatever waits there.
+//! let strict = Thresholds::new().dma(Fabric::Shm, true, Dma::From(0)).strict(true);
+//! ```
+//!
 //! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
 //! target takes what comes by several links in the order of the numbers.
 
+mod means;
 mod policy;
+mod thresholds;
+mod tune;
 
+pub use means::Mean;
 pub use policy::{Decision, LinkView, Policy, Question};
+pub use thresholds::Thresholds;
+pub use tune::{Dma, Found, Machine, Tune, TuneError};
 
 use doorbell_fabric::{NodeId, ParseIdError};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -23,7 +40,8 @@ use std::str::FromStr;
 pub const LINKS_MAX: usize = 5;
 
 /// A kind of fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Fabric {
     /// Memory that both nodes share.
     Shm,
@@ -119,6 +137,8 @@ pub struct Receipt {
     pub call: Call,
     /// How many bytes.
     pub len: u64,
+    /// Whether they lay in a region of this node.
+    pub in_region: bool,
     /// What was asked for, the call's defaults included.
     pub requested: ModeRequest,
     /// What was done.
@@ -167,6 +187,11 @@ pub enum Reason {
         asked: u32,
         /// Of the one that was taken.
         instead: u32,
+    },
+    /// The other protocol is tried now and then, to know how long it takes: with one of so many messages of this size.
+    Trial {
+        /// Of how many.
+        every: u32,
     },
     /// What was asked for can't be done for this message, and why.
     Unavailable(&'static str),
@@ -233,6 +258,7 @@ impl fmt::Display for Reason {
             Reason::Size { limit } => write!(f, "size: from {limit} bytes on"),
             Reason::Balance { bytes, instead } => write!(f, "balance: {bytes} bytes wait there, {instead} here"),
             Reason::Latency { asked, instead } => write!(f, "latency: {asked} ns there, {instead} ns here"),
+            Reason::Trial { every } => write!(f, "trial: one of {every} goes the other way"),
             Reason::Unavailable(why) => write!(f, "not possible: {why}"),
             Reason::AllBusy => write!(f, "all links have too much to do"),
         }
@@ -241,7 +267,7 @@ impl fmt::Display for Reason {
 
 impl fmt::Display for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { to, call, len, requested, used, reason } = self;
+        let Self { to, call, len, requested, used, reason, .. } = self;
         write!(f, "{call} of {len} bytes to node {to}: {requested} asked for, {used} taken ({reason})")
     }
 }

@@ -33,6 +33,8 @@ pub struct Question<'a> {
     pub call: Call,
     /// How many bytes.
     pub len: u64,
+    /// Whether they lie in a region of this node.
+    pub in_region: bool,
     /// What the caller asked for by name, and the node's own defaults for this call.
     pub asked: ModeRequest,
     /// That, with the default protocol of the call where none is named.
@@ -58,7 +60,8 @@ pub trait Policy: Send + Sync + Debug {
     /// How a message is to go.
     fn choose(&self, question: &mut Question<'_>) -> Decision;
 
-    /// How long one took: of some messages, from the call until its bytes were free again.
+    /// How long one took, from the call until its bytes were free again: of some messages, and of all that went as they did for a
+    /// [trial](Reason::Trial).
     fn observe(&self, _receipt: &Receipt, _took: Duration) {}
 }
 

@@ -11,7 +11,7 @@ fn is_refused(ended: &Ended, mention: &str) {
 
 #[test]
 fn malformed_arguments() {
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 22] = [
         (&["rum"], "'rum'"),
         (&["demo", "now"], "'now'"),
         (&["demo", "--wait", "never"], "'never' is not a way of waiting: auto, spin, yield or park"),
@@ -32,6 +32,8 @@ fn malformed_arguments() {
         (&["top", "--domain", "a b"], "'a b' cannot name a domain"),
         (&["autopsy", "x"], "'x' is not a node id"),
         (&["autopsy", "1", "--last", "513"], "'513'"),
+        (&["tune", "--rounds", "0"], "'0'"),
+        (&["tune", "--pin", "0,1023"], "processor 1023 is not there"),
     ];
     for (args, mention) in cases {
         is_refused(&ended(args), mention);
@@ -87,13 +89,13 @@ fn the_environment_counts_where_the_command_line_says_nothing() {
 
 #[test]
 fn help_teaches() {
-    for command in ["demo", "run", "lock", "top", "ls", "autopsy", "clean", "info"] {
+    for command in ["demo", "run", "lock", "top", "ls", "autopsy", "clean", "tune", "info"] {
         let help = ended(&[command, "--help"]);
         assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
         assert!(help.stdout.contains(&format!("Examples:\n  doorbell {command}")), "{}", help.stdout);
     }
     let all = ended(&["--help"]).stdout;
-    for command in ["demo", "run", "latency", "rate", "lock", "top", "ls", "autopsy", "clean", "info"] {
+    for command in ["demo", "run", "latency", "rate", "lock", "top", "ls", "autopsy", "clean", "tune", "info"] {
         assert!(all.lines().any(|line| line.trim_start().starts_with(command)), "{command} is missing in\n{all}");
     }
     for hidden in ["guard", "worker", "accelerator "] {

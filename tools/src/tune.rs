@@ -1,0 +1,323 @@
+//! `doorbell tune`: from which length on messages are faster by DMA on this machine, kept for the programs that ask for it.
+
+use crate::exit::{Failure, warn};
+use crate::ls::Format;
+use crate::measure::args::crowded;
+use crate::measure::pairs;
+use crate::measure::plan::{Copier, Leg, Place, Plan, Test, unpack};
+use crate::measure::size::Size;
+use crate::measure::table::time;
+use crate::measure::workers::requested_end;
+use crate::text::{Table, counted, print};
+use doorbell::mode::{Dma, Fabric, Found, Machine, Tune};
+use doorbell::{Progress, Wait};
+use serde_json::json;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+/// Measure from which length on messages are faster by DMA here, and keep it
+///
+/// Two processes send messages back and forth, of each size and memory by both ways in turns: through the lane (`transfer`), which
+/// both processors copy into and out of, and by DMA, where each byte is copied once. What is found is kept in a file, which a program's
+/// policy reads that is made with `Thresholds::tuned()`; no other program is changed by it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell tune --pin 0,1                one process on each processor: some ten seconds
+  doorbell tune --pin 0,1 --dry-run      only look
+  doorbell tune --pin 0,1 --rounds 20    when the machine is restless
+  doorbell tune --format json | jq 'select(.found).found'
+  DOORBELL_TUNE=other.json doorbell tune keep it somewhere else
+  DOORBELL_TUNE=off ./program            without what was measured
+
+Times are half a round trip; every line is written before it is sent, and read after it was
+received. Each is the median over the rounds of medians. `faster` says by how much. The length
+that is found is the one with which the times of all sizes together are least: so one size
+that was disturbed does not decide. It is that of messages which are alone on their way.
+
+DMA begins above 32 KiB. From a region the lane takes no message that is longer, so there is
+nothing to compare, and the driver's own length stays.
+
+The file is $XDG_CACHE_HOME/doorbell/tune.json, or below ~/.cache. It is believed only where
+processor, number of processors, kernel and release of Doorbell are those it was made with:
+measure again when one of them changes.")]
+pub struct TuneArgs {
+    /// The two processors on which the processes run
+    #[arg(long, value_name = "CPU,CPU", value_delimiter = ',', num_args = 1..=2)]
+    pin: Vec<usize>,
+    /// How often each size is measured by each way
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Keep nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Form of the output
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
+    format: Format,
+}
+
+const SHORTEST: usize = 64 << 10;
+const LONGEST: usize = 4 << 20;
+/// Bytes of a size in a round, one way.
+const ROUND_BYTES: usize = 32 << 20;
+/// DMA has to save so much of the time of all sizes together, or it is taken for noise.
+const GAIN: f64 = 0.03;
+const PLACES: [Place; 2] = [Place::Private, Place::Registered];
+
+/// By what a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Transfer,
+    Dma,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Transfer => "transfer",
+            Way::Dma => "DMA",
+        }
+    }
+
+    /// How messages from a memory are made to go so, if they can be: who copies, and what the processes find in their environment.
+    fn forced(self, place: Place) -> Option<(Copier, &'static [(&'static str, &'static str)])> {
+        match (self, place) {
+            (Way::Dma, _) => Some((Copier::Both, &[])),
+            (Way::Transfer, Place::Private) => Some((Copier::Auto, &[(doorbell_shm::cma::VARIABLE, "off")])),
+            (Way::Transfer, Place::Registered) => None,
+        }
+    }
+}
+
+/// What was found of a size: nanoseconds by each way, of each round.
+#[derive(Clone, Debug)]
+struct Row {
+    place: Place,
+    bytes: usize,
+    transfer: Vec<f64>,
+    dma: Vec<f64>,
+}
+
+impl Row {
+    fn times(&self) -> (Option<f64>, Option<f64>) {
+        (median(&self.transfer), median(&self.dma))
+    }
+
+    fn both(&self) -> Option<(f64, f64)> {
+        let (transfer, dma) = self.times();
+        transfer.zip(dma)
+    }
+}
+
+/// Measures, prints, and keeps what was found.
+pub fn run(args: &TuneArgs) -> Result<(), Failure> {
+    let path = if args.dry_run { None } else { Some(path()?) };
+    let rows = measure(args)?;
+    let found = PLACES.into_iter().filter_map(|place| {
+        let compared: Vec<_> =
+            rows.iter().filter(|row| row.place == place).filter_map(|row| row.both().map(|both| (row.bytes, both))).collect();
+        let in_region = place == Place::Registered;
+        (!compared.is_empty()).then(|| Found { fabric: Fabric::Shm, in_region, dma: threshold(&compared) })
+    });
+    let tune = Tune { machine: Machine::this(), found: found.collect() };
+    if let Some(path) = &path {
+        tune.write(path).map_err(|error| {
+            let hint = "what was found is lost: see --dry-run, or name another file with DOORBELL_TUNE";
+            Failure::failed(format!("could not write {}: {error}", path.display()), hint)
+        })?;
+    }
+    print(&match args.format {
+        Format::Json => lines(&rows, &tune, path.as_ref()),
+        Format::Table => table(&rows, &tune, path.as_ref(), args.rounds),
+    });
+    if args.pin.is_empty() {
+        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
+    }
+    Ok(())
+}
+
+fn path() -> Result<PathBuf, Failure> {
+    Tune::path().ok_or_else(|| {
+        let what = "there is no file to keep it in: DOORBELL_TUNE is `off`, or neither XDG_CACHE_HOME nor HOME is a directory";
+        Failure::usage(what, "only look with --dry-run, or name a file with DOORBELL_TUNE=FILE")
+    })
+}
+
+fn measure(args: &TuneArgs) -> Result<Vec<Row>, Failure> {
+    let signal = requested_end()?;
+    let crowded = crowded(&args.pin, 2)?;
+    let sizes: Vec<usize> = (SHORTEST.ilog2()..=LONGEST.ilog2()).map(|power| 1 << power).collect();
+    let row = |place: Place| {
+        sizes.iter().map(move |&bytes| Row { place, bytes, transfer: Vec::new(), dma: Vec::new() }).collect::<Vec<_>>()
+    };
+    let mut rows = PLACES.map(row);
+    let told = std::io::stderr().is_terminal();
+    for round in 0..args.rounds {
+        // In turns, so that a mood of the machine meets both alike; and each is first as often as the other.
+        let mut ways = [Way::Transfer, Way::Dma];
+        ways.rotate_left(usize::from(round % 2));
+        for (place, rows) in PLACES.into_iter().zip(&mut rows) {
+            for way in ways {
+                let Some((copy, environment)) = way.forced(place) else { continue };
+                if told {
+                    let step = format!("round {} of {}: {} memory by {}", round + 1, args.rounds, name(place), way.name());
+                    eprint!("\r{step:<60}");
+                    let _ = std::io::stderr().flush();
+                }
+                let plan = plan(args, place, copy, crowded, &sizes);
+                let outcome = pairs::carry_out_with(&plan, environment)?;
+                for (row, finding) in rows.iter_mut().zip(&outcome.pairs[0]) {
+                    let ns = unpack(&finding.driver).summary(outcome.clock.ns_per_tick / 2.0).p50;
+                    if way == Way::Dma { &mut row.dma } else { &mut row.transfer }.push(ns);
+                }
+                // One that came while no process was there to be told.
+                let signal = signal.load(Ordering::SeqCst);
+                if signal != 0 {
+                    return Err(Failure::interrupted(signal as i32));
+                }
+            }
+        }
+    }
+    if told {
+        eprint!("\r{:<60}\r", "");
+    }
+    Ok(rows.concat())
+}
+
+fn plan(args: &TuneArgs, buffers: Place, copy: Copier, crowded: bool, sizes: &[usize]) -> Plan {
+    let leg = |&bytes: &usize| {
+        let count = (ROUND_BYTES / bytes).clamp(16, 512);
+        Leg { bytes, rounds: 1, warmup: 4 + count / 8, count }
+    };
+    Plan {
+        test: Test::Latency,
+        domain: format!("tune-{}", std::process::id()),
+        net: None,
+        pairs: 1,
+        put: false,
+        window: 1,
+        both_ways: false,
+        buffers,
+        copy,
+        legs: sizes.iter().map(leg).collect(),
+        floor: false,
+        touched: true,
+        loan: false,
+        shared: false,
+        progress: Progress::default().to_string(),
+        wait: Wait::default().to_string(),
+        pin: args.pin.clone(),
+        crowded,
+    }
+}
+
+/// The length from which on DMA costs least, all sizes taken alike: of each, how many times as long the slower way takes.
+fn threshold(rows: &[(usize, (f64, f64))]) -> Dma {
+    let (mut best, mut least, mut cost) = (Dma::Never, 0.0, 0.0);
+    for (bytes, (transfer, dma)) in rows.iter().rev() {
+        cost += (dma / transfer).ln();
+        if cost < least - if best == Dma::Never { GAIN } else { 0.0 } {
+            (best, least) = (Dma::From(*bytes as u64), cost);
+        }
+    }
+    best
+}
+
+fn median(times: &[f64]) -> Option<f64> {
+    let mut times = times.to_vec();
+    times.sort_unstable_by(f64::total_cmp);
+    times.get(times.len() / 2).copied()
+}
+
+fn name(place: Place) -> &'static str {
+    match place {
+        Place::Private => "private",
+        Place::Registered => "registered",
+    }
+}
+
+fn table(rows: &[Row], tune: &Tune, path: Option<&PathBuf>, rounds: u16) -> String {
+    let rounds = counted(rounds.into(), "round");
+    let mut text = format!("Half a round trip, by the lane (transfer) and by DMA in turns; medians of {rounds}.\n\n");
+    let mut table = Table::new(&["memory", ">size", ">transfer", ">DMA", "faster"]);
+    for row in rows {
+        let (transfer, dma) = row.times();
+        let faster = row.both().map(|(transfer, dma)| {
+            let (way, times) = if dma < transfer { (Way::Dma, transfer / dma) } else { (Way::Transfer, dma / transfer) };
+            format!("{} ({times:.2} times)", way.name())
+        });
+        let cell = |ns: Option<f64>| ns.map_or_else(|| "-".into(), time);
+        let size = Size(row.bytes).to_string();
+        table.row([name(row.place).into(), size, cell(transfer), cell(dma), faster.unwrap_or_default()]);
+    }
+    for line in table.lines() {
+        text += &format!("{line}\n");
+    }
+    text.push('\n');
+    for place in PLACES {
+        let found = tune.found.iter().find(|found| found.in_region == (place == Place::Registered));
+        let what = match found.map(|found| found.dma) {
+            Some(Dma::From(bytes)) => format!("DMA from {} on", Size(bytes as usize)),
+            Some(Dma::Never) => format!("transfer, up to {} at least", Size(LONGEST)),
+            None => "nothing to compare: the driver's own length stays".into(),
+        };
+        text += &format!("{} memory: {what}\n", name(place));
+    }
+    text + &path.map_or("not kept: --dry-run\n".into(), |path| {
+        format!("kept in {}, for programs whose policy is Thresholds::tuned()\n", path.display())
+    })
+}
+
+fn lines(rows: &[Row], tune: &Tune, path: Option<&PathBuf>) -> String {
+    let row = |row: &Row| {
+        let (transfer, dma) = row.times();
+        let faster = row.both().map(|(transfer, dma)| if dma < transfer { "dma" } else { "transfer" });
+        json!({"memory": name(row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "faster": faster})
+    };
+    let found = json!({"machine": tune.machine, "found": tune.found, "kept": path.map(|path| path.display().to_string())});
+    rows.iter().map(row).chain([found]).map(|line| format!("{line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(ratios: &[f64]) -> Dma {
+        let rows: Vec<_> = ratios.iter().enumerate().map(|(at, ratio)| (1 << (10 + at), (100.0, 100.0 * ratio))).collect();
+        threshold(&rows)
+    }
+
+    #[test]
+    fn one_size_that_was_disturbed_does_not_decide() {
+        for (ratios, bytes) in [
+            (&[2.0, 1.5, 0.9, 0.5][..], 4 << 10),
+            (&[2.0, 1.5, 0.9, 1.05, 0.5], 4 << 10),
+            (&[2.0, 0.8, 1.5, 0.9, 0.5], 8 << 10),
+            (&[0.9, 0.8, 0.5], 1 << 10),
+            (&[1.0, 1.0, 0.9], 4 << 10),
+        ] {
+            assert_eq!(found(ratios), Dma::From(bytes), "{ratios:?}");
+        }
+        for ratios in [&[][..], &[1.0], &[1.2, 1.1], &[1.0, 0.98], &[0.5, 1.9, 1.2]] {
+            assert_eq!(found(ratios), Dma::Never, "{ratios:?}");
+        }
+    }
+
+    #[test]
+    fn a_table_says_what_was_found_and_where_it_is() {
+        let row = |place, bytes, transfer: &[f64], dma: &[f64]| Row { place, bytes, transfer: transfer.into(), dma: dma.into() };
+        let rows =
+            [row(Place::Private, 64 << 10, &[900.0, 100.0, 120.0], &[300.0]), row(Place::Registered, 64 << 10, &[], &[100.0])];
+        let tune =
+            Tune { machine: Machine::this(), found: vec![Found { fabric: Fabric::Shm, in_region: false, dma: Dma::Never }] };
+        let text = table(&rows, &tune, None, 3);
+        assert!(text.contains("private     64 KiB  120.0 ns  300.0 ns  transfer (2.50 times)\n"), "{text}");
+        assert!(text.contains("registered  64 KiB         -  100.0 ns\n"), "{text}");
+        assert!(text.contains("private memory: transfer, up to 4 MiB at least\n") && text.contains("not kept"), "{text}");
+        let path = PathBuf::from("/tune.json");
+        let last = lines(&rows, &tune, Some(&path)).lines().last().map(str::to_owned).unwrap();
+        let last: serde_json::Value = serde_json::from_str(&last).unwrap();
+        assert_eq!((&last["found"][0]["dma"], &last["kept"]), (&"never".into(), &"/tune.json".into()));
+    }
+}
