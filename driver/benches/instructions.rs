@@ -7,6 +7,7 @@
 //!
 //! Needs valgrind. Exit codes: 0 as recorded, or better; 1 more than recorded; 2 could not be counted.
 
+use doorbell::mode::{Decision, Policy, Question};
 use doorbell::testing::Domain;
 use doorbell::{Match, Node, Peer, Progress};
 use std::fmt::Write as _;
@@ -27,7 +28,7 @@ const LINE: usize = 64;
 const VARIABLE: &str = "DOORBELL_COUNTED_PATH";
 
 /// The functions that are counted, by their names, and what they do.
-const PATHS: [(&str, &str); 8] = [
+const PATHS: [(&str, &str); 9] = [
     ("send_message", "Peer::send of 8 bytes"),
     ("receive_message", "Peer::recv of 8 bytes"),
     ("send_line", "Peer::send of 64 bytes"),
@@ -36,7 +37,18 @@ const PATHS: [(&str, &str); 8] = [
     ("take_loan", "Peer::take of a loan, dropping it"),
     ("start_and_finish_send", "Peer::start_send of 8 bytes, Request::wait"),
     ("put", "Peer::put of 8 bytes"),
+    ("send_8_by_policy", "Peer::send of 8 bytes, of which a policy decides"),
 ];
+
+/// Decides to do what would be done without it.
+#[derive(Debug)]
+struct AsAsked;
+
+impl Policy for AsAsked {
+    fn choose(&self, question: &mut Question<'_>) -> Decision {
+        question.honoured().unwrap()
+    }
+}
 
 #[inline(never)]
 fn send_message(to: &Peer, message: &[u8; BYTES]) {
@@ -80,11 +92,17 @@ fn put(to: &Peer, word: &[u64; 1], at: doorbell::Key<u64, doorbell::ReadWrite>) 
     to.put(word, at).unwrap();
 }
 
+#[inline(never)]
+fn send_8_by_policy(to: &Peer, message: &[u8; BYTES]) {
+    to.send(7, message).unwrap();
+}
+
 /// Runs one path.
 fn run(path: &str) {
     let domain = Domain::new();
-    let join = || domain.builder().progress(Progress::Inline).join().unwrap();
-    let (a, b) = (join(), join());
+    let builder = || domain.builder().progress(Progress::Inline);
+    let a = if path == "send_8_by_policy" { builder().policy(AsAsked) } else { builder() };
+    let (a, b) = (a.join().unwrap(), builder().join().unwrap());
     let (to, from) = (a.peer(b.id()).unwrap(), b.peer(a.id()).unwrap());
     let region = b.region::<u64>(1).unwrap();
     let key = region.key();
@@ -96,6 +114,7 @@ fn run(path: &str) {
                 "send_line" | "receive_line" => send_line(&to, &line),
                 "start_and_finish_send" => start_and_finish_send(&to, message),
                 "put" => put(&to, &[1], key),
+                "send_8_by_policy" => send_8_by_policy(&to, &message),
                 _ => send_message(&to, &message),
             }
         }

@@ -85,9 +85,9 @@ pub use fabrics::FabricKind;
 #[cfg(not(loom))]
 pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
 #[cfg(not(loom))]
-pub use node::{Completion, Done, Event, Node, NodeBuilder, Peer, Request, Stats};
+pub use node::{Completion, Done, Event, Node, NodeBuilder, NodeName, Peer, Request, Stats};
 #[cfg(not(loom))]
-pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region};
+pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 #[cfg(not(loom))]
 pub use registry::{Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TryLock};
 #[cfg(not(loom))]

@@ -164,6 +164,21 @@ impl Reach {
         read == local.iov_len as isize
     }
 
+    /// As [`read`](Self::read), but by the kernel also within one process: for a copy that its owner does not wait for, whose memory may be gone.
+    ///
+    /// # Safety
+    /// `len` bytes are writable at `dst`.
+    pub unsafe fn read_by_kernel(&self, remote_addr: u64, dst: *mut u8, len: usize) -> io::Result<()> {
+        let Way::Here = self.way else {
+            // SAFETY: caller.
+            return unsafe { self.read(remote_addr, dst, len) };
+        };
+        transfer(remote_addr, dst, len, |local, remote| {
+            // SAFETY: `local` lies within the caller's bytes; the kernel checks `remote`.
+            unsafe { libc::process_vm_readv(libc::getpid(), local, 1, remote, 1, 0) }
+        })
+    }
+
     /// Copies `len` bytes from `remote_addr` of the peer. One system call for two GiB, two more before and after to ask
     /// whether it is still the peer. Does not wait for the peer; thread-safe.
     ///

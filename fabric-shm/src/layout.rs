@@ -40,6 +40,18 @@ pub const COUNTERS: usize = 256;
 pub const COUNTERS_OFFSET: usize = PAGE;
 /// Where the histogram of latencies lies on a board: 64 words.
 pub const LATENCIES_OFFSET: usize = COUNTERS_OFFSET + COUNTERS * 16;
+/// Where on a board the rows of links lie: see [`crate::board::LinkRow`].
+pub const LINK_ROWS_OFFSET: usize = 3 * PAGE;
+/// Links that a board shows.
+pub const LINK_ROWS: usize = 64;
+/// Where on a board the counts and latencies of modes lie.
+pub const MODES_OFFSET: usize = LINK_ROWS_OFFSET + LINK_ROWS * RECORD_BYTES;
+/// Words kept for them.
+pub const MODE_WORDS: usize = 288;
+/// Where on a board the latest decisions about modes lie.
+pub const DECISIONS_OFFSET: usize = MODES_OFFSET + MODE_WORDS * 8;
+/// Decisions that a board shows.
+pub const DECISIONS: usize = 32;
 /// Where the flight recorder lies on a board.
 pub const RECORDER_OFFSET: usize = BOARD_BYTES / 2;
 /// Bytes of one record.
@@ -48,7 +60,9 @@ pub const RECORD_BYTES: usize = 64;
 pub const RECORDS: usize = (BOARD_BYTES - RECORDER_OFFSET) / RECORD_BYTES;
 
 const _: () = assert!(FIGURES_OFFSET >= size_of::<SegmentHeader>());
-const _: () = assert!(COUNTERS_USED_OFFSET + COUNTERS / 8 <= COUNTERS_OFFSET && LATENCIES_OFFSET + 64 * 8 <= RECORDER_OFFSET);
+const _: () = assert!(COUNTERS_USED_OFFSET + COUNTERS / 8 <= COUNTERS_OFFSET && LATENCIES_OFFSET + 64 * 8 <= LINK_ROWS_OFFSET);
+const _: () =
+    assert!(DECISIONS_OFFSET.is_multiple_of(RECORD_BYTES) && DECISIONS_OFFSET + DECISIONS * RECORD_BYTES <= RECORDER_OFFSET);
 
 /// Bytes of a block that hold the controls of its lanes.
 pub const CONTROLS_BYTES: usize = PAGE;
@@ -66,7 +80,7 @@ pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
 pub const CONTROL_BYTES: usize = 256;
 
 /// Raised by whoever changes what shared memory means without changing the numbers hashed below.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// A number that differs when any offset or size differs: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[
@@ -83,6 +97,10 @@ pub const LAYOUT_HASH: u64 = hash(&[
     COUNTERS as u64,
     COUNTERS_OFFSET as u64,
     LATENCIES_OFFSET as u64,
+    LINK_ROWS_OFFSET as u64,
+    MODES_OFFSET as u64,
+    DECISIONS_OFFSET as u64,
+    DECISIONS as u64,
     RECORDER_OFFSET as u64,
     RECORD_BYTES as u64,
     BLOCK_HEAD_BYTES as u64,

@@ -1,9 +1,10 @@
 //! Nodes of one process, over any fabric and under any policy.
 
 use crate::domain::Domain;
+use doorbell::mode::{Decision, Policy, Question, Reason};
 use doorbell::{Copy, FabricKind, Faults, LaneGeometry, Node, NodeBuilder, PortKind, Progress, Space, Wait};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What the nodes of a world stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum Ground {
     UdpKey,
     /// Nodes with even ids share memory, and so do those with odd ids. Between the two groups there is UDP.
     Mixed,
+    /// All share memory and are on a network, and a policy draws by lot by which link each message goes.
+    Lots,
 }
 
 /// A domain for nodes of this process, all under one policy.
@@ -45,6 +48,32 @@ const NODES: u16 = 8;
 /// Of a hundred, how many pushes find a faulty lane full, and how many looks see nothing.
 const FAULT_PERCENT: u8 = 30;
 
+/// Draws lots: every message goes by any link that there is.
+#[derive(Debug)]
+pub struct Lots(AtomicU64);
+
+impl Lots {
+    /// By a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(AtomicU64::new(seed))
+    }
+
+    fn below(&self, most: usize) -> usize {
+        let drawn = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let mixed = (drawn ^ drawn >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((mixed >> 33) % most as u64) as usize
+    }
+}
+
+impl Policy for Lots {
+    fn choose(&self, question: &mut Question<'_>) -> Decision {
+        // The protocol is that of the node's settings, as the suite looks at what it does.
+        let modes = question.links.iter().filter_map(|link| link.mode(link.advice));
+        let modes: Vec<_> = modes.collect();
+        Decision { mode: modes[self.below(modes.len())], reason: Reason::Unavailable("the lot fell so") }
+    }
+}
+
 /// Longer than a [narrow](World::narrow) lane, and still a message that goes through it: one that nobody takes blocks the lane.
 pub const BLOCKING: usize = 32 << 10;
 
@@ -67,12 +96,12 @@ impl World {
 
     /// Whether messages go by a network, all or some.
     pub fn is_networked(&self) -> bool {
-        matches!(self.ground, Ground::Udp | Ground::UdpPlain | Ground::UdpKey | Ground::Mixed)
+        matches!(self.ground, Ground::Udp | Ground::UdpPlain | Ground::UdpKey | Ground::Mixed | Ground::Lots)
     }
 
     /// Whether what nodes 0 and 1 lend each other is read in place. Over a network it is copied.
     pub fn lends(&self) -> bool {
-        !self.is_networked()
+        !self.is_networked() || self.ground == Ground::Lots
     }
 
     /// Where a node is found. Of each process and world an address of its own, so that no two disturb each other.
@@ -102,6 +131,7 @@ impl World {
             Ground::UdpKey => self.networked(builder.fabric(FabricKind::Udp).key([7; 32]), id),
             Ground::Mixed if id % 2 == 1 => self.networked(builder.space(self.across.clone()), id),
             Ground::Mixed => self.networked(builder, id),
+            Ground::Lots => self.networked(builder.policy(Lots::new(self.seed * 1000 + u64::from(id))), id),
         }
     }
 

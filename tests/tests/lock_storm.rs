@@ -24,6 +24,8 @@ doorbell_tests::roles! {
 }
 
 const NODES: usize = 4;
+/// Addresses that the lives of one place have in turn.
+const TURNS: usize = 8;
 /// After what silence a node on the network counts as dead.
 const DEAD_AFTER: Duration = Duration::from_millis(400);
 
@@ -79,9 +81,12 @@ impl Ground {
             Ground::Udp | Ground::Mixed => FabricKind::Udp,
         };
         let base: u16 = told("PORT").parse().unwrap();
-        let address = |node: usize| ([127, 0, 0, 1], base + node as u16).into();
-        let builder = builder.fabric(fabric).dead_after(DEAD_AFTER).listen(address(me));
-        (0..NODES).filter(|node| *node != me).fold(builder, |builder, node| builder.seek(address(node)))
+        // The kernel may take seconds to give the address of a killed process back.
+        let address = |node: usize, turn: usize| ([127, 0, 0, 1], base + (TURNS * node + turn) as u16).into();
+        let own = address(me, told("TURN").parse().unwrap());
+        let builder = builder.fabric(fabric).dead_after(DEAD_AFTER).listen(own);
+        let others = (0..NODES).filter(|node| *node != me).flat_map(|node| (0..TURNS).map(move |turn| address(node, turn)));
+        others.fold(builder, NodeBuilder::seek)
     }
 
     fn has_network(self) -> bool {
@@ -215,6 +220,7 @@ fn tell(words: &Words, dead: OwnerId) {
 struct Storm<'a> {
     ground: Ground,
     port: u16,
+    starts: usize,
     domain: &'a Domain,
     words: &'a Words,
     random: Random,
@@ -235,7 +241,9 @@ impl Storm<'_> {
         self.words[at::doing(place)].store(OUT, SeqCst);
         let (progress, wait) = *self.random.pick(&WAYS);
         let start = Process::start("owner").words(self.words).tell("DOMAIN", self.domain.name()).tell("ME", place.to_string());
+        self.starts += 1;
         let start = start.tell("GROUND", format!("{:?}", self.ground)).tell("PORT", self.port.to_string());
+        let start = start.tell("TURN", (self.starts % TURNS).to_string());
         let start = start.tell("PROGRESS", progress).tell("WAIT", wait);
         match fault {
             Some(fault) => start.tell("DOORBELL_FAULT", fault).go(),
@@ -375,13 +383,14 @@ fn storm(ground: Ground, kills: usize) {
     let (kills, seed) = (number("DOORBELL_KILLS", kills as u64) as usize, seed());
     println!("lock storm, {ground:?}: DOORBELL_SEED={seed} DOORBELL_KILLS={kills}");
     // Of each process of its own.
-    let port = 24_000 + (std::process::id() % 2000) as u16 * NODES as u16;
+    let port = 24_000 + (std::process::id() % 128) as u16 * (TURNS * NODES) as u16;
     let domain = Domain::new("locks");
     let words = Words::new(at::COUNT);
     let (domain, words, random) = (&domain, &words, Random::new(seed));
     let mut storm = Storm {
         ground,
         port,
+        starts: 0,
         domain,
         words,
         random,

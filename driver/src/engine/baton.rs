@@ -116,6 +116,12 @@ impl<T> Baton<T> {
         self.enter_locked(me)
     }
 
+    /// Whether another thread comes so often that to enter here would disturb it.
+    pub fn is_anothers(&self, me: Token) -> bool {
+        let bias = self.bias.load(Ordering::Relaxed);
+        bias != 0 && bias as u32 != me.0
+    }
+
     /// The seat of the thread that a bias names.
     #[inline(always)]
     fn inside(&self, bias: u64) -> &AtomicU32 {

@@ -41,6 +41,11 @@ impl Monitor {
         self.record(&Record::new(kind).peer(node).incarnation(incarnation));
     }
 
+    /// The node's board.
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
     /// Shows figures and everything else on the board.
     pub fn show(&self, figures: &Figures, latencies: &LatencyHistogram) {
         self.home.show(figures, latencies, self.counters.register());

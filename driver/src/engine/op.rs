@@ -3,6 +3,7 @@
 use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
 use crate::message::Message;
+use crate::mode::Receipt;
 use doorbell_fabric::Envelope;
 use doorbell_fabric::sync::{AtomicU32, Ordering};
 #[cfg(loom)]
@@ -52,6 +53,8 @@ struct End {
     closer: Option<Closer>,
     outcome: Option<Outcome>,
     waker: Option<Waker>,
+    /// How it goes, if that was asked.
+    receipt: Option<Box<Receipt>>,
 }
 
 impl std::fmt::Debug for End {
@@ -108,6 +111,23 @@ impl Op {
             return None;
         }
         self.lock().outcome.take()
+    }
+
+    /// Notes how its message goes, and returns what was noted before.
+    pub fn set_receipt(&self, receipt: Receipt) -> Option<Receipt> {
+        let mut end = self.lock();
+        match &mut end.receipt {
+            Some(noted) => Some(std::mem::replace(&mut **noted, receipt)),
+            none => {
+                *none = Some(Box::new(receipt));
+                None
+            }
+        }
+    }
+
+    /// How its message went, if that was asked.
+    pub fn receipt(&self) -> Option<Receipt> {
+        self.lock().receipt.as_deref().copied()
     }
 
     /// Says how its transfer is ended by whoever can't reach the engine.

@@ -1,5 +1,6 @@
 //! The sending half of one way to a node, over whichever fabric.
 
+use crate::mode::LinkFigures;
 use crate::transfer::apart::Lending;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
 use doorbell_shm::fabric::ShmLink;
@@ -59,7 +60,6 @@ impl AnyLink {
     #[inline]
     pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
         debug_assert!(head.kind != PacketKind::Loan || !self.is_remote(), "nothing is lent to who shares no memory");
-        debug_assert!(head.kind != PacketKind::Region || self.is_remote(), "a put asks nobody where there is memory in common");
         match self {
             // SAFETY: caller.
             AnyLink::Shm(link) => unsafe { link.push(head, bytes, len) },
@@ -73,6 +73,28 @@ impl AnyLink {
         match self {
             AnyLink::Shm(_) => Some(false),
             AnyLink::Udp(link) => link.begin_transfer(TransferId(name), part, total, from.clone()),
+        }
+    }
+
+    /// What the target has not taken yet, as far as is known. `None`: it can't be said just now.
+    #[inline]
+    pub fn figures(&mut self) -> Option<LinkFigures> {
+        match self {
+            AnyLink::Shm(link) => {
+                let seen = link.outstanding()?;
+                let (depth, places) = (seen.packets as u32, seen.places as u32);
+                Some(LinkFigures { depth, bytes: seen.bytes, room: seen.room, places, transfers: 0 })
+            }
+            AnyLink::Udp(link) => {
+                let seen = link.outstanding()?;
+                Some(LinkFigures {
+                    depth: seen.packets.min(u32::MAX.into()) as u32,
+                    bytes: seen.bytes,
+                    room: seen.room,
+                    places: 0,
+                    transfers: 0,
+                })
+            }
         }
     }
 

@@ -1,7 +1,8 @@
 //! What leads to other nodes: shared memory where two nodes have some in common, and the network where they have none.
 //!
 //! Which of the two reaches a node is found out when it is met: by the network everybody says a number that lies in its inbox, and whoever
-//! reads it there shares memory with it. From then on all that goes to that life of the node goes one way.
+//! reads it there shares memory with it. All that goes to that life of the node goes by shared memory then, unless a [mode](crate::mode) is asked
+//! for or chosen that takes the network.
 
 mod link;
 mod net;
@@ -61,7 +62,10 @@ pub struct Fabrics {
 
 impl Fabrics {
     /// Of a node that shares memory with others, and perhaps is on a network.
-    pub fn new(shm: ShmFabric, net: Option<Net>) -> Self {
+    pub fn new(mut shm: ShmFabric, net: Option<Net>) -> Self {
+        if net.is_some() {
+            shm.set_networked();
+        }
         Self { shm, net }
     }
 
@@ -86,8 +90,25 @@ impl Fabrics {
         let taken = self.shm.poll(sink, budget);
         match &mut self.net {
             None => taken,
-            Some(net) => taken + net.poll(&mut self.shm, sink, budget, taken > 0),
+            Some(net) => {
+                let more = net.poll(&mut self.shm, sink, budget, taken > 0);
+                if more > 0 && self.shm.has_later() {
+                    // It may be what the others waited for.
+                    self.shm.try_again();
+                }
+                taken + more
+            }
         }
+    }
+
+    /// How many links lead to a life of a node: whether by shared memory, which is the first then, and how many by the network.
+    pub fn links(&self, node: NodeId, life: Incarnation) -> (bool, usize) {
+        (self.shm.live(node) == Some(life), self.net.as_ref().map_or(0, |net| net.links(node, life)))
+    }
+
+    /// Opens one of the network's links to a life of a node. `None`: not now.
+    pub fn connect_by(&mut self, target: NodeId, life: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
+        self.net.as_ref()?.connect_by(target, life, link, priority)
     }
 
     /// The lane that was busy last, for the shortest way from there.
@@ -146,9 +167,9 @@ impl Fabrics {
         }
     }
 
-    /// Has what a life of a node sends by a name of its session stored, and returns the name. `None`: there is no session with it.
-    pub fn expect(&self, node: NodeId, life: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
-        self.net.as_ref()?.expect(node, life, len, into)
+    /// Has what a life of a node sends by a name of a session, that of this link, stored, and returns the name. `None`: there is no session with it.
+    pub fn expect(&self, node: NodeId, life: Incarnation, link: u8, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
+        self.net.as_ref()?.expect(node, life, link, len, into)
     }
 
     /// Whether everything that this life of a node sent has been delivered, and no more can come.
@@ -184,6 +205,9 @@ impl Fabrics {
         self.shm.check_peers();
         if let Some(net) = &mut self.net {
             net.look(&mut self.shm);
+            if self.shm.has_later() {
+                self.shm.judge_later();
+            }
         }
     }
 

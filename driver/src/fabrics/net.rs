@@ -20,6 +20,12 @@ pub struct Net {
     udp: Arc<Mutex<UdpFabric>>,
     /// By id: who is reached by it.
     lives: Vec<Option<Member>>,
+    /// By id: who shares memory with this node and is reached by the network as well.
+    beside: Vec<Option<Incarnation>>,
+    /// Of those, who is no more; what arrived of it is still being taken.
+    gone: Vec<(NodeId, Incarnation)>,
+    /// Who was met and shares memory with this node, which has not opened its inbox yet.
+    pending: Vec<(NodeId, Incarnation)>,
     changes: VecDeque<Change>,
     looked: Instant,
     /// The last poll did not ask the socket.
@@ -38,7 +44,19 @@ impl Net {
     /// A network for a domain of so many nodes.
     pub fn new(udp: Arc<Mutex<UdpFabric>>, nodes: usize) -> Self {
         let lives = (0..nodes).map(|_| None).collect();
-        Self { udp, lives, changes: VecDeque::new(), looked: Instant::now(), skipped: false, chatter: false, ended: false }
+        let (beside, gone, pending) = (vec![None; nodes], Vec::new(), Vec::new());
+        Self {
+            udp,
+            lives,
+            beside,
+            gone,
+            pending,
+            changes: VecDeque::new(),
+            looked: Instant::now(),
+            skipped: false,
+            chatter: false,
+            ended: false,
+        }
     }
 
     /// The node leaves: from here on nothing is taken in. What it had begun to receive is forgotten, and the rest of it would look like a
@@ -68,13 +86,41 @@ impl Net {
             let mut udp = lock(&self.udp);
             let taken = udp.poll(sink, budget);
             self.chatter = udp.was_chatter();
+            if taken > 0 || busy {
+                udp.try_again();
+            }
             (taken, udp.has_news())
         };
-        if has_news {
+        if !self.gone.is_empty() {
+            self.bury(shm, taken > 0);
+        }
+        if has_news || !self.pending.is_empty() {
             let udp = self.udp.clone();
             self.learn(&mut lock(&udp), shm);
         }
         taken
+    }
+
+    /// Those who are gone, and of whom nothing more is to come, are gone for shared memory, too.
+    #[cold]
+    fn bury(&mut self, shm: &mut ShmFabric, taken: bool) {
+        let mut udp = lock(&self.udp);
+        // What is left waits for something that never came: it was lost with its sender.
+        let is_stuck = |udp: &UdpFabric, node| !taken && udp.is_put_off(node) && shm.is_put_off(node);
+        self.gone.retain(|(node, life)| {
+            if udp.has(*node, *life) && is_stuck(&udp, *node) {
+                udp.forget(*node, *life);
+            }
+            udp.has(*node, *life)
+        });
+        for (node, life) in self.beside.iter_mut().enumerate().map(|(node, life)| (NodeId(node as u16), life)) {
+            if let Some(was) = *life
+                && !udp.has(node, was)
+            {
+                *life = None;
+                shm.set_beside(node, was, false);
+            }
+        }
     }
 
     /// Whether the last poll found nothing but what keeps peers known to each other, or acknowledgements.
@@ -94,16 +140,29 @@ impl Net {
     }
 
     fn learn(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric) {
+        for (node, life) in std::mem::take(&mut self.pending) {
+            if udp.has(node, life) {
+                self.meet(udp, shm, node, life);
+            }
+        }
         if !udp.has_news() {
             return;
         }
         while let Some(change) = udp.next_change() {
             match change {
                 UdpChange::Met(node, life) => self.meet(udp, shm, node, life),
-                UdpChange::Left(node, life) => self.lose(node, life, Change::Left(node, life)),
-                UdpChange::Died(node, life) => self.lose(node, life, Change::Died(node, life)),
-                // Nothing is sent by any but the first.
-                UdpChange::StrandLost(..) => {}
+                UdpChange::Left(node, life) => {
+                    self.part(shm, node, life);
+                    self.lose(node, life, Change::Left(node, life));
+                }
+                UdpChange::Died(node, life) => {
+                    if self.part(shm, node, life) && shm.live(node) == Some(life) {
+                        self.changes.push_back(Change::Parted(node, life));
+                    }
+                    self.lose(node, life, Change::Died(node, life));
+                }
+                // What went by it may be lost.
+                UdpChange::StrandLost(node, life, _) => self.changes.push_back(Change::Parted(node, life)),
             }
         }
         while let Some(ask) = udp.next_ask() {
@@ -116,8 +175,16 @@ impl Net {
     fn meet(&mut self, udp: &mut UdpFabric, shm: &mut ShmFabric, node: NodeId, life: Incarnation) {
         shm.glance();
         let Some(about) = udp.about(node).cloned() else { return };
+        let is_listed = shm.membership().member(node).is_some_and(|member| member.incarnation == life);
         match shm.peer(node) {
-            Some(inbox) if inbox.incarnation() == life && inbox.nonce() == about.nonce => udp.decline(node),
+            Some(inbox) if inbox.incarnation() == life && inbox.nonce() == about.nonce => {
+                self.beside[node.index()] = Some(life);
+                shm.set_beside(node, life, true);
+                udp.beside(node);
+            }
+            // Of the former life not all was read yet, or its end was not noticed.
+            Some(inbox) if is_listed && inbox.incarnation() != life => self.pending.push((node, life)),
+            None if is_listed || shm.is_closing(node) => self.pending.push((node, life)),
             Some(_) => {
                 tracing::warn!(
                     node = node.0,
@@ -131,6 +198,26 @@ impl Net {
                 udp.accept(node);
                 self.changes.push_back(Change::Joined(node, life));
             }
+        }
+    }
+
+    /// A session beside shared memory is over, and all that came by it was taken. False if it was none.
+    fn part(&mut self, shm: &mut ShmFabric, node: NodeId, life: Incarnation) -> bool {
+        let was_beside = self.beside[node.index()].take_if(|beside| *beside == life).is_some();
+        if was_beside {
+            shm.set_beside(node, life, false);
+        }
+        was_beside
+    }
+
+    /// Shared memory says that a life is over.
+    fn gone(&mut self, node: NodeId, life: Incarnation) {
+        if self.beside[node.index()] == Some(life) {
+            let mut udp = lock(&self.udp);
+            // What lies in the sockets has arrived.
+            udp.look();
+            udp.gone(node, life);
+            self.gone.push((node, life));
         }
     }
 
@@ -154,6 +241,9 @@ impl Net {
             return Some(change);
         }
         let change = shm.next_change()?;
+        if let Change::Left(node, life) | Change::Died(node, life) = change {
+            self.gone(node, life);
+        }
         // Shared memory has the say: of who is reached by it, the network brings nothing.
         if let Change::Joined(node, _) = change
             && let Some(member) = self.lives.get(node.index()).and_then(Option::as_ref)
@@ -187,14 +277,27 @@ impl Net {
         UdpLink::new(&self.udp, target, life, priority).map(AnyLink::Udp)
     }
 
+    /// How many links there are to this life.
+    pub fn links(&self, node: NodeId, life: Incarnation) -> usize {
+        if self.live(node) != Some(life) && self.beside.get(node.index()) != Some(&Some(life)) {
+            return 0;
+        }
+        lock(&self.udp).strands(node, life)
+    }
+
+    /// One of them.
+    pub fn connect_by(&self, target: NodeId, life: Incarnation, link: u8, priority: Priority) -> Option<AnyLink> {
+        UdpLink::by(&self.udp, target, life, link, priority).map(AnyLink::Udp)
+    }
+
     /// As [`Fabrics::expect`](super::Fabrics::expect).
-    pub fn expect(&self, node: NodeId, life: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
-        lock(&self.udp).expect(node, life, len, into).map(|transfer| transfer.0)
+    pub fn expect(&self, node: NodeId, life: Incarnation, link: u8, len: u64, into: &Arc<dyn BytesIn>) -> Option<u64> {
+        lock(&self.udp).expect_by(node, life, link, len, into).map(|transfer| transfer.0)
     }
 
     /// Talks with a node no more.
     pub fn expel(&mut self, node: NodeId) {
-        if self.live(node).is_some() {
+        if self.live(node).is_some() || self.beside.get(node.index()).is_some_and(Option::is_some) {
             lock(&self.udp).expel(node);
         }
     }

@@ -5,7 +5,6 @@ use super::{Held, Loan, LoanMut};
 use crate::engine::baton::Token;
 use crate::engine::wait::Step;
 use crate::error::Error;
-use crate::fabrics::AnyLink;
 use crate::message::outbound::Outbound;
 use crate::node::{Shared, TURNS_MAX};
 use crate::{Peer, Result};
@@ -110,7 +109,7 @@ fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: b
             drop(state);
             return send_copy(me, held, contents, outbound, life, &parcel, deadline);
         }
-        if leads && !state.is_queued() {
+        if leads && state.is_free() {
             match shared.lender().offer(me, &mut state, outbound.target, &parcel)? {
                 Push::Done => {
                     drop(state);
@@ -185,7 +184,7 @@ fn send_slow(
                 drop((state, engine));
                 return send_copy(me, held, contents, outbound, Some(life), parcel, deadline);
             }
-            if state.link.is_some() && !state.is_queued() {
+            if state.link.is_some() && state.is_free() {
                 match shared.lender().offer(me, &mut state, node, parcel)? {
                     Push::Done => {
                         drop(state);
@@ -197,7 +196,7 @@ fn send_slow(
                 }
             }
             // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
-            if engine.is_refusing() && state.link.as_ref().is_some_and(AnyLink::refused) {
+            if engine.is_refusing() && state.refused() {
                 return Err(Error::Full { node });
             }
             drop(state);

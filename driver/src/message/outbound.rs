@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::fabrics::AnyLink;
 use crate::loan::LEASE_BYTES;
 use crate::message::bulk::BulkRings;
+use crate::mode::{LINKS_MAX, LinkFigures, ModeRequest};
 use crate::transfer::RENDEZVOUS_BYTES;
 use crate::transfer::outgoing::{Begun, Order};
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,9 @@ use std::sync::Arc;
 pub const WHOLE_BYTES: usize = 4096;
 /// Queued sends to one node and priority; one more is refused as `Full`.
 pub const QUEUE_MAX: usize = 4096;
+
+/// Messages of which one looks for further links.
+const LOOK_EVERY: u32 = 64;
 
 /// Everything that this node sends to one node at one priority.
 pub struct Outbound {
@@ -43,9 +47,27 @@ pub struct OutState {
     pub incarnation: Incarnation,
     /// That life wrote something into the lane's shared words that no target would, and the engine was not told yet.
     pub damaged: bool,
+    /// Links beside the first: by their number, from 1 on.
+    further: Vec<Option<AnyLink>>,
+    /// The link that has to carry the next message: the one before was given up there, and both have one number.
+    bound: Option<u8>,
+    /// A policy decides how each message goes.
+    steered: bool,
+    /// What keeps a small message from its shortest way: those in the queue, a policy, a link to which the next one is bound.
+    held: usize,
+    /// Something went by one of them.
+    used_further: bool,
+    /// How often further links were asked for.
+    looked: u32,
+    /// What was last seen of each link.
+    figures: [LinkFigures; LINKS_MAX],
+    /// The policy's own word for each link.
+    pub words: [u64; LINKS_MAX],
     sequence: u32,
     queue: VecDeque<SendOp>,
     carried: Arc<Carried>,
+    /// Messages and bytes by each link, less what `carried` counts; it counts all for the first.
+    beside: [(u64, u64); LINKS_MAX],
     target: NodeId,
     rings: Arc<BulkRings>,
     /// A bulk ring was asked for.
@@ -78,8 +100,9 @@ pub struct SendOp {
     pub tag: u64,
     bytes: *const u8,
     len: usize,
-    sent: usize,
-    started: bool,
+    /// What was asked for, if anything was.
+    asks: Option<ModeRequest>,
+    far: Far,
     /// Where its end is told.
     pub op: Arc<Op>,
 }
@@ -92,22 +115,31 @@ impl SendOp {
     ///
     /// # Safety
     /// The bytes stay readable and unchanged until `op` is done or [`OutState::remove`] returned true for it.
-    pub unsafe fn new(tag: u64, bytes: &[u8], op: Arc<Op>) -> Self {
-        Self { tag, bytes: bytes.as_ptr(), len: bytes.len(), sent: 0, started: false, op }
+    pub unsafe fn new(tag: u64, bytes: &[u8], op: Arc<Op>, asks: Option<ModeRequest>) -> Self {
+        Self { tag, bytes: bytes.as_ptr(), len: bytes.len(), asks, far: Far::default(), op }
     }
 }
 
 impl Outbound {
     /// A way out that leads nowhere yet.
-    pub fn new(target: NodeId, priority: Priority, rings: Arc<BulkRings>) -> Self {
+    pub fn new(target: NodeId, priority: Priority, rings: Arc<BulkRings>, steered: bool) -> Self {
         let carried = Arc::new(Carried { messages: AtomicU64::new(0), bytes: AtomicU64::new(0) });
         let state = OutState {
             link: None,
             incarnation: Incarnation(0),
             damaged: false,
+            further: Vec::new(),
+            bound: None,
+            steered,
+            held: usize::from(steered),
+            looked: 0,
+            figures: [LinkFigures::default(); LINKS_MAX],
+            used_further: false,
+            words: [0; LINKS_MAX],
             sequence: 0,
             queue: VecDeque::new(),
             carried: carried.clone(),
+            beside: [(0, 0); LINKS_MAX],
             target,
             rings,
             asked: false,
@@ -117,15 +149,36 @@ impl Outbound {
     }
 }
 
+/// How much of a message is in a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Far {
+    /// Of which link.
+    pub by: u8,
+    /// Bytes of it.
+    pub sent: usize,
+    /// Its first packet is.
+    pub started: bool,
+}
+
 /// How far one attempt to send came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// The message is in the lane.
     Whole,
-    /// There was no room for all of it: this many bytes are in the lane, and whether its first packet is.
-    Partly(usize, bool),
+    /// There was no room for all of it.
+    Partly(Far),
     /// The lane can't be used.
     Down,
+}
+
+/// How a message is to go.
+pub enum Plan {
+    /// Through the lane of this link.
+    Lane(u8),
+    /// By a transfer, with which this came about.
+    Transfer(Begun),
+    /// Not at all.
+    Refused(Error),
 }
 
 impl OutState {
@@ -153,6 +206,110 @@ impl OutState {
             self.rings.put(ring, self.target, self.incarnation);
         }
         self.asked = false;
+        self.further.clear();
+        self.bound = None;
+        self.words = [0; LINKS_MAX];
+        self.looked = 0;
+        self.recount();
+    }
+
+    fn recount(&mut self) {
+        self.held = self.queue.len() + usize::from(self.steered) + usize::from(self.bound.is_some());
+    }
+
+    /// The link of this number.
+    #[inline]
+    pub fn by(&mut self, by: u8) -> Option<&mut AnyLink> {
+        match usize::from(by).checked_sub(1) {
+            None => self.link.as_mut(),
+            Some(at) => self.further.get_mut(at)?.as_mut(),
+        }
+    }
+
+    /// Whether the link of this number was opened.
+    pub fn has(&self, by: u8) -> bool {
+        match usize::from(by).checked_sub(1) {
+            None => self.link.is_some(),
+            Some(at) => self.further.get(at).is_some_and(Option::is_some),
+        }
+    }
+
+    /// The link to which the next message is bound.
+    pub fn bound(&self) -> Option<u8> {
+        self.bound
+    }
+
+    /// Whether it is time to look which further links there are: to look takes longer than all else that is done for a message.
+    pub fn looks(&mut self) -> bool {
+        self.looked = self.looked.wrapping_add(1);
+        self.looked % LOOK_EVERY == 1
+    }
+
+    /// What is seen of a link; what was seen last, if that can't be said just now. `None`: there is no such link.
+    pub fn figures(&mut self, by: u8) -> Option<LinkFigures> {
+        let seen = self.by(by)?.figures();
+        let last = self.figures.get_mut(usize::from(by))?;
+        *last = seen.unwrap_or(*last);
+        Some(*last)
+    }
+
+    /// Adds a link beside the first.
+    pub fn add(&mut self, by: u8, link: AnyLink) {
+        let Some(at) = usize::from(by).checked_sub(1) else { return };
+        if self.further.len() <= at {
+            self.further.resize_with(at + 1, || None);
+        }
+        self.further[at] = Some(link);
+    }
+
+    /// Whether anything went by a link beside the first to this life of the target.
+    pub fn used_further(&self) -> bool {
+        self.used_further
+    }
+
+    /// Forgets the links beside the first, by which nothing went.
+    pub fn drop_further(&mut self) {
+        self.further.clear();
+    }
+
+    /// A number of the order of messages is used up.
+    #[inline(always)]
+    fn used_up(&mut self, messages: u64, bytes: u64) {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.carried.add(messages, bytes);
+    }
+
+    /// The same, by a link that may be the one to which it was bound.
+    fn used_up_by(&mut self, by: u8, bytes: u64) {
+        debug_assert!(self.bound.is_none_or(|bound| bound == by), "its number is known to another link");
+        self.used_up(1, bytes);
+        if by != 0 {
+            self.went_beside(by, 1, bytes);
+        }
+        if self.bound.take().is_some() {
+            self.recount();
+        }
+    }
+
+    /// What was counted for the first link went by another.
+    fn went_beside(&mut self, by: u8, messages: u64, bytes: u64) {
+        self.used_further |= messages + bytes > 0;
+        let first = &mut self.beside[0];
+        *first = (first.0.wrapping_sub(messages), first.1.wrapping_sub(bytes));
+        let it = &mut self.beside[usize::from(by)];
+        *it = (it.0.wrapping_add(messages), it.1.wrapping_add(bytes));
+    }
+
+    /// Messages that this life of the target was sent by a link, and their bytes, those moved by DMA included.
+    pub fn sent_by(&self, by: u8) -> (u64, u64) {
+        let (messages, bytes) = self.beside[usize::from(by)];
+        let (all, all_bytes) = if by == 0 { self.carried.read() } else { (0, 0) };
+        (all.wrapping_add(messages), all_bytes.wrapping_add(bytes))
+    }
+
+    /// How many messages wait in the queue for room on a link.
+    pub fn queued_by(&self, by: u8) -> usize {
+        self.queue.iter().filter(|send| send.far.by == by).count()
     }
 
     /// Whether it leads to a node that shares no memory with this one.
@@ -167,6 +324,28 @@ impl OutState {
         !self.queue.is_empty()
     }
 
+    /// Whether something keeps a small message from its shortest way.
+    #[inline(always)]
+    pub fn is_held(&self) -> bool {
+        self.held != 0
+    }
+
+    /// Whether the target said by any link that it takes no more messages: what is numbered after one that is refused waits for it, too.
+    pub fn refused(&self) -> bool {
+        self.link.iter().chain(self.further.iter().flatten()).any(AnyLink::refused)
+    }
+
+    /// Whether messages may go by further links: a policy decides, or one that waits asks for something.
+    pub fn is_steered(&self) -> bool {
+        self.steered || self.queue.iter().any(|send| send.asks.is_some())
+    }
+
+    /// Whether a message may go by the first link at once.
+    #[inline]
+    pub fn is_free(&self) -> bool {
+        self.queue.is_empty() && self.bound.is_none_or(|by| by == 0)
+    }
+
     /// How many messages wait in the queue.
     pub fn queued(&self) -> usize {
         self.queue.len()
@@ -179,38 +358,37 @@ impl OutState {
             // SAFETY: the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
             && unsafe { link.push_whole(tag, self.sequence, bytes) }
         {
-            self.sequence = self.sequence.wrapping_add(1);
-            self.carried.add(1, bytes.len() as u64);
             link.own_ahead();
+            self.used_up(1, bytes.len() as u64);
             return Push::Done;
         }
-        self.push_one(tag, bytes)
+        self.push_one(0, tag, bytes)
     }
 
     /// The same, by a link that leads elsewhere, or has to look for room.
     #[inline(never)]
-    fn push_one(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let Some(link) = &mut self.link else { return Push::Full };
+    fn push_one(&mut self, by: u8, tag: u64, bytes: &[u8]) -> Push {
         let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
+        let Some(link) = self.by(by) else { return Push::Full };
         // SAFETY: a slice; the caller keeps to what one packet holds.
         let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
         if push == Push::Done {
-            self.sequence = self.sequence.wrapping_add(1);
-            self.carried.add(1, bytes.len() as u64);
             link.own_ahead();
+            self.used_up_by(by, bytes.len() as u64);
         }
         push
     }
 
     /// The RTS of a message that both ends will move: it takes the message's place in the order of all.
-    pub fn push_rts(&mut self, tag: u64, len: usize, descriptor: &[u8]) -> Push {
+    pub fn push_rts(&mut self, by: u8, tag: u64, len: usize, descriptor: &[u8]) -> Push {
         let head = PacketHead { kind: PacketKind::Rts, tag, sequence: self.sequence, total: len as u64 };
-        let Some(link) = &mut self.link else { return Push::Full };
+        let Some(link) = self.by(by) else { return Push::Full };
         // SAFETY: a slice, shorter than any packet may be.
         let push = unsafe { link.push(&head, descriptor.as_ptr(), descriptor.len()) };
         if push == Push::Done {
-            self.sequence = self.sequence.wrapping_add(1);
-            self.carried.add(1, 0);
+            self.used_up_by(by, 0);
+            let bytes = &mut self.beside[usize::from(by)].1;
+            *bytes = bytes.wrapping_add(len as u64);
         }
         push
     }
@@ -223,27 +401,30 @@ impl OutState {
         // SAFETY: a slice, shorter than any packet may be.
         let push = unsafe { link.push(&head, lease.as_ptr(), lease.len()) };
         if push == Push::Done {
-            self.sequence = self.sequence.wrapping_add(1);
-            self.carried.add(1, len as u64);
+            self.used_up_by(0, len as u64);
         }
         push
     }
 
-    /// A packet of a message that both ends move. False if nothing may go between the packets that are in the lane, or there is no
-    /// room: then the target rings when there is.
+    /// A packet of a message that both ends move, by the link of its RTS. False if nothing may go between the packets that are in the
+    /// lane, or there is no room: then the target rings when there is.
     ///
     /// # Safety
     /// `len` bytes are readable at `bytes`.
-    pub unsafe fn push_chunk(&mut self, transfer: u64, at: u64, bytes: *const u8, len: u64) -> bool {
+    pub unsafe fn push_chunk(&mut self, by: u8, transfer: u64, at: u64, bytes: *const u8, len: u64) -> bool {
         if self.is_started() {
             return false;
         }
         let head = PacketHead { kind: PacketKind::Chunk, tag: transfer, sequence: 0, total: at };
-        let Some(link) = &mut self.link else { return false };
+        let Some(link) = self.by(by) else { return false };
         // SAFETY: caller.
         let push = unsafe { link.push(&head, bytes, len as usize) };
         match push {
-            Push::Done => self.carried.add(0, len),
+            Push::Done => {
+                self.carried.add(0, len);
+                // The message counted with its RTS.
+                self.beside[0].1 = self.beside[0].1.wrapping_sub(len);
+            }
             Push::Full => link.wait_for_room(true),
             Push::Down(_) => {}
         }
@@ -259,8 +440,8 @@ impl OutState {
     }
 
     /// The most bytes of a packet of a put or get. `None`: there is no lane now.
-    pub fn region_bytes(&self) -> Option<usize> {
-        self.link.as_ref().map(AnyLink::packet_bytes)
+    pub fn region_bytes(&mut self, by: u8) -> Option<usize> {
+        self.by(by).map(|link| link.packet_bytes())
     }
 
     /// Whether such a packet of `len` bytes finds room.
@@ -269,9 +450,10 @@ impl OutState {
     }
 
     /// A packet of a put or get. It has no place in the order of messages, and may go between the packets of one.
-    pub fn push_region(&mut self, tag: u64, bytes: &[u8]) -> Push {
+    pub fn push_region(&mut self, by: u8, tag: u64, bytes: &[u8]) -> Push {
         let head = PacketHead { kind: PacketKind::Region, tag, sequence: 0, total: bytes.len() as u64 };
-        let Some(link) = &mut self.link else { return Push::Full };
+        self.used_further |= by > 0;
+        let Some(link) = self.by(by) else { return Push::Full };
         // SAFETY: a slice; the caller keeps to `region_bytes`.
         unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
     }
@@ -286,12 +468,12 @@ impl OutState {
 
     /// Whether a message is in the lane in part: nothing else may go between its packets.
     pub fn is_started(&self) -> bool {
-        self.queue.front().is_some_and(|send| send.started)
+        self.queue.front().is_some_and(|send| send.far.started)
     }
 
     /// Whether a message fits now, as a whole.
-    pub fn check_room(&mut self, node: NodeId, len: usize) -> Result<(), Error> {
-        let Some(link) = &mut self.link else { return Ok(()) };
+    pub fn check_room(&mut self, by: u8, node: NodeId, len: usize) -> Result<(), Error> {
+        let Some(link) = self.by(by) else { return Ok(()) };
         let most = link.most_at_once();
         if len > most {
             let what = format!("try_send takes up to {most} bytes on this lane, not {len}: use send_by or start_send");
@@ -301,103 +483,135 @@ impl OutState {
         if len > WHOLE_BYTES && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
     }
 
-    /// A message of any length, as far as there is room.
+    /// A message of any length, by one link, as far as there is room.
     ///
     /// # Safety
-    /// `len` bytes are readable at `bytes`, and `sent` is at most `len`.
-    pub unsafe fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut sent: usize, mut started: bool) -> Sent {
-        if len <= WHOLE_BYTES || self.link.as_ref().is_some_and(|link| len <= link.packet_bytes()) {
+    /// `len` bytes are readable at `bytes`, and `far.sent` is at most `len`.
+    pub unsafe fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut far: Far) -> Sent {
+        let by = far.by;
+        if len <= WHOLE_BYTES || self.by(by).is_some_and(|link| len <= link.packet_bytes()) {
             // SAFETY: readable for `len` bytes (caller).
-            return match self.send_whole(tag, unsafe { std::slice::from_raw_parts(bytes, len) }) {
+            let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
+            return match if by == 0 && self.bound.is_none() { self.send_whole(tag, bytes) } else { self.push_one(by, tag, bytes) }
+            {
                 Push::Done => Sent::Whole,
-                Push::Full => Sent::Partly(0, false),
+                Push::Full => Sent::Partly(Far { by, ..Far::default() }),
                 Push::Down(_) => Sent::Down,
             };
         }
-        let Some(link) = &mut self.link else { return Sent::Partly(sent, started) };
+        let sequence = self.sequence;
+        let Some(link) = self.by(by) else { return Sent::Partly(far) };
         let packet = link.piece_bytes(len);
-        while sent < len {
-            let piece = packet.min(len - sent);
-            let kind = if started { PacketKind::Next } else { PacketKind::First };
-            let head = PacketHead { kind, tag, sequence: self.sequence, total: len as u64 };
+        let mut pushed = 0;
+        let mut ended = None;
+        while far.sent < len {
+            let piece = packet.min(len - far.sent);
+            let kind = if far.started { PacketKind::Next } else { PacketKind::First };
+            let head = PacketHead { kind, tag, sequence, total: len as u64 };
             // SAFETY: `sent + piece <= len` bytes are readable at `bytes`.
-            match unsafe { link.push(&head, bytes.add(sent), piece) } {
+            match unsafe { link.push(&head, bytes.add(far.sent), piece) } {
                 Push::Done => {
-                    started = true;
-                    sent += piece;
-                    self.carried.add(0, piece as u64);
+                    (far.started, far.sent) = (true, far.sent + piece);
+                    pushed += piece as u64;
                 }
-                Push::Full => return Sent::Partly(sent, started),
-                Push::Down(_) => return Sent::Down,
+                Push::Full => {
+                    ended = Some(Sent::Partly(far));
+                    break;
+                }
+                Push::Down(_) => {
+                    ended = Some(Sent::Down);
+                    break;
+                }
             }
         }
-        self.sequence = self.sequence.wrapping_add(1);
-        self.carried.add(1, 0);
+        self.carried.add(0, pushed);
+        if by != 0 {
+            self.went_beside(by, 0, pushed);
+        }
+        if let Some(sent) = ended {
+            return sent;
+        }
+        self.used_up_by(by, 0);
         Sent::Whole
     }
 
     /// Puts a send behind the others, with what of it is in the lane already. False if the queue is full.
-    pub fn enqueue(&mut self, mut send: SendOp, sent: usize, started: bool) -> bool {
+    pub fn enqueue(&mut self, mut send: SendOp, far: Far) -> bool {
         if self.queue.len() >= QUEUE_MAX {
             return false;
         }
-        (send.sent, send.started) = (sent, started);
+        send.far = far;
         self.queue.push_back(send);
+        self.recount();
         true
     }
 
-    /// Moves queued messages into the lane. Returns how many packets' worth of progress it made.
-    /// `transfer` begins to move a message from both ends, if that is the better way.
-    pub fn push_queue(
-        &mut self,
-        target: NodeId,
-        most: usize,
-        mut transfer: impl FnMut(&mut Self, &Order<'_>) -> Option<Begun>,
-    ) -> usize {
+    fn dequeue(&mut self) -> Option<SendOp> {
+        let send = self.queue.pop_front();
+        self.recount();
+        send
+    }
+
+    /// Moves queued messages into the lanes. Returns how many packets' worth of progress it made. `plan` says how a message is to go, and begins
+    /// to move it if it does not go through a lane.
+    pub fn push_queue(&mut self, target: NodeId, most: usize, mut plan: impl FnMut(&mut Self, &Order<'_>) -> Plan) -> usize {
         let mut done = 0;
         while done < most
             && let Some(front) = self.queue.front()
         {
             if front.op.is_done() {
                 // Cancelled where the queue was out of reach: its bytes are gone.
-                if self.queue.pop_front().is_some_and(|send| send.started) {
-                    self.give_up();
+                if let Some(send) = self.dequeue()
+                    && send.far.started
+                {
+                    self.give_up(send.far.by);
                 }
                 continue;
             }
-            let (tag, bytes, len, sent, started) = (front.tag, front.bytes, front.len, front.sent, front.started);
-            if !started && len >= RENDEZVOUS_BYTES {
+            let (tag, bytes, len, asks, mut far) = (front.tag, front.bytes, front.len, front.asks, front.far);
+            if !far.started && (len >= RENDEZVOUS_BYTES || self.steered || asks.is_some() || self.bound.is_some()) {
                 let op = front.op.clone();
-                match transfer(self, &Order { tag, bytes, len, op: &op }) {
-                    Some(Begun::Yes) => {
+                match plan(self, &Order { tag, bytes, len, op: &op, asks, waits: true }) {
+                    Plan::Transfer(Begun::Yes) => {
                         done += 1;
-                        self.wait_for_room(false);
-                        self.queue.pop_front();
+                        self.wait_for_room(far.by, false);
+                        self.dequeue();
                         continue;
                     }
-                    Some(Begun::Full) => {
-                        self.wait_for_room(true);
+                    Plan::Transfer(Begun::Full) => {
+                        (0..LINKS_MAX as u8).for_each(|by| self.wait_for_room(by, true));
                         return done;
                     }
+                    Plan::Refused(error) => {
+                        done += 1;
+                        self.dequeue();
+                        op.finish(Outcome::Failed(error));
+                        continue;
+                    }
                     // Through the lane; if that is down, it says so itself.
-                    Some(Begun::NoSlot | Begun::Down) | None => {}
+                    Plan::Transfer(Begun::NoSlot | Begun::Down) => {}
+                    Plan::Lane(by) if by != far.by => {
+                        self.wait_for_room(far.by, false);
+                        far.by = by;
+                    }
+                    Plan::Lane(_) => {}
                 }
             }
-            // SAFETY: SendOp::new's caller keeps the bytes; `sent` comes from the last attempt.
-            match unsafe { self.send_some(tag, bytes, len, sent, started) } {
+            // SAFETY: SendOp::new's caller keeps the bytes; `far` comes from the last attempt.
+            match unsafe { self.send_some(tag, bytes, len, far) } {
                 Sent::Whole => {
                     done += 1;
-                    self.wait_for_room(false);
-                    if let Some(send) = self.queue.pop_front() {
+                    self.wait_for_room(far.by, false);
+                    if let Some(send) = self.dequeue() {
                         send.op.finish(Outcome::Sent);
                     }
                 }
-                Sent::Partly(now, now_started) => {
-                    let moved = now != sent || now_started != started;
+                Sent::Partly(now) => {
+                    let moved = (now.sent, now.started) != (far.sent, far.started);
                     if let Some(front) = self.queue.front_mut() {
-                        (front.sent, front.started) = (now, now_started);
+                        front.far = now;
                     }
-                    self.wait_for_room(true);
+                    self.wait_for_room(far.by, true);
                     return done + usize::from(moved);
                 }
                 Sent::Down => {
@@ -411,8 +625,8 @@ impl OutState {
     }
 
     /// Tells the target whether messages wait for room here, so that it rings when there is some.
-    fn wait_for_room(&mut self, waits: bool) {
-        if let Some(link) = &mut self.link {
+    fn wait_for_room(&mut self, by: u8, waits: bool) {
+        if let Some(link) = self.by(by) {
             link.wait_for_room(waits);
         }
     }
@@ -422,18 +636,21 @@ impl OutState {
     pub fn remove(&mut self, op: &Arc<Op>) -> bool {
         let Some(at) = self.queue.iter().position(|send| Arc::ptr_eq(&send.op, op)) else { return false };
         let Some(send) = self.queue.remove(at) else { return false };
-        if send.started {
-            self.give_up();
+        self.recount();
+        if send.far.started {
+            self.give_up(send.far.by);
         }
         true
     }
 
     /// Tells the target that no more comes of the message under way, so that the receive which had taken it takes another.
-    /// The next message has its number: a number is used up by a whole message only.
+    /// The next message has its number, as a number is used up by a whole message only; so it goes by the same link.
     #[cold]
-    pub fn give_up(&mut self) {
+    pub fn give_up(&mut self, by: u8) {
         let head = PacketHead { kind: PacketKind::GivenUp, tag: 0, sequence: self.sequence, total: 0 };
-        if let Some(link) = &mut self.link {
+        self.bound = Some(by);
+        self.recount();
+        if let Some(link) = self.by(by) {
             // SAFETY: no bytes. A lane that is damaged fails whatever is sent next, which is the time to say so.
             let _ = unsafe { link.push(&head, std::ptr::null(), 0) };
         }
@@ -445,14 +662,24 @@ impl OutState {
         for send in self.queue.drain(..) {
             send.op.finish(Outcome::Failed(error()));
         }
+        self.recount();
     }
 
     /// Leads to another life of the target: numbers begin anew.
     pub fn connect(&mut self, link: Option<AnyLink>, incarnation: Incarnation) {
+        if incarnation == self.incarnation && self.link.is_none() {
+            // Beside the others that there may be.
+            self.link = link;
+            return;
+        }
         if incarnation != self.incarnation {
+            self.used_further = false;
             self.damaged = false;
             debug_assert!(self.queue.is_empty(), "what is queued is for the life before");
             self.sequence = 0;
+            let (messages, bytes) = self.carried.read();
+            self.beside = [(0, 0); LINKS_MAX];
+            self.beside[0] = (messages.wrapping_neg(), bytes.wrapping_neg());
         }
         self.cut();
         self.link = link;

@@ -9,13 +9,15 @@ use std::sync::{Arc, OnceLock};
 pub struct Ways {
     slots: Box<[OnceLock<Arc<Outbound>>]>,
     rings: Arc<BulkRings>,
+    /// A policy decides how messages go.
+    steered: bool,
 }
 
 impl Ways {
     /// Ways to so many nodes, with at most so many bytes of bulk rings.
-    pub fn new(nodes: usize, bulk_bytes: usize) -> Self {
+    pub fn new(nodes: usize, bulk_bytes: usize, steered: bool) -> Self {
         let slots = (0..nodes * PRIORITIES).map(|_| OnceLock::new()).collect();
-        Self { slots, rings: Arc::new(BulkRings::new(bulk_bytes)) }
+        Self { slots, rings: Arc::new(BulkRings::new(bulk_bytes)), steered }
     }
 
     fn slot(&self, node: NodeId, priority: Priority) -> Option<&OnceLock<Arc<Outbound>>> {
@@ -30,12 +32,18 @@ impl Ways {
 
     /// The way to a node, made if need be. `None` if no node can have this id.
     pub fn get(&self, node: NodeId, priority: Priority) -> Option<&Arc<Outbound>> {
-        Some(self.slot(node, priority)?.get_or_init(|| Arc::new(Outbound::new(node, priority, self.rings.clone()))))
+        Some(self.slot(node, priority)?.get_or_init(|| Arc::new(Outbound::new(node, priority, self.rings.clone(), self.steered))))
     }
 
     /// Those that were made.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Outbound>> {
         self.slots.iter().filter_map(OnceLock::get)
+    }
+
+    /// Those that were made, by node.
+    pub fn by_node(&self) -> impl Iterator<Item = (NodeId, impl Iterator<Item = &Arc<Outbound>> + Clone)> {
+        let nodes = self.slots.chunks(PRIORITIES).enumerate();
+        nodes.map(|(node, slots)| (NodeId(node as u16), slots.iter().filter_map(OnceLock::get)))
     }
 
     /// The bulk rings of all of them.

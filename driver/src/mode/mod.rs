@@ -21,12 +21,20 @@
 //! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
 //! target takes what comes by several links in the order of the numbers.
 
+#[cfg(not(loom))]
+mod log;
 mod means;
+mod modes;
+#[cfg(not(loom))]
+mod monitor;
 mod policy;
 mod thresholds;
 mod tune;
 
 pub use means::Mean;
+pub use modes::Modes;
+#[cfg(not(loom))]
+pub use monitor::{DecisionShown, LatencySum, LinkMeans, LinkShown, ModeAggregate, ModeCounts, ModeMonitor, SIZE_CLASSES};
 pub use policy::{Decision, LinkView, Policy, Question};
 pub use thresholds::Thresholds;
 pub use tune::{Dma, Found, Machine, Tune, TuneError};
@@ -199,7 +207,31 @@ pub enum Reason {
     AllBusy,
 }
 
+/// The kinds of reasons for which a message does not go as it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// [`Reason::Queue`].
+    Queue,
+    /// [`Reason::Occupancy`].
+    Occupancy,
+    /// [`Reason::Size`].
+    Size,
+    /// [`Reason::Balance`].
+    Balance,
+    /// [`Reason::Latency`].
+    Latency,
+    /// [`Reason::Trial`].
+    Trial,
+    /// [`Reason::Unavailable`].
+    Unavailable,
+    /// [`Reason::AllBusy`].
+    AllBusy,
+}
+
 impl Fabric {
+    /// All of them.
+    pub const ALL: [Fabric; 2] = [Fabric::Shm, Fabric::Udp];
     const WORDS: [(Fabric, &str); 2] = [(Fabric::Shm, "shm"), (Fabric::Udp, "udp")];
 }
 
@@ -207,6 +239,48 @@ impl Protocol {
     /// All of them.
     pub const ALL: [Protocol; 4] = [Protocol::Transfer, Protocol::Put, Protocol::Get, Protocol::Both];
     const WORDS: [&'static str; 4] = ["transfer", "put", "get", "both"];
+}
+
+impl Refusal {
+    /// All of them.
+    pub const ALL: &[Refusal] = &[
+        Refusal::Queue,
+        Refusal::Occupancy,
+        Refusal::Size,
+        Refusal::Balance,
+        Refusal::Latency,
+        Refusal::Trial,
+        Refusal::Unavailable,
+        Refusal::AllBusy,
+    ];
+
+    /// Its name in output: `all_busy`.
+    pub const fn word(self) -> &'static str {
+        ["queue", "occupancy", "size", "balance", "latency", "trial", "unavailable", "all_busy"][self as usize]
+    }
+}
+
+impl Reason {
+    /// For what kind of reason the message did not go as it was asked for; `None`: it did, or as is usual.
+    pub fn refusal(&self) -> Option<Refusal> {
+        match self {
+            Reason::Requested | Reason::Default => None,
+            Reason::Queue { .. } => Some(Refusal::Queue),
+            Reason::Occupancy { .. } => Some(Refusal::Occupancy),
+            Reason::Size { .. } => Some(Refusal::Size),
+            Reason::Balance { .. } => Some(Refusal::Balance),
+            Reason::Latency { .. } => Some(Refusal::Latency),
+            Reason::Trial { .. } => Some(Refusal::Trial),
+            Reason::Unavailable(_) => Some(Refusal::Unavailable),
+            Reason::AllBusy => Some(Refusal::AllBusy),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
 }
 
 impl fmt::Display for Fabric {

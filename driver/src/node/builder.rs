@@ -7,6 +7,7 @@ use crate::engine::turn::EngineSettings;
 use crate::engine::wait::Wait;
 use crate::error::Error;
 use crate::fabrics::FabricKind;
+use crate::mode::{Call, ModeRequest, Modes, Policy};
 use crate::transfer::Copy;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use doorbell_shm::domain::{JoinOptions, Membership};
@@ -48,6 +49,7 @@ pub struct NodeBuilder {
     faults: Option<Faults>,
     fabric: FabricKind,
     udp: UdpOptions,
+    modes: Modes,
 }
 
 /// Ids that a node asks for in vain, as others of its machine have them, before it gives up.
@@ -74,6 +76,7 @@ impl NodeBuilder {
             faults: None,
             fabric: FabricKind::default(),
             udp: UdpOptions::default(),
+            modes: Modes::default(),
         }
     }
 
@@ -275,6 +278,27 @@ impl NodeBuilder {
         self
     }
 
+    /// Has a policy decide by which fabric, link and protocol each message goes: see [`mode`](crate::mode). Without one, what a call asks for is
+    /// done, and a message that asks for nothing takes the shortest path. With one, every send enters the engine: from within
+    /// [`recv_with`](Node::recv_with) it returns [`Error::Reentrant`].
+    pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
+        self.modes.policy = Some(Arc::new(policy));
+        self
+    }
+
+    /// What a call of this node asks for that asks for nothing: all of it, or the parts that the call leaves open.
+    pub fn default_mode(mut self, call: Call, mode: ModeRequest) -> Self {
+        self.modes.defaults[call as usize] = mode;
+        self
+    }
+
+    /// Whether the node has a DMA engine of its own; it has one if nothing is said. Without, it puts nothing into the memory of others by itself:
+    /// it asks them by message to fetch what it sends (remote get). What nobody can fetch goes through the lanes.
+    pub fn engine(mut self, has_engine: bool) -> Self {
+        self.modes.has_engine = has_engine;
+        self
+    }
+
     /// Seeded faults in the lanes, for tests.
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = Some(faults);
@@ -311,6 +335,7 @@ impl NodeBuilder {
             fifo_from_high: self.fifo_from_high,
             loan_bytes: self.loan_bytes,
             bulk_bytes: self.bulk_bytes,
+            modes: Arc::new(self.modes),
         };
         let shared = Arc::new(Shared::new(fabric, network, self.wait, self.progress, settings));
         shared.heed_gathering();

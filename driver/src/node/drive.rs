@@ -14,6 +14,7 @@ use crate::fabrics::{Fabrics, Net};
 use crate::loan::Lender;
 use crate::message::outbound::Outbound;
 use crate::message::ways::Ways;
+use crate::mode::Modes;
 use crate::region::table::RegionTable;
 use crate::registry::Clerks;
 use crate::transfer::TransferReport;
@@ -84,6 +85,7 @@ pub struct Shared {
     lender: Arc<Lender>,
     membership: Arc<Membership>,
     network: Option<Network>,
+    modes: Arc<Modes>,
     clerks: Arc<Clerks>,
 }
 
@@ -98,11 +100,13 @@ impl Shared {
         let membership = shm.membership().clone();
         let net = network.as_ref().map(|network| Net::new(network.udp.clone(), membership.max_nodes()));
         let fabric = Fabrics::new(shm, net);
-        let ways = Arc::new(Ways::new(membership.max_nodes(), settings.bulk_bytes));
+        let ways = Arc::new(Ways::new(membership.max_nodes(), settings.bulk_bytes, settings.modes.steer_all()));
         let turns = Arc::new(CachePadded::new(AtomicU64::new(0)));
         let regions: Arc<RegionTable> = Arc::default();
         let monitor = Arc::new(Monitor::new(&membership));
+        settings.modes.belong(monitor.home().clone());
         let lender = Arc::new(Lender::new(membership.clone(), regions.clone(), settings.loan_bytes));
+        let modes = settings.modes.clone();
         let engine = Engine::new(fabric, ways.clone(), turns.clone(), monitor.clone(), regions.clone(), lender.clone(), settings);
         Self {
             baton: Baton::new(engine),
@@ -118,6 +122,7 @@ impl Shared {
             lender,
             membership,
             network,
+            modes,
             clerks: Arc::default(),
         }
     }
@@ -147,6 +152,17 @@ impl Shared {
             }
         };
         network.udp.lock().unwrap_or_else(PoisonError::into_inner).on_gather(Box::new(call));
+    }
+
+    /// Which node is at an address of the network.
+    pub(crate) fn node_at(&self, address: SocketAddr) -> Option<NodeId> {
+        let udp = &self.network.as_ref()?.udp;
+        udp.lock().unwrap_or_else(PoisonError::into_inner).node_at(address)
+    }
+
+    /// What this node does about modes.
+    pub(crate) fn modes(&self) -> &Modes {
+        &self.modes
     }
 
     /// Whether nodes are reached by a network.
@@ -451,7 +467,7 @@ impl Shared {
             self.sleep(timeout);
             let mut engine = self.enter(me, "wait")?;
             engine.awake();
-            engine.show();
+            engine.show_for_sleep();
         }
         Ok(())
     }
@@ -475,7 +491,7 @@ impl Shared {
                 return None;
             }
             engine.check_peers_now_and_then();
-            engine.show();
+            engine.show_for_sleep();
             // Else it has to see for itself whether those live that a thread waits for.
             let is_told = if dozes { !self.poller.is_needed() } else { engine.fabric().is_remote_only() };
             engine.arm(me, if is_told { NOTHING_PENDING } else { timeout })

@@ -3,6 +3,7 @@
 mod builder;
 mod drive;
 pub mod events;
+mod name;
 mod peer;
 mod receive;
 mod request;
@@ -10,6 +11,7 @@ mod send;
 
 pub use builder::NodeBuilder;
 pub use events::Event;
+pub use name::NodeName;
 pub use peer::Peer;
 pub use request::{Completion, Done, Request};
 
@@ -321,6 +323,20 @@ impl Node {
     pub fn figures(&self) -> Result<doorbell_shm::board::Figures> {
         let me = self.shared.check()?;
         Ok(self.shared.enter(me, "figures")?.show())
+    }
+
+    /// What is seen of this node's links now, and how its messages went so far; shows it on the board, too. For other nodes see
+    /// [`ModeMonitor::of`](crate::mode::ModeMonitor::of) and [`of_domain`](crate::mode::ModeMonitor::of_domain).
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Closed`], [`Error::Reentrant`].
+    pub fn monitor(&self) -> Result<crate::mode::ModeMonitor> {
+        let me = self.shared.check()?;
+        let mut engine = self.shared.enter(me, "monitor")?;
+        engine.show();
+        let board = engine.monitor().home().board();
+        let (links, counts, decisions) = (board.links(), board.modes(), board.decisions());
+        Ok(crate::mode::ModeMonitor::new(self.id(), self.incarnation(), links, counts, decisions))
     }
 
     #[inline(always)]

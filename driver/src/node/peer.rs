@@ -6,6 +6,7 @@ use super::send::{Patience, check_try, gathered};
 use crate::Result;
 use crate::message::Match;
 use crate::message::outbound::Outbound;
+use crate::mode::{ModeRequest, Receipt};
 use crate::region::RegionCache;
 use doorbell_fabric::{Envelope, Incarnation, NodeId};
 use std::cell::RefCell;
@@ -113,7 +114,37 @@ impl Peer {
     /// # Errors
     /// As [`Node::start_send`].
     pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Request<B>> {
-        Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer)
+        Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, None)
+    }
+
+    /// Sends a message by the mode that is asked for: as [`Node::send_as`].
+    ///
+    /// ```
+    /// # use doorbell::{Match, Node, Space, mode::{Fabric, Protocol, Reason}};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let space = Space::heap();
+    /// # let a = Node::builder("modes").space(space.clone()).join()?;
+    /// # let b = Node::builder("modes").space(space).join()?;
+    /// let receipt = a.peer(b.id())?.send_as(1, b"by shared memory", "shm/transfer".parse().unwrap())?;
+    /// assert_eq!((receipt.used.fabric, receipt.used.protocol, receipt.reason), (Fabric::Shm, Protocol::Transfer, Reason::Requested));
+    /// # b.recv(Match::any(), &mut [0; 16])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Node::send_as`].
+    pub fn send_as(&self, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
+        let shared = &self.node.shared;
+        shared.send_as(shared.check()?, &self.outbound, Some(self.life), tag, bytes, mode)
+    }
+
+    /// Begins to send a message by the mode that is asked for: [`Request::receipt`] says how it goes.
+    ///
+    /// # Errors
+    /// As [`Node::send_as`] and [`Node::start_send`].
+    pub fn start_send_as<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B, mode: ModeRequest) -> Result<Request<B>> {
+        Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, Some(mode))
     }
 
     /// Receives a message from this life of this node: as [`Node::recv`].

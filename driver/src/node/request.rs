@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::message::Match;
 use crate::message::inbound::RecvOp;
 use crate::message::outbound::Outbound;
+use crate::mode::{ModeRequest, Receipt};
 use doorbell_fabric::{Envelope, Incarnation};
 use std::future::Future;
 use std::pin::Pin;
@@ -71,14 +72,21 @@ pub enum Done {
 }
 
 impl<B> Request<B> {
-    pub(super) fn send(node: Node, outbound: Arc<Outbound>, life: Option<Incarnation>, tag: u64, buffer: B) -> Result<Self>
+    pub(super) fn send(
+        node: Node,
+        outbound: Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        buffer: B,
+        asks: Option<ModeRequest>,
+    ) -> Result<Self>
     where
         B: AsRef<[u8]>,
     {
         let me = node.shared.check()?;
         let raw = Keep::new(buffer);
         // SAFETY: the box lives in `raw`, then in the request, which gives it back only when the op is over or removed.
-        let op = unsafe { node.shared.start_send(me, &outbound, life, tag, raw.0.as_ref().as_ref()) }?;
+        let op = unsafe { node.shared.start_send(me, &outbound, life, tag, raw.0.as_ref().as_ref(), asks) }?;
         node.shared.began();
         Ok(Self { buffer: Some(raw.into_inner()), capacity: 0, op, node, outbound: Some(outbound) })
     }
@@ -98,6 +106,11 @@ impl<B> Request<B> {
         node.shared.post_recv(me, receive)?;
         node.shared.began();
         Ok(Self { buffer: Some(raw.into_inner()), capacity, op, node, outbound: None })
+    }
+
+    /// How its message goes, once that was decided, if it [asked](crate::Peer::start_send_as) for a mode or a policy decides.
+    pub fn receipt(&self) -> Option<Receipt> {
+        self.op.receipt()
     }
 
     /// Whether it has ended. Turns the engine once, so that a loop of tests gets on.

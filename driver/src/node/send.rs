@@ -8,8 +8,8 @@ use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::error::Error;
-use crate::fabrics::AnyLink;
-use crate::message::outbound::{Outbound, SendOp, Sent, WHOLE_BYTES};
+use crate::message::outbound::{Far, Outbound, Plan, SendOp, Sent, WHOLE_BYTES};
+use crate::mode::{ModeRequest, Receipt};
 use crate::transfer::outgoing as transfer;
 use crate::transfer::outgoing::Order;
 use doorbell_fabric::sync::Ordering;
@@ -45,7 +45,7 @@ impl Shared {
             return Ok(false);
         }
         let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
-        if state.is_queued() || life.is_some_and(|life| life != state.incarnation) {
+        if state.is_held() || life.is_some_and(|life| life != state.incarnation) {
             return Ok(false);
         }
         match state.send_whole(tag, bytes) {
@@ -66,9 +66,26 @@ impl Shared {
         bytes: &[u8],
         patience: Patience,
     ) -> Result<()> {
+        self.send_asking(me, outbound, life, tag, bytes, None, patience).map(drop)
+    }
+
+    /// The same, of what may ask for a mode: then with how it went.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn send_asking(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        asks: Option<ModeRequest>,
+        patience: Patience,
+    ) -> Result<Option<Receipt>> {
         let node = outbound.target;
-        let op = match self.begin_send(me, outbound, life, tag, bytes, patience)? {
-            Begun::Sent => return Ok(()),
+        let waits = !matches!(patience, Patience::None);
+        let began = if waits && self.modes().steers(asks) { self.modes().begin_sample() } else { None };
+        let op = match self.begin_send(me, outbound, life, tag, bytes, asks, patience)? {
+            Begun::Sent(op) => return Ok(self.sent(began, &op)),
             Begun::Queued(op) => op,
         };
         // The bytes are the caller's: whatever happens, the op is over or removed before this returns.
@@ -80,8 +97,7 @@ impl Shared {
         let mut full = false;
         let done = self.drive(me, &op, deadline, |engine| {
             // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
-            full = engine.is_refusing()
-                && outbound.state.enter(me).is_some_and(|state| state.link.as_ref().is_some_and(AnyLink::refused));
+            full = engine.is_refusing() && outbound.state.enter(me).is_some_and(|state| state.refused());
             full
         })?;
         if !done && !guard.withdraw() {
@@ -91,8 +107,31 @@ impl Shared {
         guard.armed = false;
         match op.take() {
             Some(Outcome::Failed(error)) => Err(error),
-            _ => Ok(()),
+            _ => Ok(self.sent(began, &op)),
         }
+    }
+
+    /// How a message went; if it was sampled, how long it took is noted.
+    fn sent(&self, began: Option<Instant>, op: &Op) -> Option<Receipt> {
+        let receipt = op.receipt()?;
+        if let Some(began) = began {
+            self.modes().observe(&receipt, began.elapsed());
+        }
+        Some(receipt)
+    }
+
+    /// Sends by a mode, and says how.
+    pub(super) fn send_as(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        mode: ModeRequest,
+    ) -> Result<Receipt> {
+        let receipt = self.send_asking(me, outbound, life, tag, bytes, Some(mode), Patience::Forever)?;
+        receipt.ok_or(Error::PeerLeft { node: outbound.target, incarnation: life.unwrap_or_default() })
     }
 
     /// Sends a copy of what could not be lent.
@@ -109,6 +148,7 @@ impl Shared {
     }
 
     /// Sends at once, or queues the send.
+    #[allow(clippy::too_many_arguments)]
     fn begin_send(
         &self,
         me: Token,
@@ -116,6 +156,7 @@ impl Shared {
         life: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
+        asks: Option<ModeRequest>,
         patience: Patience,
     ) -> Result<Begun> {
         let node = outbound.target;
@@ -133,31 +174,39 @@ impl Shared {
         };
         engine.connect(outbound, &mut state, wanted)?;
         let now = matches!(patience, Patience::None);
-        if now {
-            state.check_room(node, bytes.len())?;
-        }
         let op = Op::new();
-        let mut far = (0, false);
+        let mut far = Far::default();
         if !state.is_queued() && (now || self.progress() != Progress::Poller) {
-            let order = Order { tag, bytes: bytes.as_ptr(), len: bytes.len(), op: &op };
-            match if now { None } else { engine.begin_transfer(outbound, &mut state, &order) } {
-                Some(transfer::Begun::Yes) => return Ok(Begun::Queued(op)),
+            let order = Order { tag, bytes: bytes.as_ptr(), len: bytes.len(), op: &op, asks, waits: !now };
+            match engine.plan(outbound, &mut state, &order) {
+                Plan::Transfer(transfer::Begun::Yes) => return Ok(Begun::Queued(op)),
+                Plan::Refused(error) => return Err(error),
                 // No room: the queue is where it waits.
-                Some(transfer::Begun::Full) => {}
-                // SAFETY: a slice.
-                _ => match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), 0, false) } {
-                    Sent::Whole => return Ok(Begun::Sent),
-                    Sent::Partly(sent, started) => far = (sent, started),
-                    Sent::Down => return Err(Error::Damaged { node }),
-                },
+                Plan::Transfer(transfer::Begun::Full) => {}
+                plan => {
+                    if let Plan::Lane(by) = plan {
+                        far.by = by;
+                    }
+                    if now && let Err(error) = state.check_room(far.by, node, bytes.len()) {
+                        self.modes().forget(&op);
+                        return Err(error);
+                    }
+                    // SAFETY: a slice.
+                    match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), far) } {
+                        Sent::Whole => return Ok(Begun::Sent(op)),
+                        Sent::Partly(now) => far = now,
+                        Sent::Down => return Err(Error::Damaged { node }),
+                    }
+                }
             }
         }
         // SAFETY: send_slow removes the op, or sees it done, before the caller has its bytes back.
-        let send = unsafe { SendOp::new(tag, bytes, op.clone()) };
-        if now || !state.enqueue(send, far.0, far.1) {
-            if far.1 {
-                state.give_up();
+        let send = unsafe { SendOp::new(tag, bytes, op.clone(), asks) };
+        if now || !state.enqueue(send, far) {
+            if far.started {
+                state.give_up(far.by);
             }
+            self.modes().forget(&op);
             return Err(Error::Full { node });
         }
         drop(state);
@@ -213,16 +262,16 @@ impl Shared {
         life: Option<Incarnation>,
         tag: u64,
         bytes: &[u8],
+        asks: Option<ModeRequest>,
     ) -> Result<Arc<Op>> {
-        if self.send_now(me, outbound, life, tag, bytes)? {
+        if asks.is_none() && self.send_now(me, outbound, life, tag, bytes)? {
             let op = Op::new();
             op.finish(Outcome::Sent);
             return Ok(op);
         }
-        match self.begin_send(me, outbound, life, tag, bytes, Patience::Forever)? {
+        match self.begin_send(me, outbound, life, tag, bytes, asks, Patience::Forever)? {
             Begun::Queued(op) => Ok(op),
-            Begun::Sent => {
-                let op = Op::new();
+            Begun::Sent(op) => {
                 op.finish(Outcome::Sent);
                 Ok(op)
             }
@@ -231,7 +280,7 @@ impl Shared {
 }
 
 enum Begun {
-    Sent,
+    Sent(Arc<Op>),
     Queued(Arc<Op>),
 }
 
@@ -307,6 +356,18 @@ impl Node {
         self.send_to(node, tag, bytes, Patience::Until(deadline))
     }
 
+    /// Sends a message by the fabric, link and protocol that are asked for, as far as they are, and says how it went: see
+    /// [`mode`](crate::mode). Otherwise as [`send`](Self::send); order is kept among all messages, whatever their modes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it can't go so, with the modes that it can take: by which fabrics the node is reached, and for protocols beside
+    /// `transfer` whether this memory can be reached. Otherwise as [`send`](Self::send).
+    pub fn send_as(&self, node: NodeId, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
+        let me = self.shared.check()?;
+        let (outbound, _) = self.outbound(me, node)?;
+        self.shared.send_as(me, outbound, None, tag, bytes, mode)
+    }
+
     /// Sends one message made of several pieces.
     ///
     /// # Errors
@@ -322,7 +383,7 @@ impl Node {
     pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, node: NodeId, tag: u64, buffer: B) -> Result<Request<B>> {
         let me = self.shared.check()?;
         let (outbound, _) = self.outbound(me, node)?;
-        Request::send(self.clone(), outbound.clone(), None, tag, buffer)
+        Request::send(self.clone(), outbound.clone(), None, tag, buffer, None)
     }
 
     #[inline]

@@ -5,9 +5,10 @@ use super::key::{Access, Key, Place, ReadWrite, read_secret};
 use super::remote::Request;
 use super::table::{Credit, Miss};
 use super::{Plain, RegionTable};
-use crate::engine::baton::Token;
+use crate::engine::baton::{BatonGuard, Token};
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
+use crate::engine::turn::{AccessBy, Engine};
 use crate::error::{Error, KeyFault};
 use crate::node::Shared;
 use crate::{Node, Peer, Result};
@@ -19,13 +20,13 @@ use std::sync::Arc;
 
 /// What a copy does: its name, and whether it writes.
 #[derive(Clone, Copy)]
-struct Act {
-    name: &'static str,
-    writes: bool,
+pub(super) struct Act {
+    pub name: &'static str,
+    pub writes: bool,
 }
 
-const PUT: Act = Act { name: "put", writes: true };
-const GET: Act = Act { name: "get", writes: false };
+pub(super) const PUT: Act = Act { name: "put", writes: true };
+pub(super) const GET: Act = Act { name: "get", writes: false };
 
 /// Places in the cache of a peer.
 const CACHED: usize = 8;
@@ -63,7 +64,7 @@ impl RegionCache {
     }
 }
 
-fn whole(region: &PeerRegion) -> Result<()> {
+pub(super) fn whole(region: &PeerRegion) -> Result<()> {
     if region.is_cut() { Err(Error::Damaged { node: region.node() }) } else { Ok(()) }
 }
 
@@ -85,7 +86,7 @@ fn locate(region: &PeerRegion, place: &Place, bytes: usize, act: Act) -> Result<
     Ok(unsafe { region.ptr().add(place.offset as usize) })
 }
 
-fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
+pub(super) fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
     Error::Key { operation: act.name, node: Some(place.node), why }
 }
 
@@ -157,26 +158,33 @@ impl Shared {
             return Err(fault(act, place, KeyFault::OutOfRange));
         }
         let request = Request { incarnation, number, offset, bytes: bytes as u64, secret };
+        let how = AccessBy { operation: act.name, writes: act.writes, by: 0, pulls: false };
         // SAFETY: as this function's, until `guard` is dropped or the operation is done.
-        let op = unsafe { engine.begin_access(me, act.name, act.writes, node, request, ptr)? };
-        let guard = TakeBack { shared: self, me, op: &op };
+        let op = unsafe { engine.begin_access(me, how, node, request, ptr)? };
+        self.finish_access(me, engine, &op)?;
+        Ok(true)
+    }
+
+    /// Drives until a put or get has ended. From there on nobody touches its bytes.
+    pub(super) fn finish_access(&self, me: Token, mut engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<()> {
+        let guard = TakeBack { shared: self, me, op };
         if self.progress() != Progress::Poller {
             engine.push(me);
         }
         drop(engine);
         self.hand_over();
-        let driven = self.drive(me, &op, None, |_| false);
-        // Whatever drive said: from here on nobody touches the bytes.
+        let driven = self.drive(me, op, None, |_| false);
+        // Whatever drive said.
         drop(guard);
         match op.take() {
-            Some(Outcome::Copied) => Ok(true),
+            Some(Outcome::Copied) => Ok(()),
             Some(Outcome::Failed(error)) => Err(error),
             _ => Err(driven.err().unwrap_or(Error::Cancelled)),
         }
     }
 
     #[inline]
-    fn find(&self, place: &Place, bytes: usize, act: Act) -> Result<(Arc<PeerRegion>, *mut u8)> {
+    pub(super) fn find(&self, place: &Place, bytes: usize, act: Act) -> Result<(Arc<PeerRegion>, *mut u8)> {
         self.usable()?;
         if bytes as u64 > place.bytes {
             return Err(fault(act, place, KeyFault::OutOfRange));
@@ -226,6 +234,12 @@ impl Node {
     /// [`Error::Reentrant`] by the network from within `recv_with`, unless its message had waited in the pool; [`Error::Closed`], [`Error::Forked`], [`Error::Severed`].
     pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
         let bytes = size_of_val(from);
+        if self.shared().modes().steers_access() {
+            // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+            return unsafe {
+                self.shared().access_by_mode(&to.place, bytes, PUT, from.as_ptr().cast_mut().cast(), None).map(drop)
+            };
+        }
         if self.shared().has_network()
             // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
             && unsafe { self.shared().ask(&to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? }
@@ -246,6 +260,10 @@ impl Node {
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
         let bytes = size_of_val(into);
         let place = readable(from);
+        if self.shared().modes().steers_access() {
+            // SAFETY: a slice that nobody else has; any bytes are a `T`.
+            return unsafe { self.shared().access_by_mode(&place, bytes, GET, into.as_mut_ptr().cast(), None).map(drop) };
+        }
         if self.shared().has_network()
             // SAFETY: a slice that nobody else has; any bytes are a `T`.
             && unsafe { self.shared().ask(&place, bytes, GET, into.as_mut_ptr().cast())? }
@@ -272,7 +290,7 @@ impl Node {
 
 /// Every key may read: what it means to whoever reads.
 #[inline(always)]
-fn readable<T: Plain, A: Access>(key: Key<T, A>) -> Place {
+pub(super) fn readable<T: Plain, A: Access>(key: Key<T, A>) -> Place {
     if A::WRITABLE { Place { secret: read_secret(key.place.secret), ..key.place } } else { key.place }
 }
 
@@ -402,6 +420,11 @@ impl Peer {
             return Err(fault(act, place, KeyFault::OtherNode));
         }
         let shared = self.node().shared();
+        if shared.modes().steers_access() {
+            // SAFETY: caller.
+            unsafe { shared.access_by_mode(place, bytes, act, own, None)? };
+            return Ok(None);
+        }
         if cache.inbox.as_ref().is_none_or(|inbox| inbox.incarnation() != place.incarnation) {
             // SAFETY: caller.
             if shared.has_network() && unsafe { shared.ask(place, bytes, act, own)? } {

@@ -61,12 +61,16 @@
 //! ```
 
 mod access;
+mod by_mode;
 pub(crate) mod copy;
 pub mod key;
 pub(crate) mod remote;
+mod stored;
 pub(crate) mod table;
 
 pub use key::{Access, KEY_BYTES, Key, ReadOnly, ReadWrite};
+
+pub use stored::Stored;
 
 pub(crate) use access::RegionCache;
 

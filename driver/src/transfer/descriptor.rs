@@ -1,6 +1,7 @@
 //! What the two engines of a transfer say to each other, as words in packets. Nothing here is believed before it was checked.
 
 use crate::counter::CounterKey;
+use crate::mode::LINKS_MAX;
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 use doorbell_shm::meeting::{CHUNKS_MAX, Ends, MEETINGS};
 
@@ -50,7 +51,8 @@ pub enum Place {
 }
 
 impl Place {
-    fn words(self) -> [u64; 2] {
+    /// As two words.
+    pub fn words(self) -> [u64; 2] {
         match self {
             Place::Nowhere => [0, 0],
             Place::Private(address) => [1, address],
@@ -59,7 +61,8 @@ impl Place {
         }
     }
 
-    fn from_words(words: [u64; 2]) -> Option<Self> {
+    /// From two words; `None` if no place of ours is like this.
+    pub fn from_words(words: [u64; 2]) -> Option<Self> {
         match words[0] as u32 {
             0 => Some(Place::Nowhere),
             1 => Some(Place::Private(words[1])),
@@ -79,12 +82,15 @@ pub struct DirectPut {
     pub ends: Ends,
     /// Where the message lies.
     pub source: Place,
-    /// The two share no memory: each has a meeting of its own, and they tell each other what happens to it.
-    pub apart: bool,
+    /// It goes by this link of a network: each has a meeting of its own, and they tell each other what happens to it.
+    pub apart: Option<u8>,
 }
 
-/// Of the first word of a direct-put descriptor.
+/// Of the first word of a direct-put descriptor: whether it goes by a network, and by which link.
 const APART: u64 = 1 << 32;
+const LINK_SHIFT: u32 = 33;
+const LINK_MASK: u64 = 0x3 << LINK_SHIFT;
+const _: () = assert!(LINKS_MAX - 1 == (LINK_MASK >> LINK_SHIFT) as usize + 1);
 
 impl DirectPut {
     const WORDS: usize = 4;
@@ -95,7 +101,8 @@ impl DirectPut {
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let [kind, value] = self.source.words();
         let cut = self.ends.chunk | (self.ends.from_high as u64) << 63;
-        bytes([self.ticket.word() | if self.apart { APART } else { 0 }, cut, kind, value])
+        let apart = self.apart.map_or(0, |link| APART | u64::from(link) << LINK_SHIFT);
+        bytes([self.ticket.word() | apart, cut, kind, value])
     }
 
     /// From a packet's payload, for a message of `len` bytes.
@@ -103,8 +110,9 @@ impl DirectPut {
         let [ticket, cut, kind, value] = words(payload)?;
         let ends = Ends { len, chunk: cut & !(1 << 63), from_high: cut >> 63 != 0 };
         let is_cut = (CHUNK_LEAST..=CHUNK_MOST).contains(&ends.chunk) && len > 0 && ends.chunks() <= CHUNKS_MAX;
-        let apart = ticket & APART != 0;
-        let (ticket, source) = (Ticket::from_word(ticket & !APART)?, Place::from_words([kind, value])?);
+        let apart = (ticket & APART != 0).then_some(((ticket & LINK_MASK) >> LINK_SHIFT) as u8);
+        let flags = if apart.is_some() { APART | LINK_MASK } else { 0 };
+        let (ticket, source) = (Ticket::from_word(ticket & !flags)?, Place::from_words([kind, value])?);
         is_cut.then_some(Self { ticket, ends, source, apart })
     }
 }
@@ -265,7 +273,7 @@ mod tests {
         #[cfg_attr(miri, ignore)]
         fn descriptors_survive_the_way(
             ticket in ticket(), place in place(), len in 1_u64..1 << 39, chunk in 1_u64..=CHUNK_MOST / CHUNK_LEAST,
-            from_high: bool, pulls: bool, apart: bool,
+            from_high: bool, pulls: bool, apart in proptest::option::of(0..4_u8),
         ) {
             let ends = Ends { len, chunk: chunk * CHUNK_LEAST, from_high };
             let put = DirectPut { ticket, ends, source: place, apart };

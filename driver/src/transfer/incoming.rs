@@ -174,8 +174,8 @@ impl Incoming {
     /// A transfer that an RTS announced.
     pub fn new(id: u64, lane: usize, envelope: Envelope, put: DirectPut, sink: Sink, membership: &Arc<Membership>) -> Self {
         let origin = match put.apart {
-            true => Origin::Apart(Landing::new(put.ends.len, u64::from(put.ticket.generation))),
-            false => Origin::Near(Meetings::with_origin(membership, envelope.source)),
+            Some(_) => Origin::Apart(Landing::new(put.ends.len, u64::from(put.ticket.generation))),
+            None => Origin::Near(Meetings::with_origin(membership, envelope.source)),
         };
         let report = TransferReport::new(Side::Target, envelope.source, envelope.tag, put.ends);
         Self {
@@ -208,9 +208,9 @@ impl Incoming {
         self.envelope.source == source && self.put.ticket == ticket && self.landing().is_some()
     }
 
-    /// Whether it comes from a node that shares no memory.
-    pub fn comes_apart(&self) -> bool {
-        self.landing().is_some()
+    /// By which link of a network it comes, if it does.
+    pub fn comes_apart(&self) -> Option<u8> {
+        self.put.apart
     }
 
     /// Whether a memory-FIFO packet of this lane belongs to it.

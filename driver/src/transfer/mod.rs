@@ -38,6 +38,9 @@ use std::str::FromStr;
 /// The shortest message that is moved from both ends, in bytes: shorter ones are through a lane before an RTS is answered.
 pub const RENDEZVOUS_BYTES: usize = (32 << 10) + 1;
 
+/// A shorter message is through the lane of a session before an RTS is answered, in bytes.
+pub(crate) const APART_LEAST: usize = 256 << 10;
+
 /// A lower priority gets at least one chunk in so many.
 pub(crate) const LEAST_SHARE: u32 = 16;
 

@@ -6,12 +6,13 @@ use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, Tic
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::way::Way;
-use super::{Copy, LEAST_SHARE, Place};
+use super::{APART_LEAST, Copy, LEAST_SHARE, Place};
 use crate::engine::baton::Token;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
+use crate::mode::ModeRequest;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
@@ -35,8 +36,6 @@ const FIFO_SHARE: u32 = 4;
 
 /// How soon to try again what another thread may have stood in the way of, if nobody looks before.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(1);
-/// A shorter message is through the lane of a session before an RTS is answered.
-const APART_LEAST: usize = 256 << 10;
 
 /// What this node is sending by transfers.
 pub struct Outgoing {
@@ -59,6 +58,8 @@ pub struct Outgoing {
 #[derive(Clone, Default)]
 struct Slots {
     used: u32,
+    /// Those of which this life has used the meeting in the target's inbox.
+    met: u32,
     generations: [u16; MEETINGS],
     way: Way,
 }
@@ -88,6 +89,7 @@ enum Partner {
 
 struct Transfer {
     out: Arc<Outbound>,
+    route: Route,
     partner: Partner,
     ticket: Ticket,
     ends: Ends,
@@ -143,6 +145,25 @@ pub struct Order<'a> {
     pub len: usize,
     /// Where its end is told.
     pub op: &'a Arc<Op>,
+    /// What was asked for, if anything was.
+    pub asks: Option<ModeRequest>,
+    /// Whether its sender waits as long as need be: otherwise it goes at once, as a whole, or not at all.
+    pub waits: bool,
+}
+
+/// By which link and protocol a message is moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// The link, and its number among those of a network.
+    pub by: u8,
+    /// The number of the link among those of a network, if it is one of these.
+    pub apart: Option<u8>,
+    /// Who copies.
+    pub copy: Copy,
+    /// Whether the memory FIFO leaves the target more time to ask for it.
+    pub patient: bool,
+    /// Whether this node has an engine that puts.
+    pub has_engine: bool,
 }
 
 impl Outgoing {
@@ -194,10 +215,27 @@ impl Outgoing {
         &mut self.reports
     }
 
-    /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message. `peer`: the target, if it shares
-    /// memory with this node.
+    /// How the engine moves a message of which nothing else was said.
+    pub fn usual(&self, apart: Option<u8>) -> Route {
+        Route { by: 0, apart, copy: self.copy, patient: false, has_engine: true }
+    }
+
+    /// Who copies, if nothing is said of it.
+    pub fn copy(&self) -> Copy {
+        self.copy
+    }
+
+    /// How many transfers by one link are not complete.
+    pub fn count_by(&self, target: NodeId, by: u8) -> usize {
+        let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.route.by == by && !transfer.drained;
+        self.transfers.iter().filter(is_its).count()
+    }
+
+    /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message. `peer`: the target, if the message
+    /// goes by memory that it shares.
     pub fn begin(
         &mut self,
+        route: Route,
         peer: Option<&Arc<PeerInbox>>,
         out: &Arc<Outbound>,
         state: &mut OutState,
@@ -209,17 +247,21 @@ impl Outgoing {
         let meetings = peer.map(Meetings::with_target);
         // What an earlier life of this node announced and its target has not seen yet must stay as it is.
         let is_free = |slot: &usize| {
-            let is_known = slots.generations[*slot] != 0 || peer.is_none();
+            let is_known = slots.met & 1 << slot != 0 || peer.is_none();
             let is_over = || meetings.as_ref().and_then(|meetings| meetings.get(*slot)).is_some_and(Meeting::is_over);
             slots.used & 1 << slot == 0 && (is_known || is_over())
         };
         let Some(slot) = (0..MEETINGS).find(is_free) else { return Begun::NoSlot };
-        let latest = match (slots.generations[slot], &meetings) {
+        let latest = u64::from(slots.generations[slot]);
+        let generation = match &meetings {
             // An earlier life of this node may have used it, and its target may not be done with that.
-            (0, Some(meetings)) => meetings.get(slot).map_or(0, Meeting::generation),
-            (latest, _) => u64::from(latest),
+            Some(meetings) if slots.met & 1 << slot == 0 => {
+                let next = Meeting::next_generation(meetings.get(slot).map_or(0, Meeting::generation));
+                // Nor with one of this life that went by the network.
+                if next == latest { Meeting::next_generation(next) } else { next }
+            }
+            _ => Meeting::next_generation(latest),
         };
-        let generation = Meeting::next_generation(latest);
         let ticket = Ticket { slot: slot as u16, generation: generation as u16 };
         let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
         let partner = match (peer, meetings) {
@@ -233,10 +275,11 @@ impl Outgoing {
             // The packet publishes it.
             meeting.open(generation);
         }
-        let apart = peer.is_none();
-        let source = if self.copy == Copy::Origin || apart { Place::Nowhere } else { local.place(order.bytes, order.len) };
-        let rts = DirectPut { ticket, ends, source, apart }.encode();
-        match state.push_rts(order.tag, order.len, &rts) {
+        debug_assert_eq!(peer.is_none(), route.apart.is_some());
+        let hides = route.copy == Copy::Origin || route.apart.is_some();
+        let source = if hides { Place::Nowhere } else { local.place(order.bytes, order.len) };
+        let rts = DirectPut { ticket, ends, source, apart: route.apart }.encode();
+        match state.push_rts(route.by, order.tag, order.len, &rts) {
             Push::Done => {}
             failed => {
                 // The next attempt has the same name: there are not so many.
@@ -246,12 +289,14 @@ impl Outgoing {
         }
         slots.generations[slot] = generation as u16;
         slots.used |= 1 << slot;
+        slots.met |= if peer.is_some() { 1 << slot } else { 0 };
         let mut report = TransferReport::new(Side::Origin, out.target, order.tag, ends);
         report.execute(Descriptor::Rts, 0);
         let closer = partner.clone();
         order.op.set_closer(Box::new(move || closer.close(ticket, ends)));
         self.transfers.push(Transfer {
             out: out.clone(),
+            route,
             partner,
             ticket,
             ends,
@@ -339,7 +384,7 @@ impl Outgoing {
                     continue;
                 }
                 let transfer = &mut self.transfers[at];
-                if transfer.advance(me, self.copy) {
+                if transfer.advance(me) {
                     // The last chunk completes it.
                     transfer.look_at_counter();
                     self.count();
@@ -616,11 +661,12 @@ impl Transfer {
     }
 
     /// Moves a chunk, or a part of one, in one way or the other. False if there is nothing that could be moved now.
-    fn advance(&mut self, me: Token, copy: Copy) -> bool {
+    fn advance(&mut self, me: Token) -> bool {
         self.turns = self.turns.wrapping_add(1);
+        let copy = self.route.copy;
         let Some(get) = self.get else {
             // A target that waits answers sooner than a chunk is through the lane.
-            if self.ends.len < FIFO_AT_ONCE && self.began.elapsed() < ANSWER_WITHIN {
+            if self.began.elapsed() < self.patience() {
                 return false;
             }
             return self.push_piece(me);
@@ -631,7 +677,7 @@ impl Transfer {
             // A chunk that was begun, and one that could not be put.
             return if self.piece.is_some() { self.push_piece(me) } else { self.put_rest(me, name) };
         }
-        let puts = self.target.is_some() && copy != Copy::Target;
+        let puts = self.target.is_some() && copy != Copy::Target && self.route.has_engine;
         if !puts {
             // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between: unless
             // it has turned to other things.
@@ -645,10 +691,19 @@ impl Transfer {
         self.put_chunk() || (self.target.is_none() && self.push_piece(me))
     }
 
+    /// How long the target is given to answer before the memory FIFO begins.
+    fn patience(&self) -> Duration {
+        match self.ends.len {
+            _ if self.route.patient => PULLS_WITHIN,
+            ..FIFO_AT_ONCE => ANSWER_WITHIN,
+            _ => Duration::ZERO,
+        }
+    }
+
     /// How long until the memory FIFO may do what it left to the target, if that lies ahead.
     fn due(&self) -> Option<Duration> {
         match self.get {
-            None if self.ends.len < FIFO_AT_ONCE => ANSWER_WITHIN.checked_sub(self.began.elapsed()),
+            None => self.patience().checked_sub(self.began.elapsed()),
             Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(self.pulled.1.elapsed()),
             // Another thread stood in the way.
             Some(_) if self.part.is_some_and(|(_, begun)| !begun) => Some(TRY_AGAIN),
@@ -664,10 +719,11 @@ impl Transfer {
         if state.incarnation != self.partner.life() {
             return false;
         }
-        let Some(link) = &state.link else { return false };
         if state.is_started() {
             return false;
         }
+        let Some(link) = state.by(self.route.by) else { return false };
+        let (is_remote, packet_bytes) = (link.is_remote(), link.packet_bytes() as u64);
         let (at, left) = match self.piece {
             Some(piece) => piece,
             None => match self.claim(End::First, 1) {
@@ -678,11 +734,12 @@ impl Transfer {
                 None => return false,
             },
         };
+        // Datagrams of about the same length: a short one costs as many calls as a long one.
         let most =
-            if link.is_remote() { link.piece_bytes(left as usize) as u64 } else { PIECE_BYTES.min(link.packet_bytes() as u64) };
+            if is_remote { left.div_ceil(left.div_ceil(packet_bytes.max(1)).max(1)) } else { PIECE_BYTES.min(packet_bytes) };
         let len = left.min(most);
         // SAFETY: `at + len` lies within the message (Ends::place), whose bytes are kept readable until the op ends.
-        if !unsafe { state.push_chunk(self.ticket.word(), at, self.bytes.add(at as usize), len) } {
+        if !unsafe { state.push_chunk(self.route.by, self.ticket.word(), at, self.bytes.add(at as usize), len) } {
             return false;
         }
         drop(state);
@@ -710,8 +767,11 @@ impl Transfer {
         }
         let out = self.out.clone();
         // Not entered: this thread is inside already.
-        let Some(state) = out.state.enter(me) else { return false };
-        let Some(link) = state.link.as_ref().filter(|_| state.incarnation == self.partner.life()) else { return false };
+        let Some(mut state) = out.state.enter(me) else { return false };
+        if state.incarnation != self.partner.life() {
+            return false;
+        }
+        let Some(link) = state.by(self.route.by) else { return false };
         let run = match self.part {
             Some((run, _)) => run,
             None => match self.claim(End::Last, u64::MAX) {

@@ -1,6 +1,6 @@
 //! A board as somebody else sees it: a private copy of one moment.
 
-use super::{Board, COUNTERS, Figures, Latencies, Recorded, Status};
+use super::{Board, COUNTERS, Decided, Figures, Latencies, LinkRow, ModeFigures, Recorded, Status};
 use crate::layout::{
     BOARD_BYTES, COUNTER_STATUS_OFFSET, COUNTERS_OFFSET, COUNTERS_USED_OFFSET, HeaderFacts, HeaderFault, SegmentHeader,
     SegmentKind,
@@ -70,6 +70,21 @@ impl BoardCopy {
     /// What the engine did last, oldest first.
     pub fn records(&self) -> Vec<Recorded> {
         self.board().records()
+    }
+
+    /// The links by which it sends, in the order of their rows.
+    pub fn links(&self) -> Vec<LinkRow> {
+        self.board().links()
+    }
+
+    /// How its messages went.
+    pub fn modes(&self) -> ModeFigures {
+        self.board().modes()
+    }
+
+    /// Its latest decisions that were not as asked, oldest first.
+    pub fn decisions(&self) -> Vec<Decided> {
+        self.board().decisions()
     }
 
     /// The counter status register.

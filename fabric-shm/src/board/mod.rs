@@ -3,12 +3,15 @@
 //! Only its owner writes it; peers and the command line read it, of living, stopped and dead nodes alike.
 //!
 //! ```text
-//! board | header | figures | counter status register | DMA counters | latencies | flight recorder (second half) |
+//! board | header | figures | counter status register | DMA counters | latencies |
+//!       | links | modes | decisions | flight recorder (second half) |
 //! ```
 //!
 //! - [`Figures`]: named words, written now and then. [`Tallies`] are where the owner counts them.
 //! - [`Counters`]: the DMA counters. Their words here are a display; the count that completes a transfer is private.
 //! - [`Latencies`]: how long sampled messages took to arrive.
+//! - [`LinkRow`]: the links by which the node sends, and what waits there. [`ModeFigures`]: how its messages went, and why;
+//!   [`DecisionRing`]: the latest that went otherwise than asked.
 //! - [`Recorder`]: what the engine did last.
 //!
 //! A reader may see words of different moments, never a torn one; a record that was being written is left out.
@@ -21,6 +24,8 @@ mod figures;
 #[cfg(not(loom))]
 mod latency;
 #[cfg(not(loom))]
+mod modes;
+#[cfg(not(loom))]
 mod recorder;
 
 #[cfg(not(loom))]
@@ -32,6 +37,11 @@ pub use figures::Tallies;
 pub use figures::{FIGURES_HASH, Figure, FigureKind, Figures};
 #[cfg(not(loom))]
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyHistogram};
+#[cfg(not(loom))]
+pub use modes::{
+    DECISIONS, Decided, DecisionRecord, DecisionRing, FABRICS, LINK_ROWS, LinkRow, ModeFigures, ModeParts, ModeTallies, ModeWord,
+    PROTOCOLS, REFUSALS, SIZE_CLASSES,
+};
 #[cfg(not(loom))]
 pub use recorder::{RECORDS, Record, RecordKind, Recorded, Recorder, thread};
 

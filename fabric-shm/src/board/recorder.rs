@@ -11,7 +11,7 @@ use std::cell::Cell;
 pub const RECORDS: usize = LAYOUT_RECORDS;
 
 /// Words of a record; the last one checks the others.
-const WORDS: usize = RECORD_BYTES / 8;
+pub(super) const WORDS: usize = RECORD_BYTES / 8;
 /// Stands for no peer.
 const NO_PEER: u64 = 0xffff;
 /// Stands for no priority.
@@ -209,7 +209,7 @@ fn place(number: u64) -> usize {
 }
 
 /// A word that fits to these seven and hardly to others: a record of which parts are of another time is found out.
-fn check(words: &[u64; WORDS - 1]) -> u64 {
+pub(super) fn check(words: &[u64; WORDS - 1]) -> u64 {
     words.iter().enumerate().fold(!0, |sum: u64, (index, word)| {
         sum.wrapping_add((word ^ (index as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * (index as u64) * 0x0101_0101))
     })

@@ -24,6 +24,11 @@ pub(super) struct Lane {
     pub(super) damaged: bool,
     /// It is damaged for what its node did elsewhere: its life may never have claimed it.
     pub(super) by_association: bool,
+    /// What comes before its first message is on its way by another link.
+    pub(super) later: bool,
+    /// Nothing came meanwhile by the network: at the next look it is found out of sequence; and that this was asked once before.
+    pub(super) judged: bool,
+    pub(super) asked_before: bool,
     pub(super) latencies: Arc<LatencyHistogram>,
     /// What its producer's bulk ring lies in.
     pub(super) bulk: Option<PeerRegion>,
@@ -60,7 +65,7 @@ impl Lane {
 
     #[inline(always)]
     pub(super) fn is_news(&self) -> bool {
-        self.consumer.is_news() && !self.damaged && self.is_of_known_life()
+        self.consumer.is_news() && !self.damaged && !self.later && self.is_of_known_life()
     }
 
     /// Whether what lies here comes from the life that we take it for. A later one may have claimed the lane already, if the

@@ -3,7 +3,7 @@
 use crate::domain::PeerInbox;
 use crate::doorbell::Bell;
 use crate::faults::Faults;
-use crate::lane::{BulkMemory, Producer, RawMemory};
+use crate::lane::{BulkMemory, Outstanding, Producer, RawMemory};
 use crate::region::OwnRegion;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
 use std::sync::Arc;
@@ -29,6 +29,12 @@ impl ShmLink {
     #[inline]
     pub fn most_at_once(&self) -> usize {
         self.producer.data_bytes() / 2
+    }
+
+    /// What the target has not read yet, as far as is known. `None`: the lane is damaged, as the next push will say.
+    #[inline]
+    pub fn outstanding(&mut self) -> Option<Outstanding> {
+        self.producer.outstanding().ok()
     }
 
     /// Whether a message of `len` bytes in packets of `packet` bytes fits now, as a whole.

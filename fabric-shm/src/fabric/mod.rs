@@ -45,6 +45,8 @@ pub enum Change {
     Died(NodeId, Incarnation),
     /// Everything that a node which left or died had published has been delivered.
     Drained(NodeId, Incarnation),
+    /// The other fabric by which it sends as well is gone, though it lives: what went by it may be lost.
+    Parted(NodeId, Incarnation),
     /// Its inbox was truncated under our mapping: its lanes are read no more.
     Cut(NodeId),
     /// This node's own inbox was truncated, by whomever: no lane is read any more.
@@ -75,6 +77,11 @@ pub struct ShmFabric {
     looks: u32,
     generation: u32,
     closing: usize,
+    /// The life of each node that sends by another fabric as well.
+    beside: Vec<Option<Incarnation>>,
+    /// Lanes of which the first message waits for one that comes by another link.
+    later: Vec<usize>,
+    networked: bool,
     /// Somebody truncated this node's inbox, and that was told.
     severed: bool,
     /// What else of this node was truncated, and told.
@@ -106,6 +113,9 @@ impl ShmFabric {
                 busy: false,
                 damaged: false,
                 by_association: false,
+                later: false,
+                judged: false,
+                asked_before: false,
                 latencies: latencies.clone(),
                 bulk: None,
             }
@@ -122,6 +132,9 @@ impl ShmFabric {
             looks: 0,
             generation: membership.generation().wrapping_sub(1),
             closing: 0,
+            beside: vec![None; count],
+            later: Vec::new(),
+            networked: false,
             severed: false,
             truncated: None,
             changes: VecDeque::new(),
@@ -179,7 +192,7 @@ impl ShmFabric {
         }
         let lane = &mut self.lanes[index];
         let mut taken = 0;
-        if !lane.is_of_known_life() {
+        if !lane.is_of_known_life() || lane.later {
             return (0, false);
         }
         while taken < budget && !lane.damaged {
@@ -192,6 +205,7 @@ impl ShmFabric {
                     let payload = unsafe { lane.consumer.payload(&seen) };
                     match sink.packet(lane.source, lane.incarnation, lane.priority, &seen.head, payload) {
                         Verdict::Taken => {
+                            lane.asked_before = false;
                             if age.is_some() {
                                 lane.sample(age);
                             }
@@ -206,8 +220,7 @@ impl ShmFabric {
                             lane.consumer.refuse(false);
                             return (taken + 1, true);
                         }
-                        // No other link of this fabric brings packets of the same order: there is nothing to wait for.
-                        Verdict::Refused | Verdict::Later => {
+                        Verdict::Refused => {
                             if lane.consumer.skip_given_up() {
                                 if lane.consumer.tell() {
                                     lane.ring_producer();
@@ -220,6 +233,21 @@ impl ShmFabric {
                             lane.consumer.refuse(true);
                             if news && lane.consumer.tell() {
                                 lane.ring_producer();
+                            }
+                            return (taken, false);
+                        }
+                        Verdict::Later => {
+                            let is_beside = self.beside[lane.source.index()] == Some(lane.incarnation);
+                            let is_live = matches!(self.slots[lane.source.index()], Slot::Live(_));
+                            if is_beside || (is_live && self.networked && !lane.judged) {
+                                lane.later = true;
+                                self.later.push(index);
+                            } else {
+                                // What comes before it never will. Of a life that is over it was lost with it.
+                                lane.damaged = true;
+                                if is_live {
+                                    sink.damaged(lane.source, lane.priority, "a message out of sequence");
+                                }
                             }
                             return (taken, false);
                         }
@@ -241,6 +269,62 @@ impl ShmFabric {
             lane.consumer.refuse(false);
         }
         (taken, false)
+    }
+
+    /// A life of a node sends by another fabric as well, or (`false`) does so no more, and all that came by it was delivered. Until then what it
+    /// published is not [drained](Change::Drained).
+    pub fn set_beside(&mut self, node: NodeId, life: Incarnation, is_beside: bool) {
+        let beside = &mut self.beside[node.index()];
+        if is_beside {
+            *beside = Some(life);
+        } else if *beside == Some(life) {
+            *beside = None;
+            self.try_again();
+        }
+    }
+
+    /// This node is on a network: who shares memory with it may send by that as well, before this end knows.
+    pub fn set_networked(&mut self) {
+        self.networked = true;
+    }
+
+    /// What waits for something of a node that sends by no other link is waited for no longer: for the network had the time to bring it.
+    pub fn judge_later(&mut self) {
+        for &index in &self.later {
+            let lane = &mut self.lanes[index];
+            if self.beside[lane.source.index()] != Some(lane.incarnation) {
+                (lane.judged, lane.later) = (std::mem::replace(&mut lane.asked_before, true), false);
+            }
+        }
+        let lanes = &self.lanes;
+        self.later.retain(|index| lanes[*index].later);
+    }
+
+    /// Whether messages wait for some that come by another link.
+    #[inline(always)]
+    pub fn has_later(&self) -> bool {
+        !self.later.is_empty()
+    }
+
+    /// Whether what a life of a node that is gone had published is still being read.
+    pub fn is_closing(&self, node: NodeId) -> bool {
+        matches!(self.slots.get(node.index()), Some(Slot::Closing(_)))
+    }
+
+    /// Whether all that is left of a node waits for something that comes by another link.
+    pub fn is_put_off(&self, node: NodeId) -> bool {
+        let lanes = &self.lanes[node.index() * PRIORITIES..][..PRIORITIES];
+        let is_over = |lane: &Lane| {
+            lane.later || lane.damaged || !lane.is_of_known_life() || !matches!(lane.consumer.peek(), Peek::Packet(_))
+        };
+        lanes.iter().all(is_over)
+    }
+
+    /// Something came by another link: what waited for it is asked for again.
+    pub fn try_again(&mut self) {
+        for index in self.later.drain(..) {
+            self.lanes[index].later = false;
+        }
     }
 
     fn make_busy(&mut self, index: usize) {
@@ -292,7 +376,7 @@ impl ShmFabric {
         self.looks += 1;
         let lane = &mut self.lanes[index];
         // As `is_news` asks; nothing of it changes while this is watched.
-        let is_open = !lane.damaged && !lane.consumer.refusing() && lane.consumer.taken() != 0;
+        let is_open = !lane.damaged && !lane.later && !lane.consumer.refusing() && lane.consumer.taken() != 0;
         is_open.then_some(Hot { lane, index })
     }
 

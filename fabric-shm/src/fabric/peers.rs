@@ -192,6 +192,9 @@ impl ShmFabric {
         let mut changed = false;
         for index in 0..self.slots.len() {
             let Slot::Closing(incarnation) = self.slots[index] else { continue };
+            if self.beside[index] == Some(incarnation) {
+                continue;
+            }
             let lanes = &mut self.lanes[index * PRIORITIES..][..PRIORITIES];
             let is_drained =
                 |lane: &Lane| lane.damaged || !lane.is_of_known_life() || !matches!(lane.consumer.peek(), Peek::Packet(_));
@@ -202,7 +205,8 @@ impl ShmFabric {
                     if was_its || (lane.damaged && !lane.by_association) {
                         lane.reset();
                     }
-                    (lane.damaged, lane.by_association) = (false, false);
+                    (lane.damaged, lane.by_association, lane.later) = (false, false, false);
+                    (lane.judged, lane.asked_before) = (false, false);
                     lane.producer = None;
                 }
                 self.slots[index] = Slot::Vacant;

@@ -166,8 +166,7 @@ impl<M: LaneMemory> Consumer<M> {
         let cell = self.cell();
         let load = |index| self.memory.cell_word(cell, index).load(Ordering::Relaxed);
         let len = (check >> 40) as usize;
-        // Where there is memory in common nobody asks for a put.
-        let Some(kind) = PacketKind::from_number((check >> 32) as u8).filter(|kind| *kind != PacketKind::Region) else {
+        let Some(kind) = PacketKind::from_number((check >> 32) as u8) else {
             return Peek::Damaged("a packet of unknown kind");
         };
         let Some(place) = self.place(len, kind.has_total()) else {

@@ -27,7 +27,7 @@ pub use consumer::{Consumer, FirstWord, Peek, Place, Seen};
 #[cfg(not(loom))]
 pub use memory::RawMemory;
 pub use memory::{Control, LaneMemory};
-pub use producer::Producer;
+pub use producer::{Outstanding, Producer};
 
 #[cfg(loom)]
 pub use memory::LoomMemory;

@@ -36,6 +36,19 @@ pub struct Producer<M> {
     pushed_at: u64,
 }
 
+/// What a consumer has not read yet, as far as its producer knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Packets.
+    pub packets: u64,
+    /// Of so many that there is room for.
+    pub places: u64,
+    /// Bytes of payloads that lie in a ring, with what is unused at its end.
+    pub bytes: u64,
+    /// Of so many.
+    pub room: u64,
+}
+
 /// A ring that was offered to the consumer.
 struct Bulk {
     memory: BulkMemory,
@@ -108,6 +121,30 @@ impl<M: LaneMemory> Producer<M> {
             self.waiting = waits;
             self.memory.control(Control::Waiting).store(waits as u64, Ordering::Relaxed);
         }
+    }
+
+    /// What the consumer has not read yet, as far as it has told: it tells once a quarter lap. Looks for news only where there can be some.
+    #[inline]
+    pub fn outstanding(&mut self) -> Result<Outstanding, LinkDown> {
+        let cells = self.memory.cell_count() as u64;
+        let (packets, bytes) = (self.tail - self.head_seen, self.data.tail - self.data.head_seen);
+        if packets >= cells / 4 || bytes >= self.data.bytes / 4 {
+            self.see_head()?;
+        }
+        let mut all = Outstanding {
+            packets: self.tail - self.head_seen,
+            places: cells,
+            bytes: self.data.tail - self.data.head_seen,
+            room: self.data.bytes,
+        };
+        if let Some(Bulk { ring, taken: true, .. }) = &self.bulk {
+            let bytes = ring.tail - ring.head_seen;
+            // Of two rings the fuller one says how full the lane is.
+            if bytes * all.room > all.bytes * ring.used {
+                (all.bytes, all.room) = (bytes, ring.used);
+            }
+        }
+        Ok(all)
     }
 
     /// Packets pushed so far.
@@ -276,21 +313,29 @@ impl<M: LaneMemory> Producer<M> {
         self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }
 
-    /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
+    /// Reads how far the consumer is, and how far away.
     #[cold]
     fn look_at_head(&mut self) -> Result<(), LinkDown> {
+        if cfg!(any(loom, miri)) {
+            return self.see_head();
+        }
+        let began = Instant::now();
+        let head = self.memory.control(Control::Head).load(Ordering::Relaxed);
+        std::hint::black_box(head);
+        // The consumer wrote this line since we last looked, so the load took one journey of a line.
+        if let Some(distance) = Distance::measured(began.elapsed().as_nanos()) {
+            self.distance = distance;
+        }
+        self.see_head()
+    }
+
+    /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
+    fn see_head(&mut self) -> Result<(), LinkDown> {
         #[cfg(not(all(loom, planted_bug = "head")))]
         const HEAD: Ordering = Ordering::Acquire;
         #[cfg(all(loom, planted_bug = "head"))]
         const HEAD: Ordering = Ordering::Relaxed;
-        let clock = cfg!(not(any(loom, miri))).then(Instant::now);
         let head = self.memory.control(Control::Head).load(HEAD);
-        if let Some(began) = clock {
-            // The consumer wrote this line since we last looked, so the load took one journey of a line.
-            if let Some(distance) = Distance::measured(began.elapsed().as_nanos()) {
-                self.distance = distance;
-            }
-        }
         let data_head = self.memory.control(Control::DataHead).load(HEAD);
         // As with the data rings: as a distance.
         if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {

@@ -91,6 +91,8 @@ struct Peer {
     session: SessionId,
     /// Those of numbers from 1 on.
     further: [Further; LINKS_MAX - 1],
+    /// There can be several sessions with it, and what comes by one may have to wait for what comes by another.
+    is_several: bool,
     incarnation: Incarnation,
     about: About,
     address: SocketAddr,
@@ -109,6 +111,8 @@ enum Stage {
     Declined,
     /// The driver knows that it is no more. What it had sent is still handed over.
     Gone,
+    /// What is left of it is for nobody.
+    Forgotten,
 }
 
 impl Stage {
@@ -405,7 +409,8 @@ impl UdpFabric {
                 }
                 let incarnation = peer.incarnation;
                 let further = Default::default();
-                let met = Peer { session, further, incarnation, about, address: path.peer, standing: Stage::Met };
+                let is_several = self.endpoint.strands(session) > 1;
+                let met = Peer { session, further, is_several, incarnation, about, address: path.peer, standing: Stage::Met };
                 if !asked {
                     self.introduce(now, session, peer.node);
                 }
@@ -550,6 +555,15 @@ impl UdpFabric {
         self.peers.get(node.index())?.as_ref().map(|peer| &peer.about)
     }
 
+    /// Which node that was accepted, or is reached beside, is at this address.
+    pub fn node_at(&self, address: SocketAddr) -> Option<NodeId> {
+        let is_there = |peer: &Peer| {
+            peer.standing.is_reached() && (peer.address == address || self.endpoint.addresses(peer.session).contains(&address))
+        };
+        let at = self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_there))?;
+        Some(NodeId(at as u16))
+    }
+
     /// A node that was met is reached by this fabric.
     pub fn accept(&mut self, node: NodeId) {
         self.settle(node, Stage::Accepted);
@@ -578,6 +592,27 @@ impl UdpFabric {
             peer.standing = Stage::Gone;
             self.endpoint.give_up(now, peer.session, CODE_LEFT);
             self.attend(now);
+        }
+    }
+
+    /// Whether this life of a node is known here, or something of it is still to be handed over.
+    pub fn has(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.peers.get(node.index()).and_then(Option::as_ref).is_some_and(|peer| peer.incarnation == incarnation)
+    }
+
+    /// Whether all that waits of a node was put off: nothing of it was refused, or not asked about.
+    pub fn is_put_off(&self, node: NodeId) -> bool {
+        let peer = self.peers.get(node.index()).and_then(Option::as_ref);
+        peer.is_none_or(|peer| peer.sessions().all(|session| self.endpoint.is_put_off(session)))
+    }
+
+    /// What is left of a life that is [gone](Self::gone) is not handed over any more.
+    pub fn forget(&mut self, node: NodeId, incarnation: Incarnation) {
+        if let Some(Some(peer)) = self.peers.get_mut(node.index())
+            && peer.incarnation == incarnation
+            && peer.standing == Stage::Gone
+        {
+            peer.standing = Stage::Forgotten;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::notice::NOTICE_MAX;
 use super::transfers::Transfers;
-use super::{NOTICE_TAG, Peer, UdpFabric};
+use super::{NOTICE_TAG, Peer, Stage, UdpFabric};
 use crate::Run;
 use crate::port::Direct;
 use crate::protocol::{LinkId, Path, Receive, SessionId, Time, TransferId};
@@ -44,10 +44,18 @@ impl<S: Sink> Sink for Gate<'_, S> {
             return Verdict::Taken;
         }
         let known = self.peers.get(source.index()).and_then(Option::as_ref);
-        if !known.is_some_and(|peer| peer.incarnation == incarnation && peer.standing.is_open()) {
-            return Verdict::Refused;
+        match known.filter(|peer| peer.incarnation == incarnation).map(|peer| peer.standing) {
+            Some(standing) if standing.is_open() => {}
+            Some(Stage::Forgotten) => return Verdict::Taken,
+            _ => return Verdict::Refused,
         }
-        let verdict = self.sink.packet(source, incarnation, priority, head, payload);
+        let verdict = match self.sink.packet(source, incarnation, priority, head, payload) {
+            // What comes before it would have come by this very link.
+            Verdict::Later if known.is_some_and(|peer| peer.standing == Stage::Accepted && !peer.is_several) => {
+                return Verdict::Broken("a message out of sequence");
+            }
+            verdict => verdict,
+        };
         self.taken += usize::from(matches!(verdict, Verdict::Taken | Verdict::TakenAndStop));
         verdict
     }

@@ -88,8 +88,9 @@ pub struct Made {
     pub options: Options,
 }
 
-/// How long the kernel may take to give back the address of a process that was killed: it takes its ring apart later.
-const TEARDOWN: Duration = Duration::from_secs(1);
+/// How long the kernel may take to give back the address of a process that was killed: it takes its ring apart later, which was seen to take
+/// more than two seconds where processors were few.
+const TEARDOWN: Duration = Duration::from_secs(5);
 
 fn bind(socket: &Socket, address: SocketAddr, patience: Duration) -> io::Result<()> {
     let began = Instant::now();

@@ -46,7 +46,7 @@ fn drain(node: &Node, numbers: std::ops::Range<u64>) {
 
 /// What a lane of default size and a pool of this size hold at most, in messages of 1 KiB.
 fn most(world: &World, pool: usize) -> u64 {
-    let lane = if world.is_networked() { 1024 } else { 128 };
+    let lane = if world.is_networked() { 1024 + 128 } else { 128 };
     lane + (pool / 1024) as u64
 }
 

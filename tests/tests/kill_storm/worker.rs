@@ -5,6 +5,7 @@ use doorbell::{Copy, Done, Envelope, Error, Event, Incarnation, Match, Node, Nod
 use doorbell_tests::patience::soon;
 use doorbell_tests::process::told;
 use doorbell_tests::words::{Words, now};
+use doorbell_tests::world::Lots;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,6 +13,8 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
 pub const NODES: usize = 4;
+/// Addresses that the lives of one place have in turn.
+pub const TURNS: usize = 8;
 /// The priorities that carry traffic.
 pub const PRIORITIES: [Priority; 2] = [Priority::High, Priority::Normal];
 
@@ -97,6 +100,18 @@ pub fn work() {
     let builder = Node::builder(told("DOMAIN")).id(me as u16);
     let builder = builder.progress(told("PROGRESS").parse().unwrap()).wait(told("WAIT").parse().unwrap());
     // Long messages are moved from both ends, whatever is faster here.
+    let builder = match told("PORT").parse::<u16>().unwrap() {
+        0 => builder,
+        // Each message by any link that there is.
+        base => {
+            // The kernel may take seconds to give the address of a killed process back.
+            let address = |node: usize, turn: usize| ([127, 0, 0, 1], base + (TURNS * node + turn) as u16).into();
+            let own = address(me, told("TURN").parse().unwrap());
+            let builder = builder.listen(own).policy(Lots::new(u64::from(std::process::id())));
+            let others = (0..NODES).filter(|node| *node != me).flat_map(|node| (0..TURNS).map(move |turn| address(node, turn)));
+            others.fold(builder, doorbell::NodeBuilder::seek)
+        }
+    };
     let node = builder.copy(Copy::Both).join().unwrap();
     words[at::life(me)].store(node.incarnation().0 as u64, SeqCst);
     let (sender, events) = mpsc::channel();

@@ -2,6 +2,8 @@
 
 mod hot;
 mod letters;
+mod links;
+mod modes;
 mod peers;
 mod receives;
 mod regions;
@@ -9,6 +11,7 @@ mod sends;
 
 pub use hot::HotTake;
 use peers::End;
+pub(crate) use regions::AccessBy;
 
 use crate::engine::baton::Token;
 use crate::engine::monitor::Monitor;
@@ -22,6 +25,7 @@ use crate::message::inbound::{Direct, Inbound, Nobody};
 use crate::message::outbound::Outbound;
 use crate::message::pool::Pool;
 use crate::message::ways::Ways;
+use crate::mode::Modes;
 use crate::node::events::Event;
 use crate::region::remote::Remote;
 use crate::region::table::RegionTable;
@@ -33,6 +37,7 @@ use crossbeam_utils::CachePadded;
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::board::{Figure, Figures};
+use links::LinksShown;
 use sends::Word;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,7 +53,7 @@ const POLLS_PER_CLOCK: u32 = 64;
 const SHOW_EVERY: Duration = Duration::from_millis(50);
 
 /// What a node's engine is told when it is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineSettings {
     /// Bytes of messages that nobody has asked for.
     pub pool_bytes: usize,
@@ -64,6 +69,8 @@ pub struct EngineSettings {
     pub loan_bytes: usize,
     /// The most bytes of bulk rings.
     pub bulk_bytes: usize,
+    /// By which links and protocols messages go.
+    pub modes: Arc<Modes>,
 }
 
 /// The state that whoever drives may touch: behind the node's baton.
@@ -77,6 +84,8 @@ pub struct Engine {
     registry: Registry,
     local: Local,
     copy: Copy,
+    /// By which links and protocols messages go.
+    modes: Arc<Modes>,
     /// Whether the poller thread turns it just now.
     by_poller: bool,
     sending: Vec<Arc<Outbound>>,
@@ -103,6 +112,8 @@ pub struct Engine {
     checked: Instant,
     /// When the figures were last shown.
     shown: Instant,
+    /// Which links are shown.
+    links: LinksShown,
     /// Whether it may make system calls unasked.
     calls: bool,
     /// Whether threads of the application and the poller take turns.
@@ -130,6 +141,7 @@ impl Engine {
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
             local: Local::new(fabric.membership().clone(), regions),
             copy: settings.copy,
+            modes: settings.modes,
             by_poller: false,
             fabric,
             sending: Vec::new(),
@@ -147,6 +159,7 @@ impl Engine {
             polls: 0,
             checked: Instant::now(),
             shown: Instant::now(),
+            links: LinksShown::new(nodes),
             calls: settings.calls,
             adaptive: settings.adaptive,
         }
@@ -177,8 +190,18 @@ impl Engine {
         &self.monitor
     }
 
-    /// Shows the figures on the board, and returns them. Cheap beside the sleep or the call that it comes with.
+    /// Shows everything on the board, and returns the figures.
     pub fn show(&mut self) -> Figures {
+        self.show_now(Instant::now(), true)
+    }
+
+    /// Shows what has changed. Cheap beside the sleep that it comes with.
+    pub fn show_for_sleep(&mut self) {
+        let now = Instant::now();
+        self.show_now(now, self.links.is_due(now));
+    }
+
+    fn show_now(&mut self, now: Instant, all: bool) -> Figures {
         let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
         let (pooled_bytes, pooled_bytes_most) = pool.bytes();
         let mut figures = self.monitor.tallies.read();
@@ -202,7 +225,9 @@ impl Engine {
             figures[figure] = value;
         }
         self.monitor.show(&figures, self.fabric.latencies());
-        self.shown = Instant::now();
+        self.show_links(now, all);
+        self.modes.show();
+        self.shown = now;
         figures
     }
 
@@ -225,6 +250,7 @@ impl Engine {
             && self.inbound.incoming.is_empty()
             && self.words.is_empty()
             && self.inbound.mail.out.is_empty()
+            && !self.inbound.remote.has_work()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
 

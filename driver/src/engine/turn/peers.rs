@@ -209,6 +209,21 @@ impl Engine {
                 }
                 self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
             }
+            Change::Parted(node, life) => {
+                // Whether something went by it, and is lost, neither end knows of the other.
+                let used = Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority).cloned());
+                let mut used = used.filter_map(|way| {
+                    let mut state = way.state.enter(Token::current())?;
+                    let used = state.used_further();
+                    if !used {
+                        state.drop_further();
+                    }
+                    Some(used)
+                });
+                if used.any(|used| used) && self.fabric.live(node) == Some(life) {
+                    self.on_broken(node, "its end of the network failed, with messages under way beside shared memory");
+                }
+            }
             Change::Drained(node, incarnation) => {
                 self.drop_inbound_of(node);
                 self.inbound.lenders.forget(node, incarnation);

@@ -6,10 +6,13 @@ use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::message::outbound::OutState;
 use crate::region::remote::{Answer, Ask, Remote, Request, piece_bytes, priority_of};
+use crate::transfer::memory::Remote as Memory;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority, Push};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Bytes fetched of one put in one turn.
+const PULL_BYTES: usize = 128 << 10;
 /// Packets of one put or get, or answer, in one turn.
 const PACKETS: usize = 16;
 
@@ -23,7 +26,30 @@ enum Step {
     Failed(Error),
 }
 
+/// How a put or get is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AccessBy {
+    /// What it is called.
+    pub operation: &'static str,
+    /// Whether it is a put.
+    pub writes: bool,
+    /// By which link of the way.
+    pub by: u8,
+    /// Whether the target fetches what is put.
+    pub pulls: bool,
+}
+
 impl Engine {
+    /// Whether bytes of this process lie in a region of this node.
+    pub(crate) fn is_in_region(&self, bytes: *const u8, len: usize) -> bool {
+        self.local.is_in_region(bytes, len)
+    }
+
+    /// Whether a node that shares memory with this one can fetch bytes of this process.
+    pub(crate) fn is_in_reach(&self, node: NodeId, bytes: *const u8, len: usize) -> bool {
+        self.local.is_in_region(bytes, len) || self.fabric.peer(node).is_some_and(|peer| peer.reach().is_some())
+    }
+
     /// Whether this life of a node is reached by a network.
     pub(crate) fn is_remote(&self, node: NodeId, life: Incarnation) -> bool {
         self.fabric.is_remote(node) && self.fabric.live(node) == Some(life)
@@ -36,8 +62,7 @@ impl Engine {
     pub(crate) unsafe fn begin_access(
         &mut self,
         me: Token,
-        operation: &'static str,
-        writes: bool,
+        how: AccessBy,
         node: NodeId,
         request: Request,
         ptr: *mut u8,
@@ -47,9 +72,10 @@ impl Engine {
         // If it can't be reached, that is said now.
         self.on_lane(me, lane, request.incarnation, |_, _| ())?;
         let op = Op::new();
+        let pulls = how.pulls.then(|| self.local.place(ptr, request.bytes as usize));
         // SAFETY: caller.
-        let ask = unsafe { Ask::new(lane, operation, writes, request, ptr, op.clone()) };
-        self.inbound.remote.ask(ask);
+        let ask = unsafe { Ask::new(lane, how.operation, how.writes, request, ptr, op.clone()) };
+        self.inbound.remote.ask(ask.routed(how.by, pulls));
         Ok(op)
     }
 
@@ -95,11 +121,16 @@ impl Engine {
                 Step::Failed(_) => {}
             }
         }
+        work += self.step_pulls();
         full.clear();
         let mut at = 0;
         while let Some(mut ask) = take(self.inbound.remote.waiting(), &mut at, |ask| !full.contains(&ask.lane)) {
             let lane = ask.lane;
-            let done = self.on_lane(me, lane, ask.life, |remote, state| send_ask(&mut ask, remote, state));
+            let done = self.on_lane(me, lane, ask.life, |remote, state| match ask.by {
+                // Its link is gone, and so is what the node had to say by it.
+                by if by > 0 && !state.has(by) => Step::Failed(Error::Damaged { node: ask.node() }),
+                _ => send_ask(&mut ask, remote, state),
+            });
             match flat(done) {
                 Step::Whole => {
                     work += 1;
@@ -117,6 +148,33 @@ impl Engine {
             }
         }
         work
+    }
+}
+
+impl Engine {
+    /// Fetches some bytes of one put.
+    fn step_pulls(&mut self) -> usize {
+        let Some(mut pull) = self.inbound.remote.pulls().pop_front() else { return 0 };
+        let peer = self.fabric.peer(pull.node()).filter(|peer| peer.incarnation() == pull.life);
+        let source = peer.and_then(|peer| Memory::of(pull.source, pull.bytes, peer, &self.local, false));
+        // By the kernel: the origin does not wait until nobody fetches any more, when its put ends early.
+        let read = |at, into, len: u64| match source {
+            Some(Memory::Private(peer, address)) => {
+                // SAFETY: so many bytes are writable there (Pull::step).
+                peer.reach().is_some_and(|reach| unsafe { reach.read_by_kernel(address + at, into, len as usize) }.is_ok())
+            }
+            // SAFETY: as above, and within the place (Memory::of).
+            Some(source) => unsafe { source.read(at, into, len) }.is_ok(),
+            None => false,
+        };
+        match pull.step(PULL_BYTES, read) {
+            None => self.inbound.remote.pulls().push_back(pull),
+            Some(status) => {
+                let answer = pull.answer(status);
+                self.inbound.remote.answers().push_back(answer);
+            }
+        }
+        1
     }
 }
 
@@ -142,14 +200,14 @@ fn put_back<T>(queue: &mut VecDeque<T>, at: &mut usize, one: T) {
 
 fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState) -> Step {
     for packets in 0..PACKETS {
-        let Some(packet) = state.region_bytes() else { return Step::Partly(packets) };
+        let Some(packet) = state.region_bytes(0) else { return Step::Partly(packets) };
         let len = answer.next_len(piece_bytes(packet));
         // Not copied in vain.
         if len > 0 && !state.has_region_room(len) {
             return Step::Partly(packets);
         }
         let tag = answer.next(len, &mut remote.room);
-        if state.push_region(tag, &remote.room) != Push::Done {
+        if state.push_region(0, tag, &remote.room) != Push::Done {
             return Step::Partly(packets);
         }
         if answer.sent(remote.room.len()) {
@@ -164,8 +222,11 @@ fn send_ask(ask: &mut Ask, remote: &mut Remote, state: &mut OutState) -> Step {
         return Step::Partly(0);
     }
     for packets in 0..PACKETS {
-        let Some(packet) = state.region_bytes().filter(|packet| *packet > Request::BYTES) else { return Step::Partly(packets) };
-        if !ask.send(packet, &mut remote.room, |tag, bytes| state.push_region(tag, bytes) == Push::Done) {
+        let by = ask.by;
+        let Some(packet) = state.region_bytes(by).filter(|packet| *packet > Request::BYTES + 16) else {
+            return Step::Partly(packets);
+        };
+        if !ask.send(packet, &mut remote.room, |tag, bytes| state.push_region(by, tag, bytes) == Push::Done) {
             return Step::Partly(packets);
         }
         if ask.is_sent() {

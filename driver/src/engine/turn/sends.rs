@@ -1,19 +1,18 @@
 //! What is on its way out: queues, and transfers of both directions.
 
 use super::Engine;
+use super::modes::Planner;
 use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::message::inbound::News;
-use crate::message::outbound::{OutState, Outbound};
+use crate::message::outbound::Outbound;
+use crate::transfer::TransferReport;
 use crate::transfer::descriptor::{Control, Over, RemoteGet};
 use crate::transfer::incoming::Look;
-use crate::transfer::memory::Local;
-use crate::transfer::outgoing::{Begun, Farewell, Order, Outgoing};
-use crate::transfer::{RENDEZVOUS_BYTES, TransferReport};
+use crate::transfer::outgoing::{Farewell, Outgoing};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
-use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::meeting::MEETINGS;
 use std::sync::Arc;
 
@@ -64,10 +63,12 @@ impl Engine {
                 }
             }
             let (messages, bytes) = outbound.carried.read();
+            if state.is_steered() && state.looks() {
+                self.open_links(&outbound, &mut state);
+            }
             let peer = self.fabric.peer(outbound.target);
-            work += state.push_queue(outbound.target, 16, |state, order| {
-                begin(&mut self.outgoing, peer, &self.local, &outbound, state, order)
-            });
+            let mut planner = Planner { outgoing: &mut self.outgoing, peer, local: &self.local, modes: &self.modes };
+            work += state.push_queue(outbound.target, 16, |state, order| planner.plan(&outbound, state, order));
             let (messages_now, bytes_now) = outbound.carried.read();
             if bytes_now != bytes || messages_now != messages {
                 let record = Record::new(RecordKind::MemoryFifo).peer(outbound.target).priority(outbound.priority);
@@ -91,11 +92,6 @@ impl Engine {
             self.monitor.tallies.fifo_depth(priority, depths[priority.index()]);
         }
         work
-    }
-
-    /// Begins to move a message from both ends, if that can be done. The caller holds the way out, in which nothing waits.
-    pub fn begin_transfer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Option<Begun> {
-        begin(&mut self.outgoing, self.fabric.peer(outbound.target), &self.local, outbound, state, order)
     }
 
     /// What this node moves from both ends.
@@ -230,9 +226,9 @@ impl Engine {
         while let Some(incoming) = self.inbound.incoming.get_mut(at) {
             at += 1;
             let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
-            let get = if incoming.comes_apart() {
+            let get = if let Some(link) = incoming.comes_apart() {
                 let len = incoming.envelope.len as u64;
-                incoming.answer_apart(self.copy, |into| self.fabric.expect(source, incarnation, len, into))
+                incoming.answer_apart(self.copy, |into| self.fabric.expect(source, incarnation, link, len, into))
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
                 peer.and_then(|peer| incoming.answer(peer, &self.local, self.copy))
@@ -278,25 +274,4 @@ impl Engine {
             self.sending.push(outbound.clone());
         }
     }
-}
-
-fn begin(
-    outgoing: &mut Outgoing,
-    peer: Option<&Arc<PeerInbox>>,
-    local: &Local,
-    outbound: &Arc<Outbound>,
-    state: &mut OutState,
-    order: &Order<'_>,
-) -> Option<Begun> {
-    let peer = peer.filter(|_| !state.is_remote());
-    let is_worth = match peer {
-        Some(peer) if peer.incarnation() != state.incarnation => return None,
-        Some(peer) => outgoing.is_worth(peer, local, order.bytes, order.len, state.queued() <= 1),
-        None => state.is_remote() && outgoing.is_worth_apart(order.len),
-    };
-    let worth = state.link.is_some() && order.len >= RENDEZVOUS_BYTES && is_worth;
-    if !worth && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
-        outbound.wants_bulk.store(true, Ordering::Relaxed);
-    }
-    worth.then(|| outgoing.begin(peer, outbound, state, local, order))
 }

@@ -3,6 +3,7 @@
 use super::wire::{IDS, Request, Status, Step, Word};
 use crate::engine::op::{Op, Outcome};
 use crate::error::{Error, KeyFault};
+use crate::transfer::Place;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,6 +27,10 @@ pub struct Ask {
     id: u64,
     operation: &'static str,
     writes: bool,
+    /// By which link of the way it is sent.
+    pub by: u8,
+    /// Where its bytes lie, if the target fetches them.
+    pulls: Option<Place>,
     request: Request,
     /// What is put, or where it goes that is got.
     ptr: *mut u8,
@@ -48,7 +53,12 @@ impl Ask {
     /// stay writable, and nobody else touches them.
     pub unsafe fn new(lane: usize, operation: &'static str, writes: bool, request: Request, ptr: *mut u8, op: Arc<Op>) -> Self {
         let (life, len) = (request.incarnation, request.bytes as usize);
-        Self { lane, life, id: 0, operation, writes, request, ptr, len, moved: 0, begun: false, op }
+        Self { lane, life, id: 0, operation, writes, by: 0, pulls: None, request, ptr, len, moved: 0, begun: false, op }
+    }
+
+    /// By another link than the first; and for a put whose bytes the target fetches, where they lie.
+    pub fn routed(self, by: u8, pulls: Option<Place>) -> Self {
+        Self { by, pulls, ..self }
     }
 
     /// The node that it asks.
@@ -81,6 +91,16 @@ impl Ask {
 
     /// Gives its next packet to `push`, where one carries `packet` bytes. True if it was taken.
     pub fn send(&mut self, packet: usize, room: &mut Vec<u8>, push: impl FnOnce(u64, &[u8]) -> bool) -> bool {
+        if !self.begun
+            && let Some(place) = self.pulls
+        {
+            room.clear();
+            room.extend_from_slice(&self.request.encode());
+            place.words().iter().for_each(|word| room.extend_from_slice(&word.to_le_bytes()));
+            self.begun = push(self.word(Step::Pull), room);
+            self.moved = if self.begun { self.len } else { 0 };
+            return self.begun;
+        }
         if !self.begun {
             let first = if self.writes && self.len <= WITH_REQUEST.min(packet - Request::BYTES) { self.len } else { 0 };
             room.clear();
@@ -123,6 +143,14 @@ impl Ask {
             Status::Forged => fault(KeyFault::Forged),
             Status::OutOfRange => fault(KeyFault::OutOfRange),
             Status::Cut => Ok(Outcome::Failed(Error::Damaged { node })),
+            Status::Unreadable if self.pulls.is_some() => {
+                let what = format!(
+                    "node {node} can't fetch {} bytes at {:p} from this process: put them from a region, or by another mode",
+                    self.len, self.ptr
+                );
+                Ok(Outcome::Failed(Error::Invalid { what }))
+            }
+            Status::Unreadable => Err("a put that nobody had to fetch can't be fetched"),
         }
     }
 }

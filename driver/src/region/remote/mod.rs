@@ -2,7 +2,9 @@
 //!
 //! 1. A put is a request with the key and, if it is short, its bytes; the bytes of a long one follow in pieces. One answer says that
 //!    they are in their place, or what is wrong with the key.
-//! 2. A get is a request; the bytes come back in pieces, the last of which ends it, or an answer says what is wrong with the key.
+//! 2. A put whose bytes the target fetches, as the origin has no engine or wants it so, is a request that says where they lie. The two share
+//!    memory then.
+//! 3. A get is a request; the bytes come back in pieces, the last of which ends it, or an answer says what is wrong with the key.
 //!
 //! Between two nodes nothing of one put comes between the pieces of another of the same priority. A long one goes at low priority, so that it
 //! holds up nothing else. The order of messages means nothing to them: a put has ended when its call returns.
@@ -15,7 +17,7 @@ mod served;
 mod wire;
 
 pub use asked::{Ask, piece_bytes};
-pub use served::{Answer, UNANSWERED_MAX};
+pub use served::{Answer, Pull, UNANSWERED_MAX};
 pub use wire::Request;
 
 use crate::engine::op::Op;
@@ -53,7 +55,7 @@ impl Remote {
     /// Whether anything is to be sent.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        !(self.asked.waiting.is_empty() && self.served.answers.is_empty())
+        !(self.asked.waiting.is_empty() && self.served.answers.is_empty() && self.served.pulls.is_empty())
     }
 
     /// Whether a thread of this node waits for something that is to come by a lane.
@@ -86,6 +88,11 @@ impl Remote {
         &mut self.served.answers
     }
 
+    /// Puts of which this node fetches the bytes.
+    pub fn pulls(&mut self) -> &mut VecDeque<Pull> {
+        &mut self.served.pulls
+    }
+
     /// Takes a put or get back: its bytes are not touched any more.
     pub fn remove(&mut self, op: &Arc<Op>) {
         self.asked.remove(op);
@@ -98,6 +105,7 @@ impl Remote {
         match word.step {
             Step::Put => self.served.ask(lane, life, word.id, true, payload),
             Step::Get => self.served.ask(lane, life, word.id, false, payload),
+            Step::Pull => self.served.pull(lane, life, word.id, payload),
             Step::More => self.served.more(lane, word.id, payload),
             Step::Got | Step::Done(_) => self.asked.answer(lane, word, payload),
         }
@@ -249,9 +257,9 @@ mod tests {
         assert!(broken(target.take(Step::Put, 1, &put[1..])));
         assert!(broken(target.take(Step::Put, 1, &[&put[..], &[1; 101]].concat())));
         assert!(broken(target.take(Step::Get, 1, &[&put[..], &[1]].concat())));
-        assert!(broken(target.remote.take(LANE, PEER, 6 << 56, Payload::private(&[]))));
+        assert!(broken(target.remote.take(LANE, PEER, 7 << 56, Payload::private(&[]))));
         assert_eq!(target.take(Step::Put, 1, &[&put[..], &[1; 40]].concat()), Verdict::Taken);
-        assert!(broken(target.take(Step::More, 2, &[2])));
+        assert_eq!(target.take(Step::More, 2, &[2]), Verdict::Taken, "of one that was given up");
         assert!(broken(target.take(Step::More, 1, &[])));
         assert!(broken(target.take(Step::More, 1, &[2; 61])));
         assert_eq!(target.take(Step::More, 1, &[2; 60]), Verdict::Taken);

@@ -4,6 +4,7 @@ use super::wire::{Request, Status, Step, Word};
 use crate::region::copy;
 use crate::region::key::read_secret;
 use crate::region::table::RegionTable;
+use crate::transfer::Place;
 use doorbell_fabric::sync::{Ordering, fence};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
 use doorbell_shm::region::RegionMemory;
@@ -17,10 +18,53 @@ pub const UNANSWERED_MAX: usize = 64;
 pub struct Served {
     regions: Arc<RegionTable>,
     life: Incarnation,
-    /// Puts of which bytes are still coming: one for each lane at most.
+    /// Puts of which bytes are still coming, the oldest first: of one lane several, where several links lead here.
     coming: Vec<Coming>,
     /// What is to be said, in the order in which it was asked for.
     pub answers: VecDeque<Answer>,
+    /// Puts of which this node fetches the bytes.
+    pub pulls: VecDeque<Pull>,
+}
+
+/// A put of which this node fetches the bytes.
+pub struct Pull {
+    lane: usize,
+    /// Which life of the node that asks.
+    pub life: Incarnation,
+    id: u64,
+    /// Where they lie.
+    pub source: Place,
+    /// How many they are.
+    pub bytes: u64,
+    part: Part,
+}
+
+impl Pull {
+    /// The node that asks.
+    pub fn node(&self) -> NodeId {
+        NodeId((self.lane / PRIORITIES) as u16)
+    }
+
+    /// Has the next `most` bytes written, at most, by `read`: from where in the source on, to where, and how many. How it ended, if it has.
+    pub fn step(&mut self, most: usize, read: impl FnOnce(u64, *mut u8, u64) -> bool) -> Option<Status> {
+        let len = self.part.left.min(most);
+        let at = self.bytes - self.part.left as u64;
+        // What is put later is seen later.
+        fence(Ordering::Release);
+        // SAFETY: `at + left` is within the region (Served::check), and `len` at most `left`; `memory` keeps it mapped.
+        let target = unsafe { self.part.memory.ptr().add(self.part.at) };
+        if len > 0 && !read(at, target, len as u64) {
+            return Some(if self.part.memory.is_cut() { Status::Cut } else { Status::Unreadable });
+        }
+        self.part.at += len;
+        self.part.left -= len;
+        (self.part.left == 0).then(|| self.part.stored())
+    }
+
+    /// What is to be said of it.
+    pub fn answer(&self, status: Status) -> Answer {
+        Answer { lane: self.lane, life: self.life, id: self.id, what: What::Done(status) }
+    }
 }
 
 /// Bytes of a region of this node.
@@ -119,7 +163,7 @@ impl Answer {
 impl Served {
     /// Nothing yet, of this life of a node that has these regions.
     pub fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
-        Self { regions, life, coming: Vec::new(), answers: VecDeque::new() }
+        Self { regions, life, coming: Vec::new(), answers: VecDeque::new(), pulls: VecDeque::new() }
     }
 
     /// The region that a request means, if its key is one of ours.
@@ -140,6 +184,16 @@ impl Served {
         Ok(Part { memory, at: request.offset as usize, left: request.bytes as usize })
     }
 
+    /// Puts that were given up are not told of: of those of one node that are under way the oldest goes, where there are too many.
+    fn make_room(&mut self, node: usize) {
+        let is_its = |coming: &Coming| coming.lane / PRIORITIES == node;
+        if self.coming.iter().filter(|coming| is_its(coming)).count() >= UNANSWERED_MAX
+            && let Some(oldest) = self.coming.iter().position(is_its)
+        {
+            self.coming.remove(oldest);
+        }
+    }
+
     /// Somebody asks for a put or get.
     pub fn ask(&mut self, lane: usize, life: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
         let node = lane / PRIORITIES;
@@ -147,8 +201,7 @@ impl Served {
         if answers >= UNANSWERED_MAX {
             return Verdict::Refused;
         }
-        // It was given up: its origin goes on with another.
-        self.coming.retain(|coming| coming.lane != lane);
+        self.make_room(node);
         let Some((request, first)) = Request::decode(payload) else {
             return Verdict::Broken("a put or get that does not say of what");
         };
@@ -173,17 +226,38 @@ impl Served {
         Verdict::Taken
     }
 
+    /// Somebody asks that this node fetches what is to be put.
+    pub fn pull(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
+        let node = lane / PRIORITIES;
+        let answers = self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count();
+        let pulls = self.pulls.iter().filter(|pull| pull.lane / PRIORITIES == node).count();
+        if answers + pulls >= UNANSWERED_MAX {
+            return Verdict::Refused;
+        }
+        let decoded = Request::decode(payload).and_then(|(request, rest)| {
+            let words = [rest.u64_at(0).map(u64::from_le)?, rest.u64_at(8).map(u64::from_le)?];
+            Some((request, Place::from_words(words).filter(|_| rest.len() == 16)?))
+        });
+        let Some((request, source)) = decoded else { return Verdict::Broken("a put to be fetched that does not say from where") };
+        match self.check(&request, true) {
+            Err(status) => self.answers.push_back(Answer { lane, life, id, what: What::Done(status) }),
+            Ok(part) => self.pulls.push_back(Pull { lane, life, id, source, bytes: request.bytes, part }),
+        }
+        Verdict::Taken
+    }
+
     /// More bytes of a put.
     pub fn more(&mut self, lane: usize, id: u64, payload: Payload<'_>) -> Verdict {
         // Of one that was answered with an error: its origin did not know yet.
-        let Some(at) = self.coming.iter().position(|coming| coming.lane == lane) else { return Verdict::Taken };
+        let is_its = |coming: &Coming| coming.lane == lane && coming.id == id;
+        let Some(at) = self.coming.iter().position(is_its) else { return Verdict::Taken };
         let coming = &mut self.coming[at];
-        if coming.id != id || payload.is_empty() || payload.len() > coming.part.left {
+        if payload.is_empty() || payload.len() > coming.part.left {
             return Verdict::Broken("bytes that its put does not have");
         }
         coming.part.store(payload);
         if coming.part.left == 0 {
-            let Coming { lane, life, id, part } = self.coming.swap_remove(at);
+            let Coming { lane, life, id, part } = self.coming.remove(at);
             self.answers.push_back(Answer { lane, life, id, what: What::Done(part.stored()) });
         }
         Verdict::Taken
@@ -194,11 +268,13 @@ impl Served {
         let is_its = |lane: usize, of: Incarnation| lane / PRIORITIES == node.index() && of == life;
         self.coming.retain(|coming| !is_its(coming.lane, coming.life));
         self.answers.retain(|answer| !is_its(answer.lane, answer.life));
+        self.pulls.retain(|pull| !is_its(pull.lane, pull.life));
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.coming.clear();
         self.answers.clear();
+        self.pulls.clear();
     }
 }

@@ -21,6 +21,8 @@ pub enum Step {
     Put,
     /// Asks for a get: a [`Request`].
     Get,
+    /// Asks for a put whose bytes the target fetches by itself: a [`Request`], and where they lie.
+    Pull,
     /// The next bytes of the put that was asked for last.
     More,
     /// The next bytes of a get.
@@ -42,9 +44,11 @@ pub enum Status {
     OutOfRange,
     /// The region was truncated.
     Cut,
+    /// The bytes can't be fetched from where they lie.
+    Unreadable,
 }
 
-const STATUSES: [Status; 5] = [Status::Fine, Status::Stale, Status::Forged, Status::OutOfRange, Status::Cut];
+const STATUSES: [Status; 6] = [Status::Fine, Status::Stale, Status::Forged, Status::OutOfRange, Status::Cut, Status::Unreadable];
 
 impl Word {
     /// As a tag.
@@ -55,6 +59,7 @@ impl Word {
             Step::More => (3, 0),
             Step::Got => (4, 0),
             Step::Done(status) => (5, status as u64),
+            Step::Pull => (6, 0),
         };
         step << 56 | status << 48 | self.id
     }
@@ -69,6 +74,7 @@ impl Word {
             2 => Step::Get,
             3 => Step::More,
             4 => Step::Got,
+            6 => Step::Pull,
             _ => return None,
         };
         Some(Self { step, id: tag % IDS })
@@ -130,6 +136,7 @@ mod tests {
             Just(Step::Get),
             Just(Step::More),
             Just(Step::Got),
+            Just(Step::Pull),
             (0..STATUSES.len()).prop_map(|index| Step::Done(STATUSES[index])),
         ]
     }

@@ -314,6 +314,11 @@ impl Endpoint {
         self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::refusing))
     }
 
+    /// Whether all packets of a session that wait were put off.
+    pub fn is_put_off(&self, session: SessionId) -> bool {
+        self.sessions.peek(session).is_none_or(Session::is_put_off)
+    }
+
     /// What the driver put off ([`Verdict::Later`](doorbell_fabric::Verdict)) may be what it wants now. It is asked with each
     /// [`deliver`](Self::deliver) anyway: this has [`has_ready`](Self::has_ready) say so.
     pub fn try_again(&mut self) {
@@ -523,7 +528,7 @@ impl Endpoint {
             && self.sessions.with(node, 0).is_some_and(|first| first.last_heard > since + self.spans.dead / 2)
             && let Some(session) = self.sessions.get_mut(index)
         {
-            session.doubt(now);
+            session.doubt(now, 1);
         }
     }
 

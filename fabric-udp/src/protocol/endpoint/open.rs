@@ -15,6 +15,9 @@ use crate::protocol::{CloseReason, Event, Path, Peer, SessionId};
 /// How long to wait for an answer first; twice as long each time after, up to the other.
 const AGAIN_FIRST: Nanos = 100 * MILLI;
 const AGAIN_MOST: Nanos = 1_000 * MILLI;
+/// How long a session may be silent, in dead-peer times, whose peer asks for another and is vouched for: one that is stopped answers no more
+/// than one that knows nothing of it.
+const DOUBTED: u64 = 30;
 /// Paths of a session.
 const PATHS_MAX: usize = 4;
 /// A round trip nobody has measured.
@@ -177,7 +180,7 @@ impl Endpoint {
                 return;
             }
             // If that peer knows nothing of the session, this will show it.
-            session.doubt(now);
+            session.doubt(now, DOUBTED);
             self.after(now, index);
             return self.refuse(now, from, hello, Rejection::AlreadyConnected(self.config.node, self.config.incarnation));
         }
@@ -485,7 +488,7 @@ impl Endpoint {
                 && session.peer == peer
             {
                 // Its other end may have ended without a word that arrived.
-                session.doubt(now);
+                session.doubt(now, DOUBTED);
                 self.after(now, first);
             }
         }

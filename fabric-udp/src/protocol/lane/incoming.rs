@@ -146,6 +146,10 @@ impl LaneIn {
     }
 
     /// What the driver put off may be what it wants now.
+    pub fn is_put_off(&self) -> bool {
+        self.later
+    }
+
     pub fn try_again(&mut self) {
         self.later = false;
     }

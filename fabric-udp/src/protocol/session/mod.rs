@@ -318,6 +318,11 @@ impl Session {
         self.cargo.lanes_in.iter().any(|lane| lane.is_ready())
     }
 
+    /// Whether all packets that wait were put off.
+    pub fn is_put_off(&self) -> bool {
+        self.cargo.lanes_in.iter().all(|lane| !lane.is_ready() || lane.is_put_off())
+    }
+
     /// Whether packets wait that the driver neither refused nor put off.
     pub fn has_ready(&self) -> bool {
         self.cargo.lanes_in.iter().any(LaneIn::is_wanted)
@@ -365,9 +370,9 @@ impl Session {
         self.flight.pause_most(self.spans.keep_alive);
     }
 
-    /// The peer asks for another session: it seems to know nothing of this one. What is not answered now ends it, whoever vouches for the peer.
-    pub fn doubt(&mut self, now: Time) {
-        self.doubted.get_or_insert(now);
+    /// The peer may know nothing of this session: what is not answered for so many dead-peer times ends it, whoever vouches for the peer.
+    pub fn doubt(&mut self, now: Time, times: u64) {
+        self.doubted.get_or_insert(now + times * self.spans.dead);
         self.ask_now();
     }
 

@@ -41,7 +41,7 @@ impl Session {
         let silent = asked.max(self.last_heard + self.spans.dead);
         match self.doubted {
             _ if !self.vouched => silent,
-            Some(at) => silent.max(at + self.spans.dead),
+            Some(end) => silent.max(end),
             None => Time::NEVER,
         }
     }

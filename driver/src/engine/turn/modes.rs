@@ -1,0 +1,237 @@
+//! By which link and protocol a message goes.
+
+use super::Engine;
+use crate::error::Error;
+use crate::message::outbound::{OutState, Outbound, Plan};
+use crate::mode::{Call, Decision, Fabric, LINKS_MAX, LinkView, Mode, ModeRequest, Modes, Protocol, Question, Reason, Receipt};
+use crate::transfer::memory::Local;
+use crate::transfer::outgoing::{Begun, Order, Outgoing, Route};
+use crate::transfer::way::KERNEL_LEAST;
+use crate::transfer::{APART_LEAST, Copy, RENDEZVOUS_BYTES};
+use doorbell_fabric::sync::Ordering;
+use doorbell_shm::domain::PeerInbox;
+use std::sync::Arc;
+
+/// What is needed to plan how a message goes.
+pub(super) struct Planner<'a> {
+    pub outgoing: &'a mut Outgoing,
+    /// The target, if it shares memory with this node.
+    pub peer: Option<&'a Arc<PeerInbox>>,
+    pub local: &'a Local,
+    pub modes: &'a Modes,
+}
+
+impl Engine {
+    /// Opens the links beside the first that lead to where a way out leads, if something may be sent by them.
+    pub fn open_links(&mut self, outbound: &Outbound, state: &mut OutState) {
+        let life = state.incarnation;
+        let (is_near, remote) = self.fabric.links(outbound.target, life);
+        // While there are several, any of them may be.
+        let most = if remote > 1 { LINKS_MAX } else { usize::from(is_near) + remote };
+        for by in 1..most as u8 {
+            if !state.has(by)
+                && let Some(link) = self.fabric.connect_by(outbound.target, life, by - u8::from(is_near), outbound.priority)
+            {
+                state.add(by, link);
+            }
+        }
+    }
+
+    /// How a message is to go; begins to move it if it does not go through a lane. The caller holds the way out, in which nothing waits before it.
+    pub fn plan(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
+        if order.asks.is_some() || (self.modes.steer_all() && state.looks()) {
+            self.open_links(outbound, state);
+        }
+        let peer = self.fabric.peer(outbound.target);
+        Planner { outgoing: &mut self.outgoing, peer, local: &self.local, modes: &self.modes }.plan(outbound, state, order)
+    }
+}
+
+impl Planner<'_> {
+    /// As [`Engine::plan`], when all links are open.
+    pub fn plan(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
+        let peer = self.peer.filter(|_| !state.is_remote());
+        if peer.is_some_and(|peer| peer.incarnation() != state.incarnation) || state.link.is_none() {
+            return Plan::Lane(state.bound().unwrap_or(0));
+        }
+        if self.modes.steers(order.asks) {
+            return self.steer(outbound, state, order);
+        }
+        if !order.waits {
+            return Plan::Lane(state.bound().unwrap_or(0));
+        }
+        let advice = self.advice(state, 0, order);
+        if advice == Protocol::Transfer || state.bound().is_some_and(|by| by != 0) {
+            if order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+                outbound.wants_bulk.store(true, Ordering::Relaxed);
+            }
+            return Plan::Lane(state.bound().unwrap_or(0));
+        }
+        let has_engine = self.modes.has_engine;
+        let route = Route { has_engine, patient: !has_engine, ..self.outgoing.usual(state.is_remote().then_some(0)) };
+        Plan::Transfer(self.outgoing.begin(route, peer, outbound, state, self.local, order))
+    }
+
+    /// What is done with a message of which nothing else is said.
+    fn advice(&mut self, state: &OutState, by: u8, order: &Order<'_>) -> Protocol {
+        let is_near = by == 0 && !state.is_remote();
+        if order.len < RENDEZVOUS_BYTES || !order.waits {
+            return Protocol::Transfer;
+        }
+        match self.peer.filter(|_| is_near) {
+            None if self.outgoing.is_worth_apart(order.len) => Protocol::Put,
+            Some(peer) if self.outgoing.is_worth(peer, self.local, order.bytes, order.len, state.queued() <= 1) => {
+                match self.outgoing.copy() {
+                    _ if !self.modes.has_engine => Protocol::Get,
+                    Copy::Origin => Protocol::Put,
+                    Copy::Target => Protocol::Get,
+                    Copy::Auto | Copy::Both => Protocol::Both,
+                }
+            }
+            _ => Protocol::Transfer,
+        }
+    }
+
+    /// The length below which the advice is always transfer.
+    fn large(&self, is_near: bool, order: &Order<'_>) -> usize {
+        match self.outgoing.copy() {
+            Copy::Auto if !is_near => APART_LEAST,
+            Copy::Auto if !self.local.is_in_region(order.bytes, order.len) => KERNEL_LEAST,
+            _ => RENDEZVOUS_BYTES,
+        }
+    }
+
+    /// One of the links by which a message could go.
+    fn view(&mut self, outbound: &Outbound, state: &mut OutState, by: u8, order: &Order<'_>) -> Option<LinkView> {
+        let is_near_first = !state.is_remote();
+        let is_near = by == 0 && is_near_first;
+        let advice = self.advice(state, by, order);
+        let word = state.words[usize::from(by)];
+        let mut figures = state.figures(by)?;
+        figures.transfers = self.outgoing.count_by(outbound.target, by) as u32;
+        let can_move = order.len > 0 && order.waits;
+        let is_reached = can_move
+            && is_near
+            && (self.local.is_in_region(order.bytes, order.len) || self.peer.is_some_and(|peer| peer.reach().is_some()));
+        let mut protocols = [true, false, false, false];
+        protocols[Protocol::Put as usize] = can_move && (!is_near || (is_reached && self.modes.has_engine));
+        protocols[Protocol::Get as usize] = is_reached;
+        protocols[Protocol::Both as usize] = is_reached && self.modes.has_engine;
+        Some(LinkView {
+            fabric: if is_near { Fabric::Shm } else { Fabric::Udp },
+            link: if is_near || !is_near_first { by } else { by - 1 },
+            protocols,
+            advice,
+            large: self.large(is_near, order) as u64,
+            figures,
+            word,
+        })
+    }
+
+    /// Asks the policy, or does what the caller asks for.
+    fn steer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
+        let mut links = [const { None }; LINKS_MAX];
+        let mut count = 0;
+        let mut numbers = [0; LINKS_MAX];
+        for by in 0..LINKS_MAX as u8 {
+            // One that can't be asked just now is left out, but for the first.
+            if state.bound().is_none_or(|bound| bound == by)
+                && let Some(view) = self.view(outbound, state, by, order)
+            {
+                (links[count], numbers[count]) = (Some(view), by);
+                count += 1;
+            }
+        }
+        let Some(mut links) = collect(links, count) else { return Plan::Lane(state.bound().unwrap_or(0)) };
+        let links = &mut links[..count];
+        let asked = order.asks.unwrap_or_default().or(self.modes.asked_by(Call::Send));
+        let requested = asked.or(ModeRequest::default().protocol(Protocol::Transfer));
+        let in_region = self.local.is_in_region(order.bytes, order.len);
+        let (to, call, len) = (outbound.target, Call::Send, order.len as u64);
+        let mut question = Question { to, call, len, in_region, asked, requested, links };
+        let offered: Vec<LinkView> = question.links.to_vec();
+        let decision = self.modes.choose(&mut question);
+        let usual = || offered[0].mode(offered[0].advice);
+        let found = |decision: Decision| {
+            let place = |link: &&LinkView| link.mode(decision.mode.protocol) == Some(decision.mode);
+            offered.iter().position(|link| place(&link)).map(|at| (decision, at))
+        };
+        let bound = state.bound();
+        let chosen = decision.and_then(found).or_else(|| {
+            // A policy that chose what can't be done; or the one link that there is leaves no choice.
+            let may = self.modes.policy.is_some() || bound.is_some();
+            let why = Reason::Unavailable("it is no way for this message");
+            usual().filter(|_| may).and_then(|mode| found(Decision { mode, reason: why }))
+        });
+        let Some((Decision { mode, reason }, at)) = chosen else {
+            self.modes.note_refused(&requested);
+            return Plan::Refused(unavailable(outbound, &asked, &offered));
+        };
+        for (view, by) in question.links.iter().zip(numbers) {
+            state.words[usize::from(by)] = view.word;
+        }
+        let by = numbers[at];
+        let receipt = Receipt { to, call, len, in_region, requested, used: mode, reason };
+        self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
+        self.go(outbound, state, order, by, mode, receipt)
+    }
+
+    /// Goes as was decided.
+    fn go(
+        &mut self,
+        outbound: &Arc<Outbound>,
+        state: &mut OutState,
+        order: &Order<'_>,
+        by: u8,
+        mode: Mode,
+        receipt: Receipt,
+    ) -> Plan {
+        let (copy, patient) = match mode.protocol {
+            Protocol::Transfer => {
+                if by == 0 && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+                    outbound.wants_bulk.store(true, Ordering::Relaxed);
+                }
+                return Plan::Lane(by);
+            }
+            Protocol::Put => (Copy::Origin, false),
+            Protocol::Get => (Copy::Target, true),
+            Protocol::Both => (Copy::Both, false),
+        };
+        let apart = (mode.fabric == Fabric::Udp).then_some(mode.link);
+        let route = Route { by, apart, copy, patient, has_engine: self.modes.has_engine };
+        let peer = self.peer.filter(|_| apart.is_none());
+        let begun = self.outgoing.begin(route, peer, outbound, state, self.local, order);
+        if matches!(begun, Begun::NoSlot) {
+            let used = Mode { protocol: Protocol::Transfer, ..mode };
+            let reason = Reason::Unavailable("as many transfers to that node are under way as can be");
+            let receipt = Receipt { used, reason, ..receipt };
+            self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
+            return Plan::Lane(by);
+        }
+        Plan::Transfer(begun)
+    }
+}
+
+/// The first `count`, which are there. `None` if there are none.
+fn collect(links: [Option<LinkView>; LINKS_MAX], count: usize) -> Option<[LinkView; LINKS_MAX]> {
+    let first = links[0]?;
+    let mut all = [first; LINKS_MAX];
+    for (link, into) in links.into_iter().flatten().zip(&mut all[..count]) {
+        *into = link;
+    }
+    Some(all)
+}
+
+#[cold]
+fn unavailable(outbound: &Outbound, asked: &ModeRequest, links: &[LinkView]) -> Error {
+    let list = |link: &LinkView| {
+        let modes: Vec<_> =
+            Protocol::ALL.into_iter().filter_map(|protocol| link.mode(protocol)).map(|mode| mode.to_string()).collect();
+        modes.join(", ")
+    };
+    let there: Vec<_> = links.iter().map(list).collect();
+    let node = outbound.target;
+    let what =
+        format!("the mode {asked} was asked for, and this message to node {node} can't go so; it can go by {}", there.join(", "));
+    Error::Invalid { what }
+}

@@ -1,0 +1,545 @@
+//! What a node shows of the links by which it sends, and of how its messages went.
+//!
+//! Fabrics, protocols and reasons are numbers here: the driver gives them their names. A row or record has a word that checks the
+//! others, as those of the flight recorder: what was being written, or is not as an owner writes it, is left out.
+
+use super::recorder::{WORDS, check};
+use super::{Board, Home};
+use crate::clock::now_ns;
+use crate::layout::{
+    DECISIONS as LAYOUT_DECISIONS, DECISIONS_OFFSET, LINK_ROWS as LAYOUT_ROWS, LINK_ROWS_OFFSET, MODE_WORDS, MODES_OFFSET,
+    RECORD_BYTES,
+};
+use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::{Incarnation, NodeId};
+
+/// Links that a board shows. Further ones are not shown.
+pub const LINK_ROWS: usize = LAYOUT_ROWS;
+/// Decisions that a board shows, the latest.
+pub const DECISIONS: usize = LAYOUT_DECISIONS;
+/// Kinds of fabrics.
+pub const FABRICS: usize = 2;
+/// Protocols.
+pub const PROTOCOLS: usize = 4;
+/// Reasons for not doing as asked, at most.
+pub const REFUSALS: usize = 12;
+/// Classes of lengths: up to 64 bytes, up to 256, and so on by fours.
+pub const SIZE_CLASSES: usize = 16;
+
+/// The link that an owner did not ask for.
+const NO_LINK: u64 = 0xffff;
+/// The fabric or protocol that an owner did not ask for.
+const NONE: u64 = 0xff;
+/// Words before those of latencies.
+const COUNT_WORDS: usize = 32;
+
+const _: () = assert!(1 + FABRICS + FABRICS * PROTOCOLS + 1 + REFUSALS <= COUNT_WORDS);
+const _: () = assert!(COUNT_WORDS + FABRICS * PROTOCOLS * SIZE_CLASSES * 2 == MODE_WORDS);
+
+/// A link by which a node sends to another, and what waits there. Of all priorities together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkRow {
+    /// To which node.
+    pub node: NodeId,
+    /// To which life of it.
+    pub incarnation: Incarnation,
+    /// The number of its kind of fabric, below [`FABRICS`].
+    pub fabric: u8,
+    /// Which of that kind.
+    pub link: u8,
+    /// Messages and packets that the target has not taken yet, as far as is known.
+    pub depth: u32,
+    /// Messages that wait in the node itself, for room.
+    pub queued: u32,
+    /// Bytes that the target has not taken yet.
+    pub bytes: u64,
+    /// The bytes that there is room for.
+    pub room: u64,
+    /// DMA transfers that are not complete.
+    pub transfers: u32,
+    /// How full it is, in thousandths: of its lanes, the fullest.
+    pub occupancy: u16,
+    /// Messages sent so far.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+}
+
+impl LinkRow {
+    fn words(&self) -> [u64; WORDS - 1] {
+        [
+            u64::from(self.incarnation.0)
+                | u64::from(self.node.0) << 32
+                | u64::from(self.fabric) << 48
+                | u64::from(self.link) << 56,
+            u64::from(self.depth) | u64::from(self.queued) << 32,
+            self.bytes,
+            self.room,
+            u64::from(self.transfers) | u64::from(self.occupancy) << 32,
+            self.messages,
+            self.bytes_sent,
+        ]
+    }
+
+    fn of(words: &[u64; WORDS - 1]) -> Option<Self> {
+        let [key, waiting, bytes, room, load, messages, bytes_sent] = *words;
+        let row = Self {
+            node: NodeId((key >> 32) as u16),
+            incarnation: Incarnation(key as u32),
+            fabric: (key >> 48) as u8,
+            link: (key >> 56) as u8,
+            depth: waiting as u32,
+            queued: (waiting >> 32) as u32,
+            bytes,
+            room,
+            transfers: load as u32,
+            occupancy: (load >> 32) as u16,
+            messages,
+            bytes_sent,
+        };
+        (usize::from(row.fabric) < FABRICS && row.occupancy <= 1000).then_some(row)
+    }
+}
+
+/// What is counted of modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModeWord {
+    /// Messages for which this fabric was asked for, or none.
+    Requested(Option<u8>),
+    /// Messages that took this fabric and protocol.
+    Used(u8, u8),
+    /// Messages that went as asked, or as is usual.
+    Honoured,
+    /// Messages that did not, for the reason of this number.
+    Refused(u8),
+    /// Sampled messages of a fabric, a protocol and a class of lengths.
+    Samples(u8, u8, u8),
+    /// Nanoseconds that they took.
+    Nanoseconds(u8, u8, u8),
+}
+
+impl ModeWord {
+    /// The class of a length.
+    ///
+    /// ```
+    /// use doorbell_shm::board::ModeWord;
+    /// assert_eq!([0, 64, 65, 256, 257, 1 << 30, u64::MAX].map(ModeWord::size_class), [0, 0, 1, 1, 2, 12, 15]);
+    /// ```
+    pub fn size_class(len: u64) -> u8 {
+        let doublings = 64 - (len.max(1) - 1).leading_zeros().min(64);
+        doublings.saturating_sub(6).div_ceil(2).min(SIZE_CLASSES as u32 - 1) as u8
+    }
+
+    /// The longest messages of a class, in bytes; the last class has no longest.
+    pub fn class_bytes(class: u8) -> u64 {
+        if usize::from(class) < SIZE_CLASSES - 1 { 64 << (2 * class) } else { u64::MAX }
+    }
+
+    #[inline]
+    fn at(self) -> Option<usize> {
+        let mode = |fabric: u8, protocol: u8| {
+            let is_one = usize::from(fabric) < FABRICS && usize::from(protocol) < PROTOCOLS;
+            is_one.then_some(usize::from(fabric) * PROTOCOLS + usize::from(protocol))
+        };
+        let latency = |fabric, protocol, class: u8| {
+            let class = Some(usize::from(class)).filter(|class| *class < SIZE_CLASSES)?;
+            Some(COUNT_WORDS + (mode(fabric, protocol)? * SIZE_CLASSES + class) * 2)
+        };
+        match self {
+            ModeWord::Requested(None) => Some(0),
+            ModeWord::Requested(Some(fabric)) => Some(1 + usize::from(fabric)).filter(|at| *at <= FABRICS),
+            ModeWord::Used(fabric, protocol) => Some(1 + FABRICS + mode(fabric, protocol)?),
+            ModeWord::Honoured => Some(1 + FABRICS + FABRICS * PROTOCOLS),
+            ModeWord::Refused(reason) => {
+                (usize::from(reason) < REFUSALS).then_some(2 + FABRICS + FABRICS * PROTOCOLS + usize::from(reason))
+            }
+            ModeWord::Samples(fabric, protocol, class) => latency(fabric, protocol, class),
+            ModeWord::Nanoseconds(fabric, protocol, class) => latency(fabric, protocol, class).map(|at| at + 1),
+        }
+    }
+}
+
+/// The counts of one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModeFigures(Box<[u64; MODE_WORDS]>);
+
+impl Default for ModeFigures {
+    fn default() -> Self {
+        Self(Box::new([0; MODE_WORDS]))
+    }
+}
+
+impl ModeFigures {
+    fn collect(value: impl FnMut(usize) -> u64) -> Self {
+        Self(Box::new(std::array::from_fn(value)))
+    }
+
+    /// One of them; 0 of what is not counted.
+    pub fn get(&self, word: ModeWord) -> u64 {
+        word.at().map_or(0, |at| self.0[at])
+    }
+
+    /// Adds those of another node.
+    pub fn add(&mut self, other: &ModeFigures) {
+        self.0.iter_mut().zip(other.0.iter()).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
+    }
+}
+
+/// Where a node counts them, in private memory. Plain loads and stores: one thread at a time changes a word, or its count is about right.
+#[derive(Debug)]
+pub struct ModeTallies(Box<[AtomicU64; MODE_WORDS]>);
+
+impl Default for ModeTallies {
+    fn default() -> Self {
+        Self(Box::new([const { AtomicU64::new(0) }; MODE_WORDS]))
+    }
+}
+
+impl ModeTallies {
+    /// Adds to a count.
+    #[inline]
+    pub fn add(&self, word: ModeWord, amount: u64) {
+        if let Some(at) = word.at() {
+            let count = &self.0[at];
+            count.store(count.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes one from a count.
+    pub fn lower(&self, word: ModeWord) {
+        if let Some(at) = word.at() {
+            let count = &self.0[at];
+            count.store(count.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        }
+    }
+
+    /// All counts, as they are now.
+    pub fn read(&self) -> ModeFigures {
+        ModeFigures::collect(|at| self.0[at].load(Ordering::Relaxed))
+    }
+}
+
+/// A mode, or the parts of one that were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ModeParts {
+    /// The number of its kind of fabric.
+    pub fabric: Option<u8>,
+    /// Which of that kind.
+    pub link: Option<u8>,
+    /// The number of its protocol.
+    pub protocol: Option<u8>,
+}
+
+impl ModeParts {
+    fn word(self) -> u64 {
+        self.fabric.map_or(NONE, u64::from)
+            | self.protocol.map_or(NONE, u64::from) << 8
+            | self.link.map_or(NO_LINK, u64::from) << 16
+    }
+
+    fn of(word: u32) -> Option<Self> {
+        let word = u64::from(word);
+        let part = |found: u64, none: u64, limit: usize| match found {
+            found if found == none => Some(None),
+            found if found < limit as u64 => Some(Some(found as u8)),
+            _ => None,
+        };
+        Some(Self {
+            fabric: part(word & 0xff, NONE, FABRICS)?,
+            protocol: part(word >> 8 & 0xff, NONE, PROTOCOLS)?,
+            link: part(word >> 16, NO_LINK, 256)?,
+        })
+    }
+}
+
+/// How a message went that did not go as it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecisionRecord {
+    /// To which node.
+    pub to: NodeId,
+    /// The number of the call.
+    pub call: u8,
+    /// How many bytes.
+    pub len: u64,
+    /// Whether they lay in a region of the node.
+    pub in_region: bool,
+    /// What was asked for.
+    pub requested: ModeParts,
+    /// What was done.
+    pub used: ModeParts,
+    /// The number of the reason, below [`REFUSALS`].
+    pub reason: u8,
+    /// The reason's figures: what was seen, and what it was compared with.
+    pub figures: [u64; 2],
+}
+
+/// A decision as it was found on a board.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// Its number: the first decision of a node has 1.
+    pub number: u64,
+    /// When it was made, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// What it was.
+    pub record: DecisionRecord,
+}
+
+/// The owner's end of the latest decisions. Any thread of the owner may write, as to the [recorder](super::Recorder).
+#[derive(Debug)]
+pub struct DecisionRing {
+    home: Home,
+    next: AtomicU64,
+}
+
+impl DecisionRing {
+    /// On a board that has no decisions yet.
+    pub fn new(home: Home) -> Self {
+        Self { home, next: AtomicU64::new(0) }
+    }
+
+    /// Writes a decision over the oldest one: some 30 ns.
+    pub fn write(&self, record: &DecisionRecord) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let DecisionRecord { to, call, len, in_region, requested, used, reason, figures } = record;
+        let what = u64::from(to.0) | u64::from(*call) << 16 | u64::from(*reason) << 24 | u64::from(*in_region) << 32;
+        let words = [number, now_ns(), *len, what, requested.word() | used.word() << 32, figures[0], figures[1]];
+        self.home.board().write_checked(place(number), &words);
+    }
+}
+
+fn place(number: u64) -> usize {
+    DECISIONS_OFFSET + (number.wrapping_sub(1) % DECISIONS as u64) as usize * RECORD_BYTES
+}
+
+impl Board<'_> {
+    fn write_checked(self, base: usize, words: &[u64; WORDS - 1]) {
+        for (index, word) in words.iter().chain([&check(words)]).enumerate() {
+            self.word(base + index * 8).store(*word, Ordering::Relaxed);
+        }
+    }
+
+    /// The words of a row or record, if they are of one time.
+    fn read_checked(self, base: usize) -> Option<[u64; WORDS - 1]> {
+        let words = std::array::from_fn(|index| self.word(base + index * 8).load(Ordering::Relaxed));
+        (self.word(base + (WORDS - 1) * 8).load(Ordering::Relaxed) == check(&words)).then_some(words)
+    }
+
+    /// Shows a link in a row, below [`LINK_ROWS`], or that the row is free. For the owner.
+    pub fn show_link(self, row: usize, link: Option<&LinkRow>) {
+        let base = LINK_ROWS_OFFSET + row.min(LINK_ROWS - 1) * RECORD_BYTES;
+        match link {
+            Some(link) => self.write_checked(base, &link.words()),
+            None => (0..WORDS).for_each(|index| self.word(base + index * 8).store(0, Ordering::Relaxed)),
+        }
+    }
+
+    /// The links, in the order of their rows.
+    pub fn links(self) -> Vec<LinkRow> {
+        let rows = (0..LINK_ROWS).map(|row| LINK_ROWS_OFFSET + row * RECORD_BYTES);
+        rows.filter_map(|base| LinkRow::of(&self.read_checked(base)?)).collect()
+    }
+
+    /// Shows counts. For the owner.
+    pub fn show_modes(self, figures: &ModeFigures) {
+        for (index, value) in figures.0.iter().enumerate() {
+            self.word(MODES_OFFSET + index * 8).store(*value, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the counts.
+    pub fn modes(self) -> ModeFigures {
+        ModeFigures::collect(|index| self.word(MODES_OFFSET + index * 8).load(Ordering::Relaxed))
+    }
+
+    /// The latest decisions, oldest first.
+    pub fn decisions(self) -> Vec<Decided> {
+        let slots = (0..DECISIONS).map(|slot| DECISIONS_OFFSET + slot * RECORD_BYTES);
+        let mut decisions: Vec<Decided> = slots.filter_map(|base| self.decided(base)).collect();
+        decisions.sort_unstable_by_key(|decided| decided.number);
+        decisions
+    }
+
+    fn decided(self, base: usize) -> Option<Decided> {
+        let [number, time_ns, len, what, modes, first, second] = self.read_checked(base)?;
+        let reason = (what >> 24) as u8;
+        if number == 0 || place(number) != base || what >> 33 != 0 || usize::from(reason) >= REFUSALS {
+            return None;
+        }
+        let (requested, used) = (ModeParts::of(modes as u32)?, ModeParts::of((modes >> 32) as u32)?);
+        let (to, call, in_region, figures) = (NodeId(what as u16), (what >> 16) as u8, what >> 32 != 0, [first, second]);
+        Some(Decided { number, time_ns, record: DecisionRecord { to, call, len, in_region, requested, used, reason, figures } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::board::testing::HeapBoard;
+    use proptest::prelude::*;
+
+    fn row(node: u16, messages: u64) -> LinkRow {
+        LinkRow {
+            node: NodeId(node),
+            incarnation: Incarnation(7),
+            fabric: 1,
+            link: 3,
+            depth: 4,
+            queued: 5,
+            bytes: messages * 3,
+            room: 1 << 20,
+            transfers: 6,
+            occupancy: 1000,
+            messages,
+            bytes_sent: messages * 5,
+        }
+    }
+
+    fn decision(len: u64) -> DecisionRecord {
+        DecisionRecord {
+            to: NodeId(1023),
+            call: 2,
+            len,
+            in_region: len.is_multiple_of(2),
+            requested: ModeParts { fabric: Some(1), link: Some(255), protocol: None },
+            used: ModeParts { fabric: Some(0), link: Some(0), protocol: Some(3) },
+            reason: 6,
+            figures: [len, u64::MAX],
+        }
+    }
+
+    #[test]
+    fn a_row_is_shown_used_again_and_cleared() {
+        let room = HeapBoard::new();
+        let board = room.home.board();
+        assert_eq!(board.links(), []);
+        (0..LINK_ROWS).for_each(|at| board.show_link(at, Some(&row(at as u16, 1))));
+        assert_eq!(board.links().len(), LINK_ROWS);
+        board.show_link(9, Some(&row(700, 2)));
+        assert_eq!(board.links()[9], row(700, 2));
+        board.show_link(9, None);
+        assert!(board.links().len() == LINK_ROWS - 1 && board.links().iter().all(|link| link.node != NodeId(700)));
+    }
+
+    #[test]
+    fn a_torn_or_forged_row_or_decision_is_left_out() {
+        let room = HeapBoard::new();
+        let board = room.home.board();
+        let ring = DecisionRing::new(room.home.clone());
+        (0..3).for_each(|at| board.show_link(at, Some(&row(at as u16, 1))));
+        (0..3).for_each(|at| ring.write(&decision(at)));
+        for index in 0..WORDS {
+            for base in [LINK_ROWS_OFFSET + RECORD_BYTES, place(2)] {
+                let word = board.word(base + index * 8);
+                let kept = word.load(Ordering::Relaxed);
+                word.store(kept ^ 1, Ordering::Relaxed);
+                let (rows, decisions) = (board.links().len(), board.decisions().len());
+                assert_eq!(rows + decisions, 5, "word {index}");
+                word.store(kept, Ordering::Relaxed);
+            }
+        }
+        // Whole, and still not what an owner writes.
+        let forged = [row(1, 1), LinkRow { fabric: 2, ..row(1, 1) }, LinkRow { occupancy: 1001, ..row(1, 1) }];
+        let found = forged.map(|row| {
+            board.show_link(0, Some(&row));
+            board.links().len()
+        });
+        assert_eq!(found, [3, 2, 2]);
+    }
+
+    #[test]
+    fn the_latest_decisions_are_read_in_order() {
+        let room = HeapBoard::new();
+        let ring = DecisionRing::new(room.home.clone());
+        assert_eq!(room.home.board().decisions(), []);
+        (0..DECISIONS as u64 * 2 + 5).for_each(|at| ring.write(&decision(at)));
+        let found = room.home.board().decisions();
+        assert_eq!(found.len(), DECISIONS);
+        let first = DECISIONS as u64 + 5;
+        for (at, decided) in found.iter().enumerate() {
+            assert_eq!((decided.number, decided.record), (first + at as u64 + 1, decision(first + at as u64)));
+        }
+    }
+
+    #[test]
+    fn each_count_has_a_word_of_its_own() {
+        let mut words = vec![ModeWord::Requested(None), ModeWord::Honoured];
+        words.extend((0..FABRICS as u8).map(|fabric| ModeWord::Requested(Some(fabric))));
+        words.extend((0..REFUSALS as u8).map(ModeWord::Refused));
+        for fabric in 0..FABRICS as u8 {
+            for protocol in 0..PROTOCOLS as u8 {
+                words.push(ModeWord::Used(fabric, protocol));
+                for class in 0..SIZE_CLASSES as u8 {
+                    words.extend([ModeWord::Samples(fabric, protocol, class), ModeWord::Nanoseconds(fabric, protocol, class)]);
+                }
+            }
+        }
+        let tallies = ModeTallies::default();
+        for (at, word) in words.iter().enumerate() {
+            tallies.add(*word, at as u64 + 2);
+            tallies.lower(*word);
+        }
+        for word in [ModeWord::Requested(Some(2)), ModeWord::Used(0, 4), ModeWord::Refused(12), ModeWord::Samples(0, 0, 16)] {
+            tallies.add(word, 1000);
+            assert_eq!(tallies.read().get(word), 0);
+        }
+        let room = HeapBoard::new();
+        room.home.board().show_modes(&tallies.read());
+        let mut found = room.home.board().modes();
+        found.add(&tallies.read());
+        for (at, word) in words.iter().enumerate() {
+            assert_eq!(found.get(*word), 2 * (at as u64 + 1), "{word:?}");
+        }
+    }
+
+    #[test]
+    fn classes_of_lengths_follow_each_other() {
+        for class in 0..SIZE_CLASSES as u8 {
+            let most = ModeWord::class_bytes(class);
+            assert_eq!(ModeWord::size_class(most), class);
+            if let Some(next) = most.checked_add(1) {
+                assert_eq!(ModeWord::size_class(next), class + 1);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_lies_on_a_board_can_be_read(words in proptest::collection::vec(any::<u64>(), WORDS - 1), at in 0..32_usize) {
+            let room = HeapBoard::new();
+            let words = <[u64; WORDS - 1]>::try_from(words).unwrap();
+            // As a hostile owner can: with a word that fits.
+            for base in [LINK_ROWS_OFFSET, DECISIONS_OFFSET] {
+                room.home.board().write_checked(base + at * RECORD_BYTES, &words);
+            }
+            for link in room.home.board().links() {
+                prop_assert!(usize::from(link.fabric) < FABRICS && link.occupancy <= 1000);
+                prop_assert_eq!(LinkRow::of(&link.words()), Some(link));
+            }
+            prop_assert!(room.home.board().decisions().len() <= 1);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too slow")]
+    fn readers_never_see_mixed_rows() {
+        let room = HeapBoard::new();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut at = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    at += 1;
+                    room.home.board().show_link(0, Some(&row(at as u16, at)));
+                }
+            });
+            let mut seen = 0;
+            while seen < 20_000 {
+                for found in room.home.board().links() {
+                    assert_eq!(found, row(found.messages as u16, found.messages));
+                    seen += 1;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}

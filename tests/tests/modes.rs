@@ -1,0 +1,501 @@
+//! Data communication modes, step by step as the source has them: monitored, requested, honoured or refused, selected anew by queue, by
+//! occupancy, by size; each with fabric, link and protocol.
+
+use doorbell::mode::{
+    Call, Decision, Fabric, LinkFigures, Mode, ModeRequest, Policy, Protocol, Question, Reason, Receipt, Thresholds,
+};
+use doorbell::{Copy, Error, Match, Node, NodeBuilder, NodeId, Progress, Space, Stored};
+use doorbell_tests::patience::{soon, until};
+use doorbell_tests::random::{Random, seed};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A pair of nodes that share memory and have two links of a network as well.
+struct Pair {
+    space: Space,
+    addresses: [[SocketAddr; 2]; 2],
+}
+
+impl Pair {
+    fn new() -> Self {
+        static NUMBER: AtomicU16 = AtomicU16::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let process = std::process::id();
+        let address = |link: u8, id: u16| {
+            SocketAddr::from(([127, 3 + link, (process >> 8) as u8, process as u8], 21_000 + 2 * number + id))
+        };
+        Self { space: Space::heap(), addresses: [0, 1].map(|id| [0, 1].map(|link| address(link, id))) }
+    }
+
+    fn builder(&self, id: u16) -> NodeBuilder {
+        let [own, other] = [id, 1 - id].map(|id| self.addresses[usize::from(id)]);
+        let builder = Node::builder("modes").space(self.space.clone()).id(id).copy(Copy::Auto);
+        own.into_iter().fold(builder, NodeBuilder::listen).seek(other[0])
+    }
+
+    fn join(&self, a: NodeBuilder, b: NodeBuilder) -> [Node; 2] {
+        let nodes = [a, b].map(|builder| builder.join().unwrap());
+        let [a, b] = &nodes;
+        // By every link there is.
+        for (from, to) in [(a, b), (b, a)] {
+            until("all links", || {
+                let sent = ["udp/0", "udp/1"].map(|mode| from.send_as(to.id(), 99, b"", mode.parse().unwrap()).is_ok());
+                for _ in sent.into_iter().filter(|sent| *sent) {
+                    to.recv_by(Match::any().tag(99), &mut [], soon()).unwrap();
+                }
+                (sent == [true; 2]).then_some(())
+            });
+        }
+        nodes
+    }
+
+    fn nodes(&self) -> [Node; 2] {
+        self.join(self.builder(0), self.builder(1))
+    }
+}
+
+fn mode(words: &str) -> ModeRequest {
+    words.parse().unwrap()
+}
+
+fn used(words: &str) -> Mode {
+    let ModeRequest { fabric: Some(fabric), link: Some(link), protocol: Some(protocol) } = mode(words) else { panic!("{words}") };
+    Mode { fabric, link, protocol }
+}
+
+/// Messages of a sender arrive in the order in which they were sent, whole.
+fn expect(node: &Node, tag: u64, bytes: &[u8]) {
+    let mut buf = vec![0; bytes.len() + 1];
+    let envelope = node.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    assert_eq!((envelope.tag, envelope.len), (tag, bytes.len()));
+    assert!(buf[..envelope.len] == *bytes, "message {tag} is not as it was sent");
+}
+
+#[test]
+fn each_mode_that_is_requested_is_honoured() {
+    let pair = Pair::new();
+    let [a, b] = pair.nodes();
+    let peer = a.peer(b.id()).unwrap();
+    let long: Vec<u8> = (0..600_000_u32).map(|at| (at * 7 + at / 251) as u8).collect();
+    let modes =
+        ["shm/0/transfer", "shm/0/put", "shm/0/get", "shm/0/both", "udp/0/transfer", "udp/0/put", "udp/1/transfer", "udp/1/put"];
+    for len in [1, 40, 4096, 40_000, 600_000] {
+        for (tag, words) in modes.iter().enumerate() {
+            let bytes = &long[..len];
+            let receipt = std::thread::scope(|threads| {
+                let receiver = threads.spawn(|| expect(&b, tag as u64, bytes));
+                let receipt = peer.send_as(tag as u64, bytes, mode(words)).unwrap();
+                receiver.join().unwrap();
+                receipt
+            });
+            assert_eq!((receipt.used, receipt.reason), (used(words), Reason::Requested), "{words} {len}");
+            assert_eq!((receipt.to, receipt.call, receipt.len, receipt.requested), (b.id(), Call::Send, len as u64, mode(words)));
+        }
+    }
+}
+
+/// Message `number` of so many bytes, eight at least.
+fn numbered(number: u64, len: usize) -> Vec<u8> {
+    number.to_le_bytes().into_iter().chain((8..len).map(|at| (at as u64 * 31 + number) as u8)).collect()
+}
+
+#[test]
+fn any_modes_in_any_order_keep_the_order() {
+    const MESSAGES: u64 = 1500;
+    let modes =
+        ["any", "shm/transfer", "shm/put", "shm/get", "shm/both", "udp/0/transfer", "udp/0/put", "udp/1/transfer", "udp/1/put"];
+    for progress in [Progress::Adaptive, Progress::Inline, Progress::Poller] {
+        let pair = Pair::new();
+        let [a, b] = pair.join(pair.builder(0).progress(progress), pair.builder(1).progress(progress));
+        let (peer, seed) = (a.peer(b.id()).unwrap(), seed());
+        println!("DOORBELL_SEED={seed}, {progress}");
+        std::thread::scope(|threads| {
+            let receiver = threads.spawn(|| {
+                let mut random = Random::new(seed + 1);
+                let (mut next, mut missed) = (0, Vec::new());
+                while next < MESSAGES {
+                    // Now and then what arrives waits for a moment.
+                    if random.below(50) == 0 {
+                        std::thread::sleep(Duration::from_micros(random.below(2000) as u64));
+                    }
+                    let mut buf = vec![0; 300_000];
+                    let len = b.recv_by(Match::any(), &mut buf, soon()).unwrap().len;
+                    let number = u64::from_le_bytes(buf[..8].try_into().unwrap());
+                    assert!(number >= next, "message {number} after {}", next - 1);
+                    assert!(buf[..len] == numbered(number, len), "message {number} of {len} bytes is not as it was sent");
+                    missed.extend(next..number);
+                    next = number + 1;
+                }
+                missed
+            });
+            let mut random = Random::new(seed);
+            let (mut under_way, mut taken_back) = (VecDeque::new(), Vec::new());
+            for number in 0..MESSAGES {
+                let most = *random.pick(&[8, 100, 4096, 40_000, 300_000]);
+                let (bytes, by) = (numbered(number, 8 + random.below(most - 7)), mode(random.pick::<&str>(&modes)));
+                match random.below(4) {
+                    0 => drop(peer.send_as(number, &bytes, by).unwrap()),
+                    1 => peer.send(number, &bytes).unwrap(),
+                    _ => under_way.push_back((number, peer.start_send_as(number, bytes, by).unwrap())),
+                }
+                if number + 1 < MESSAGES
+                    && random.below(8) == 0
+                    && let Some((number, request)) = under_way.pop_back()
+                    && request.cancel().is_ok()
+                {
+                    taken_back.push(number);
+                }
+                if under_way.len() > 20 {
+                    let (number, request) = under_way.pop_front().unwrap();
+                    request.wait().result.unwrap_or_else(|error| panic!("message {number}: {error}"));
+                }
+            }
+            for (_, request) in under_way {
+                request.wait().result.unwrap();
+            }
+            taken_back.sort_unstable();
+            assert_eq!(receiver.join().unwrap(), taken_back);
+        });
+    }
+}
+
+#[test]
+fn a_request_may_name_parts_of_a_mode() {
+    let pair = Pair::new();
+    let [a, b] = pair.nodes();
+    let peer = a.peer(b.id()).unwrap();
+    let cases = [
+        ("any", "shm/0/transfer", Reason::Default),
+        ("shm", "shm/0/transfer", Reason::Requested),
+        ("udp", "udp/0/transfer", Reason::Requested),
+        ("1", "udp/1/transfer", Reason::Requested),
+        ("put", "shm/0/put", Reason::Requested),
+        ("udp/put", "udp/0/put", Reason::Requested),
+    ];
+    for (tag, (asked, expected, reason)) in cases.into_iter().enumerate() {
+        let request = peer.start_send_as(tag as u64, vec![1; 100], mode(asked)).unwrap();
+        expect(&b, tag as u64, &[1; 100]);
+        let receipt = until("a receipt", || request.receipt());
+        assert_eq!((receipt.used, receipt.reason), (used(expected), reason), "{asked}");
+        request.wait().result.unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_is_an_error_with_what_can() {
+    let space = Space::heap();
+    let [a, b] = [0, 1].map(|id| Node::builder("one-fabric").space(space.clone()).id(id).join().unwrap());
+    let peer = a.peer(b.id()).unwrap();
+    for words in ["udp", "shm/1", "udp/3/put"] {
+        let Err(Error::Invalid { what }) = peer.send_as(1, b"no", mode(words)) else { panic!("{words} is honoured") };
+        assert!(what.contains(words) && what.contains("shm/0/transfer"), "{what}");
+    }
+    // Nothing of it was sent.
+    peer.send(2, b"yes").unwrap();
+    expect(&b, 2, b"yes");
+}
+
+#[test]
+fn each_call_has_its_default_mode() {
+    let space = Space::heap();
+    let [a, b] = [0, 1].map(|id| Node::builder("defaults").space(space.clone()).id(id).join().unwrap());
+    let peer = a.peer(b.id()).unwrap();
+    let region = b.region::<u64>(16).unwrap();
+    let sent = peer.send_as(1, b"x", ModeRequest::default()).unwrap();
+    let put = peer.put_as(&[1, 2], region.key(), ModeRequest::default()).unwrap();
+    let got = peer.get_as(region.key(), &mut [0; 2], ModeRequest::default()).unwrap();
+    let protocol = |receipt: Receipt| (receipt.call, receipt.used.protocol, receipt.requested.protocol, receipt.reason);
+    assert_eq!(protocol(sent), (Call::Send, Protocol::Transfer, Some(Protocol::Transfer), Reason::Default));
+    assert_eq!(protocol(put), (Call::Put, Protocol::Put, Some(Protocol::Put), Reason::Default));
+    assert_eq!(protocol(got), (Call::Get, Protocol::Get, Some(Protocol::Get), Reason::Default));
+    b.recv(Match::any(), &mut [0; 1]).unwrap();
+}
+
+#[test]
+fn the_default_fabric_and_link_of_each_call_can_be_set() {
+    let pair = Pair::new();
+    let a = pair.builder(0).default_mode(Call::Send, mode("udp/1")).default_mode(Call::Put, mode("udp"));
+    let [a, b] = pair.join(a, pair.builder(1));
+    let (peer, region) = (a.peer(b.id()).unwrap(), b.region::<u8>(100).unwrap());
+    // A call that asks for nothing, and says nothing of it.
+    peer.send(1, b"by the second link").unwrap();
+    expect(&b, 1, b"by the second link");
+    assert_eq!(peer.send_as(2, b"x", mode("any")).unwrap().used, used("udp/1/transfer"));
+    assert_eq!(peer.send_as(3, b"y", mode("shm/0")).unwrap().used, used("shm/0/transfer"));
+    expect(&b, 2, b"x");
+    expect(&b, 3, b"y");
+    let server = serving(&b);
+    assert_eq!(peer.put_as(&[7; 100], region.key(), mode("any")).unwrap().used, used("udp/0/put"));
+    peer.put(&[8; 50], region.key()).unwrap();
+    drop(server);
+    let mut all = [0; 100];
+    region.read(0, &mut all).unwrap();
+    assert!(all[..50] == [8; 50] && all[50..] == [7; 50]);
+}
+
+fn all_of<T: doorbell::Plain + Default + Clone>(region: &doorbell::Region<T>) -> Vec<T> {
+    let mut all = vec![T::default(); region.len()];
+    region.read(0, &mut all).unwrap();
+    all
+}
+
+/// Turns the engine of a node until it is dropped.
+fn serving(node: &Node) -> impl Drop {
+    struct Serving(Arc<AtomicU16>, Option<std::thread::JoinHandle<()>>);
+    impl Drop for Serving {
+        fn drop(&mut self) {
+            self.0.store(1, Ordering::Relaxed);
+            if let Some(thread) = self.1.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+    let (stop, node) = (Arc::new(AtomicU16::new(0)), node.clone());
+    let stopped = stop.clone();
+    let thread = std::thread::spawn(move || {
+        while stopped.load(Ordering::Relaxed) == 0 {
+            let patience = std::time::Instant::now() + Duration::from_millis(2);
+            let _ = node.recv_by(Match::any().tag(u64::MAX), &mut [], patience);
+        }
+    });
+    Serving(stop, Some(thread))
+}
+
+#[test]
+fn puts_and_gets_go_by_each_mode() {
+    let pair = Pair::new();
+    let [a, b] = pair.nodes();
+    let (peer, region) = (a.peer(b.id()).unwrap(), b.region::<u32>(200_000).unwrap());
+    let _server = serving(&b);
+    for len in [1, 3, 1000, 5000, 200_000] {
+        for (round, words) in ["shm/0/put", "shm/0/transfer", "shm/0/get", "udp/0/put", "udp/1/put"].into_iter().enumerate() {
+            let bytes: Vec<u32> = (0..len as u32).map(|at| at * 31 + round as u32 + len as u32).collect();
+            let receipt = peer.put_as(&bytes, region.key(), mode(words)).unwrap();
+            assert_eq!((receipt.used, receipt.len), (used(words), 4 * len as u64), "{words}");
+            let mut all = vec![0; len];
+            region.read(0, &mut all).unwrap();
+            assert!(all == bytes, "{words}, {len} elements");
+        }
+        let all = all_of(&region);
+        for words in ["shm/0/get", "shm/0/transfer", "udp/0/get", "udp/1/get"] {
+            let mut into = vec![0; len];
+            let receipt = peer.get_as(region.read_key(), &mut into, mode(words)).unwrap();
+            assert!(receipt.used == used(words) && into == all[..len], "{words}, {len} elements");
+        }
+    }
+    let wrong = peer.put_as(&[1; 10], region.key().at(199_995), mode("shm/transfer"));
+    assert!(matches!(wrong, Err(Error::Key { .. })), "{wrong:?}");
+}
+
+#[test]
+fn a_message_names_where_it_is_stored_over_both_fabrics() {
+    let pair = Pair::new();
+    let [a, b] = pair.nodes();
+    let (peer, region) = (a.peer(b.id()).unwrap(), b.region::<u16>(1000).unwrap());
+    for (tag, words) in ["shm/put", "shm/transfer", "shm/get", "udp/0", "udp/1"].into_iter().enumerate() {
+        let elements: Vec<u16> = (0..100).map(|at| at * 3 + tag as u16).collect();
+        let server = serving(&b);
+        peer.send_as(50, b"before", mode("shm")).unwrap();
+        let receipt = peer.send_stored(tag as u64, &elements, region.key().at(100 * tag), mode(words)).unwrap();
+        assert!(mode(words).allows(receipt.used), "{receipt}");
+        drop(server);
+        expect(&b, 50, b"before");
+        let mut buf = [0; Stored::BYTES];
+        let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+        let range = region.range_of(&Stored::from_bytes(&buf[..envelope.len]).unwrap()).unwrap();
+        assert_eq!((envelope.tag, &range), (tag as u64, &(100 * tag..100 * tag + 100)));
+        assert_eq!(all_of(&region)[range], elements);
+    }
+    // What is no such message, or of another region, means nothing.
+    let other = b.region::<u16>(1000).unwrap();
+    peer.send_stored(9, &[1], region.key().at(999), mode("any")).unwrap();
+    let mut buf = [0; Stored::BYTES];
+    b.recv_by(Match::any(), &mut buf, soon()).unwrap();
+    let stored = Stored::from_bytes(&buf).unwrap();
+    assert_eq!((region.range_of(&stored), other.range_of(&stored)), (Some(999..1000), None));
+    buf[8..16].fill(0xff);
+    assert_eq!(region.range_of(&Stored::from_bytes(&buf).unwrap()), None);
+}
+
+#[test]
+fn the_name_of_a_node_selects_the_fabric() {
+    let pair = Pair::new();
+    let [a, b] = pair.nodes();
+    let names = [
+        ("1".to_owned(), Fabric::Shm, None),
+        ("shm:1".into(), Fabric::Shm, Some(Fabric::Shm)),
+        (b.address().unwrap().to_string(), Fabric::Udp, Some(Fabric::Udp)),
+        (b.addresses()[1].to_string(), Fabric::Udp, Some(Fabric::Udp)),
+    ];
+    for (name, used, requested) in names {
+        let (peer, mode) = a.peer_named(name.parse().unwrap()).unwrap();
+        let receipt = peer.send_as(1, b"x", mode).unwrap();
+        assert_eq!((peer.id(), receipt.used.fabric, receipt.requested.fabric), (b.id(), used, requested), "{name}");
+        expect(&b, 1, b"x");
+    }
+    let nobody = a.peer_named("127.0.0.1:9".parse().unwrap());
+    assert!(matches!(&nobody, Err(Error::Invalid { what }) if what.contains("127.0.0.1:9")), "{nobody:?}");
+}
+
+#[test]
+fn a_host_without_an_engine_asks_for_a_remote_get() {
+    let space = Space::heap();
+    let host = Node::builder("no-engine").space(space.clone()).id(0).engine(false).join().unwrap();
+    let accelerator = Node::builder("no-engine").space(space).id(1).join().unwrap();
+    let peer = host.peer(accelerator.id()).unwrap();
+    let region = accelerator.region::<u8>(1 << 20).unwrap();
+    let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+    let server = serving(&accelerator);
+    let receipt = peer.put_as(&bytes, region.key(), ModeRequest::default()).unwrap();
+    assert_eq!((receipt.used, receipt.requested.protocol), (used("shm/0/get"), Some(Protocol::Put)));
+    assert!(matches!(receipt.reason, Reason::Unavailable(why) if why.contains("engine")), "{receipt}");
+    // And so does the call that says nothing of modes.
+    peer.put(&bytes[..1000], region.key().at(10)).unwrap();
+    let all = all_of(&region);
+    assert!(all[10..1010] == bytes[..1000] && all[1010..] == bytes[1010..]);
+    let refused = peer.put_as(&bytes, region.key(), mode("put"));
+    assert!(matches!(&refused, Err(Error::Invalid { what }) if what.contains("shm/0/get")), "{refused:?}");
+    drop(server);
+    // A long message: the accelerator fetches all of it.
+    std::thread::scope(|threads| {
+        let receiver = threads.spawn(|| expect(&accelerator, 5, &bytes));
+        let receipt = peer.send_as(5, &bytes, mode("get")).unwrap();
+        assert_eq!(receipt.used, used("shm/0/get"));
+        receiver.join().unwrap();
+    });
+    let report = accelerator.transfers().unwrap().pop().unwrap();
+    assert_eq!((report.pulled.bytes, report.put.bytes, report.fifo.bytes), (1 << 20, 0, 0), "{report:?}");
+}
+
+/// What a policy saw and decided, message by message.
+type Log = Arc<Mutex<Vec<(Vec<LinkFigures>, Decision)>>>;
+
+#[derive(Debug)]
+struct Logged<P>(P, Log);
+
+impl<P: Policy> Policy for Logged<P> {
+    fn choose(&self, question: &mut Question<'_>) -> Decision {
+        let decision = self.0.choose(question);
+        self.1.lock().unwrap().push((question.links.iter().map(|link| link.figures).collect(), decision));
+        decision
+    }
+}
+
+#[test]
+fn a_stalled_reader_sends_traffic_elsewhere_and_back() {
+    let pair = Pair::new();
+    let log = Log::default();
+    let a = pair.builder(0).progress(Progress::Inline).policy(Logged(Thresholds::new(), log.clone()));
+    // A reader that stalls, with next to no pool, and nobody who takes anything meanwhile.
+    let b = pair.builder(1).progress(Progress::Inline).pool_bytes(0);
+    let [a, b] = pair.join(a, b);
+    let peer = a.peer(b.id()).unwrap();
+    let mut sent = 0_u64;
+    let mut send = |request: ModeRequest| {
+        let receipt = peer.send_as(sent, &sent.to_le_bytes().repeat(64), request).unwrap();
+        sent += 1;
+        receipt
+    };
+    // Until shared memory is too full.
+    let mut receipts = Vec::new();
+    while receipts.last().is_none_or(|receipt: &Receipt| receipt.used.fabric == Fabric::Shm) {
+        assert!(receipts.len() < 3000, "never left: {}", receipts.last().unwrap());
+        receipts.push(send(mode("any")));
+    }
+    let left = *receipts.last().unwrap();
+    let (figures, decision) = log.lock().unwrap().last().unwrap().clone();
+    let shm = figures[0];
+    match left.reason {
+        Reason::Occupancy { occupancy, limit } => assert!(occupancy == shm.occupancy() && occupancy > limit, "{left}"),
+        Reason::Queue { depth, limit } => assert!(depth == shm.depth && depth > limit, "{left}"),
+        other => panic!("{other}"),
+    }
+    assert_eq!(decision, Decision { mode: left.used, reason: left.reason });
+    // It does not flap while nobody reads.
+    for _ in 0..50 {
+        assert_eq!(send(mode("any")).used.fabric, Fabric::Udp);
+    }
+    // The reader goes on: all that was sent, once, in order, though it came by two fabrics.
+    let sent_so_far = receipts.len() as u64 + 50;
+    for number in 0..sent_so_far {
+        expect(&b, number, &number.to_le_bytes().repeat(64));
+    }
+    let mut back = 0;
+    for number in sent_so_far.. {
+        let receipt = send(mode("any"));
+        expect(&b, number, &number.to_le_bytes().repeat(64));
+        back += u64::from(receipt.used.fabric == Fabric::Shm);
+        if back == 100 {
+            break;
+        }
+        assert!(number < sent_so_far + 5000, "never back: {receipt}");
+        assert!(back == 0 || receipt.used.fabric == Fabric::Shm, "it flaps: {receipt}");
+    }
+}
+
+#[test]
+fn a_saturated_link_is_left_for_another_of_its_kind() {
+    let pair = Pair::new();
+    let log = Log::default();
+    let a = pair.builder(0).progress(Progress::Inline).policy(Logged(Thresholds::new(), log.clone()));
+    let b = pair.builder(1).progress(Progress::Inline).pool_bytes(0);
+    let [a, b] = pair.join(a, b);
+    let peer = a.peer(b.id()).unwrap();
+    let bytes = vec![3; 2000];
+    let mut receipts = Vec::new();
+    while receipts.last().is_none_or(|receipt: &Receipt| receipt.used == used("udp/0/transfer")) {
+        assert!(receipts.len() < 5000, "never left: {}", receipts.last().unwrap());
+        receipts.push(peer.send_as(receipts.len() as u64, &bytes, mode("udp/0")).unwrap());
+    }
+    let left = *receipts.last().unwrap();
+    assert!(matches!(left.reason, Reason::Occupancy { .. } | Reason::Queue { .. }), "{left}");
+    assert_eq!(left.used.fabric, Fabric::Udp, "{left}");
+    for number in 0..receipts.len() as u64 {
+        expect(&b, number, &bytes);
+    }
+    until("the link that was asked for", || {
+        let number = receipts.len() as u64;
+        let receipt = peer.send_as(number, &bytes, mode("udp/0")).unwrap();
+        expect(&b, number, &bytes);
+        receipts.push(receipt);
+        (receipt.used == used("udp/0/transfer")).then_some(())
+    });
+}
+
+#[test]
+fn long_messages_take_another_protocol_by_their_size() {
+    let space = Space::heap();
+    let policed = Node::builder("sizes").space(space.clone()).id(0).policy(Thresholds::new());
+    let [a, b] = [policed, Node::builder("sizes").space(space).id(1)].map(|builder| builder.join().unwrap());
+    let peer = a.peer(b.id()).unwrap();
+    for (len, expected) in [(1000, Protocol::Transfer), (4 << 20, Protocol::Both)] {
+        let bytes = vec![9; len];
+        std::thread::scope(|threads| {
+            let receiver = threads.spawn(|| expect(&b, 1, &bytes));
+            let receipt = peer.send_as(1, &bytes, mode("any")).unwrap();
+            receiver.join().unwrap();
+            assert_eq!((receipt.used.protocol, receipt.requested.protocol), (expected, Some(Protocol::Transfer)), "{receipt}");
+            assert_eq!(matches!(receipt.reason, Reason::Size { limit } if limit <= len as u64), len > 1000, "{receipt}");
+        });
+    }
+}
+
+#[test]
+fn a_neighbour_that_stands_still_is_not_given_up() {
+    let pair = Pair::new();
+    let silence = Duration::from_millis(200);
+    let [a, b] = pair.join(pair.builder(0).dead_after(silence), pair.builder(1).dead_after(silence).progress(Progress::Inline));
+    let peer = a.peer(b.id()).unwrap();
+    for number in 0..10 {
+        peer.send_as(number, &[number as u8; 100], mode(if number % 2 == 0 { "udp" } else { "shm" })).unwrap();
+    }
+    // Several times as long as a node on the network alone may be silent.
+    std::thread::sleep(6 * silence);
+    for number in 0..10 {
+        expect(&b, number, &[number as u8; 100]);
+    }
+    assert!(a.members().unwrap().iter().any(|member| member.id == NodeId(1)));
+}
