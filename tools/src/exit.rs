@@ -33,6 +33,11 @@ impl Failure {
         Self { what: format!("{what}: {}", self.what), ..self }
     }
 
+    /// Whether it was not even tried.
+    pub fn is_usage(&self) -> bool {
+        self.code == 2
+    }
+
     /// The same, with the exit code of what was started.
     pub fn with_code(self, code: u8) -> Self {
         Self { code, ..self }

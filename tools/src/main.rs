@@ -2,14 +2,17 @@
 
 mod autopsy;
 mod clean;
+mod clock;
 mod demo;
 mod environment;
 mod exit;
 mod guard;
 mod info;
+mod links_shown;
 mod log;
 mod ls;
 mod measure;
+mod modes;
 mod nodes;
 mod processes;
 mod run;
@@ -46,6 +49,7 @@ enum Command {
     Rate(measure::rate::RateArgs),
     Bandwidth(measure::bandwidth::BandwidthArgs),
     Lock(measure::lock::LockArgs),
+    Modes(modes::ModesArgs),
     Top(top::TopArgs),
     Ls(ls::LsArgs),
     Autopsy(autopsy::AutopsyArgs),
@@ -58,6 +62,9 @@ enum Command {
     /// One of the processes of a measurement of locks; started by it.
     #[command(name = measure::lock::worker::COMMAND, hide = true)]
     LockWorker(measure::worker::WorkerArgs),
+    /// One of the processes that carry out a load; started by it.
+    #[command(name = modes::worker::COMMAND, hide = true)]
+    ModesWorker(measure::worker::WorkerArgs),
     /// Finishes what a command cannot finish that was killed; started by the commands that start processes.
     #[command(name = guard::COMMAND, hide = true)]
     Guard(guard::GuardArgs),
@@ -70,7 +77,7 @@ impl Command {
     fn run(self) -> Result<(), Failure> {
         environment::check()?;
         // Of the processes of a measurement one speaks for all.
-        if !matches!(self, Command::MeasureWorker(_) | Command::LockWorker(_)) {
+        if !matches!(self, Command::MeasureWorker(_) | Command::LockWorker(_) | Command::ModesWorker(_)) {
             log::install(LevelFilter::WARN)?;
         }
         match self {
@@ -80,6 +87,7 @@ impl Command {
             Command::Rate(args) => measure::rate::run(&args),
             Command::Bandwidth(args) => measure::bandwidth::run(&args),
             Command::Lock(args) => measure::lock::run(&args),
+            Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
             Command::Autopsy(args) => autopsy::run(&args),
@@ -88,6 +96,7 @@ impl Command {
             Command::Info(args) => info::run(&args),
             Command::MeasureWorker(args) => measure::worker::run(&args),
             Command::LockWorker(args) => measure::lock::worker::run(&args),
+            Command::ModesWorker(args) => modes::worker::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),
         }

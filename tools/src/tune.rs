@@ -32,12 +32,13 @@ Examples:
   DOORBELL_TUNE=off ./program            without what was measured
 
 Times are half a round trip; every line is written before it is sent, and read after it was
-received. Each is the median over the rounds of medians. `faster` says by how much. The length
+received. Each is the median over the rounds of medians. `faster` says by how much, in the
+median of the rounds, of which each compares what was measured at the same time. The length
 that is found is the one with which the times of all sizes together are least: so one size
 that was disturbed does not decide. It is that of messages which are alone on their way.
 
-DMA begins above 32 KiB. From a region the lane takes no message that is longer, so there is
-nothing to compare, and the driver's own length stays.
+`private` is memory of one process, which the kernel copies (process_vm_readv); where the system
+refuses that, there is nothing to compare. `registered` memory is a region that both have mapped.
 
 The file is $XDG_CACHE_HOME/doorbell/tune.json, or below ~/.cache. It is believed only where
 processor, number of processors, kernel and release of Doorbell are those it was made with:
@@ -57,12 +58,14 @@ pub struct TuneArgs {
     format: Format,
 }
 
-const SHORTEST: usize = 64 << 10;
+const SHORTEST: usize = 4 << 10;
 const LONGEST: usize = 4 << 20;
-/// Bytes of a size in a round, one way.
+/// Bytes of a size in a round, one way, at most.
 const ROUND_BYTES: usize = 32 << 20;
 /// DMA has to save so much of the time of all sizes together, or it is taken for noise.
 const GAIN: f64 = 0.03;
+/// More than this, as the logarithm of a ratio, is clear.
+const CLEAR: f64 = 0.5;
 const PLACES: [Place; 2] = [Place::Private, Place::Registered];
 
 /// By what a message goes.
@@ -80,12 +83,10 @@ impl Way {
         }
     }
 
-    /// How messages from a memory are made to go so, if they can be: who copies, and what the processes find in their environment.
-    fn forced(self, place: Place) -> Option<(Copier, &'static [(&'static str, &'static str)])> {
-        match (self, place) {
-            (Way::Dma, _) => Some((Copier::Both, &[])),
-            (Way::Transfer, Place::Private) => Some((Copier::Auto, &[(doorbell_shm::cma::VARIABLE, "off")])),
-            (Way::Transfer, Place::Registered) => None,
+    fn mode(self) -> &'static str {
+        match self {
+            Way::Transfer => "shm/transfer",
+            Way::Dma => "shm/both",
         }
     }
 }
@@ -104,9 +105,10 @@ impl Row {
         (median(&self.transfer), median(&self.dma))
     }
 
-    fn both(&self) -> Option<(f64, f64)> {
-        let (transfer, dma) = self.times();
-        transfer.zip(dma)
+    /// How many times as long as a transfer a DMA takes. The two of a round were in the same mood of the machine.
+    fn ratio(&self) -> Option<f64> {
+        let ratios: Vec<f64> = self.transfer.iter().zip(&self.dma).map(|(transfer, dma)| dma / transfer).collect();
+        median(&ratios)
     }
 }
 
@@ -116,7 +118,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let rows = measure(args)?;
     let found = PLACES.into_iter().filter_map(|place| {
         let compared: Vec<_> =
-            rows.iter().filter(|row| row.place == place).filter_map(|row| row.both().map(|both| (row.bytes, both))).collect();
+            rows.iter().filter(|row| row.place == place).filter_map(|row| Some((row.bytes, row.ratio()?))).collect();
         let in_region = place == Place::Registered;
         (!compared.is_empty()).then(|| Found { fabric: Fabric::Shm, in_region, dma: threshold(&compared) })
     });
@@ -153,20 +155,29 @@ fn measure(args: &TuneArgs) -> Result<Vec<Row>, Failure> {
     };
     let mut rows = PLACES.map(row);
     let told = std::io::stderr().is_terminal();
+    let mut refused = None;
     for round in 0..args.rounds {
         // In turns, so that a mood of the machine meets both alike; and each is first as often as the other.
         let mut ways = [Way::Transfer, Way::Dma];
         ways.rotate_left(usize::from(round % 2));
         for (place, rows) in PLACES.into_iter().zip(&mut rows) {
             for way in ways {
-                let Some((copy, environment)) = way.forced(place) else { continue };
+                if way == Way::Dma && place == Place::Private && refused.is_some() {
+                    continue;
+                }
                 if told {
                     let step = format!("round {} of {}: {} memory by {}", round + 1, args.rounds, name(place), way.name());
                     eprint!("\r{step:<60}");
                     let _ = std::io::stderr().flush();
                 }
-                let plan = plan(args, place, copy, crowded, &sizes);
-                let outcome = pairs::carry_out_with(&plan, environment)?;
+                let outcome = match pairs::carry_out(&plan(args, place, way, crowded, &sizes)) {
+                    // The system does not let one process read the memory of the other.
+                    Err(failure) if failure.is_usage() && way == Way::Dma && place == Place::Private => {
+                        refused = Some(failure);
+                        continue;
+                    }
+                    outcome => outcome?,
+                };
                 for (row, finding) in rows.iter_mut().zip(&outcome.pairs[0]) {
                     let ns = unpack(&finding.driver).summary(outcome.clock.ns_per_tick / 2.0).p50;
                     if way == Way::Dma { &mut row.dma } else { &mut row.transfer }.push(ns);
@@ -182,12 +193,18 @@ fn measure(args: &TuneArgs) -> Result<Vec<Row>, Failure> {
     if told {
         eprint!("\r{:<60}\r", "");
     }
+    if let Some(failure) = refused {
+        warn(format_args!(
+            "private memory was not measured by DMA: {}",
+            failure.to_string().trim_start_matches("doorbell: error: ")
+        ));
+    }
     Ok(rows.concat())
 }
 
-fn plan(args: &TuneArgs, buffers: Place, copy: Copier, crowded: bool, sizes: &[usize]) -> Plan {
+fn plan(args: &TuneArgs, buffers: Place, way: Way, crowded: bool, sizes: &[usize]) -> Plan {
     let leg = |&bytes: &usize| {
-        let count = (ROUND_BYTES / bytes).clamp(16, 512);
+        let count = (ROUND_BYTES / bytes).clamp(16, 256);
         Leg { bytes, rounds: 1, warmup: 4 + count / 8, count }
     };
     Plan {
@@ -199,11 +216,12 @@ fn plan(args: &TuneArgs, buffers: Place, copy: Copier, crowded: bool, sizes: &[u
         window: 1,
         both_ways: false,
         buffers,
-        copy,
+        copy: Copier::Auto,
         legs: sizes.iter().map(leg).collect(),
         floor: false,
         touched: true,
         loan: false,
+        mode: Some(way.mode().into()),
         shared: false,
         progress: Progress::default().to_string(),
         wait: Wait::default().to_string(),
@@ -213,10 +231,11 @@ fn plan(args: &TuneArgs, buffers: Place, copy: Copier, crowded: bool, sizes: &[u
 }
 
 /// The length from which on DMA costs least, all sizes taken alike: of each, how many times as long the slower way takes.
-fn threshold(rows: &[(usize, (f64, f64))]) -> Dma {
+fn threshold(rows: &[(usize, f64)]) -> Dma {
     let (mut best, mut least, mut cost) = (Dma::Never, 0.0, 0.0);
-    for (bytes, (transfer, dma)) in rows.iter().rev() {
-        cost += (dma / transfer).ln();
+    for (bytes, ratio) in rows.iter().rev() {
+        // One that is this far off was disturbed, or needs no more to be clear.
+        cost += ratio.ln().clamp(-CLEAR, CLEAR);
         if cost < least - if best == Dma::Never { GAIN } else { 0.0 } {
             (best, least) = (Dma::From(*bytes as u64), cost);
         }
@@ -243,8 +262,8 @@ fn table(rows: &[Row], tune: &Tune, path: Option<&PathBuf>, rounds: u16) -> Stri
     let mut table = Table::new(&["memory", ">size", ">transfer", ">DMA", "faster"]);
     for row in rows {
         let (transfer, dma) = row.times();
-        let faster = row.both().map(|(transfer, dma)| {
-            let (way, times) = if dma < transfer { (Way::Dma, transfer / dma) } else { (Way::Transfer, dma / transfer) };
+        let faster = row.ratio().map(|ratio| {
+            let (way, times) = if ratio < 1.0 { (Way::Dma, 1.0 / ratio) } else { (Way::Transfer, ratio) };
             format!("{} ({times:.2} times)", way.name())
         });
         let cell = |ns: Option<f64>| ns.map_or_else(|| "-".into(), time);
@@ -272,8 +291,7 @@ fn table(rows: &[Row], tune: &Tune, path: Option<&PathBuf>, rounds: u16) -> Stri
 fn lines(rows: &[Row], tune: &Tune, path: Option<&PathBuf>) -> String {
     let row = |row: &Row| {
         let (transfer, dma) = row.times();
-        let faster = row.both().map(|(transfer, dma)| if dma < transfer { "dma" } else { "transfer" });
-        json!({"memory": name(row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "faster": faster})
+        json!({"memory": name(row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "ratio": row.ratio()})
     };
     let found = json!({"machine": tune.machine, "found": tune.found, "kept": path.map(|path| path.display().to_string())});
     rows.iter().map(row).chain([found]).map(|line| format!("{line}\n")).collect()
@@ -284,7 +302,7 @@ mod tests {
     use super::*;
 
     fn found(ratios: &[f64]) -> Dma {
-        let rows: Vec<_> = ratios.iter().enumerate().map(|(at, ratio)| (1 << (10 + at), (100.0, 100.0 * ratio))).collect();
+        let rows: Vec<_> = ratios.iter().enumerate().map(|(at, ratio)| (1 << (10 + at), *ratio)).collect();
         threshold(&rows)
     }
 
@@ -307,8 +325,10 @@ mod tests {
     #[test]
     fn a_table_says_what_was_found_and_where_it_is() {
         let row = |place, bytes, transfer: &[f64], dma: &[f64]| Row { place, bytes, transfer: transfer.into(), dma: dma.into() };
-        let rows =
-            [row(Place::Private, 64 << 10, &[900.0, 100.0, 120.0], &[300.0]), row(Place::Registered, 64 << 10, &[], &[100.0])];
+        let rows = [
+            row(Place::Private, 64 << 10, &[900.0, 100.0, 120.0], &[300.0, 250.0, 300.0]),
+            row(Place::Registered, 64 << 10, &[], &[100.0]),
+        ];
         let tune =
             Tune { machine: Machine::this(), found: vec![Found { fabric: Fabric::Shm, in_region: false, dma: Dma::Never }] };
         let text = table(&rows, &tune, None, 3);

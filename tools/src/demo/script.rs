@@ -1,6 +1,7 @@
 //! What the host and the accelerators of the demo say to each other.
 
 use super::cast::PATIENCE;
+pub use crate::clock::{now, processor_time};
 use doorbell::transfer::{Descriptor, Side};
 use doorbell::{Error, Key, LockKey, Node, ReadWrite, Stats, TransferReport, TryLock};
 use serde::{Deserialize, Serialize};
@@ -138,23 +139,6 @@ fn bulk_word(at: usize) -> [u8; 8] {
 /// One number, from the beginning of a message.
 pub fn number(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
-}
-
-/// Nanoseconds on a clock that all processes of the machine share.
-pub fn now() -> u64 {
-    clock(libc::CLOCK_MONOTONIC)
-}
-
-/// How long the threads of this process have had a processor.
-pub fn processor_time() -> Duration {
-    Duration::from_nanos(clock(libc::CLOCK_PROCESS_CPUTIME_ID))
-}
-
-fn clock(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes the local structure, and nothing else; both clocks exist.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Who of a node carried what.

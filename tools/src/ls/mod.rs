@@ -1,6 +1,7 @@
 //! `doorbell ls`: which domains there are, who is in them, and what they lock.
 
 mod locks;
+mod modes;
 
 use crate::environment::Domain;
 use crate::exit::Failure;
@@ -21,6 +22,7 @@ Examples:
   doorbell ls grid                                     one of them
   watch -n 1 doorbell ls grid                          its figures, as they grow
   doorbell ls grid --locks                             the keys of its lock registry
+  doorbell ls grid --modes                             the links between its nodes, and the modes of messages
   doorbell ls --format json | jq '.nodes[] | select(.alive | not)'
 
 LIFE tells the lives of one node number apart: who joins anew gets a new one. IN and OUT are messages, POOLED those that
@@ -30,13 +32,21 @@ Nodes write them when they sleep, leave, or look at them themselves, and every 5
 With --locks, a line for each key. VALUE is who holds it: a node, in brackets which life of it, and a thread of that, or a number that the
 program chose; ROLE and LABEL are that node's. STATE is `damaged` from the death of an owner until a later one says that the
 resource is repaired, and names who died with it. USERS are the nodes that have opened the key and not released it,
-WAITING how many threads have stood in line for longer than a moment.")]
+WAITING how many threads have stood in line for longer than a moment.
+
+With --modes, a line for each link by which a node has sent. DEPTH is how many messages and packets the target has not taken yet, as
+far as is known: in shared memory up to a quarter of the lane may have been taken since. QUEUED are messages that wait in the sending
+node for room, TRANSFERS DMA transfers that are not complete. Below: of messages for which a mode was asked or a policy decided, how many
+took which, why others went otherwise, the latest of these, and each domain as a whole.")]
 pub struct LsArgs {
     /// Only this domain
     domain: Option<Domain>,
     /// Show the keys of the lock registry, and who holds them
     #[arg(long)]
     locks: bool,
+    /// Show the links by which nodes send, what waits there, and how messages went
+    #[arg(long, conflicts_with = "locks")]
+    modes: bool,
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
@@ -63,10 +73,19 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
     match args.format {
         Format::Table => {
             let style = Style::of(&std::io::stdout());
-            print(&if args.locks { locks::table(&domains, style) } else { table(&domains, style) });
+            let view = match args {
+                LsArgs { locks: true, .. } => locks::table,
+                LsArgs { modes: true, .. } => modes::table,
+                _ => table,
+            };
+            print(&view(&domains, style));
         }
         Format::Json => {
-            let object = |domain| if args.locks { locks::object(domain, object(domain)) } else { object(domain) };
+            let object = |domain| match args {
+                LsArgs { locks: true, .. } => locks::object(domain, object(domain)),
+                LsArgs { modes: true, .. } => modes::object(domain, object(domain)),
+                _ => object(domain),
+            };
             print(&domains.iter().map(|domain| format!("{}\n", object(domain))).collect::<String>());
         }
     }
@@ -111,7 +130,10 @@ fn table(domains: &[DomainStatus], style: Style) -> String {
 }
 
 fn finish(table: &Table, notes: Vec<String>, style: Style) -> String {
-    let mut lines = table.lines();
+    finish_lines(table.lines(), notes, style)
+}
+
+fn finish_lines(mut lines: Vec<String>, notes: Vec<String>, style: Style) -> String {
     lines[0] = style.bold(&lines[0]);
     lines.extend(notes.into_iter().map(|note| style.dim(note)));
     lines.join("\n") + "\n"

@@ -114,6 +114,7 @@ impl MeasureArgs {
             put: false,
             window: 1,
             loan: false,
+            mode: None,
             both_ways: false,
             buffers: Place::Private,
             copy: Copier::Auto,

@@ -1,6 +1,7 @@
 //! The driver as a carrier of messages: through a `Peer`, through a `Node` that threads share, or on loan.
 
 use super::plan::Arrival;
+use doorbell::mode::ModeRequest;
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Recipient, Region, Request};
 use doorbell_benches::exchange::Carrier;
@@ -73,6 +74,32 @@ impl Carrier for ThroughPeer<'_> {
         }
         self.peer.recv(Match::any(), into)?;
         Ok(())
+    }
+}
+
+/// The same, by a mode that is asked for.
+#[derive(Debug)]
+pub struct ByMode<'a> {
+    /// The way.
+    pub peer: &'a Peer,
+    /// The mode.
+    pub mode: ModeRequest,
+    /// Says when to stop.
+    pub patience: &'a Patience,
+}
+
+impl Carrier for ByMode<'_> {
+    type Error = CarrierError;
+
+    #[inline(always)]
+    fn send(&mut self, message: &[u8]) -> Result<(), CarrierError> {
+        self.peer.send_as(TAG, message, self.mode)?;
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), CarrierError> {
+        ThroughPeer { peer: self.peer, patience: self.patience }.receive(into)
     }
 }
 

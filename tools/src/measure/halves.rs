@@ -229,7 +229,7 @@ fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Troub
         (buffers, messages, None)
     };
     let peer = if plan.shared { None } else { Some(node.peer(to)?) };
-    let driver = Driver { node, peer: peer.as_ref(), to, from: Match::from(to), patience, landing, loan: false };
+    let driver = Driver { node, peer: peer.as_ref(), to, from: Match::from(to), patience, landing, loan: false, mode: None };
     let together = Together::Apart(other);
     let sections = Sections { plan, side, together, driver, floors: Floors::None, patience, buffers, messages };
     Ok(sections.work()?)
@@ -255,6 +255,7 @@ mod tests {
             floor: false,
             touched: true,
             loan: false,
+            mode: None,
             shared: true,
             progress: "adaptive".into(),
             wait: "auto".into(),

@@ -22,11 +22,6 @@ pub struct Outcome {
 
 /// Carries out a plan.
 pub fn carry_out(plan: &Plan) -> Result<Outcome, Failure> {
-    carry_out_with(plan, &[])
-}
-
-/// The same, with this in the environment of the processes.
-pub fn carry_out_with(plan: &Plan, environment: &[(&str, &str)]) -> Result<Outcome, Failure> {
     let signal = requested_end()?;
     let mapping = Mapping::create(plan.shape()).map_err(|error| {
         let what = format!("could not get memory for messages of {} bytes: {error}", plan.shape().bytes);
@@ -51,7 +46,7 @@ pub fn carry_out_with(plan: &Plan, environment: &[(&str, &str)]) -> Result<Outco
     let role = |node: usize| {
         if node.is_multiple_of(2) { "the process that sends and measures" } else { "the process that answers" }
     };
-    let crew = Crew { command: worker::COMMAND, domain: &plan.domain, environment, role: &role };
+    let crew = Crew { command: worker::COMMAND, domain: &plan.domain, role: &role };
     let workers = Workers::start(crew, 2 * plan.pairs, order)?;
     // They have theirs.
     drop(sockets);

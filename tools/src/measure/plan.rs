@@ -119,6 +119,8 @@ pub struct Plan {
     pub touched: bool,
     /// Messages are written and read where they lie, on loan.
     pub loan: bool,
+    /// The mode by which they are sent, one by one through a peer: as usual if nothing is said.
+    pub mode: Option<String>,
     /// Through `Node`s shared by threads, not through a `Peer`.
     pub shared: bool,
     /// Who turns the engine.

@@ -434,6 +434,7 @@ mod tests {
             shared: false,
             put: false,
             loan: false,
+            mode: None,
             window: 8,
             both_ways: false,
             buffers: Place::Private,

@@ -1,8 +1,9 @@
 //! What the processes of a pair do in turns: sections over the driver and over the machine's floor.
 
-use super::carrier::{CarrierError, Landing, OnLoan, PutStream, Puts, Requests, ThroughNode, ThroughPeer};
+use super::carrier::{ByMode, CarrierError, Landing, OnLoan, PutStream, Puts, Requests, ThroughNode, ThroughPeer};
 use super::plan::{Finding, Leg, Over, Plan, Test, pack};
 use super::together::Together;
+use doorbell::mode::ModeRequest;
 use doorbell::{Match, Node, NodeId, Peer, Recipient};
 use doorbell_benches::clock::ticks;
 use doorbell_benches::exchange::{self, Buffers, Part, Section, Side};
@@ -34,11 +35,13 @@ pub struct Driver<'a> {
     pub landing: Option<Landing>,
     /// Messages are written and read in place.
     pub loan: bool,
+    /// The mode by which they go, through the peer, one by one.
+    pub mode: Option<ModeRequest>,
 }
 
 impl Driver<'_> {
     fn play(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), CarrierError> {
-        let Self { node, peer, to, from, patience, loan, .. } = *self;
+        let Self { node, peer, to, from, patience, loan, mode, .. } = *self;
         if let Some(landing) = &mut self.landing {
             let puts = Puts::new(node, peer, landing, section.bytes, patience);
             if matches!(part, Part::Pour | Part::Drain) {
@@ -52,6 +55,9 @@ impl Driver<'_> {
             let to = peer.map_or(Recipient::Node(to), Recipient::Peer);
             let carrier = OnLoan { node, to, touched: section.touched, count: 0, patience };
             return exchange::play(carrier, part, Section { touched: false, ..section }, buffers).map(drop);
+        }
+        if let Some((mode, peer)) = mode.zip(peer) {
+            return exchange::play(ByMode { peer, mode, patience }, part, section, buffers).map(drop);
         }
         // Streams are received through the node: whoever is sent a stream takes it from anybody.
         match peer.filter(|_| !matches!(part, Part::Drain)) {

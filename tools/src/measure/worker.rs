@@ -84,6 +84,9 @@ fn serve(order: &Order) -> Reply<Vec<Finding>> {
     match prepared.work(order) {
         Ok(findings) => Reply::Done(findings),
         Err(CarrierError::Stopped(_)) => Reply::Stopped,
+        Err(CarrierError::Driver(Error::Invalid { what })) if order.plan.mode.is_some() => {
+            Reply::Unable(Failure::usage(what, ""))
+        }
         Err(error) => Reply::Failed(error.to_string()),
     }
 }
@@ -142,6 +145,8 @@ impl Prepared {
     fn work(self, order: &Order) -> Result<Vec<Finding>, CarrierError> {
         let Self { node, peer, mapping, socket, patience, stop, buffers, messages, landing } = self;
         let plan = &order.plan;
+        let mode = plan.mode.as_deref().map(str::parse).transpose();
+        let mode = mode.map_err(|error: ParseIdError| Error::Invalid { what: error.to_string() })?;
         // The probe spins however crowded the processors are: all others sleep meanwhile.
         let probing = Patience::new(stop, false);
         let (pair, side) = (mapping.pair(order.node / 2), order.side());
@@ -165,6 +170,7 @@ impl Prepared {
                 patience: &patience,
                 landing,
                 loan: plan.loan,
+                mode,
             },
             floors: socket.map_or_else(|| Floors::Memory(Floor::new(&pair, side, &patience)), Floors::Udp),
             patience: &patience,

@@ -36,8 +36,6 @@ pub struct Crew<'a> {
     pub command: &'a str,
     /// The domain that they join.
     pub domain: &'a str,
-    /// What they find in their environment besides.
-    pub environment: &'a [(&'a str, &'a str)],
     /// What one of them does, in words.
     pub role: &'a dyn Fn(usize) -> &'static str,
 }
@@ -71,7 +69,6 @@ impl<'a> Workers<'a> {
             // The running program, even if the file was replaced meanwhile.
             let mut child = Command::new("/proc/self/exe")
                 .args([crew.command, &order])
-                .envs(crew.environment.iter().copied())
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()

@@ -26,14 +26,15 @@ Examples:
   doorbell top --once                             one look, with the rates of one interval
   doorbell top --once --format json | jq '.domains[].nodes[] | [.node, .rates.messages_in, .latency.p99_ns]'
 
-Keys: q quit, p or space pause, s sort by the next column, r turn the order round, arrows choose a node (below: what it
-did last). Without a terminal, and for JSON, it looks once.
+Keys: q quit, p or space pause, s sort by the next column, r turn the order round, m show or hide the modes, arrows choose
+a node (below: what it did last). Without a terminal, and for JSON, it looks once.
 
 IN/S and OUT/S are messages a second. FIFO: descriptors that wait in the injection FIFOs of high, normal and low
 priority. CTR: DMA counters in use. KEYS: keys of the lock registry that the node holds, and threads of it that wait for
 one (below: which). By way, in bytes a second: FIFO/S as packets, PUT/S put by the origin, PULL/S pulled by the target,
 KEY/S put and got by key, LOAN/S loans. P50 and P99: one-way latency of sampled messages since the last look; if there
-were none, of all. PARKS/S: how often a thread went to sleep. Nodes show figures when they sleep, leave, or look at them
+were none, of all. MODES: the links by which the nodes send, as `doorbell ls --modes` has them, and how messages went of
+which a mode was asked or chosen. PARKS/S: how often a thread went to sleep. Nodes show figures when they sleep, leave, or look at them
 themselves, and every 50 ms while they wait or poll.")]
 pub struct TopArgs {
     /// Only this domain

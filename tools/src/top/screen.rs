@@ -2,6 +2,7 @@
 
 use super::watch::{COLUMNS, Look, Watch};
 use crate::exit::Failure;
+use crate::links_shown as modes;
 use crate::nodes::{RECORD_COLUMNS, record_cells};
 use crate::processes::requests_to_end;
 use crate::text::{Table as Lines, counted};
@@ -11,7 +12,7 @@ use ratatui::Frame;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::execute;
-use ratatui::layout::{Alignment, Constraint, Layout};
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState};
@@ -27,6 +28,8 @@ use std::time::{Duration, Instant};
 const NOTICE: Duration = Duration::from_millis(100);
 /// Lines for what a node did last.
 const RECORD_LINES: u16 = 9;
+/// Lines for links and modes.
+const MODE_LINES: u16 = 8;
 
 /// Draws until a key or a signal ends it. The terminal is as before afterwards, after a panic too.
 pub fn show(watch: &mut Watch, interval: Duration) -> Result<(), Failure> {
@@ -114,13 +117,15 @@ struct Screen {
     paused: bool,
     sort: usize,
     round: bool,
+    /// Links and modes are shown.
+    modes: bool,
     chosen: TableState,
 }
 
 impl Screen {
     fn new(interval: Duration) -> Self {
         let chosen = TableState::default().with_selected(0);
-        Self { look: Look::default(), interval, paused: false, sort: 0, round: false, chosen }
+        Self { look: Look::default(), interval, paused: false, sort: 0, round: false, modes: true, chosen }
     }
 
     fn arrange(&mut self) {
@@ -137,6 +142,7 @@ impl Screen {
             KeyCode::Char('p' | ' ') => self.paused = !self.paused,
             KeyCode::Char('s') => self.sort = (self.sort + 1) % COLUMNS.len(),
             KeyCode::Char('S') => self.sort = (self.sort + COLUMNS.len() - 1) % COLUMNS.len(),
+            KeyCode::Char('m') => self.modes = !self.modes,
             KeyCode::Char('r') => self.round = !self.round,
             KeyCode::Down | KeyCode::Char('j') => self.chosen.select_next(),
             KeyCode::Up | KeyCode::Char('k') => self.chosen.select_previous(),
@@ -147,9 +153,10 @@ impl Screen {
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>) {
-        let [title, table, below, keys] = Layout::vertical([
+        let [title, table, modes, below, keys] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(3),
+            Constraint::Length(if self.modes { MODE_LINES } else { 0 }),
             Constraint::Length(RECORD_LINES),
             Constraint::Length(1),
         ])
@@ -173,8 +180,11 @@ impl Screen {
             table,
             &mut self.chosen,
         );
+        if self.modes {
+            self.draw_modes(frame, modes);
+        }
         frame.render_widget(self.records(), below);
-        frame.render_widget(Line::styled("q quit  p pause  s sort  r turn round  ↑↓ choose", Modifier::DIM), keys);
+        frame.render_widget(Line::styled("q quit  p pause  s sort  r turn round  m modes  ↑↓ choose", Modifier::DIM), keys);
     }
 
     /// As wide as the widest cell.
@@ -197,6 +207,24 @@ impl Screen {
             spans.push(Span::styled("  paused", Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD)));
         }
         Line::from(spans)
+    }
+
+    /// The links of the chosen node's domain, and how that node's messages went.
+    fn draw_modes(&self, frame: &mut Frame<'_>, area: Rect) {
+        let chosen = self.chosen.selected().and_then(|at| self.look.rows.get(at));
+        let mut domains = self.look.domains();
+        domains.retain(|domain| chosen.is_some_and(|row| row.domain == domain.name));
+        let title = match &domains[..] {
+            [domain] => format!(" MODES of '{}': {} ", domain.name, modes::whole(&domain.nodes)),
+            _ => " MODES ".into(),
+        };
+        let block = Block::new().borders(Borders::TOP).title(title);
+        let [links, node] = Layout::horizontal([Constraint::Fill(1); 2]).spacing(2).areas(block.inner(area));
+        frame.render_widget(block, area);
+        let text = |lines: Vec<String>| Paragraph::new(lines.into_iter().map(Line::from).collect::<Vec<_>>());
+        let about = chosen.and_then(|row| row.modes.as_ref()).map(modes::about).unwrap_or_default();
+        frame.render_widget(text(modes::links(&domains)), links);
+        frame.render_widget(text(about), node);
     }
 
     fn records(&self) -> Paragraph<'static> {
@@ -241,9 +269,12 @@ mod tests {
         let mut screen = Screen::new(Duration::from_secs(1));
         let text = drawn(&mut screen, 140, 24);
         assert!(text.contains("doorbell top 0 nodes, every 1s") && text.contains("PARKS/S") && text.contains("q quit"), "{text}");
-        for (width, height) in [(1, 1), (20, 3), (80, 5)] {
+        for (width, height) in [(1, 1), (20, 3), (80, 5), (80, 12)] {
             drawn(&mut screen, width, height);
         }
+        assert!(text.contains("MODES"), "{text}");
+        press(&mut screen, KeyCode::Char('m'));
+        assert!(!drawn(&mut screen, 140, 24).contains("MODES"));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Looks at domains, and what changed between two of them.
 
 use crate::exit::Failure;
+use crate::links_shown as modes;
 use crate::ls::domains;
 use crate::nodes::{counters, figures, identity, latencies, nanoseconds, short, state};
 use crate::text::{DIRECTORY, Style, Table, bytes};
+use doorbell::mode::ModeMonitor;
 use doorbell::{Figure, Figures};
 use doorbell_shm::board::{FigureKind, Latencies};
 use doorbell_shm::domain::NodeStatus;
@@ -36,6 +38,8 @@ pub struct Row {
     pub state: &'static str,
     /// What it shows; zeros without a board.
     pub figures: Figures,
+    /// Its links, and how its messages went, if it has a board.
+    pub modes: Option<ModeMonitor>,
     /// The keys of the lock registry that it holds, and how many wait for each.
     pub holds: Vec<(String, usize)>,
     /// The keys that its threads wait for.
@@ -75,6 +79,7 @@ impl Watch {
                 let waits =
                     |key: &KeyFacts| std::iter::repeat_n(key.name.clone(), key.waiting.iter().copied().filter(is_its).count());
                 rows.push(Row {
+                    modes: node.board.as_ref().map(ModeMonitor::of),
                     holds: held.map(|key| (key.name.clone(), key.waiting.len())).collect(),
                     awaits: keys.iter().flat_map(waits).collect(),
                     rates: rates(&figures, &earlier, interval),
@@ -205,6 +210,7 @@ impl Row {
         let holds = self.holds.iter().map(|(name, waiting)| json!({ "key": name, "waiting": waiting }));
         object.insert("holds".into(), holds.collect());
         object.insert("waits_for".into(), json!(self.awaits));
+        object.insert("modes".into(), self.modes.as_ref().map(modes::object).into());
         object.insert("records".into(), json!(self.node.board.as_ref().map_or(0, |board| board.records().len())));
         object.into()
     }
@@ -221,16 +227,31 @@ impl Look {
         self.rows.iter().for_each(|row| table.row(COLUMNS.iter().map(|column| (column.cell)(row))));
         let mut lines = table.lines();
         lines[0] = style.bold(&lines[0]);
+        lines.push(style.bold("MODES"));
+        lines.extend(modes::lines(&self.domains()));
         lines.join("\n") + "\n"
+    }
+
+    /// The modes of all nodes, by domain and node.
+    pub fn domains(&self) -> Vec<modes::Domain<'_>> {
+        let mut domains: BTreeMap<&str, Vec<&ModeMonitor>> = BTreeMap::new();
+        for row in &self.rows {
+            domains.entry(&row.domain).or_default().extend(&row.modes);
+        }
+        domains.values_mut().for_each(|nodes| nodes.sort_by_key(|node| node.node));
+        domains.into_iter().map(|(name, nodes)| modes::Domain { name, nodes }).collect()
     }
 
     /// For programs.
     pub fn object(&self) -> Value {
-        let mut domains: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+        let mut domains: BTreeMap<&str, (Vec<Value>, Vec<&ModeMonitor>)> = BTreeMap::new();
         for row in &self.rows {
-            domains.entry(&row.domain).or_default().push(row.object());
+            let (nodes, modes) = domains.entry(&row.domain).or_default();
+            nodes.push(row.object());
+            modes.extend(&row.modes);
         }
-        let domains: Vec<Value> = domains.into_iter().map(|(name, nodes)| json!({ "domain": name, "nodes": nodes })).collect();
+        let object = |(name, (nodes, seen)): (&str, (Vec<Value>, Vec<&ModeMonitor>))| json!({ "domain": name, "nodes": nodes, "modes": modes::whole_object(seen) });
+        let domains: Vec<Value> = domains.into_iter().map(object).collect();
         json!({ "interval_s": self.interval.as_secs_f64(), "domains": domains })
     }
 

@@ -180,3 +180,32 @@ fn keys_are_seen_with_who_holds_them_and_who_died_with_them() {
     ended(&["clean", &name]);
     nothing_is_left(&name);
 }
+
+#[test]
+fn links_and_modes_are_listed() {
+    let name = domain("links");
+    let join = || Node::builder(&name).join().unwrap();
+    let (a, b) = (join(), join());
+    for _ in 0..4 {
+        a.send_as(b.id(), 1, &[1; 500], "shm".parse().unwrap()).unwrap();
+    }
+    assert!(a.send_as(b.id(), 1, b"no", "udp".parse().unwrap()).is_err());
+    let seen = a.monitor().unwrap();
+    let Ended { code, stdout, stderr } = ended(&["ls", "--modes", "--format", "json", &name]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let modes = &serde_json::from_str::<Value>(&stdout).unwrap()["modes"];
+    let (node, link) = (&modes["nodes"][0], &modes["nodes"][0]["links"][0]);
+    assert_eq!((&link["to"], &link["fabric"], &link["link"]), (&json!(1), &json!("shm"), &json!(0)));
+    assert_eq!((&link["messages"], &link["bytes_sent"]), (&json!(4), &json!(2000)));
+    assert_eq!((&link["bytes"], &link["occupancy_permille"]), (&json!(seen.links[0].bytes), &json!(seen.links[0].occupancy)));
+    assert_eq!(node["requests"], json!({ "shm": 4, "udp": 1, "none": 0 }));
+    assert_eq!(
+        (&node["honoured"], &node["refused"]["unavailable"], &node["modes"][0]["messages"]),
+        (&json!(4), &json!(1), &json!(4))
+    );
+    assert_eq!((&modes["domain"]["nodes"], &modes["domain"]["links"]["shm"]["links"]), (&json!(2), &json!(1)));
+    let table = ended(&["ls", "--modes", &name]).stdout;
+    assert!(table.contains("OCCUPANCY") && table.contains("node 0: asked for shm 4, udp 1; as asked or usual 4"), "{table}");
+    assert!(table.contains(&format!("'{name}': 2 nodes; 1 shm link, mean depth ")), "{table}");
+    assert_eq!(ended(&["ls", "--modes", "--locks"]).code, Some(2));
+}

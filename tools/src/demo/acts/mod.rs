@@ -7,6 +7,7 @@ mod full;
 mod latency;
 mod locks;
 mod messages;
+mod modes;
 mod regions;
 mod sleep;
 mod threads;
@@ -36,6 +37,7 @@ pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result
         regions::play,
         counters::play,
         transfer::play,
+        modes::play,
         locks::play,
         death::play,
         latency::play,

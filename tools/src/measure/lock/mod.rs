@@ -220,12 +220,7 @@ fn carry_out<F: serde::de::DeserializeOwned>(
         ns_per_tick: clock.ns_per_tick,
     };
     let role = |_| "one of the processes that lock";
-    Workers::start(
-        Crew { command: worker::COMMAND, domain: &plan.domain, environment: &[], role: &role },
-        task.nodes(plan),
-        order,
-    )?
-    .wait(signal)
+    Workers::start(Crew { command: worker::COMMAND, domain: &plan.domain, role: &role }, task.nodes(plan), order)?.wait(signal)
 }
 
 /// Whether whoever was in was alone: then nobody's steps of the counters are lost.

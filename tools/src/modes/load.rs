@@ -1,0 +1,447 @@
+//! Loads: what is sent, how the reader behaves, and what stands in the way, in phases, from a file.
+
+use super::noise::Noise;
+use crate::exit::Failure;
+use crate::measure::size::Size;
+use doorbell::mode::ModeRequest;
+use serde::de::{self, Deserializer, Visitor, value::SeqAccessDeserializer};
+use serde::{Deserialize, Serialize, Serializer};
+use std::fmt;
+use std::path::Path;
+
+/// What a message has at its beginning: the shortest one.
+pub const LEAST: usize = 32;
+/// The longest one.
+const MOST: usize = 16 << 20;
+/// Bytes of messages that are on their way at once, at most.
+const MOST_AT_ONCE: usize = 512 << 20;
+
+/// Those that come with the command.
+const BUILT_IN: [(&str, &str); 3] = [
+    ("bursts.json", include_str!("../../loads/bursts.json")),
+    ("mixed.json", include_str!("../../loads/mixed.json")),
+    ("bulk.json", include_str!("../../loads/bulk.json")),
+];
+
+/// A load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Load {
+    /// How it is called.
+    pub name: String,
+    /// What it is for, in a sentence.
+    #[serde(default)]
+    pub about: String,
+    /// One after the other; between two of them everything is read.
+    pub phases: Vec<Phase>,
+}
+
+/// A part of a load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// How it is called.
+    pub name: String,
+    /// How many messages are sent.
+    pub messages: u64,
+    /// How long they are.
+    pub sizes: Sizes,
+    /// So many are due at once.
+    #[serde(default = "one")]
+    pub burst: u64,
+    /// A burst is due every so many microseconds; 0: as soon as the one before it was handed over.
+    #[serde(default)]
+    pub every_us: u64,
+    /// So many may be on their way at once: who has handed over as many waits for the first of them.
+    #[serde(default = "usual_window")]
+    pub window: usize,
+    /// Where their bytes lie.
+    #[serde(default)]
+    pub memory: Place,
+    /// What is asked for under the policy.
+    #[serde(default, with = "by_words")]
+    pub asks: ModeRequest,
+    /// How the reader behaves.
+    #[serde(default)]
+    pub reader: Reader,
+    /// What else is sent meanwhile.
+    #[serde(default)]
+    pub background: Option<Background>,
+}
+
+/// Where bytes lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// In private memory.
+    #[default]
+    Private,
+    /// In a region, at both ends.
+    Region,
+}
+
+/// How a reader behaves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reader {
+    /// It computes for so many microseconds after each message.
+    #[serde(default)]
+    pub work_us: f64,
+    /// It does nothing at all for so many milliseconds...
+    #[serde(default)]
+    pub stall_ms: u64,
+    /// ...after each so many messages; 0: never.
+    #[serde(default)]
+    pub stall_every: u64,
+}
+
+/// Long messages of low priority that are sent to the same reader as long as a phase lasts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Background {
+    /// What is asked for, in all runs.
+    #[serde(with = "by_words")]
+    pub mode: ModeRequest,
+    /// How long they are.
+    #[serde(default = "usual_background")]
+    pub size: Bytes,
+    /// So many are on their way all the time.
+    #[serde(default = "usual_background_window")]
+    pub window: usize,
+}
+
+/// The lengths of messages, each with how often it comes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sizes(pub Vec<Weighted>);
+
+/// A length, and how often it comes beside the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Weighted {
+    /// The length.
+    pub size: Bytes,
+    /// How often.
+    #[serde(default = "one")]
+    pub weight: u64,
+}
+
+/// A number of bytes: `64` or `"64KiB"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub usize);
+
+fn one() -> u64 {
+    1
+}
+
+fn usual_window() -> usize {
+    64
+}
+
+fn usual_background() -> Bytes {
+    Bytes(256 << 10)
+}
+
+fn usual_background_window() -> usize {
+    4
+}
+
+impl Sizes {
+    /// One for all.
+    pub fn one(bytes: usize) -> Self {
+        Self(vec![Weighted { size: Bytes(bytes), weight: 1 }])
+    }
+
+    /// The longest.
+    pub fn most(&self) -> usize {
+        self.0.iter().map(|weighted| weighted.size.0).max().unwrap_or(0)
+    }
+
+    /// One of them, by a number that may be any.
+    pub fn pick(&self, number: u64) -> usize {
+        let mut left = number % self.0.iter().map(|weighted| weighted.weight).sum::<u64>().max(1);
+        for weighted in &self.0 {
+            match left.checked_sub(weighted.weight) {
+                Some(rest) => left = rest,
+                None => return weighted.size.0,
+            }
+        }
+        LEAST
+    }
+}
+
+impl Load {
+    /// The load in a file.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let hint = "LOAD is a JSON file: see --help for what it holds, or write one with --generate --save FILE";
+            Failure::usage(format!("cannot read the load {name}: {error}"), hint)
+        })?;
+        Self::parse(&name, &text)
+    }
+
+    /// Those that come with the command.
+    pub fn built_in() -> Result<Vec<Self>, Failure> {
+        BUILT_IN.iter().map(|(name, text)| Self::parse(name, text)).collect()
+    }
+
+    /// The load in a text, which has this name in what is said of mistakes.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Failure> {
+        let load: Self = serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            let what = error.to_string();
+            let what = what.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&what);
+            let hint = "`doorbell modes --help` says what a load holds";
+            Failure::usage(format!("{name}, line {line}, column {column}: {what}"), hint)
+        })?;
+        load.check().map_err(|(what, hint)| Failure::usage(format!("{name}: {what}"), hint))?;
+        Ok(load)
+    }
+
+    /// What a type can't say of a load.
+    fn check(&self) -> Result<(), (String, &'static str)> {
+        if self.phases.is_empty() || self.phases.len() > 32 {
+            return Err((format!("there are {} phases", self.phases.len()), "a load has 1 to 32"));
+        }
+        for phase in &self.phases {
+            let is_in = |what: &str, number: u64, least: u64, most: u64| {
+                let told = || (format!("phase '{}': {what} is {number}", phase.name), "it is out of its range: see --help");
+                (least..=most).contains(&number).then_some(()).ok_or_else(told)
+            };
+            is_in("messages", phase.messages, 1, 50_000_000)?;
+            is_in("burst", phase.burst, 1, 50_000_000)?;
+            is_in("every_us", phase.every_us, 0, 10_000_000)?;
+            is_in("window", phase.window as u64, 1, 4096)?;
+            is_in("the number of sizes", phase.sizes.0.len() as u64, 1, 32)?;
+            is_in("stall_ms", phase.reader.stall_ms, 0, 1000)?;
+            if !(0.0..=10_000.0).contains(&phase.reader.work_us) {
+                return Err((format!("phase '{}': work_us is {}", phase.name, phase.reader.work_us), "it is 0 to 10000"));
+            }
+            for weighted in &phase.sizes.0 {
+                is_in("a size", weighted.size.0 as u64, LEAST as u64, MOST as u64)?;
+                is_in("a weight", weighted.weight, 1, 1_000_000)?;
+            }
+            let mut at_once = phase.sizes.most() * phase.window;
+            if let Some(background) = &phase.background {
+                is_in("the size of the background", background.size.0 as u64, LEAST as u64, MOST as u64)?;
+                is_in("the window of the background", background.window as u64, 1, 64)?;
+                at_once += background.size.0 * background.window;
+            }
+            if at_once > MOST_AT_ONCE {
+                let what = format!("phase '{}': {} would be on their way at once", phase.name, Size(at_once));
+                return Err((what, "make `window` smaller: window times the longest size is 512MiB at most"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same with fewer messages, or more.
+    pub fn scaled(mut self, factor: f64) -> Self {
+        for phase in &mut self.phases {
+            phase.messages = ((phase.messages as f64 * factor).round() as u64).max(1);
+        }
+        self
+    }
+
+    /// All messages.
+    pub fn messages(&self) -> u64 {
+        self.phases.iter().map(|phase| phase.messages).sum()
+    }
+
+    /// A load by chance, the same one for the same seed.
+    pub fn random(seed: u64) -> Self {
+        let mut noise = Noise::new(seed);
+        let phases = (0..noise.below(3) + 3).map(|number| Phase::random(&mut noise, number)).collect();
+        Self { name: format!("random-{seed}"), about: format!("By chance, from seed {seed}."), phases }
+    }
+}
+
+impl Phase {
+    fn random(noise: &mut Noise, number: u64) -> Self {
+        const SIZES: [usize; 8] = [32, 128, 1 << 10, 8 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
+        /// What a phase sends and reads in all, so that none takes minutes.
+        const SENT: u64 = 256 << 20;
+        const WORK_US: f64 = 500_000.0;
+        let mut weighted =
+            || Weighted { size: Bytes(SIZES[noise.below(SIZES.len() as u64) as usize]), weight: 1 + noise.below(9) };
+        let sizes = Sizes(vec![weighted(), weighted(), weighted()]);
+        let most = sizes.most();
+        let work_us = [0.0, 0.0, 2.0, 20.0][noise.below(4) as usize];
+        let by_bytes = SENT / most as u64;
+        let by_work = if work_us > 0.0 { (WORK_US / work_us) as u64 } else { u64::MAX };
+        let messages = by_bytes.min(by_work).clamp(200, 100_000);
+        let burst = [1, 16, 128, 512][noise.below(4) as usize];
+        let bursts = messages.div_ceil(burst);
+        let is_stalling = noise.below(3) == 0;
+        let background = (noise.below(3) == 0).then(|| Background {
+            mode: "udp/0".parse().unwrap_or_default(),
+            size: usual_background(),
+            window: 1 + noise.below(6) as usize,
+        });
+        Self {
+            name: format!("phase {}", number + 1),
+            messages,
+            sizes,
+            burst,
+            every_us: if noise.below(2) == 0 { 0 } else { 500_000 / bursts },
+            window: ((32 << 20) / most).clamp(8, 256),
+            memory: if noise.below(2) == 0 { Place::Private } else { Place::Region },
+            asks: ModeRequest::default(),
+            reader: Reader {
+                work_us,
+                stall_ms: if is_stalling { 1 + noise.below(20) } else { 0 },
+                stall_every: if is_stalling { (messages / 8).max(1) } else { 0 },
+            },
+            background,
+        }
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&Size(self.0).to_string())
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 64 or \"64KiB\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Bytes, E> {
+                Ok(Bytes(usize::try_from(bytes).unwrap_or(usize::MAX)))
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Bytes, E> {
+                word.parse().map(|Size(bytes)| Bytes(bytes)).map_err(|_| E::invalid_value(de::Unexpected::Str(word), &self))
+            }
+        }
+        deserializer.deserialize_any(Number)
+    }
+}
+
+impl Serialize for Sizes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0[..] {
+            [Weighted { size, .. }] => size.serialize(serializer),
+            several => several.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Sizes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMore;
+        impl<'de> Visitor<'de> for OneOrMore {
+            type Value = Sizes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 64 or \"64KiB\", or a list of {\"size\": \"64KiB\", \"weight\": 3}")
+            }
+
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Sizes, E> {
+                Ok(Sizes::one(usize::try_from(bytes).unwrap_or(usize::MAX)))
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Sizes, E> {
+                let found = word.parse().map(|Size(bytes)| Sizes::one(bytes));
+                found.map_err(|_| E::invalid_value(de::Unexpected::Str(word), &self))
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<Sizes, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(list)).map(Sizes)
+            }
+        }
+        deserializer.deserialize_any(OneOrMore)
+    }
+}
+
+/// A request as it is written.
+mod by_words {
+    use super::{Deserialize, Deserializer, ModeRequest, Serializer, de};
+
+    pub fn serialize<S: Serializer>(asks: &ModeRequest, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(asks)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModeRequest, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"name": "n", "phases": [{"name": "p", "messages": 10, "sizes": "64KiB", "asks": "udp/1",
+        "reader": {"work_us": 1.5, "stall_ms": 2, "stall_every": 5}, "background": {"mode": "udp/0"}}]}"#;
+
+    fn refused(text: &str) -> String {
+        Load::parse("x.json", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_load_is_read_and_what_is_left_out_is_usual() {
+        let load = Load::parse("x.json", GOOD).unwrap();
+        let phase = &load.phases[0];
+        assert_eq!((phase.sizes.most(), phase.burst, phase.window, phase.memory), (64 << 10, 1, 64, Place::Private));
+        assert_eq!(phase.asks, "udp/1".parse().unwrap());
+        assert_eq!(phase.background.as_ref().unwrap().size, Bytes(256 << 10));
+        assert_eq!(Load::parse("again", &serde_json::to_string(&load).unwrap()).unwrap(), load);
+    }
+
+    #[test]
+    fn mistakes_say_where_they_are_and_what_was_expected() {
+        for (text, with, said) in [
+            (
+                "\"messages\"",
+                "\"mesages\"",
+                "x.json, line 1, column 48: unknown field `mesages`, expected one of `name`, `messages`",
+            ),
+            ("\"64KiB\"", "\"64 apples\"", "expected a size such as 64 or \"64KiB\", or a list of"),
+            ("\"64KiB\"", "[{\"size\": 64, \"wait\": 1}]", "unknown field `wait`, expected `size` or `weight`"),
+            ("\"64KiB\"", "[]", "phase 'p': the number of sizes is 0"),
+            ("\"64KiB\"", "8", "phase 'p': a size is 8"),
+            ("\"64KiB\"", "\"16MiB\"", "make `window` smaller"),
+            ("\"udp/1\"", "\"tcp\"", "a fabric (shm, udp), a link (from 0), a protocol"),
+            ("10,", "-10,", ": invalid value: integer `-10`, expected u64"),
+            ("10,", "0,", "phase 'p': messages is 0"),
+            ("\"stall_ms\": 2", "\"stall_ms\": 2000", "stall_ms is 2000"),
+            ("1.5", "-1", "work_us is -1"),
+        ] {
+            assert!(GOOD.contains(text), "{text}");
+            let found = refused(&GOOD.replace(text, with));
+            assert!(found.contains(said), "{with}: {found}");
+        }
+        assert!(refused("{").contains("EOF while parsing"), "{}", refused("{"));
+        assert!(refused(r#"{"name": "n", "phases": []}"#).contains("there are 0 phases"));
+    }
+
+    #[test]
+    fn loads_that_are_there_are_good() {
+        let names: Vec<_> = Load::built_in().unwrap().into_iter().map(|load| load.name).collect();
+        assert_eq!(names, ["bursts", "mixed", "bulk"]);
+    }
+
+    #[test]
+    fn any_seed_makes_a_good_load_and_always_the_same() {
+        for seed in 0..500 {
+            let load = Load::random(seed);
+            let text = serde_json::to_string(&load).unwrap();
+            assert_eq!(Load::parse("random", &text).unwrap(), Load::random(seed));
+        }
+        assert_ne!(Load::random(1).phases, Load::random(2).phases);
+    }
+
+    #[test]
+    fn sizes_come_as_often_as_they_weigh() {
+        let sizes = Sizes(vec![Weighted { size: Bytes(64), weight: 3 }, Weighted { size: Bytes(128), weight: 1 }]);
+        let found: Vec<_> = (0..8).map(|number| sizes.pick(number)).collect();
+        assert_eq!(found, [64, 64, 64, 128, 64, 64, 64, 128]);
+    }
+}
