@@ -6,8 +6,8 @@
 //!    memory then.
 //! 3. A get is a request; the bytes come back in pieces, the last of which ends it, or an answer says what is wrong with the key.
 //!
-//! Between two nodes nothing of one put comes between the pieces of another of the same priority. A long one goes at low priority, so that it
-//! holds up nothing else. The order of messages means nothing to them: a put has ended when its call returns.
+//! By one link nothing of one put comes between the pieces of another of the same priority; by several the pieces may come in turns, so each
+//! says by its number which put it is of. A long one goes at low priority, so that it holds up nothing else. The order of messages means nothing to them: a put has ended when its call returns.
 //!
 //! The target believes nothing: it checks the key as an origin does over shared memory, and keeps no more than
 //! [`UNANSWERED_MAX`] answers for one node. What is beyond it refuses, and the lane keeps it; no node of ours asks for so much at once.
