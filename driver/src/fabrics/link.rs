@@ -83,7 +83,7 @@ impl AnyLink {
             AnyLink::Shm(link) => {
                 let seen = link.outstanding()?;
                 let (depth, places) = (seen.packets as u32, seen.places as u32);
-                Some(LinkFigures { depth, bytes: seen.bytes, room: seen.room, places, transfers: 0 })
+                Some(LinkFigures { depth, bytes: seen.bytes, room: seen.room, places, ..LinkFigures::default() })
             }
             AnyLink::Udp(link) => {
                 let seen = link.outstanding()?;
@@ -91,8 +91,7 @@ impl AnyLink {
                     depth: seen.packets.min(u32::MAX.into()) as u32,
                     bytes: seen.bytes,
                     room: seen.room,
-                    places: 0,
-                    transfers: 0,
+                    ..LinkFigures::default()
                 })
             }
         }

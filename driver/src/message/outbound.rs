@@ -14,12 +14,15 @@ use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Pus
 use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The longest message that every lane carries as one packet, the least lanes that a domain may have included.
 pub const WHOLE_BYTES: usize = 4096;
 /// Queued sends to one node and priority; one more is refused as `Full`.
 pub const QUEUE_MAX: usize = 4096;
 
+/// Packets that a target has not taken, from which on it is watched whether it takes any.
+const MANY: u32 = 128;
 /// Messages of which one looks for further links.
 const LOOK_EVERY: u32 = 64;
 
@@ -61,6 +64,8 @@ pub struct OutState {
     looked: u32,
     /// What was last seen of each link.
     figures: [LinkFigures; LINKS_MAX],
+    /// When its target was last seen to take something, while it is half full.
+    moved: [Option<Instant>; LINKS_MAX],
     /// The policy's own word for each link.
     pub words: [u64; LINKS_MAX],
     sequence: u32,
@@ -134,6 +139,7 @@ impl Outbound {
             held: usize::from(steered),
             looked: 0,
             figures: [LinkFigures::default(); LINKS_MAX],
+            moved: [None; LINKS_MAX],
             used_further: false,
             words: [0; LINKS_MAX],
             sequence: 0,
@@ -248,9 +254,20 @@ impl OutState {
     /// What is seen of a link; what was seen last, if that can't be said just now. `None`: there is no such link.
     pub fn figures(&mut self, by: u8) -> Option<LinkFigures> {
         let seen = self.by(by)?.figures();
-        let last = self.figures.get_mut(usize::from(by))?;
-        *last = seen.unwrap_or(*last);
-        Some(*last)
+        let (last, moved) = (self.figures.get_mut(usize::from(by))?, self.moved.get_mut(usize::from(by))?);
+        let Some(mut seen) = seen else { return Some(*last) };
+        // Half full, or with many packets, it is looked at more closely: that takes a look at the clock.
+        if seen.occupancy() < 500 && seen.depth < MANY {
+            *moved = None;
+        } else {
+            let now = Instant::now();
+            let has_taken = seen.depth < last.depth || seen.bytes < last.bytes;
+            let since = *moved.get_or_insert(now);
+            *moved = Some(if has_taken { now } else { since });
+            seen.still = moved.map_or(0, |moved| (now - moved).as_micros().min(u32::MAX.into()) as u32);
+        }
+        *last = seen;
+        Some(seen)
     }
 
     /// Adds a link beside the first.

@@ -126,6 +126,8 @@ pub struct LinkFigures {
     pub places: u32,
     /// DMA transfers that are not complete.
     pub transfers: u32,
+    /// For how long the target was not seen to take anything, in microseconds, while it had half of what there is room for, or 128 packets; else 0.
+    pub still: u32,
 }
 
 impl LinkFigures {
@@ -450,7 +452,7 @@ mod tests {
 
     #[test]
     fn occupancy_is_of_what_is_scarcer() {
-        let figures = LinkFigures { depth: 8, bytes: 1, room: 100, places: 16, transfers: 0 };
+        let figures = LinkFigures { depth: 8, bytes: 1, room: 100, places: 16, transfers: 0, still: 0 };
         assert_eq!((figures.occupancy(), LinkFigures::default().occupancy()), (500, 0));
         assert_eq!(LinkFigures { bytes: u64::MAX, room: 7, ..figures }.occupancy(), 1000);
     }

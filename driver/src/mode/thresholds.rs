@@ -21,8 +21,8 @@ const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 
 /// Honours what is asked for unless the link has too much to do, and otherwise looks for another protocol, another link, another fabric.
 ///
-/// A link has too much to do when more packets wait than `depth_high`, or more of its memory is in use than `occupancy_high`, and until
-/// both have fallen to `depth_low` and `occupancy_low`; for DMA protocols, in the same way, by transfers that are not complete. What is
+/// A link has too much to do when more packets wait than `depth_high`, or more of its memory is in use than `occupancy_high`, and the target has
+/// taken none for `stalled_after`; and until both have fallen to `depth_low` and `occupancy_low`; for DMA protocols, in the same way, by transfers that are not complete. What is
 /// done then, and only by ways that have not too much to do themselves:
 ///
 /// 1. Another protocol on the same link that takes less of what is scarce: a large message goes by DMA where a lane is full, and through
@@ -42,6 +42,7 @@ pub struct Thresholds {
     transfers: Band<u32>,
     occupancy: Band<u16>,
     balance: u64,
+    stalled: u32,
     strict: bool,
     every: u32,
     /// By fabric, and whether it is for regions.
@@ -86,6 +87,7 @@ impl Thresholds {
             transfers: Band { high: 16, low: 8 },
             occupancy: Band { high: 750, low: 400 },
             balance: 64 << 10,
+            stalled: 50_000,
             strict: false,
             every: 64,
             dma: [[None; 2]; 2],
@@ -141,6 +143,12 @@ impl Thresholds {
         Self { balance: bytes, ..self }
     }
 
+    /// Packets and memory are too much only when the target was not seen to take any for so long: 50 ms if nothing is said. A lane that is full is
+    /// nothing unusual while its reader is at work.
+    pub fn stalled_after(self, silence: Duration) -> Self {
+        Self { stalled: silence.as_micros().min(u32::MAX.into()) as u32, ..self }
+    }
+
     /// Whether what the caller asked for by name is never left, whatever it has to do. If nothing is said it may be.
     pub fn strict(self, strict: bool) -> Self {
         Self { strict, ..self }
@@ -174,9 +182,11 @@ impl Thresholds {
         let is_above =
             |used: u64, all: u64| all != 0 && used.min(all).saturating_mul(1000) >= all.saturating_mul(u64::from(occupancy) + 1);
         let is_full = is_above(figures.bytes, figures.room) || is_above(figures.depth.into(), figures.places.into());
+        // A reader that is behind takes what it can: to go elsewhere helps only where it stands still.
+        let may = |bit: u64| had(bit) || figures.still >= self.stalled;
         (link.word & LATEST)
-            | bit(QUEUE, self.depth_of(link).is_too_much(had(QUEUE), figures.depth))
-            | bit(MEMORY, is_full)
+            | bit(QUEUE, may(QUEUE) && self.depth_of(link).is_too_much(had(QUEUE), figures.depth))
+            | bit(MEMORY, may(MEMORY) && is_full)
             | bit(TRANSFERS, self.transfers.is_too_much(had(TRANSFERS), figures.transfers))
     }
 

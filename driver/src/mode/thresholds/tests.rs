@@ -6,8 +6,8 @@ use proptest::prelude::*;
 const ALL: [bool; 4] = [true; 4];
 const NEVER_TRANSFER: [bool; 4] = [false, true, true, true];
 const TRANSFER: [bool; 4] = [true, false, false, false];
-const SHM: LinkFigures = LinkFigures { depth: 0, bytes: 0, room: 131_072, places: 1024, transfers: 0 };
-const UDP: LinkFigures = LinkFigures { depth: 0, bytes: 0, room: 1 << 20, places: 0, transfers: 0 };
+const SHM: LinkFigures = LinkFigures { depth: 0, bytes: 0, room: 131_072, places: 1024, transfers: 0, still: u32::MAX };
+const UDP: LinkFigures = LinkFigures { depth: 0, bytes: 0, room: 1 << 20, places: 0, transfers: 0, still: u32::MAX };
 
 fn link(fabric: Fabric, link: u8) -> LinkView {
     let figures = if fabric == Fabric::Shm { SHM } else { UDP };

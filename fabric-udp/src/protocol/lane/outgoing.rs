@@ -117,9 +117,13 @@ impl LaneOut {
         }
     }
 
-    /// Packets that were not acknowledged yet, and their bytes.
+    /// Packets that were not acknowledged yet; and bytes that were not, or that the other end keeps as nobody has taken them, of which it tells once a
+    /// quarter of its window.
     pub fn outstanding(&self) -> (u64, u64) {
-        self.waiting
+        let (packets, bytes) = self.waiting;
+        let kept = self.charged.saturating_sub(self.limit.saturating_sub(self.window));
+        // What is less than it tells of may have been taken.
+        (packets, if kept > self.window / 4 { bytes.max(kept) } else { bytes })
     }
 
     /// Bytes that fit at least, at both ends, if nothing else is there.
