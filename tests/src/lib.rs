@@ -1,11 +1,12 @@
 //! Doorbell as its users meet it: what the tests of this crate stand on.
 //!
 //! 1. [`world`]: nodes of one process over any fabric and policy, for the conformance suite.
-//! 2. [`domain`]: a domain name of its own for every test, and the proof that nothing of it is left.
-//! 3. [`process`]: other processes, made by starting the test binary anew with a role to play.
-//! 4. [`words`]: words that several processes share beside Doorbell, to compare notes.
-//! 5. [`drive`]: programs made of bytes, for fuzzing.
-//! 6. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
+//! 2. [`pair`]: two nodes with several links between them, for the tests of modes.
+//! 3. [`domain`]: a domain name of its own for every test, and the proof that nothing of it is left.
+//! 4. [`process`]: other processes, made by starting the test binary anew with a role to play.
+//! 5. [`words`]: words that several processes share beside Doorbell, to compare notes.
+//! 6. [`drive`]: programs made of bytes, for fuzzing.
+//! 7. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
 //!
 //! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
 //! `DOORBELL_PINGPONGS`, `DOORBELL_BULK_MIB`, `DOORBELL_NETWORK_MIB`, `DOORBELL_PROGRAMS` and `DOORBELL_HOSTILE_SECONDS` make the long
@@ -14,6 +15,7 @@
 
 pub mod domain;
 pub mod drive;
+pub mod pair;
 pub mod patience;
 pub mod pattern;
 pub mod process;

@@ -4,62 +4,13 @@
 use doorbell::mode::{
     Call, Decision, Fabric, LinkFigures, Mode, ModeRequest, Policy, Protocol, Question, Reason, Receipt, Thresholds,
 };
-use doorbell::{Copy, Error, Match, Node, NodeBuilder, NodeId, Progress, Space, Stored};
+use doorbell::{Error, Match, Node, NodeId, Progress, Space, Stored};
+use doorbell_tests::pair::{Pair, mode, serving};
 use doorbell_tests::patience::{soon, until};
 use doorbell_tests::random::{Random, seed};
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// A pair of nodes that share memory and have two links of a network as well.
-struct Pair {
-    space: Space,
-    addresses: [[SocketAddr; 2]; 2],
-}
-
-impl Pair {
-    fn new() -> Self {
-        static NUMBER: AtomicU16 = AtomicU16::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let process = std::process::id();
-        let address = |link: u8, id: u16| {
-            SocketAddr::from(([127, 3 + link, (process >> 8) as u8, process as u8], 21_000 + 2 * number + id))
-        };
-        Self { space: Space::heap(), addresses: [0, 1].map(|id| [0, 1].map(|link| address(link, id))) }
-    }
-
-    fn builder(&self, id: u16) -> NodeBuilder {
-        let [own, other] = [id, 1 - id].map(|id| self.addresses[usize::from(id)]);
-        let builder = Node::builder("modes").space(self.space.clone()).id(id).copy(Copy::Auto);
-        own.into_iter().fold(builder, NodeBuilder::listen).seek(other[0])
-    }
-
-    fn join(&self, a: NodeBuilder, b: NodeBuilder) -> [Node; 2] {
-        let nodes = [a, b].map(|builder| builder.join().unwrap());
-        let [a, b] = &nodes;
-        // By every link there is.
-        for (from, to) in [(a, b), (b, a)] {
-            until("all links", || {
-                let sent = ["udp/0", "udp/1"].map(|mode| from.send_as(to.id(), 99, b"", mode.parse().unwrap()).is_ok());
-                for _ in sent.into_iter().filter(|sent| *sent) {
-                    to.recv_by(Match::any().tag(99), &mut [], soon()).unwrap();
-                }
-                (sent == [true; 2]).then_some(())
-            });
-        }
-        nodes
-    }
-
-    fn nodes(&self) -> [Node; 2] {
-        self.join(self.builder(0), self.builder(1))
-    }
-}
-
-fn mode(words: &str) -> ModeRequest {
-    words.parse().unwrap()
-}
 
 fn used(words: &str) -> Mode {
     let ModeRequest { fabric: Some(fabric), link: Some(link), protocol: Some(protocol) } = mode(words) else { panic!("{words}") };
@@ -242,28 +193,6 @@ fn all_of<T: doorbell::Plain + Default + Clone>(region: &doorbell::Region<T>) ->
     all
 }
 
-/// Turns the engine of a node until it is dropped.
-fn serving(node: &Node) -> impl Drop {
-    struct Serving(Arc<AtomicU16>, Option<std::thread::JoinHandle<()>>);
-    impl Drop for Serving {
-        fn drop(&mut self) {
-            self.0.store(1, Ordering::Relaxed);
-            if let Some(thread) = self.1.take() {
-                let _ = thread.join();
-            }
-        }
-    }
-    let (stop, node) = (Arc::new(AtomicU16::new(0)), node.clone());
-    let stopped = stop.clone();
-    let thread = std::thread::spawn(move || {
-        while stopped.load(Ordering::Relaxed) == 0 {
-            let patience = std::time::Instant::now() + Duration::from_millis(2);
-            let _ = node.recv_by(Match::any().tag(u64::MAX), &mut [], patience);
-        }
-    });
-    Serving(stop, Some(thread))
-}
-
 #[test]
 fn puts_and_gets_go_by_each_mode() {
     let pair = Pair::new();
@@ -384,14 +313,17 @@ impl<P: Policy> Policy for Logged<P> {
     }
 }
 
+/// A node with a policy, and a reader that stalls, with next to no pool and nobody who takes anything meanwhile.
+fn stalled() -> (Log, [Node; 2]) {
+    let (pair, log) = (Pair::new(), Log::default());
+    let a = pair.builder(0).progress(Progress::Inline).policy(Logged(Thresholds::new(), log.clone()));
+    let nodes = pair.join(a, pair.builder(1).progress(Progress::Inline).pool_bytes(0));
+    (log, nodes)
+}
+
 #[test]
 fn a_stalled_reader_sends_traffic_elsewhere_and_back() {
-    let pair = Pair::new();
-    let log = Log::default();
-    let a = pair.builder(0).progress(Progress::Inline).policy(Logged(Thresholds::new(), log.clone()));
-    // A reader that stalls, with next to no pool, and nobody who takes anything meanwhile.
-    let b = pair.builder(1).progress(Progress::Inline).pool_bytes(0);
-    let [a, b] = pair.join(a, b);
+    let (log, [a, b]) = stalled();
     let peer = a.peer(b.id()).unwrap();
     let mut sent = 0_u64;
     let mut send = |request: ModeRequest| {
@@ -438,11 +370,7 @@ fn a_stalled_reader_sends_traffic_elsewhere_and_back() {
 
 #[test]
 fn a_saturated_link_is_left_for_another_of_its_kind() {
-    let pair = Pair::new();
-    let log = Log::default();
-    let a = pair.builder(0).progress(Progress::Inline).policy(Logged(Thresholds::new(), log.clone()));
-    let b = pair.builder(1).progress(Progress::Inline).pool_bytes(0);
-    let [a, b] = pair.join(a, b);
+    let (_, [a, b]) = stalled();
     let peer = a.peer(b.id()).unwrap();
     let bytes = vec![3; 2000];
     let mut receipts = Vec::new();

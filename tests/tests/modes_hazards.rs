@@ -1,80 +1,13 @@
 //! What could go wrong where messages, puts and gets of one pair of nodes go by several links: races at comings and goings, and policies that do
 //! what none should.
 
-use doorbell::mode::{Decision, Fabric, Mode, ModeRequest, Policy, Protocol, Question, Reason};
-use doorbell::{Copy, Event, Match, Node, NodeBuilder, Progress, Space, testing};
+use doorbell::mode::{Decision, Fabric, Mode, Policy, Protocol, Question, Reason};
+use doorbell::{Event, Match, Node, NodeId, Progress, Space, testing};
+use doorbell_tests::pair::{Pair, mode, serving};
 use doorbell_tests::patience::{soon, until};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
-
-struct Pair {
-    space: Space,
-    addresses: [[SocketAddr; 2]; 2],
-}
-
-impl Pair {
-    fn new() -> Self {
-        static NUMBER: AtomicU16 = AtomicU16::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let process = std::process::id();
-        let address = |link: u8, id: u16| {
-            SocketAddr::from(([127, 13 + link, (process >> 8) as u8, process as u8], 23_000 + 2 * number + id))
-        };
-        Self { space: Space::heap(), addresses: [0, 1].map(|id| [0, 1].map(|link| address(link, id))) }
-    }
-
-    fn builder(&self, id: u16) -> NodeBuilder {
-        let [own, other] = [id, 1 - id].map(|id| self.addresses[usize::from(id)]);
-        let builder = Node::builder("hazards").space(self.space.clone()).id(id).copy(Copy::Auto);
-        own.into_iter().fold(builder, NodeBuilder::listen).seek(other[0])
-    }
-
-    fn join(&self, a: NodeBuilder, b: NodeBuilder) -> [Node; 2] {
-        let nodes = [a, b].map(|builder| builder.join().unwrap());
-        let [a, b] = &nodes;
-        for (from, to) in [(a, b), (b, a)] {
-            until("all links", || {
-                let sent = ["udp/0", "udp/1"].map(|mode| from.send_as(to.id(), 99, b"", mode.parse().unwrap()).is_ok());
-                for _ in sent.into_iter().filter(|sent| *sent) {
-                    to.recv_by(Match::any().tag(99), &mut [], soon()).unwrap();
-                }
-                (sent == [true; 2]).then_some(())
-            });
-        }
-        nodes
-    }
-
-    fn nodes(&self) -> [Node; 2] {
-        self.join(self.builder(0), self.builder(1))
-    }
-}
-
-fn mode(words: &str) -> ModeRequest {
-    words.parse().unwrap()
-}
-
-fn serving(node: &Node) -> impl Drop {
-    struct Serving(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
-    impl Drop for Serving {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-            if let Some(thread) = self.1.take() {
-                let _ = thread.join();
-            }
-        }
-    }
-    let (stop, node) = (Arc::new(AtomicBool::new(false)), node.clone());
-    let stopped = stop.clone();
-    let thread = std::thread::spawn(move || {
-        while !stopped.load(Ordering::Relaxed) {
-            let patience = Instant::now() + Duration::from_millis(2);
-            let _ = node.recv_by(Match::any().tag(u64::MAX), &mut [], patience);
-        }
-    });
-    Serving(stop, Some(thread))
-}
 
 /// Turns a node for a while without taking anything.
 fn turn_for(node: &Node, ms: u64) {
@@ -172,41 +105,37 @@ fn try_send_keeps_to_the_link_of_what_was_given_up() {
     assert!(envelope.as_ref().is_ok_and(|envelope| envelope.tag == 3), "{envelope:?} {:?}", events(&b));
 }
 
-// What the pool has no room for, of a node that died, by the network beside shared memory.
-#[test]
-fn what_was_refused_of_a_dead_neighbour_is_delivered() {
+/// What the pool has no room for, of a node that died.
+fn refused_of_the_dead(by: &str) {
     let pair = Pair::new();
     let [a, b] = pair.join(pair.builder(0), pair.builder(1).progress(Progress::Inline).pool_bytes(0));
     let peer = a.peer(b.id()).unwrap();
     for tag in 0..5 {
-        peer.send_as(tag, &[1; 100], mode("udp/0")).unwrap();
+        peer.send_as(tag, &[1; 100], mode(by)).unwrap();
     }
     // It arrives, and is refused.
     turn_for(&b, 100);
     testing::kill(&a);
     turn_for(&b, 300);
-    for tag in 0..5 {
-        let got = b.recv_by(Match::from(a.id()), &mut [0; 200], soon());
+    expect_all(&b, a.id(), 5);
+}
+
+/// So many messages of a node come, in order.
+fn expect_all(node: &Node, from: NodeId, count: u64) {
+    for tag in 0..count {
+        let got = node.recv_by(Match::from(from), &mut [0; 4000], soon());
         assert!(got.as_ref().is_ok_and(|envelope| envelope.tag == tag), "message {tag}: {got:?}");
     }
 }
 
-// The same, when all that is refused lies in shared memory's place: for comparison.
+#[test]
+fn what_was_refused_of_a_dead_neighbour_is_delivered() {
+    refused_of_the_dead("udp/0");
+}
+
 #[test]
 fn what_was_refused_in_shared_memory_is_delivered() {
-    let pair = Pair::new();
-    let [a, b] = pair.join(pair.builder(0), pair.builder(1).progress(Progress::Inline).pool_bytes(0));
-    let peer = a.peer(b.id()).unwrap();
-    for tag in 0..5 {
-        peer.send_as(tag, &[1; 100], mode("shm")).unwrap();
-    }
-    turn_for(&b, 100);
-    testing::kill(&a);
-    turn_for(&b, 300);
-    for tag in 0..5 {
-        let got = b.recv_by(Match::from(a.id()), &mut [0; 200], soon());
-        assert!(got.as_ref().is_ok_and(|envelope| envelope.tag == tag), "message {tag}: {got:?}");
-    }
+    refused_of_the_dead("shm");
 }
 
 // A node that leaves in good order while its neighbour stands still.
@@ -222,10 +151,7 @@ fn what_arrived_of_one_that_left_is_delivered() {
     drop(peer);
     let id = a.id();
     a.leave().unwrap();
-    for tag in 0..=40 {
-        let got = b.recv_by(Match::from(id), &mut [0; 4000], soon());
-        assert!(got.as_ref().is_ok_and(|envelope| envelope.tag == tag), "message {tag}: {got:?}");
-    }
+    expect_all(&b, id, 41);
 }
 
 // The same without the fabric beside: by the network alone.
@@ -244,10 +170,7 @@ fn what_arrived_of_one_that_left_is_delivered_over_the_network_alone() {
     drop(peer);
     let id = a.id();
     a.leave().unwrap();
-    for tag in 0..40 {
-        let got = b.recv_by(Match::from(id), &mut [0; 4000], soon());
-        assert!(got.as_ref().is_ok_and(|envelope| envelope.tag == tag), "message {tag}: {got:?}");
-    }
+    expect_all(&b, id, 40);
 }
 
 // A restart under the same id while what the former life sent is still there.
@@ -288,7 +211,7 @@ fn a_restart_is_no_node_of_the_network() {
 fn a_request_is_honoured_while_another_thread_sends() {
     let pair = Pair::new();
     let [a, b] = pair.nodes();
-    let far = Node::builder("hazards").space(Space::heap()).id(5).listen("127.0.0.1:0".parse().unwrap());
+    let far = Node::builder("modes").space(Space::heap()).id(5).listen("127.0.0.1:0".parse().unwrap());
     let far = far.connect(pair.addresses[0][0]).join().unwrap();
     until("the far one", || a.peer(far.id()).ok());
     let stop = Arc::new(AtomicBool::new(false));
@@ -426,7 +349,7 @@ fn first_by_the_network_then_by_shared_memory_to_one_that_looks_now_and_then() {
     for round in 0..20 {
         let pair = Pair::new();
         // It seeks nobody, so the other one asks.
-        let a = Node::builder("hazards").space(pair.space.clone()).id(0).listen(pair.addresses[0][0]).join().unwrap();
+        let a = Node::builder("modes").space(pair.space.clone()).id(0).listen(pair.addresses[0][0]).join().unwrap();
         // Nobody answers: it goes on alone.
         let mut stopped = Some(testing::stop(&a));
         let b = pair.builder(1).join().unwrap();
@@ -569,7 +492,7 @@ fn the_next_life_does_not_keep_the_former_from_its_end() {
         });
         std::thread::sleep(Duration::from_millis(50));
         testing::kill(&a);
-        let again = Node::builder("hazards").space(pair.space.clone()).id(0).join().unwrap();
+        let again = Node::builder("modes").space(pair.space.clone()).id(0).join().unwrap();
         let high = again.peer_with_priority(b.id(), doorbell::Priority::High).unwrap();
         if early {
             high.send(7, b"first").unwrap();

@@ -207,7 +207,8 @@ impl NodeBuilder {
     /// ([`Node::address`] says which). Nodes that are not told one have whatever port is free.
     ///
     /// May be said up to four times, for a node with several network interfaces: nodes tell each other their addresses, and a conversation whose
-    /// path is cut goes on by another, well before the other node would count as [dead](Self::dead_after). It uses one path at a time.
+    /// path is cut goes on by another, well before the other node would count as [dead](Self::dead_after). A conversation uses one path at a time; there
+    /// is one for each link where both nodes have several, and [modes](crate::mode) choose among them.
     ///
     /// Where others than this machine could reach the address the domain needs a [key](Self::key_file).
     ///

@@ -75,7 +75,7 @@ pub struct About {
 /// What happened to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// There is a session with it. Say [`UdpFabric::accept`], [`UdpFabric::beside`] or [`UdpFabric::decline`].
+    /// There is a session with it. Say [`UdpFabric::accept`] or [`UdpFabric::beside`].
     Met(NodeId, Incarnation),
     /// One that was accepted, or is reached beside, left in good order. All it had sent was delivered.
     Left(NodeId, Incarnation),
@@ -107,8 +107,6 @@ enum Stage {
     Accepted,
     /// By another, which says whether it lives, and by this one beside it.
     Beside,
-    /// By another.
-    Declined,
     /// The driver knows that it is no more. What it had sent is still handed over.
     Gone,
     /// What is left of it is for nobody.
@@ -614,11 +612,6 @@ impl UdpFabric {
         {
             peer.standing = Stage::Forgotten;
         }
-    }
-
-    /// A node that was met is reached by another fabric.
-    pub fn decline(&mut self, node: NodeId) {
-        self.settle(node, Stage::Declined);
     }
 
     fn settle(&mut self, node: NodeId, stage: Stage) {

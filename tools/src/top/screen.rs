@@ -2,7 +2,7 @@
 
 use super::watch::{COLUMNS, Look, Watch};
 use crate::exit::Failure;
-use crate::links_shown as modes;
+use crate::links_shown;
 use crate::nodes::{RECORD_COLUMNS, record_cells};
 use crate::processes::requests_to_end;
 use crate::text::{Table as Lines, counted};
@@ -215,15 +215,15 @@ impl Screen {
         let mut domains = self.look.domains();
         domains.retain(|domain| chosen.is_some_and(|row| row.domain == domain.name));
         let title = match &domains[..] {
-            [domain] => format!(" MODES of '{}': {} ", domain.name, modes::whole(&domain.nodes)),
+            [domain] => format!(" MODES of '{}': {} ", domain.name, links_shown::whole(&domain.nodes)),
             _ => " MODES ".into(),
         };
         let block = Block::new().borders(Borders::TOP).title(title);
         let [links, node] = Layout::horizontal([Constraint::Fill(1); 2]).spacing(2).areas(block.inner(area));
         frame.render_widget(block, area);
         let text = |lines: Vec<String>| Paragraph::new(lines.into_iter().map(Line::from).collect::<Vec<_>>());
-        let about = chosen.and_then(|row| row.modes.as_ref()).map(modes::about).unwrap_or_default();
-        frame.render_widget(text(modes::links(&domains)), links);
+        let about = chosen.and_then(|row| row.modes.as_ref()).map(links_shown::about).unwrap_or_default();
+        frame.render_widget(text(links_shown::links(&domains)), links);
         frame.render_widget(text(about), node);
     }
 

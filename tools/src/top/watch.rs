@@ -1,7 +1,7 @@
 //! Looks at domains, and what changed between two of them.
 
 use crate::exit::Failure;
-use crate::links_shown as modes;
+use crate::links_shown;
 use crate::ls::domains;
 use crate::nodes::{counters, figures, identity, latencies, nanoseconds, short, state};
 use crate::text::{DIRECTORY, Style, Table, bytes};
@@ -210,7 +210,7 @@ impl Row {
         let holds = self.holds.iter().map(|(name, waiting)| json!({ "key": name, "waiting": waiting }));
         object.insert("holds".into(), holds.collect());
         object.insert("waits_for".into(), json!(self.awaits));
-        object.insert("modes".into(), self.modes.as_ref().map(modes::object).into());
+        object.insert("modes".into(), self.modes.as_ref().map(links_shown::object).into());
         object.insert("records".into(), json!(self.node.board.as_ref().map_or(0, |board| board.records().len())));
         object.into()
     }
@@ -228,18 +228,18 @@ impl Look {
         let mut lines = table.lines();
         lines[0] = style.bold(&lines[0]);
         lines.push(style.bold("MODES"));
-        lines.extend(modes::lines(&self.domains()));
+        lines.extend(links_shown::lines(&self.domains()));
         lines.join("\n") + "\n"
     }
 
     /// The modes of all nodes, by domain and node.
-    pub fn domains(&self) -> Vec<modes::Domain<'_>> {
+    pub fn domains(&self) -> Vec<links_shown::Domain<'_>> {
         let mut domains: BTreeMap<&str, Vec<&ModeMonitor>> = BTreeMap::new();
         for row in &self.rows {
             domains.entry(&row.domain).or_default().extend(&row.modes);
         }
         domains.values_mut().for_each(|nodes| nodes.sort_by_key(|node| node.node));
-        domains.into_iter().map(|(name, nodes)| modes::Domain { name, nodes }).collect()
+        domains.into_iter().map(|(name, nodes)| links_shown::Domain { name, nodes }).collect()
     }
 
     /// For programs.
@@ -250,7 +250,7 @@ impl Look {
             nodes.push(row.object());
             modes.extend(&row.modes);
         }
-        let object = |(name, (nodes, seen)): (&str, (Vec<Value>, Vec<&ModeMonitor>))| json!({ "domain": name, "nodes": nodes, "modes": modes::whole_object(seen) });
+        let object = |(name, (nodes, seen)): (&str, (Vec<Value>, Vec<&ModeMonitor>))| json!({ "domain": name, "nodes": nodes, "modes": links_shown::whole_object(seen) });
         let domains: Vec<Value> = domains.into_iter().map(object).collect();
         json!({ "interval_s": self.interval.as_secs_f64(), "domains": domains })
     }

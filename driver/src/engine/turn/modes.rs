@@ -143,13 +143,14 @@ impl Planner<'_> {
             }
         }
         let Some(mut links) = collect(links, count) else { return Plan::Lane(state.bound().unwrap_or(0)) };
-        let links = &mut links[..count];
+        // What a policy may take: it can change what it is shown.
+        let all = links;
+        let (offered, links) = (&all[..count], &mut links[..count]);
         let asked = order.asks.unwrap_or_default().or(self.modes.asked_by(Call::Send));
         let requested = asked.or(ModeRequest::default().protocol(Protocol::Transfer));
         let in_region = self.local.is_in_region(order.bytes, order.len);
         let (to, call, len) = (outbound.target, Call::Send, order.len as u64);
         let mut question = Question { to, call, len, in_region, asked, requested, links };
-        let offered: Vec<LinkView> = question.links.to_vec();
         let decision = self.modes.choose(&mut question);
         let usual = || offered[0].mode(offered[0].advice);
         let found = |decision: Decision| {
@@ -165,7 +166,7 @@ impl Planner<'_> {
         });
         let Some((Decision { mode, reason }, at)) = chosen else {
             self.modes.note_refused(&requested);
-            return Plan::Refused(unavailable(outbound, &asked, &offered));
+            return Plan::Refused(unavailable(outbound, &asked, offered));
         };
         for (view, by) in question.links.iter().zip(numbers) {
             state.words[usize::from(by)] = view.word;

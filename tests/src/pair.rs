@@ -1,0 +1,86 @@
+//! Two nodes of one process that share memory and have two links of a network as well: what modes choose among.
+
+use crate::patience::{soon, until};
+use doorbell::mode::ModeRequest;
+use doorbell::{Copy, Match, Node, NodeBuilder, Space};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// A pair of nodes that share memory and have two links of a network as well.
+pub struct Pair {
+    /// The memory that both share.
+    pub space: Space,
+    /// Of node 0 and node 1, for each link.
+    pub addresses: [[SocketAddr; 2]; 2],
+}
+
+impl Pair {
+    /// Of addresses that no other pair has.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        static NUMBER: AtomicU16 = AtomicU16::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let process = std::process::id();
+        let address = |link: u8, id: u16| {
+            SocketAddr::from(([127, 3 + link, (process >> 8) as u8, process as u8], 21_000 + 2 * number + id))
+        };
+        Self { space: Space::heap(), addresses: [0, 1].map(|id| [0, 1].map(|link| address(link, id))) }
+    }
+
+    /// Node 0 or 1, about to join.
+    pub fn builder(&self, id: u16) -> NodeBuilder {
+        let [own, other] = [id, 1 - id].map(|id| self.addresses[usize::from(id)]);
+        let builder = Node::builder("modes").space(self.space.clone()).id(id).copy(Copy::Auto);
+        own.into_iter().fold(builder, NodeBuilder::listen).seek(other[0])
+    }
+
+    /// Both, once every link there is can be used.
+    pub fn join(&self, a: NodeBuilder, b: NodeBuilder) -> [Node; 2] {
+        let nodes = [a, b].map(|builder| builder.join().unwrap());
+        let [a, b] = &nodes;
+        for (from, to) in [(a, b), (b, a)] {
+            until("all links", || {
+                let sent = ["udp/0", "udp/1"].map(|mode| from.send_as(to.id(), 99, b"", mode.parse().unwrap()).is_ok());
+                for _ in sent.into_iter().filter(|sent| *sent) {
+                    to.recv_by(Match::any().tag(99), &mut [], soon()).unwrap();
+                }
+                (sent == [true; 2]).then_some(())
+            });
+        }
+        nodes
+    }
+
+    /// The same, of which nothing else is said.
+    pub fn nodes(&self) -> [Node; 2] {
+        self.join(self.builder(0), self.builder(1))
+    }
+}
+
+/// A mode in words.
+pub fn mode(words: &str) -> ModeRequest {
+    words.parse().unwrap()
+}
+
+/// Turns the engine of a node until it is dropped.
+pub fn serving(node: &Node) -> impl Drop {
+    struct Serving(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
+    impl Drop for Serving {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+            if let Some(thread) = self.1.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+    let (stop, node) = (Arc::new(AtomicBool::new(false)), node.clone());
+    let stopped = stop.clone();
+    let thread = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            let patience = Instant::now() + Duration::from_millis(2);
+            let _ = node.recv_by(Match::any().tag(u64::MAX), &mut [], patience);
+        }
+    });
+    Serving(stop, Some(thread))
+}
