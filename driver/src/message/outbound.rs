@@ -368,6 +368,13 @@ impl OutState {
         self.queue.len()
     }
 
+    /// Whether the next message has the lane for itself: nothing waits before it, and the target is through with what went before, but for
+    /// what it may have read without telling.
+    pub fn is_idle(&mut self) -> bool {
+        let figures = self.link.as_mut().and_then(AnyLink::figures);
+        self.queue.len() <= 1 && figures.is_some_and(|seen| seen.bytes <= seen.room / 4)
+    }
+
     /// A short message, directly into the lane: the path of every small send.
     #[inline(always)]
     pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {

@@ -12,7 +12,7 @@ const LANE: u64 = 60;
 /// A shorter message is through the lane before the two ends have agreed and the kernel has copied it.
 pub(crate) const KERNEL_LEAST: usize = 1 << 20;
 /// After several at once, so many go through the lane though they are alone: to alternate is slower than either.
-const STREAM: u32 = 8;
+const STREAM: u32 = 64;
 /// Of so many messages that would go through the lane, one goes by the kernel, as the target may let the origin put by now.
 const ASK_AGAIN: u32 = 64;
 

@@ -128,7 +128,8 @@ impl<M: LaneMemory> Producer<M> {
     pub fn outstanding(&mut self) -> Result<Outstanding, LinkDown> {
         let cells = self.memory.cell_count() as u64;
         let (packets, bytes) = (self.tail - self.head_seen, self.data.tail - self.data.head_seen);
-        if packets >= cells / 4 || bytes >= self.data.bytes / 4 {
+        let bulk = matches!(&self.bulk, Some(Bulk { ring, taken: true, .. }) if ring.tail - ring.head_seen >= ring.used / 4);
+        if packets >= cells / 4 || bytes >= self.data.bytes / 4 || bulk {
             self.see_head()?;
         }
         let mut all = Outstanding {
@@ -171,7 +172,7 @@ impl<M: LaneMemory> Producer<M> {
         }
         let cell = (self.tail & (cells - 1)) as usize;
         // SAFETY: `len` bytes are readable (caller).
-        if let Err(push) = unsafe { self.write(cell, bytes, len, head.kind.has_total()) } {
+        if let Err(push) = unsafe { self.write(cell, bytes, len, head.kind) } {
             return push;
         }
         if head.kind.has_total() {
@@ -193,7 +194,7 @@ impl<M: LaneMemory> Producer<M> {
         }
         let cell = (self.tail & (cells - 1)) as usize;
         // SAFETY: `len` bytes are readable (caller).
-        let is_written = unsafe { self.write(cell, bytes, len, false) }.is_ok();
+        let is_written = unsafe { self.write(cell, bytes, len, PacketKind::Whole) }.is_ok();
         if is_written {
             self.publish(cell, PacketKind::Whole, tag, sequence, len);
         }
@@ -205,13 +206,15 @@ impl<M: LaneMemory> Producer<M> {
     /// # Safety
     /// `len` bytes are readable at `bytes`, and `len` is at most `packet_bytes()`.
     #[inline(always)]
-    unsafe fn write(&mut self, cell: usize, bytes: *const u8, len: usize, has_total: bool) -> Result<(), Push> {
-        if len <= INLINE_BYTES && !has_total {
+    unsafe fn write(&mut self, cell: usize, bytes: *const u8, len: usize, kind: PacketKind) -> Result<(), Push> {
+        if len <= INLINE_BYTES && !kind.has_total() {
             // SAFETY: `len` bytes are readable (caller).
             unsafe { self.write_inline(cell, bytes, len) };
             return Ok(());
         }
-        let place = self.reserve(len)?;
+        // Chunks of a transfer are to keep its target at work until the next one's RTS is seen: a long ring of them would hold that up,
+        // and more chunks would come meanwhile.
+        let place = self.reserve(len, kind != PacketKind::Chunk)?;
         if place & IN_BULK != 0 {
             if let Some(bulk) = &mut self.bulk {
                 let place = place & !IN_BULK;
@@ -287,11 +290,11 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    /// Where the next `len` bytes go, in the data ring or in the bulk ring.
+    /// Where the next `len` bytes go, in the data ring or, if they may, in the bulk ring.
     #[inline(always)]
-    fn reserve(&mut self, len: usize) -> Result<u64, Push> {
+    fn reserve(&mut self, len: usize, may_bulk: bool) -> Result<u64, Push> {
         let place = |lane: &Self| match &lane.bulk {
-            Some(bulk) if bulk.taken && bulk.ring.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
+            Some(bulk) if may_bulk && bulk.taken && bulk.ring.takes(len) => bulk.ring.place(len).map(|place| place | IN_BULK),
             _ => lane.data.place(len),
         };
         if let Some(place) = place(self) {

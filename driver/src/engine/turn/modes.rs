@@ -73,14 +73,14 @@ impl Planner<'_> {
     }
 
     /// What is done with a message of which nothing else is said.
-    fn advice(&mut self, state: &OutState, by: u8, order: &Order<'_>) -> Protocol {
+    fn advice(&mut self, state: &mut OutState, by: u8, order: &Order<'_>) -> Protocol {
         let is_near = by == 0 && !state.is_remote();
         if order.len < RENDEZVOUS_BYTES || !order.waits {
             return Protocol::Transfer;
         }
         match self.peer.filter(|_| is_near) {
             None if self.outgoing.is_worth_apart(order.len) => Protocol::Put,
-            Some(peer) if self.outgoing.is_worth(peer, self.local, order.bytes, order.len, state.queued() <= 1) => {
+            Some(peer) if self.outgoing.is_worth(peer, self.local, order.bytes, order.len, state.is_idle()) => {
                 match self.outgoing.copy() {
                     _ if !self.modes.has_engine => Protocol::Get,
                     Copy::Origin => Protocol::Put,
