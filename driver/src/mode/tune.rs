@@ -219,6 +219,8 @@ mod tests {
     }
 
     #[test]
+    // Reads files: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn what_is_written_is_read() {
         let directory = Directory::new();
         let path = directory.0.join("a/b/tune.json");
@@ -233,6 +235,8 @@ mod tests {
     }
 
     #[test]
+    // Reads files: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn the_format_is_as_it_is_told() {
         let machine = Machine { cpu: "x".into(), processors: 2, kernel: "6".into(), version: "0".into() };
         let text = serde_json::to_string(&Tune { machine, ..tune() }).unwrap();
@@ -241,6 +245,8 @@ mod tests {
     }
 
     #[test]
+    // Reads files: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn a_file_of_no_use_says_why() {
         let directory = Directory::new();
         let path = directory.0.join("tune.json");
@@ -256,6 +262,8 @@ mod tests {
     }
 
     #[test]
+    // Reads files: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn what_cannot_be_written_leaves_nothing() {
         let directory = Directory::new();
         fs::create_dir_all(directory.0.join("tune.json/full")).unwrap();
@@ -264,6 +272,8 @@ mod tests {
     }
 
     #[test]
+    // Reads files: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn another_machine_is_known_by_any_of_its_marks() {
         let here = Machine::this();
         assert_eq!(here.difference(&here), None);

@@ -245,6 +245,8 @@ fn length_decides_as_the_driver_says_or_as_was_tuned() {
 }
 
 #[test]
+// Reads files: not for Miri.
+#[cfg_attr(miri, ignore)]
 fn a_measurement_sets_the_lengths() {
     let found = vec![Found { fabric: Fabric::Shm, in_region: true, dma: Dma::From(4096) }];
     let policy = Thresholds::new().with(&Tune { machine: Machine::this(), found });
@@ -371,6 +373,8 @@ fn arbitrary_protocols() -> impl Strategy<Value = [[bool; 4]; 3]> {
 
 proptest! {
     #[test]
+    // Many cases: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn the_choice_never_flaps(
         before in steps(),
         steps in steps(),
@@ -405,6 +409,8 @@ proptest! {
     }
 
     #[test]
+    // Many cases: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn the_balance_never_flaps(steps in proptest::collection::vec((0..2_usize, -3000..3000_i64), 1..400)) {
         let policy = Thresholds::new().balance(1000);
         let mut links = three();
@@ -422,6 +428,8 @@ proptest! {
     }
 
     #[test]
+    // Many cases: not for Miri.
+    #[cfg_attr(miri, ignore)]
     fn a_decision_is_possible_and_its_figures_are_those_of_the_question(
         steps in steps(),
         asked in requests(),
