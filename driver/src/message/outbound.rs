@@ -21,8 +21,10 @@ pub const WHOLE_BYTES: usize = 4096;
 /// Queued sends to one node and priority; one more is refused as `Full`.
 pub const QUEUE_MAX: usize = 4096;
 
-/// Packets that a target has not taken, from which on it is watched whether it takes any.
+/// Packets that a target has not taken, from which on it is watched whether it takes any...
 const MANY: u32 = 128;
+/// ...and transfers that are not complete.
+const SEVERAL: u32 = 8;
 /// Messages of which one looks for further links.
 const LOOK_EVERY: u32 = 64;
 
@@ -64,6 +66,8 @@ pub struct OutState {
     looked: u32,
     /// What was last seen of each link.
     figures: [LinkFigures; LINKS_MAX],
+    /// How many transfers had ended by then.
+    ended: [u32; LINKS_MAX],
     /// When its target was last seen to take something, while it is half full.
     moved: [Option<Instant>; LINKS_MAX],
     /// The policy's own word for each link.
@@ -139,6 +143,7 @@ impl Outbound {
             held: usize::from(steered),
             looked: 0,
             figures: [LinkFigures::default(); LINKS_MAX],
+            ended: [0; LINKS_MAX],
             moved: [None; LINKS_MAX],
             used_further: false,
             words: [0; LINKS_MAX],
@@ -251,17 +256,22 @@ impl OutState {
         self.looked % LOOK_EVERY == 1
     }
 
-    /// What is seen of a link; what was seen last, if that can't be said just now. `None`: there is no such link.
-    pub fn figures(&mut self, by: u8) -> Option<LinkFigures> {
+    /// What is seen of a link; what was seen last, if that can't be said just now. `None`: there is no such link. `transfers`: those that go by
+    /// it, and how many have ended.
+    pub fn figures(&mut self, by: u8, transfers: (u32, u32)) -> Option<LinkFigures> {
         let seen = self.by(by)?.figures();
-        let (last, moved) = (self.figures.get_mut(usize::from(by))?, self.moved.get_mut(usize::from(by))?);
+        let at = usize::from(by);
+        let (last, moved) = (self.figures.get_mut(at)?, self.moved.get_mut(at)?);
         let Some(mut seen) = seen else { return Some(*last) };
+        let (underway, ended) = transfers;
+        seen.transfers = underway;
+        let has_ended = std::mem::replace(&mut self.ended[at], ended) != ended;
         // Half full, or with many packets, it is looked at more closely: that takes a look at the clock.
-        if seen.occupancy() < 500 && seen.depth < MANY {
+        if seen.occupancy() < 500 && seen.depth < MANY && underway < SEVERAL {
             *moved = None;
         } else {
             let now = Instant::now();
-            let has_taken = seen.depth < last.depth || seen.bytes < last.bytes;
+            let has_taken = has_ended || seen.depth < last.depth || seen.bytes < last.bytes;
             let since = *moved.get_or_insert(now);
             *moved = Some(if has_taken { now } else { since });
             seen.still = moved.map_or(0, |moved| (now - moved).as_micros().min(u32::MAX.into()) as u32);

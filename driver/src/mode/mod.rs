@@ -126,7 +126,8 @@ pub struct LinkFigures {
     pub places: u32,
     /// DMA transfers that are not complete.
     pub transfers: u32,
-    /// For how long the target was not seen to take anything, in microseconds, while it had half of what there is room for, or 128 packets; else 0.
+    /// For how long the target was not seen to take anything, in microseconds, while it had half of what there is room for, 128
+    /// packets or 8 transfers; else 0.
     pub still: u32,
 }
 

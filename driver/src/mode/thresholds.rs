@@ -22,8 +22,8 @@ const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 /// Honours what is asked for unless the link has too much to do, and otherwise looks for another protocol, another link, another fabric.
 ///
 /// A link has too much to do when more packets wait than `depth_high`, or more of its memory is in use than `occupancy_high`, and the target has
-/// taken none for `stalled_after`; and until both have fallen to `depth_low` and `occupancy_low`; for DMA protocols, in the same way, by transfers that are not complete. What is
-/// done then, and only by ways that have not too much to do themselves:
+/// taken none for `stalled_after`; and until both have fallen to `depth_low` and `occupancy_low`; for DMA protocols, in the same way, by
+/// transfers that are not complete. What is done then, and only by ways that have not too much to do themselves:
 ///
 /// 1. Another protocol on the same link that takes less of what is scarce: a large message goes by DMA where a lane is full, and through
 ///    the lane where transfers stand in a queue, if it fits.
@@ -143,7 +143,7 @@ impl Thresholds {
         Self { balance: bytes, ..self }
     }
 
-    /// Packets and memory are too much only when the target was not seen to take any for so long: 50 ms if nothing is said. A lane that is full is
+    /// Packets, memory and transfers are too much only when the target was not seen to take any for so long: 50 ms if nothing is said. A lane that is full is
     /// nothing unusual while its reader is at work.
     pub fn stalled_after(self, silence: Duration) -> Self {
         Self { stalled: silence.as_micros().min(u32::MAX.into()) as u32, ..self }
@@ -187,7 +187,7 @@ impl Thresholds {
         (link.word & LATEST)
             | bit(QUEUE, may(QUEUE) && self.depth_of(link).is_too_much(had(QUEUE), figures.depth))
             | bit(MEMORY, may(MEMORY) && is_full)
-            | bit(TRANSFERS, self.transfers.is_too_much(had(TRANSFERS), figures.transfers))
+            | bit(TRANSFERS, may(TRANSFERS) && self.transfers.is_too_much(had(TRANSFERS), figures.transfers))
     }
 
     /// The limits for packets, above what may have been read since.

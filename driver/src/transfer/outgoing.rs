@@ -12,7 +12,7 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
-use crate::mode::ModeRequest;
+use crate::mode::{LINKS_MAX, ModeRequest};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
@@ -61,6 +61,8 @@ struct Slots {
     /// Those of which this life has used the meeting in the target's inbox.
     met: u32,
     generations: [u16; MEETINGS],
+    /// Transfers that were over, by link.
+    ended: [u32; LINKS_MAX],
     way: Way,
 }
 
@@ -225,10 +227,11 @@ impl Outgoing {
         self.copy
     }
 
-    /// How many transfers by one link are not complete.
-    pub fn count_by(&self, target: NodeId, by: u8) -> usize {
+    /// How many transfers by one link are not complete, and how many have ended.
+    pub fn count_by(&self, target: NodeId, by: u8) -> (u32, u32) {
         let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.route.by == by && !transfer.drained;
-        self.transfers.iter().filter(is_its).count()
+        let ended = self.slots.get(target.index()).and_then(Option::as_deref).map_or(0, |slots| slots.ended[usize::from(by)]);
+        (self.transfers.iter().filter(is_its).count() as u32, ended)
     }
 
     /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message. `peer`: the target, if the message
@@ -421,6 +424,8 @@ impl Outgoing {
     fn free(&mut self, transfer: Transfer) {
         if let Some(Some(slots)) = self.slots.get_mut(transfer.out.target.index()) {
             slots.used &= !(1 << transfer.ticket.slot);
+            let ended = &mut slots.ended[usize::from(transfer.route.by)];
+            *ended = ended.wrapping_add(1);
         }
         self.count();
         transfer.partner.let_go();

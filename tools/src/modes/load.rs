@@ -248,51 +248,82 @@ impl Load {
         self.phases.iter().map(|phase| phase.messages).sum()
     }
 
-    /// A load by chance, the same one for the same seed.
+    /// A load by chance, the same one for the same seed: three to five phases in any order, of which each is too much for some modes.
     pub fn random(seed: u64) -> Self {
         let mut noise = Noise::new(seed);
-        let phases = (0..noise.below(3) + 3).map(|number| Phase::random(&mut noise, number)).collect();
+        let mut kinds = [Kind::Flood, Kind::Behind, Kind::Long, Kind::Beside, Kind::any(&mut noise)];
+        for at in (1..kinds.len()).rev() {
+            kinds.swap(at, noise.below(at as u64 + 1) as usize);
+        }
+        let count = 3 + noise.below(3) as usize;
+        let mut phases: Vec<_> = kinds[..count].iter().map(|kind| kind.phase(&mut noise)).collect();
+        // Without one of these a load is over as soon by one mode as by another.
+        if !kinds[..count].iter().any(|kind| matches!(kind, Kind::Flood | Kind::Behind)) {
+            phases.push(Kind::Flood.phase(&mut noise));
+        }
+        for (number, phase) in phases.iter_mut().enumerate() {
+            phase.name = format!("{} {}", number + 1, phase.name);
+        }
         Self { name: format!("random-{seed}"), about: format!("By chance, from seed {seed}."), phases }
     }
 }
 
-impl Phase {
-    fn random(noise: &mut Noise, number: u64) -> Self {
-        const SIZES: [usize; 8] = [32, 128, 1 << 10, 8 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
-        /// What a phase sends and reads in all, so that none takes minutes.
-        const SENT: u64 = 256 << 20;
-        const WORK_US: f64 = 500_000.0;
-        let mut weighted =
-            || Weighted { size: Bytes(SIZES[noise.below(SIZES.len() as u64) as usize]), weight: 1 + noise.below(9) };
+/// What a phase that is made by chance is too much for.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// More small messages at once than a network takes.
+    Flood,
+    /// A reader that is behind, with messages of several sizes: what goes past the lane comes late.
+    Behind,
+    /// Long messages: lanes are slow for these.
+    Long,
+    /// Messages of any size, while another flow fills a link of the network.
+    Beside,
+}
+
+impl Kind {
+    fn any(noise: &mut Noise) -> Self {
+        [Kind::Flood, Kind::Behind, Kind::Long, Kind::Beside][noise.below(4) as usize]
+    }
+
+    fn phase(self, noise: &mut Noise) -> Phase {
+        const SMALL: &[usize] = &[32, 64, 128, 256, 1 << 10];
+        const MIXED: &[usize] = &[4 << 10, 16 << 10, 64 << 10];
+        const LONG: &[usize] = &[128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20];
+        const ANY: &[usize] = &[256, 8 << 10, 64 << 10, 256 << 10, 1 << 20];
+        let mut one_of = |choices: &[usize]| choices[noise.below(choices.len() as u64) as usize];
+        let (name, sizes, window, messages, burst) = match self {
+            Kind::Flood => ("flood", SMALL, one_of(&[512, 1024, 2048]), one_of(&[30_000, 60_000]), one_of(&[1, 256, 4096])),
+            Kind::Behind => ("behind", MIXED, one_of(&[128, 256, 512]), one_of(&[3000, 6000]), one_of(&[1, 64])),
+            Kind::Long => ("long", LONG, one_of(&[4, 8, 16]), one_of(&[200, 400]), 1),
+            Kind::Beside => ("beside", ANY, one_of(&[8, 16]), one_of(&[300, 600]), 1),
+        };
+        let mut weighted = || Weighted { size: Bytes(one_of(sizes)), weight: one_of(&[1, 2, 4, 8]) as u64 };
         let sizes = Sizes(vec![weighted(), weighted(), weighted()]);
-        let most = sizes.most();
-        let work_us = [0.0, 0.0, 2.0, 20.0][noise.below(4) as usize];
-        let by_bytes = SENT / most as u64;
-        let by_work = if work_us > 0.0 { (WORK_US / work_us) as u64 } else { u64::MAX };
-        let messages = by_bytes.min(by_work).clamp(200, 100_000);
-        let burst = [1, 16, 128, 512][noise.below(4) as usize];
-        let bursts = messages.div_ceil(burst);
-        let is_stalling = noise.below(3) == 0;
-        let background = (noise.below(3) == 0).then(|| Background {
-            mode: "udp/0".parse().unwrap_or_default(),
-            size: usual_background(),
-            window: 1 + noise.below(6) as usize,
-        });
-        Self {
-            name: format!("phase {}", number + 1),
-            messages,
+        let memory = if one_of(&[0, 1]) == 0 { Place::Private } else { Place::Region };
+        let background =
+            Background { mode: "udp/0".parse().unwrap_or_default(), size: usual_background(), window: one_of(&[2, 4]) };
+        let work_us = match self {
+            Kind::Flood => one_of(&[0, 1, 2]) as f64,
+            Kind::Behind => one_of(&[20, 50, 80]) as f64,
+            Kind::Long | Kind::Beside => 0.0,
+        };
+        let is_stalling = matches!(self, Kind::Behind) && one_of(&[0, 1]) == 1;
+        Phase {
+            name: name.into(),
+            messages: messages as u64,
             sizes,
-            burst,
-            every_us: if noise.below(2) == 0 { 0 } else { 500_000 / bursts },
-            window: ((32 << 20) / most).clamp(8, 256),
-            memory: if noise.below(2) == 0 { Place::Private } else { Place::Region },
+            burst: burst as u64,
+            every_us: 0,
+            window,
+            memory,
             asks: ModeRequest::default(),
             reader: Reader {
                 work_us,
-                stall_ms: if is_stalling { 1 + noise.below(20) } else { 0 },
-                stall_every: if is_stalling { (messages / 8).max(1) } else { 0 },
+                stall_ms: if is_stalling { one_of(&[5, 10, 20]) as u64 } else { 0 },
+                stall_every: if is_stalling { messages as u64 / 6 } else { 0 },
             },
-            background,
+            background: matches!(self, Kind::Beside).then_some(background),
         }
     }
 }

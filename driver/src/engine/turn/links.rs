@@ -107,7 +107,7 @@ impl Engine {
                     queued: state.queued_by(by) as u32,
                     bytes: figures.bytes,
                     room: figures.room,
-                    transfers: self.outgoing.count_by(node, by) as u32,
+                    transfers: self.outgoing.count_by(node, by).0,
                     occupancy: figures.occupancy(),
                     messages,
                     bytes_sent,

@@ -107,8 +107,7 @@ impl Planner<'_> {
         let is_near = by == 0 && is_near_first;
         let advice = self.advice(state, by, order);
         let word = state.words[usize::from(by)];
-        let mut figures = state.figures(by)?;
-        figures.transfers = self.outgoing.count_by(outbound.target, by) as u32;
+        let figures = state.figures(by, self.outgoing.count_by(outbound.target, by))?;
         let can_move = order.len > 0 && order.waits;
         let is_reached = can_move
             && is_near
