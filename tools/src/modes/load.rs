@@ -288,24 +288,32 @@ impl Kind {
 
     fn phase(self, noise: &mut Noise) -> Phase {
         const SMALL: &[usize] = &[32, 64, 128, 256, 1 << 10];
-        const MIXED: &[usize] = &[4 << 10, 16 << 10, 64 << 10];
         const LONG: &[usize] = &[128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20];
         const ANY: &[usize] = &[256, 8 << 10, 64 << 10, 256 << 10, 1 << 20];
         let mut one_of = |choices: &[usize]| choices[noise.below(choices.len() as u64) as usize];
         let (name, sizes, window, messages, burst) = match self {
             Kind::Flood => ("flood", SMALL, one_of(&[512, 1024, 2048]), one_of(&[30_000, 60_000]), one_of(&[1, 256, 4096])),
-            Kind::Behind => ("behind", MIXED, one_of(&[128, 256, 512]), one_of(&[3000, 6000]), one_of(&[1, 64])),
+            Kind::Behind => ("behind", ANY, one_of(&[192, 256, 320]), one_of(&[3000, 6000]), one_of(&[1, 64])),
             Kind::Long => ("long", LONG, one_of(&[4, 8, 16]), one_of(&[200, 400]), 1),
             Kind::Beside => ("beside", ANY, one_of(&[8, 16]), one_of(&[300, 600]), 1),
         };
-        let mut weighted = || Weighted { size: Bytes(one_of(sizes)), weight: one_of(&[1, 2, 4, 8]) as u64 };
-        let sizes = Sizes(vec![weighted(), weighted(), weighted()]);
+        let weighted = |size, weight: usize| Weighted { size: Bytes(size), weight: weight as u64 };
+        let sizes = match self {
+            // Mostly small, and some that do not fit a lane beside others.
+            Kind::Behind => vec![
+                weighted(256, one_of(&[8, 12, 16])),
+                weighted(one_of(&[2 << 10, 4 << 10, 8 << 10]), one_of(&[3, 5, 7])),
+                weighted(64 << 10, one_of(&[2, 3, 4])),
+            ],
+            _ => (0..3).map(|_| weighted(one_of(sizes), one_of(&[1, 2, 4, 8]))).collect(),
+        };
+        let sizes = Sizes(sizes);
         let memory = if one_of(&[0, 1]) == 0 { Place::Private } else { Place::Region };
         let background =
             Background { mode: "udp/0".parse().unwrap_or_default(), size: usual_background(), window: one_of(&[2, 4]) };
         let work_us = match self {
             Kind::Flood => one_of(&[0, 1, 2]) as f64,
-            Kind::Behind => one_of(&[20, 50, 80]) as f64,
+            Kind::Behind => one_of(&[30, 45, 60]) as f64,
             Kind::Long | Kind::Beside => 0.0,
         };
         let is_stalling = matches!(self, Kind::Behind) && one_of(&[0, 1]) == 1;
