@@ -21,6 +21,7 @@
 //! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
 //! target takes what comes by several links in the order of the numbers.
 
+mod links;
 #[cfg(not(loom))]
 mod log;
 mod means;
@@ -31,6 +32,8 @@ mod policy;
 mod thresholds;
 mod tune;
 
+pub use links::Links;
+pub(crate) use links::NETWORK_LINKS;
 pub use means::Mean;
 pub use modes::Modes;
 #[cfg(not(loom))]
@@ -154,6 +157,9 @@ pub struct Receipt {
     pub requested: ModeRequest,
     /// What was done.
     pub used: Mode,
+    /// Links of the same kind that carry parts of it beside that of `used`. Where the target has not all of them, those that it has do; where one
+    /// can't carry its part, the link of `used` does.
+    pub beside: Links,
     /// Why.
     pub reason: Reason,
 }
@@ -344,8 +350,10 @@ impl fmt::Display for Reason {
 
 impl fmt::Display for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { to, call, len, requested, used, reason, .. } = self;
-        write!(f, "{call} of {len} bytes to node {to}: {requested} asked for, {used} taken ({reason})")
+        let Self { to, call, len, requested, used, beside, reason, .. } = self;
+        let Mode { fabric, link, protocol } = used;
+        let more = if beside.is_empty() { String::new() } else { format!("+{beside}") };
+        write!(f, "{call} of {len} bytes to node {to}: {requested} asked for, {fabric}/{link}{more}/{protocol} taken ({reason})")
     }
 }
 

@@ -14,7 +14,7 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
-use crate::mode::{LINKS_MAX, ModeRequest};
+use crate::mode::{LINKS_MAX, Links, ModeRequest};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
@@ -105,6 +105,8 @@ pub struct Route {
     pub by: u8,
     /// The number of the link among those of a network, if it is one of these.
     pub apart: Option<u8>,
+    /// Further links of that network that may carry parts of it.
+    pub beside: Links,
     /// Who copies.
     pub copy: Copy,
     /// Whether the memory FIFO leaves the target more time to ask for it.
@@ -164,7 +166,7 @@ impl Outgoing {
 
     /// How the engine moves a message of which nothing else was said.
     pub fn usual(&self, apart: Option<u8>) -> Route {
-        Route { by: 0, apart, copy: self.copy, patient: false, has_engine: true }
+        Route { by: 0, apart, beside: Links::NONE, copy: self.copy, patient: false, has_engine: true }
     }
 
     /// Who copies, if nothing is said of it.
@@ -172,9 +174,9 @@ impl Outgoing {
         self.copy
     }
 
-    /// How many transfers by one link are not complete, and how many have ended.
+    /// How many transfers by one link are not complete, and how many have ended, those of which it carries a part included.
     pub fn count_by(&self, target: NodeId, by: u8) -> (u32, u32) {
-        let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.route.by == by && !transfer.drained;
+        let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.goes_by(by) && !transfer.drained;
         let ended = self.slots.get(target.index()).and_then(Option::as_deref).map_or(0, |slots| slots.ended[usize::from(by)]);
         (self.transfers.iter().filter(is_its).count() as u32, ended)
     }
@@ -226,7 +228,7 @@ impl Outgoing {
         debug_assert_eq!(peer.is_none(), route.apart.is_some());
         let hides = route.copy == Copy::Origin || route.apart.is_some();
         let source = if hides { Place::Nowhere } else { local.place(order.bytes, order.len) };
-        let rts = DirectPut { ticket, ends, source, apart: route.apart }.encode();
+        let rts = DirectPut { ticket, ends, source, apart: route.apart, beside: route.beside }.encode();
         match state.push_rts(route.by, order.tag, order.len, &rts) {
             Push::Done => {}
             failed => {
@@ -234,6 +236,9 @@ impl Outgoing {
                 partner.close(ticket, ends);
                 return if failed == Push::Full { Begun::Full } else { Begun::Down };
             }
+        }
+        if !route.beside.is_empty() {
+            state.offer_further();
         }
         slots.generations[slot] = generation as u16;
         slots.used |= 1 << slot;
@@ -253,7 +258,8 @@ impl Outgoing {
             piece: None,
             get: None,
             target: None,
-            part: None,
+            parts: Vec::new(),
+            left: Vec::new(),
             put: Moved::default(),
             turns: 0,
             began: Instant::now(),
@@ -272,9 +278,17 @@ impl Outgoing {
     }
 
     /// A remote get came: the direct-put descriptor is back. False if it is of no transfer of ours, which is as good as late.
-    pub fn acknowledge(&mut self, source: NodeId, get: RemoteGet, local: &Local) -> bool {
+    ///
+    /// # Errors
+    /// It names what no target does.
+    pub fn acknowledge(&mut self, source: NodeId, get: RemoteGet, local: &Local) -> Result<bool, &'static str> {
         let found = self.transfers.iter_mut().find(|transfer| transfer.out.target == source && transfer.ticket == get.ticket);
-        let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return false };
+        let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return Ok(false) };
+        let named: Links = (0..).zip(get.beside).filter(|(_, name)| name.is_some()).map(|(link, _)| link).collect();
+        if named.iter().any(|link| !transfer.route.beside.has(link)) {
+            return Err("a remote get by a link that was not offered");
+        }
+        transfer.route.beside = named;
         transfer.get = Some(get);
         if let Some(Some(slots)) = self.slots.get_mut(source.index()) {
             slots.way.refused = get.target == Place::Nowhere;
@@ -282,7 +296,7 @@ impl Outgoing {
         if let Partner::Near(peer, _) = &transfer.partner {
             transfer.target = Remote::of(get.target, transfer.ends.len, peer, local, true);
         }
-        true
+        Ok(true)
     }
 
     /// A target that shares no memory says how a transfer ended. Nothing, if it is none of ours, or over.
@@ -369,8 +383,9 @@ impl Outgoing {
     fn free(&mut self, transfer: Transfer) {
         if let Some(Some(slots)) = self.slots.get_mut(transfer.out.target.index()) {
             slots.used &= !(1 << transfer.ticket.slot);
-            let ended = &mut slots.ended[usize::from(transfer.route.by)];
-            *ended = ended.wrapping_add(1);
+            for (_, ended) in (0..).zip(&mut slots.ended).filter(|(by, _)| transfer.goes_by(*by)) {
+                *ended = ended.wrapping_add(1);
+            }
         }
         self.count();
         transfer.partner.let_go();

@@ -26,14 +26,14 @@ fn ask(policy: &Thresholds, links: &mut [LinkView], asked: &str, len: u64) -> De
 }
 
 fn told(policy: &Thresholds, links: &mut [LinkView], asked: &str, len: u64) -> (String, Reason) {
-    let Decision { mode, reason } = ask(policy, links, asked, len);
+    let Decision { mode, reason, .. } = ask(policy, links, asked, len);
     (mode.to_string(), reason)
 }
 
 fn sent(mode: &str, len: u64, reason: Reason) -> Receipt {
     let request: ModeRequest = mode.parse().unwrap();
     let used = Mode { fabric: request.fabric.unwrap(), link: request.link.unwrap(), protocol: request.protocol.unwrap() };
-    Receipt { to: NodeId(1), call: Call::Send, len, in_region: true, requested: request, used, reason }
+    Receipt { to: NodeId(1), call: Call::Send, len, in_region: true, requested: request, used, beside: Links::NONE, reason }
 }
 
 fn observe(policy: &Thresholds, mode: &str, len: u64, ns: u64, times: usize) {
@@ -449,7 +449,7 @@ proptest! {
         });
         for step in steps {
             wander(&mut links[step.link].figures, step);
-            let Decision { mode, reason } = ask(&policy, &mut links, &asked, len);
+            let Decision { mode, reason, .. } = ask(&policy, &mut links, &asked, len);
             let link = links.iter().find(|link| (link.fabric, link.link) == (mode.fabric, mode.link));
             let is_possible = link.is_some_and(|link| link.mode(mode.protocol) == Some(mode));
             prop_assert!(is_possible || !can_any || (strict && !can_asked), "{mode} is not possible");

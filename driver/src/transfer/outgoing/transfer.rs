@@ -5,9 +5,10 @@ use crate::engine::baton::Token;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
+use crate::fabrics::AnyLink;
 use crate::message::outbound::Outbound;
 use crate::transfer::apart::Lending;
-use crate::transfer::descriptor::{CHUNK_MOST, RemoteGet, Ticket};
+use crate::transfer::descriptor::{CHUNK_MOST, Names, RemoteGet, Ticket};
 use crate::transfer::memory::Remote;
 use crate::transfer::report::{Descriptor, TransferReport};
 use crate::transfer::{Copy, Place};
@@ -40,6 +41,18 @@ pub(super) enum Partner {
     Apart(Incarnation, Arc<Lending>),
 }
 
+/// What one session puts.
+pub(super) struct Part {
+    /// By which link.
+    by: u8,
+    /// As the target's session calls it.
+    name: u64,
+    /// Which chunks.
+    run: Run,
+    /// Whether the session has begun, or never will; `None`: it could not be asked yet.
+    begun: Option<bool>,
+}
+
 /// A message on its way, which both ends move.
 pub(super) struct Transfer {
     pub(super) out: Arc<Outbound>,
@@ -55,8 +68,10 @@ pub(super) struct Transfer {
     pub(super) get: Option<RemoteGet>,
     /// Where to put, if that is possible.
     pub(super) target: Option<Remote>,
-    /// The part that a session puts: which chunks, where they lie, and whether the session has begun.
-    pub(super) part: Option<(Run, bool)>,
+    /// What sessions put, all that was left when the target had said where to.
+    pub(super) parts: Vec<Part>,
+    /// Parts that no session can put, and that go by memory FIFO when no other piece does: where they lie.
+    pub(super) left: Vec<(u64, u64)>,
     /// What the target is told of puts: their bytes, and the chunks that are not touched any more, be they put or not.
     pub(super) put: Moved,
     /// Descriptors alternate.
@@ -158,7 +173,7 @@ impl Transfer {
         };
         self.look_at_counter();
         if progress.finished {
-            self.all_put();
+            self.count_put(|_| true);
             self.zero();
         }
         if progress.closed && !self.op.is_done() {
@@ -209,9 +224,8 @@ impl Transfer {
             self.pulled = (pulled, Instant::now());
         }
         if let Partner::Apart(_, lending) = &self.partner {
-            if lending.has_arrived() {
-                self.all_put();
-            }
+            let lending = lending.clone();
+            self.count_put(|at| lending.has_arrived(at));
         } else {
             self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
         }
@@ -221,11 +235,18 @@ impl Transfer {
         }
     }
 
-    /// What a session was to put is there.
-    fn all_put(&mut self) {
-        if let Some((run, true)) = self.part {
-            self.report.put = Moved { bytes: self.ends.place(run).1, chunks: run.count };
+    /// What sessions were to put is there, as far as it `is_there`.
+    fn count_put(&mut self, is_there: impl Fn(usize) -> bool) {
+        if self.parts.is_empty() {
+            return;
         }
+        let mut put = Moved::default();
+        for (at, part) in self.parts.iter().enumerate() {
+            if part.begun == Some(true) && is_there(at) {
+                put.add(self.ends.place(part.run).1, part.run.count);
+            }
+        }
+        self.report.put = put;
     }
 
     pub(super) fn zero(&mut self) {
@@ -253,8 +274,12 @@ impl Transfer {
         if let (Partner::Apart(..), Place::Session(name)) = (&self.partner, get.target)
             && copy != Copy::Target
         {
-            // A chunk that was begun, and one that could not be put.
-            return if self.piece.is_some() { self.push_piece(me) } else { self.put_rest(me, name) };
+            // A chunk that was begun first.
+            return if self.parts.is_empty() && self.piece.is_some() {
+                self.push_piece(me)
+            } else {
+                self.put_rest(me, name, get.beside) || self.push_left(me)
+            };
         }
         let puts = self.target.is_some() && copy != Copy::Target && self.route.has_engine;
         if !puts {
@@ -285,7 +310,7 @@ impl Transfer {
             None => self.patience().checked_sub(self.began.elapsed()),
             Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(self.pulled.1.elapsed()),
             // Another thread stood in the way.
-            Some(_) if self.part.is_some_and(|(_, begun)| !begun) => Some(TRY_AGAIN),
+            Some(_) if self.parts.iter().any(|part| part.begun.is_none()) => Some(TRY_AGAIN),
             _ => None,
         }
     }
@@ -334,50 +359,88 @@ impl Transfer {
         if let Partner::Apart(_, lending) = &self.partner
             && piece.is_some() != self.piece.is_some()
         {
-            lending.set_piece(piece.is_some());
+            lending.set_piece(piece.is_some() || !self.left.is_empty());
         }
         self.piece = piece;
     }
 
-    /// The direct put of all that is left, by a session. False if it can't begin now, or has.
-    fn put_rest(&mut self, me: Token, name: u64) -> bool {
-        if self.part.is_some_and(|(_, begun)| begun) {
+    /// The number of a link of this network among all to the target.
+    fn by(&self, link: u8) -> u8 {
+        link + self.route.by - self.route.apart.unwrap_or(self.route.by)
+    }
+
+    /// Whether it goes by this link, or a part of it does.
+    pub(super) fn goes_by(&self, by: u8) -> bool {
+        self.route.by == by || self.route.beside.iter().any(|link| self.by(link) == by)
+    }
+
+    /// Divides all that is left among the links for which the target has a name. False if nothing is.
+    fn divide(&mut self, name: u64, beside: Names) -> bool {
+        let Some(mut rest) = self.claim(End::Last, u64::MAX) else { return false };
+        let named = (0..).zip(beside).filter_map(|(link, name)| name.map(|name| (self.by(link), name)));
+        let named: Vec<_> = [(self.route.by, name)].into_iter().chain(named).collect();
+        for (at, (by, name)) in named.iter().copied().enumerate() {
+            let count = rest.count / (named.len() - at) as u64;
+            if count > 0 {
+                self.parts.push(Part { by, name, run: Run { first: rest.first, count }, begun: None });
+                rest = Run { first: rest.first + count, count: rest.count - count };
+            }
+        }
+        if let Partner::Apart(_, lending) = &self.partner {
+            lending.offer(self.parts.iter().map(|part| self.ends.place(part.run)).map(|(at, len)| at..at + len));
+        }
+        true
+    }
+
+    /// The direct put of all that is left, by sessions. False if none can begin now, or all have.
+    fn put_rest(&mut self, me: Token, name: u64, beside: Names) -> bool {
+        if !self.parts.is_empty() && self.parts.iter().all(|part| part.begun.is_some()) {
             return false;
         }
         let out = self.out.clone();
         // Not entered: this thread is inside already.
         let Some(mut state) = out.state.enter(me) else { return false };
-        if state.incarnation != self.partner.life() {
+        if state.incarnation != self.partner.life() || !state.has(self.route.by) {
             return false;
         }
-        let Some(link) = state.by(self.route.by) else { return false };
-        let run = match self.part {
-            Some((run, _)) => run,
-            None => match self.claim(End::Last, u64::MAX) {
-                Some(run) => run,
-                None => return false,
-            },
-        };
-        let (at, len) = self.ends.place(run);
-        let Partner::Apart(_, lending) = &self.partner else { return false };
-        lending.offer(at..at + len);
-        let begun = link.begin_transfer(name, at..at + len, self.ends.len, lending);
-        self.part = Some((run, begun == Some(true)));
-        match begun {
-            Some(true) => {
-                self.report.execute(Descriptor::DirectPut, len);
-                self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
-            }
-            Some(false) => {
-                // It never asked for it, or is gone. The rest goes through the lane.
-                lending.offer(0..0);
-                self.part = None;
-                self.get = self.get.map(|get| RemoteGet { target: Place::Nowhere, ..get });
-                self.set_piece(Some((at, len)));
-            }
-            None => {}
+        if self.parts.is_empty() && !self.divide(name, beside) {
+            return false;
         }
-        begun.is_some()
+        let Partner::Apart(_, lending) = &self.partner else { return false };
+        let lending = lending.clone();
+        let mut has_work = false;
+        for at in 0..self.parts.len() {
+            let Part { by, name, run, begun: None } = self.parts[at] else { continue };
+            let (from, len) = self.ends.place(run);
+            let begin = |link: &mut AnyLink| link.begin_transfer(name, from..from + len, self.ends.len, lending.part(at));
+            // A link that is gone has no session.
+            let begun = state.by(by).map_or(Some(false), begin);
+            self.parts[at].begun = begun;
+            has_work |= begun.is_some();
+            match begun {
+                Some(true) => {
+                    state.part_went(self.route.by, by, len);
+                    self.report.execute(Descriptor::DirectPut, len);
+                    self.note(RecordKind::DirectPut, Figure::BytesPut, from, len);
+                }
+                Some(false) => {
+                    // It never asked for it, or is gone.
+                    lending.take_part(at);
+                    self.left.push((from, len));
+                }
+                None => {}
+            }
+        }
+        has_work
+    }
+
+    /// A packet of a part that could not be put.
+    fn push_left(&mut self, me: Token) -> bool {
+        if self.piece.is_none() {
+            let Some(next) = self.left.pop() else { return false };
+            self.set_piece(Some(next));
+        }
+        self.push_piece(me)
     }
 
     /// One direct put.
