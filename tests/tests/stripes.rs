@@ -26,7 +26,7 @@ impl Policy for Beside {
     fn choose(&self, question: &mut Question<'_>) -> Decision {
         let first = &question.links[0];
         let usual = || Decision::new(first.mode(first.advice).unwrap(), Reason::Unavailable("there is no such link"));
-        question.honoured().unwrap_or_else(usual).beside(self.0)
+        question.honoured().unwrap_or_else(usual).also_by(self.0)
     }
 }
 
@@ -41,7 +41,7 @@ impl Policy for Lots {
         let modes: Vec<_> = modes.flatten().collect();
         // Also links that are not there.
         let beside = (0..6).filter(|_| random.chance(50)).collect();
-        Decision::new(*random.pick(&modes), Reason::Requested).beside(beside)
+        Decision::new(*random.pick(&modes), Reason::Requested).also_by(beside)
     }
 }
 
@@ -62,15 +62,15 @@ fn parts(report: &TransferReport) -> u64 {
 
 /// Sends a message that is as its number says, to a receive that waits for it. How it went.
 fn pass([a, b]: &[Node; 2], number: u64, len: usize, by: ModeRequest) -> doorbell::mode::Receipt {
+    let received = b.start_recv(Match::any(), vec![0; len + 1]).unwrap();
     std::thread::scope(|threads| {
-        let receiver = threads.spawn(move || {
-            let mut buf = vec![0; len + 1];
-            let envelope = b.recv_by(Match::any(), &mut buf, soon()).unwrap();
-            assert_eq!((envelope.tag, envelope.len), (number, len));
-            pattern::check(&buf[..len], number);
-        });
+        // Turned by a thread that waits, as well as by the pollers.
+        let receiver = threads.spawn(|| received.wait());
         let receipt = a.peer(b.id()).unwrap().send_as(number, &pattern::bytes(len, number), by).unwrap();
-        receiver.join().unwrap();
+        let done = receiver.join().unwrap();
+        let Done::Received(envelope) = done.result.unwrap() else { panic!("a receive that sent") };
+        assert_eq!((envelope.tag, envelope.len), (number, len));
+        pattern::check(&done.buffer[..len], number);
         receipt
     })
 }
@@ -147,7 +147,7 @@ fn a_decision_is_shown_with_all_its_links() {
                 return Beside(Links::NONE).choose(question);
             }
             let mode = Mode { fabric: Fabric::Udp, link: 1, protocol: Protocol::Put };
-            Decision::new(mode, Reason::AllBusy).beside(Links::NONE.with(1).with(2).with(3))
+            Decision::new(mode, Reason::AllBusy).also_by(Links::NONE.with(1).with(2).with(3))
         }
     }
     let nodes = nodes(&pair, false, |builder| builder.policy(Refuses));

@@ -52,11 +52,13 @@ impl Links {
     }
 
     /// A bit for each, below 16.
+    #[cfg(not(loom))]
     pub(crate) const fn bits(self) -> u8 {
         self.0
     }
 
     /// Of such bits; others mean nothing.
+    #[cfg(not(loom))]
     pub(crate) const fn of_bits(bits: u8) -> Self {
         Self(bits & Self::ALL)
     }

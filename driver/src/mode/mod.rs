@@ -18,6 +18,8 @@
 //! let strict = Thresholds::new().dma(Fabric::Shm, true, Dma::From(0)).strict(true);
 //! ```
 //!
+//! A long message may go by several links of a network at once, a part of it by each: [`Decision::beside`] says by which.
+//!
 //! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
 //! target takes what comes by several links in the order of the numbers.
 
@@ -33,6 +35,7 @@ mod thresholds;
 mod tune;
 
 pub use links::Links;
+#[cfg(not(loom))]
 pub(crate) use links::NETWORK_LINKS;
 pub use means::Mean;
 pub use modes::Modes;
@@ -127,7 +130,7 @@ pub struct LinkFigures {
     pub room: u64,
     /// Messages and packets that there is room for; none if there is no such limit.
     pub places: u32,
-    /// DMA transfers that are not complete.
+    /// DMA transfers that are not complete, those of which the link carries a part included.
     pub transfers: u32,
     /// For how long the target was not seen to take anything, in microseconds, while it had half of what there is room for, 128
     /// packets or 8 transfers; else 0.

@@ -69,7 +69,7 @@ pub struct LinkShown {
     pub room: u64,
     /// What part of the memory holds what was written and not yet read, in thousandths: of its lanes, that of the fullest.
     pub occupancy: u16,
-    /// DMA transfers that are not complete.
+    /// DMA transfers that are not complete, those of which the link carries a part included.
     pub transfers: u32,
     /// Messages sent by it so far to this life.
     pub messages: u64,

@@ -62,7 +62,7 @@ impl Decision {
     }
 
     /// These carry parts of it, too.
-    pub fn beside(self, links: Links) -> Self {
+    pub fn also_by(self, links: Links) -> Self {
         Self { beside: links, ..self }
     }
 }

@@ -33,6 +33,8 @@ const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 /// 3. Another fabric.
 /// 4. As asked for, all the same.
 ///
+/// A message that is put by a network goes by all its links at once if it is [long](Self::stripe_least), and no link was asked for by number.
+///
 /// Where no link is asked for by number, messages stay with the one that was taken last until another has clearly less to do. Where no
 /// protocol is asked for, the driver's advice is followed, but for the lengths that were [tuned](Self::tuned), and but for what was seen
 /// to be faster: near the length at which DMA begins to be faster (a quarter to four times), one message of 64 goes the other way.
@@ -334,7 +336,7 @@ impl Thresholds {
             other.fabric == fabric && other.mode(protocol).is_some() && self.crowded(other, protocol).is_none()
         };
         let links: Links = question.links.iter().filter(can).map(|other| other.link).collect();
-        decision.beside(links.without(link))
+        decision.also_by(links.without(link))
     }
 
     /// What to do where nothing that was asked for can be done.
