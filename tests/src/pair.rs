@@ -1,39 +1,44 @@
-//! Two nodes of one process that share memory and have two links of a network as well: what modes choose among.
+//! Two nodes of one process that share memory and have several links of a network as well: what modes choose among.
 
 use crate::patience::{soon, until};
-use doorbell::mode::ModeRequest;
+use doorbell::mode::{Fabric, ModeRequest};
 use doorbell::{Copy, Match, Node, NodeBuilder, Space};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// A pair of nodes that share memory and have two links of a network as well.
+/// A pair of nodes that share memory and have several links of a network as well.
 pub struct Pair {
     /// The memory that both share.
     pub space: Space,
     /// Of node 0 and node 1, for each link.
-    pub addresses: [[SocketAddr; 2]; 2],
+    pub addresses: [Vec<SocketAddr>; 2],
 }
 
 impl Pair {
-    /// Of addresses that no other pair has.
+    /// With two links.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
+        Self::with_links(2)
+    }
+
+    /// With so many, up to four, at addresses that no other pair has.
+    pub fn with_links(links: u8) -> Self {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let process = std::process::id();
         let address = |link: u8, id: u16| {
             SocketAddr::from(([127, 3 + link, (process >> 8) as u8, process as u8], 21_000 + 2 * number + id))
         };
-        Self { space: Space::heap(), addresses: [0, 1].map(|id| [0, 1].map(|link| address(link, id))) }
+        Self { space: Space::heap(), addresses: [0, 1].map(|id| (0..links).map(|link| address(link, id)).collect()) }
     }
 
     /// Node 0 or 1, about to join.
     pub fn builder(&self, id: u16) -> NodeBuilder {
-        let [own, other] = [id, 1 - id].map(|id| self.addresses[usize::from(id)]);
+        let [own, other] = [id, 1 - id].map(|id| &self.addresses[usize::from(id)]);
         let builder = Node::builder("modes").space(self.space.clone()).id(id).copy(Copy::Auto);
-        own.into_iter().fold(builder, NodeBuilder::listen).seek(other[0])
+        own.iter().copied().fold(builder, NodeBuilder::listen).seek(other[0])
     }
 
     /// Both, once every link there is can be used.
@@ -42,11 +47,15 @@ impl Pair {
         let [a, b] = &nodes;
         for (from, to) in [(a, b), (b, a)] {
             until("all links", || {
-                let sent = ["udp/0", "udp/1"].map(|mode| from.send_as(to.id(), 99, b"", mode.parse().unwrap()).is_ok());
-                for _ in sent.into_iter().filter(|sent| *sent) {
+                let by = |link: u8| ModeRequest::fabric(Fabric::Udp).link(link);
+                let links = 0..self.addresses[0].len() as u8;
+                // Under a policy it goes by another link as long as this one is not there.
+                let sent = links.filter_map(|link| Some(by(link).allows(from.send_as(to.id(), 99, b"", by(link)).ok()?.used)));
+                let sent: Vec<_> = sent.collect();
+                for _ in &sent {
                     to.recv_by(Match::any().tag(99), &mut [], soon()).unwrap();
                 }
-                (sent == [true; 2]).then_some(())
+                (sent.len() == self.addresses[0].len() && sent.into_iter().all(|is_it| is_it)).then_some(())
             });
         }
         nodes

@@ -1,7 +1,7 @@
 //! Nodes of one process, over any fabric and under any policy.
 
 use crate::domain::Domain;
-use doorbell::mode::{Decision, Policy, Question, Reason};
+use doorbell::mode::{Call, Decision, Fabric, LinkView, Links, Policy, Protocol, Question, Reason};
 use doorbell::{Copy, FabricKind, Faults, LaneGeometry, Node, NodeBuilder, PortKind, Progress, Space, Wait};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -48,7 +48,7 @@ const NODES: u16 = 8;
 /// Of a hundred, how many pushes find a faulty lane full, and how many looks see nothing.
 const FAULT_PERCENT: u8 = 30;
 
-/// Draws lots: every message goes by any link that there is.
+/// Draws lots: every message goes by any link that there is, and parts of a long one by any further ones.
 #[derive(Debug)]
 pub struct Lots(AtomicU64);
 
@@ -68,9 +68,15 @@ impl Lots {
 impl Policy for Lots {
     fn choose(&self, question: &mut Question<'_>) -> Decision {
         // The protocol is that of the node's settings, as the suite looks at what it does.
-        let modes = question.links.iter().filter_map(|link| link.mode(link.advice));
+        // Puts and gets go by the first link of each kind.
+        let may = |link: &&LinkView| question.call == Call::Send || link.link == 0;
+        let modes = question.links.iter().filter(may).filter_map(|link| link.mode(link.advice));
         let modes: Vec<_> = modes.collect();
-        Decision { mode: modes[self.below(modes.len())], reason: Reason::Unavailable("the lot fell so") }
+        let mode = modes[self.below(modes.len())];
+        let is_drawn = |link: &&LinkView| link.fabric == Fabric::Udp && self.below(2) == 0;
+        let links: Links = question.links.iter().filter(is_drawn).map(|link| link.link).collect();
+        let decision = Decision::new(mode, Reason::Unavailable("the lot fell so"));
+        if mode.protocol == Protocol::Put { decision.also_by(links) } else { decision }
     }
 }
 
@@ -131,7 +137,11 @@ impl World {
             Ground::UdpKey => self.networked(builder.fabric(FabricKind::Udp).key([7; 32]), id),
             Ground::Mixed if id % 2 == 1 => self.networked(builder.space(self.across.clone()), id),
             Ground::Mixed => self.networked(builder, id),
-            Ground::Lots => self.networked(builder.policy(Lots::new(self.seed * 1000 + u64::from(id))), id),
+            Ground::Lots => {
+                // Two links to each.
+                let builder = self.networked(builder.policy(Lots::new(self.seed * 1000 + u64::from(id))), id);
+                builder.listen(self.address(id + NODES))
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! `DOORBELL_NETWORK_MIB` says how much goes through each; 1024 is the long form.
 
+use doorbell::mode::Thresholds;
 use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId};
 use doorbell_tests::patience::PATIENCE;
 use doorbell_tests::process::{Process, told};
@@ -41,6 +42,12 @@ const MESSAGE: usize = 8 << 20;
 const MIB: u64 = 1 << 20;
 const DATA: u64 = 1;
 const DONE: u64 = 2;
+const READY: u64 = 3;
+
+/// What a process of ours was told, if it was.
+fn told_if(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
 
 fn bytes() -> u64 {
     (number("DOORBELL_NETWORK_MIB", 64) * MIB).next_multiple_of(MESSAGE as u64)
@@ -67,10 +74,15 @@ fn home(words: &Words) {
     let deadline = Instant::now() + patience();
     node.wait_for(2, deadline).unwrap();
     let mut buf = vec![0; MESSAGE];
-    let began = Instant::now();
+    // Says that all links are open, where that matters.
+    while told_if("STRIPE_LEAST").is_some()
+        && node.recv_by(Match::from(NodeId(1)).tag(READY), &mut buf, deadline).unwrap().len == 0
+    {}
+    let (began, mut first) = (Instant::now(), None);
     for seed in 0..bytes() / MESSAGE as u64 {
         let envelope = node.recv_by(Match::from(NodeId(1)).tag(DATA), &mut buf, deadline).unwrap();
-        assert_eq!((envelope.len, u64::from(envelope.sequence)), (MESSAGE, seed));
+        let first = *first.get_or_insert(u64::from(envelope.sequence));
+        assert_eq!((envelope.len, u64::from(envelope.sequence) - first), (MESSAGE, seed));
         pattern::check(&buf, seed);
         words[at::CAME].store(seed + 1, SeqCst);
     }
@@ -81,9 +93,18 @@ fn home(words: &Words) {
 
 fn away() {
     let connect: SocketAddr = told("CONNECT").parse().unwrap();
-    let own = std::env::var("OWN").unwrap_or_default();
-    let node = listening(builder().id(1), &own).connect(connect).join().unwrap();
+    let own = told_if("OWN").unwrap_or_default();
+    let builder = match told_if("STRIPE_LEAST") {
+        Some(bytes) => builder().policy(Thresholds::new().stripe_least(bytes.parse().unwrap())),
+        None => builder(),
+    };
+    let node = listening(builder.id(1), &own).connect(connect).join().unwrap();
     let deadline = Instant::now() + patience();
+    if told_if("STRIPE_LEAST").is_some() {
+        let all = || node.send_as(NodeId(0), READY, b"", "udp/1".parse().unwrap()).unwrap().used.link == 1;
+        doorbell_tests::patience::until("both links", || all().then_some(()));
+        node.send_by(NodeId(0), READY, b"all", deadline).unwrap();
+    }
     let mut buf = vec![0; MESSAGE];
     for seed in 0..bytes() / MESSAGE as u64 {
         pattern::fill(&mut buf, seed);
@@ -170,11 +191,15 @@ fn alone() -> std::io::Result<()> {
 
 /// Runs `ip` once for each line. The number of the line that failed, from 1.
 fn ip(lines: &str) -> Option<u64> {
+    run("ip", lines)
+}
+
+fn run(program: &str, lines: &str) -> Option<u64> {
     for (at, line) in lines.lines().enumerate() {
-        match Command::new("ip").args(line.split_whitespace()).output() {
+        match Command::new(program).args(line.split_whitespace()).output() {
             Ok(output) if output.status.success() => {}
             failed => {
-                eprintln!("`ip {}`: {failed:?}", line.trim());
+                eprintln!("`{program} {}`: {failed:?}", line.trim());
                 return Some(at as u64 + 1);
             }
         }
@@ -239,11 +264,17 @@ fn near_end_of_two() {
              link set cable{number} up"
         );
     }
-    if let Some(line) = ip(&lines) {
+    let is_slow = told_if("STRIPE_LEAST").is_some();
+    if let Some(line) = ip(&lines).or_else(|| (0..2).filter(|_| is_slow).find_map(slow)) {
         words[at::NONE].store(line, SeqCst);
         return;
     }
     words[at::LAID].store(1, SeqCst);
+    if is_slow {
+        home(&words);
+        far.end_well(PATIENCE);
+        return;
+    }
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let half = bytes() / MESSAGE as u64 / 2;
@@ -255,12 +286,23 @@ fn near_end_of_two() {
     far.end_well(PATIENCE);
 }
 
+/// So slow that nothing else counts.
+const SLOW: &str = "100mbit";
+
+/// Makes a cable slow in one direction. The number of the line that failed, from 1: there may be no such queue here.
+fn slow(number: usize) -> Option<u64> {
+    run("tc", &format!("qdisc add dev cable{number} root tbf rate {SLOW} burst 64kb latency 20ms"))
+}
+
 fn far_end_of_two() {
     let words = Words::inherited();
     let laid = || (words[at::LAID].load(SeqCst) != 0).then_some(());
     doorbell_tests::patience::until("cables", laid);
     for (number, address) in of_two(2).into_iter().enumerate() {
         assert_eq!(ip(&format!("addr add {address}/24 dev cable{number}\nlink set cable{number} up")), None);
+        if told_if("STRIPE_LEAST").is_some() {
+            assert_eq!(slow(number), None);
+        }
     }
     away();
 }
@@ -310,6 +352,45 @@ fn what_goes_by_a_cable_that_is_cut_goes_on_by_another() {
             line => println!("SKIPPED: no cable between network namespaces here: see line {line} above"),
         }
     }
+}
+
+/// How long it takes over two slow cables, where messages of so many bytes and more are divided. `None`: not here.
+fn over_slow_cables(least: u64) -> Option<Duration> {
+    let words = Words::new(at::COUNT);
+    // SAFETY: between fork and exec, only system calls.
+    let start = unsafe { Process::start("near end of two").words(&words).before(alone) };
+    let [listen, own] = [(1, PORT), (2, 0)].map(|(end, port)| of_two(end).map(|address| format!("{address}:{port}")).join(","));
+    let start = start.tell("LISTEN", listen).tell("OWN", own).tell("STRIPE_LEAST", least.to_string());
+    match start.try_go() {
+        Ok(near) => near.end_well(patience()),
+        Err(error) => {
+            println!("SKIPPED: no network namespaces here: {error}");
+            return None;
+        }
+    }
+    match words[at::NONE].load(SeqCst) {
+        0 => Some(Duration::from_nanos(words[at::TIME].load(SeqCst))),
+        line => {
+            println!("SKIPPED: no cable between network namespaces here: see line {line} above");
+            None
+        }
+    }
+}
+
+#[test]
+fn what_is_divided_among_two_slow_cables_takes_less_time_than_by_one() {
+    let _turn = Turn::take();
+    let mut seen = Vec::new();
+    // Other work of the machine may hold up any one of them.
+    for _ in 0..3 {
+        let (Some(whole), Some(divided)) = (over_slow_cables(u64::MAX), over_slow_cables(0)) else { return };
+        println!("{} MiB at {SLOW}: by one cable {whole:.2?}, by two {divided:.2?}", bytes() / MIB);
+        if divided < whole.mul_f64(0.8) {
+            return;
+        }
+        seen.push((whole, divided));
+    }
+    panic!("by one cable, and by two: {seen:?}");
 }
 
 #[test]

@@ -345,7 +345,7 @@ fn a_stalled_reader_sends_traffic_elsewhere_and_back() {
         Reason::Queue { depth, limit } => assert!(depth == shm.depth && depth > limit, "{left}"),
         other => panic!("{other}"),
     }
-    assert_eq!(decision, Decision { mode: left.used, reason: left.reason });
+    assert_eq!(decision, Decision::new(left.used, left.reason));
     // It does not flap while nobody reads.
     for _ in 0..50 {
         assert_eq!(send(mode("any")).used.fabric, Fabric::Udp);

@@ -246,7 +246,7 @@ struct Nonsense;
 
 impl Policy for Nonsense {
     fn choose(&self, _: &mut Question<'_>) -> Decision {
-        Decision { mode: Mode { fabric: Fabric::Udp, link: 9, protocol: Protocol::Both }, reason: Reason::Default }
+        Decision::new(Mode { fabric: Fabric::Udp, link: 9, protocol: Protocol::Both }, Reason::Default)
     }
 }
 

@@ -168,9 +168,9 @@ impl Policy for Limit {
         let link = &question.links[0];
         let (mode, depth) = (|protocol| link.mode(protocol).unwrap(), link.figures.depth);
         if depth >= self.0 {
-            return Decision { mode: mode(Protocol::Put), reason: Reason::Queue { depth, limit: self.0 } };
+            return Decision::new(mode(Protocol::Put), Reason::Queue { depth, limit: self.0 });
         }
-        Decision { mode: mode(Protocol::Transfer), reason: Reason::Requested }
+        Decision::new(mode(Protocol::Transfer), Reason::Requested)
     }
 
     fn observe(&self, receipt: &Receipt, _took: Duration) {

@@ -1,12 +1,12 @@
 //! The sending half of one way to a node, over whichever fabric.
 
 use crate::mode::LinkFigures;
-use crate::transfer::apart::Lending;
 use doorbell_fabric::{Link, PacketHead, PacketKind, Push};
 use doorbell_shm::fabric::ShmLink;
 use doorbell_shm::lane::BULK_LEAST;
 use doorbell_shm::region::OwnRegion;
 use doorbell_udp::UdpLink;
+use doorbell_udp::fabric::BytesOut;
 use doorbell_udp::protocol::TransferId;
 use std::ops::Range;
 use std::sync::Arc;
@@ -69,10 +69,10 @@ impl AnyLink {
     }
 
     /// Has a session send a part of what its target expects by this name, `total` bytes in all. `None`: not now. False: it can't, and never will.
-    pub fn begin_transfer(&self, name: u64, part: Range<u64>, total: u64, from: &Arc<Lending>) -> Option<bool> {
+    pub fn begin_transfer(&self, name: u64, part: Range<u64>, total: u64, from: Arc<dyn BytesOut>) -> Option<bool> {
         match self {
             AnyLink::Shm(_) => Some(false),
-            AnyLink::Udp(link) => link.begin_transfer(TransferId(name), part, total, from.clone()),
+            AnyLink::Udp(link) => link.begin_transfer(TransferId(name), part, total, from),
         }
     }
 

@@ -289,6 +289,18 @@ impl OutState {
         self.further[at] = Some(link);
     }
 
+    /// Its target may be asked for parts of a message by links beside the first, and wait for them there.
+    pub fn offer_further(&mut self) {
+        self.used_further = true;
+    }
+
+    /// A part of a message goes by another link than the one for which it was counted.
+    pub fn part_went(&mut self, counted: u8, by: u8, bytes: u64) {
+        let [less, more] = [counted, by].map(usize::from);
+        self.beside[less].1 = self.beside[less].1.wrapping_sub(bytes);
+        self.beside[more].1 = self.beside[more].1.wrapping_add(bytes);
+    }
+
     /// Whether anything went by a link beside the first to this life of the target.
     pub fn used_further(&self) -> bool {
         self.used_further

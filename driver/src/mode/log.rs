@@ -135,7 +135,7 @@ impl Modes {
 
 /// A decision as the board keeps it.
 fn record(receipt: &Receipt) -> DecisionRecord {
-    let Receipt { to, call, len, in_region, requested, used, reason } = *receipt;
+    let Receipt { to, call, len, in_region, requested, used, beside, reason } = *receipt;
     DecisionRecord {
         to,
         call: call as u8,
@@ -143,6 +143,7 @@ fn record(receipt: &Receipt) -> DecisionRecord {
         in_region,
         requested: parts(requested),
         used: parts(used.into()),
+        beside: beside.bits(),
         reason: reason.refusal().map_or(u8::MAX, |refusal| refusal as u8),
         figures: figures(&reason),
     }

@@ -18,9 +18,12 @@
 //! let strict = Thresholds::new().dma(Fabric::Shm, true, Dma::From(0)).strict(true);
 //! ```
 //!
+//! A long message may go by several links of a network at once, a part of it by each: [`Decision::beside`] says by which.
+//!
 //! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
 //! target takes what comes by several links in the order of the numbers.
 
+mod links;
 #[cfg(not(loom))]
 mod log;
 mod means;
@@ -31,6 +34,9 @@ mod policy;
 mod thresholds;
 mod tune;
 
+pub use links::Links;
+#[cfg(not(loom))]
+pub(crate) use links::NETWORK_LINKS;
 pub use means::Mean;
 pub use modes::Modes;
 #[cfg(not(loom))]
@@ -124,7 +130,7 @@ pub struct LinkFigures {
     pub room: u64,
     /// Messages and packets that there is room for; none if there is no such limit.
     pub places: u32,
-    /// DMA transfers that are not complete.
+    /// DMA transfers that are not complete, those of which the link carries a part included.
     pub transfers: u32,
     /// For how long the target was not seen to take anything, in microseconds, while it had half of what there is room for, 128
     /// packets or 8 transfers; else 0.
@@ -154,6 +160,9 @@ pub struct Receipt {
     pub requested: ModeRequest,
     /// What was done.
     pub used: Mode,
+    /// Links of the same kind that carry parts of it beside that of `used`. Where the target has not all of them, those that it has do; where one
+    /// can't carry its part, the link of `used` does.
+    pub beside: Links,
     /// Why.
     pub reason: Reason,
 }
@@ -344,8 +353,10 @@ impl fmt::Display for Reason {
 
 impl fmt::Display for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { to, call, len, requested, used, reason, .. } = self;
-        write!(f, "{call} of {len} bytes to node {to}: {requested} asked for, {used} taken ({reason})")
+        let Self { to, call, len, requested, used, beside, reason, .. } = self;
+        let Mode { fabric, link, protocol } = used;
+        let more = if beside.is_empty() { String::new() } else { format!("+{beside}") };
+        write!(f, "{call} of {len} bytes to node {to}: {requested} asked for, {fabric}/{link}{more}/{protocol} taken ({reason})")
     }
 }
 

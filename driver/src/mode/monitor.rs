@@ -1,6 +1,6 @@
 //! What is seen of the modes of a node, and of a domain.
 
-use super::{Call, Fabric, LINKS_MAX, Mode, ModeRequest, Protocol, Reason, Receipt, Refusal};
+use super::{Call, Fabric, LINKS_MAX, Links, Mode, ModeRequest, Protocol, Reason, Receipt, Refusal};
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::board::{BoardCopy, Decided, DecisionRecord, LinkRow, ModeFigures, ModeParts, ModeWord};
 use doorbell_shm::domain::list_domains;
@@ -69,7 +69,7 @@ pub struct LinkShown {
     pub room: u64,
     /// What part of the memory holds what was written and not yet read, in thousandths: of its lanes, that of the fullest.
     pub occupancy: u16,
-    /// DMA transfers that are not complete.
+    /// DMA transfers that are not complete, those of which the link carries a part included.
     pub transfers: u32,
     /// Messages sent by it so far to this life.
     pub messages: u64,
@@ -244,7 +244,7 @@ impl LatencySum {
 impl DecisionShown {
     fn new(decided: &Decided) -> Option<Self> {
         let Decided { number, time_ns, record } = *decided;
-        let DecisionRecord { to, call, len, in_region, requested, used, reason, figures } = record;
+        let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, figures } = record;
         let call = [Call::Send, Call::Put, Call::Get].into_iter().find(|known| *known as u8 == call)?;
         let ModeRequest { fabric: Some(fabric), link: Some(link), protocol: Some(protocol) } = request(used)? else {
             return None;
@@ -256,6 +256,7 @@ impl DecisionShown {
             in_region,
             requested: request(requested)?,
             used: Mode { fabric, link, protocol },
+            beside: Links::of_bits(beside),
             reason: why(reason, figures)?,
         };
         Some(Self { number, time_ns, receipt })

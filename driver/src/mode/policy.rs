@@ -1,6 +1,6 @@
 //! Who decides.
 
-use super::{Call, Fabric, LinkFigures, Mode, ModeRequest, Protocol, Reason, Receipt};
+use super::{Call, Fabric, LinkFigures, Links, Mode, ModeRequest, Protocol, Reason, Receipt};
 use doorbell_fabric::NodeId;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -48,8 +48,23 @@ pub struct Question<'a> {
 pub struct Decision {
     /// How it goes.
     pub mode: Mode,
+    /// Links that carry parts of it beside that of `mode`: of a network, for a message that is put. Of others the driver takes no notice, nor of
+    /// links that are not there or can't put it.
+    pub beside: Links,
     /// Why.
     pub reason: Reason,
+}
+
+impl Decision {
+    /// A message goes by one link as a whole.
+    pub fn new(mode: Mode, reason: Reason) -> Self {
+        Self { mode, beside: Links::NONE, reason }
+    }
+
+    /// These carry parts of it, too.
+    pub fn also_by(self, links: Links) -> Self {
+        Self { beside: links, ..self }
+    }
 }
 
 /// Decides how messages go. Called by whichever thread sends, for each message, with the engine entered: it may neither block nor call the
@@ -87,6 +102,6 @@ impl Question<'_> {
             _ if self.asked == ModeRequest::default() => Reason::Default,
             _ => Reason::Requested,
         };
-        Some(Decision { mode, reason })
+        Some(Decision::new(mode, reason))
     }
 }

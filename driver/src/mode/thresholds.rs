@@ -1,7 +1,7 @@
 //! The policy that there is: thresholds for queues and for shared memory, and what was measured.
 
 use super::means::{Kind, Mean, Means, Verdict};
-use super::{Call, Decision, Dma, Fabric, LinkView, Mode, Policy, Protocol, Question, Reason, Receipt, Tune};
+use super::{Call, Decision, Dma, Fabric, LinkView, Links, Mode, Policy, Protocol, Question, Reason, Receipt, Tune};
 use std::time::Duration;
 
 /// Bits of a link's word: too many packets, too much memory in use, too many transfers; and the link that was last chosen of its kind.
@@ -16,6 +16,8 @@ const LARGE: u64 = (32 << 10) + 1;
 const UNSEEN: u16 = 250;
 /// Observations change what is done within this factor of the length at which a DMA begins to be faster.
 const NEAR: u64 = 4;
+/// A shorter message is through one link before a second one is worth its words.
+const STRIPE_LEAST: u64 = 1 << 20;
 /// DMA protocols in the order in which they are tried where the driver advises none.
 const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 
@@ -31,6 +33,8 @@ const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 /// 3. Another fabric.
 /// 4. As asked for, all the same.
 ///
+/// A message that is put by a network goes by all its links at once if it is [long](Self::stripe_least), and no link was asked for by number.
+///
 /// Where no link is asked for by number, messages stay with the one that was taken last until another has clearly less to do. Where no
 /// protocol is asked for, the driver's advice is followed, but for the lengths that were [tuned](Self::tuned), and but for what was seen
 /// to be faster: near the length at which DMA begins to be faster (a quarter to four times), one message of 64 goes the other way.
@@ -44,6 +48,7 @@ pub struct Thresholds {
     balance: u64,
     stalled: u32,
     strict: bool,
+    stripe_least: u64,
     every: u32,
     /// By fabric, and whether it is for regions.
     dma: [[Option<Dma>; 2]; 2],
@@ -89,6 +94,7 @@ impl Thresholds {
             balance: 64 << 10,
             stalled: 50_000,
             strict: false,
+            stripe_least: STRIPE_LEAST,
             every: 64,
             dma: [[None; 2]; 2],
             means: Means::new(),
@@ -152,6 +158,12 @@ impl Thresholds {
     /// Whether what the caller asked for by name is never left, whatever it has to do. If nothing is said it may be.
     pub fn strict(self, strict: bool) -> Self {
         Self { strict, ..self }
+    }
+
+    /// Messages of so many bytes and more that are put by a network go by all of its links at once, in equal parts: 1 MiB if nothing is said. Those
+    /// for which a link is asked for by number do not, and links that have too much to do carry no part.
+    pub fn stripe_least(self, bytes: u64) -> Self {
+        Self { stripe_least: bytes, ..self }
     }
 
     /// One of so many messages goes the other way, to know how long it takes: 64 if nothing is said, none if 0. Only while
@@ -219,7 +231,7 @@ impl Thresholds {
     /// How a message would go by a link if nothing were in its way: as asked, else by its length. `may_try`: it may be a trial.
     fn plan(&self, question: &Question<'_>, link: &LinkView, may_try: bool) -> Option<Decision> {
         let is_default = question.asked == Default::default();
-        let asked = |mode: Mode| Decision { mode, reason: if is_default { Reason::Default } else { Reason::Requested } };
+        let asked = |mode: Mode| Decision::new(mode, if is_default { Reason::Default } else { Reason::Requested });
         if let Some(mode) = question.asked.protocol.and_then(|protocol| link.mode(protocol)) {
             return Some(asked(mode));
         }
@@ -228,7 +240,7 @@ impl Thresholds {
             let only = transfer.or(dma)?;
             let is_default = question.requested.protocol.is_none_or(|protocol| protocol == only.protocol);
             let why = Reason::Unavailable("the message can't take the call's protocol here");
-            return Some(if is_default { asked(only) } else { Decision { mode: only, reason: why } });
+            return Some(if is_default { asked(only) } else { Decision::new(only, why) });
         };
         let (usual, limit) = match (question.call, self.dma[link.fabric as usize][usize::from(question.in_region)]) {
             (Call::Send, Some(Dma::Never)) => (transfer, u64::MAX),
@@ -245,7 +257,7 @@ impl Thresholds {
         };
         let other = if usual == transfer { dma } else { transfer };
         let is_default = question.requested.protocol.is_none_or(|protocol| protocol == usual.protocol);
-        let by_length = if is_default { asked(usual) } else { Decision { mode: usual, reason: Reason::Size { limit } } };
+        let by_length = if is_default { asked(usual) } else { Decision::new(usual, Reason::Size { limit }) };
         let is_near = question.len >= limit / NEAR && question.len <= limit.saturating_mul(NEAR);
         if question.call != Call::Send || !is_near {
             return Some(by_length);
@@ -254,12 +266,8 @@ impl Thresholds {
         let every = if may_try && self.crowded(link, other.protocol).is_none() { self.every } else { 0 };
         Some(match self.means.weigh(&kind, usual.protocol, other.protocol, every) {
             Verdict::Usual => by_length,
-            Verdict::Other { usual: asked, other: instead } => {
-                Decision { mode: other, reason: Reason::Latency { asked, instead } }
-            }
-            Verdict::Trial { is_other } => {
-                Decision { mode: if is_other { other } else { usual }, reason: Reason::Trial { every } }
-            }
+            Verdict::Other { usual: asked, other: instead } => Decision::new(other, Reason::Latency { asked, instead }),
+            Verdict::Trial { is_other } => Decision::new(if is_other { other } else { usual }, Reason::Trial { every }),
         })
     }
 
@@ -317,6 +325,20 @@ impl Thresholds {
         Some(if is_clear { least } else { latest })
     }
 
+    /// The same, with the other links of its network for a message that is long enough, if no link was asked for.
+    fn stripe(&self, question: &Question<'_>, decision: Decision) -> Decision {
+        let Mode { fabric, link, protocol } = decision.mode;
+        let is_long = question.call == Call::Send && question.len >= self.stripe_least;
+        if !is_long || (fabric, protocol) != (Fabric::Udp, Protocol::Put) || question.asked.link.is_some() {
+            return decision;
+        }
+        let can = |other: &&LinkView| {
+            other.fabric == fabric && other.mode(protocol).is_some() && self.crowded(other, protocol).is_none()
+        };
+        let links: Links = question.links.iter().filter(can).map(|other| other.link).collect();
+        decision.also_by(links.without(link))
+    }
+
     /// What to do where nothing that was asked for can be done.
     fn instead(&self, question: &Question<'_>) -> Decision {
         let allowed = question.links.iter().find(|link| link.is_allowed(&question.asked));
@@ -339,7 +361,7 @@ impl Thresholds {
             link: question.asked.link.unwrap_or(0),
             protocol: question.asked.protocol.unwrap_or(Protocol::Transfer),
         };
-        Decision { mode: mode.unwrap_or_else(refused), reason }
+        Decision::new(mode.unwrap_or_else(refused), reason)
     }
 }
 
@@ -368,12 +390,13 @@ impl Policy for Thresholds {
         }
         let Some(plan) = self.plan(question, &question.links[home], true) else { return self.instead(question) };
         let Some(reason) = self.crowded(&question.links[home], plan.mode.protocol) else {
-            return Decision { mode: plan.mode, reason: balance.unwrap_or(plan.reason) };
+            return self.stripe(question, Decision::new(plan.mode, balance.unwrap_or(plan.reason)));
         };
-        match self.relieve(question, home, plan.mode) {
-            Some(mode) => Decision { mode, reason },
-            None => Decision { mode: plan.mode, reason: Reason::AllBusy },
-        }
+        let decision = match self.relieve(question, home, plan.mode) {
+            Some(mode) => Decision::new(mode, reason),
+            None => Decision::new(plan.mode, Reason::AllBusy),
+        };
+        self.stripe(question, decision)
     }
 
     fn observe(&self, receipt: &Receipt, took: Duration) {

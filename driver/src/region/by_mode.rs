@@ -7,7 +7,7 @@ use super::remote::{Request, priority_of};
 use crate::engine::turn::AccessBy;
 use crate::error::{Error, KeyFault};
 use crate::mode::{
-    Call, Decision, Fabric, LINKS_MAX, LinkFigures, LinkView, Mode, ModeRequest, Protocol, Question, Reason, Receipt,
+    Call, Decision, Fabric, LINKS_MAX, LinkFigures, LinkView, Links, Mode, ModeRequest, Protocol, Question, Reason, Receipt,
 };
 use crate::node::Shared;
 use crate::region::Plain;
@@ -83,7 +83,7 @@ impl Shared {
             let advised = || {
                 let (_, first) = views.first().filter(|_| modes.policy.is_some())?;
                 let reason = Reason::Unavailable("it is no way for this");
-                Some(Decision { mode: first.mode(first.advice)?, reason })
+                Some(Decision::new(first.mode(first.advice)?, reason))
             };
             let found = |decision: Decision| Some((decision, is_it(decision.mode)?));
             let chosen = decision.and_then(found).or_else(|| advised().and_then(found));
@@ -94,7 +94,7 @@ impl Shared {
                 Reason::Size { .. } => Reason::Unavailable("this node has no DMA engine"),
                 reason => reason,
             };
-            let receipt = Receipt { to: node, call, len, in_region, requested, used: decision.mode, reason };
+            let receipt = Receipt { to: node, call, len, in_region, requested, used: decision.mode, beside: Links::NONE, reason };
             modes.note(&receipt);
             drop(state);
             if decision.mode.fabric == Fabric::Shm && decision.mode.protocol == usual {

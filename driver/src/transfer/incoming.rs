@@ -2,7 +2,7 @@
 //! pulls its own.
 
 use super::apart::Landing;
-use super::descriptor::{CHUNK_MOST, DirectPut, Over, RemoteGet, Ticket};
+use super::descriptor::{CHUNK_MOST, DirectPut, Names, Over, RemoteGet, Ticket};
 use super::memory::{Local, Remote};
 use super::report::{Descriptor, Reports, Side, TransferReport};
 use super::{Copy, Place};
@@ -208,9 +208,9 @@ impl Incoming {
         self.envelope.source == source && self.put.ticket == ticket && self.landing().is_some()
     }
 
-    /// By which link of a network it comes, if it does.
-    pub fn comes_apart(&self) -> Option<u8> {
-        self.put.apart
+    /// Whether it comes by a network.
+    pub fn comes_apart(&self) -> bool {
+        self.put.apart.is_some()
     }
 
     /// Whether a memory-FIFO packet of this lane belongs to it.
@@ -255,19 +255,27 @@ impl Incoming {
         u64::from(self.put.ticket.generation)
     }
 
-    /// The same for an origin that shares no memory: `name` asks the network to store the message, and how it calls it.
-    pub fn answer_apart(&mut self, copy: Copy, name: impl FnOnce(&Arc<dyn BytesIn>) -> Option<u64>) -> Option<RemoteGet> {
+    /// The same for an origin that shares no memory: `name` asks a link of the network to store the message, and how it calls it.
+    pub fn answer_apart(&mut self, copy: Copy, name: impl FnMut(u8, &Arc<dyn BytesIn>) -> Option<u64>) -> Option<RemoteGet> {
         let (Sink::Receive(receive), Origin::Apart(landing)) = (&self.sink, &mut self.origin) else { return None };
+        let link = self.put.apart?;
         if self.acknowledged || receive.op.is_done() || self.report.fifo.bytes == self.put.ends.len {
             return None;
         }
-        let target = match copy {
-            Copy::Target => Place::Nowhere,
+        let mut beside = match copy {
+            Copy::Target => Names::default(),
             // SAFETY: the message fits (Sink), and `detach` and the drop of this make the landing let go before the receive's buffer is
             // somebody else's.
-            _ => unsafe { landing.open(receive.ptr, &receive.op, name) }.map_or(Place::Nowhere, Place::Session),
+            _ => unsafe { landing.open(receive.ptr, &receive.op, self.put.beside.with(link), name) },
         };
-        Some(RemoteGet { ticket: self.put.ticket, target, pulls: false })
+        let target = match beside[usize::from(link)].take() {
+            Some(name) => Place::Session(name),
+            None => {
+                beside = Names::default();
+                Place::Nowhere
+            }
+        };
+        Some(RemoteGet { ticket: self.put.ticket, target, pulls: false, beside })
     }
 
     /// What is to be said to the origin, once there is a receive to say it of.
@@ -287,7 +295,7 @@ impl Incoming {
             _ if receive.patient => local.place(receive.ptr, len),
             _ => Place::Nowhere,
         };
-        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some() })
+        Some(RemoteGet { ticket: self.put.ticket, target, pulls: self.source.is_some(), beside: Names::default() })
     }
 
     fn note(&self, monitor: &Monitor, kind: RecordKind, at: u64, len: u64) {

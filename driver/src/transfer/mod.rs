@@ -18,8 +18,8 @@
 //! that can be cancelled grants nothing, so nothing can land in a buffer that was given back.
 //!
 //! Between nodes that share no memory the same descriptors go by the lanes of a session, and a direct put is what the session
-//! stores in whatever order it arrives ([`apart`]). There the origin puts all that is left when the remote get comes, and the target's own engine
-//! stores it, so that any receive grants.
+//! stores in whatever order it arrives ([`apart`]). There the origin puts all that is left when the remote get comes, by one link or in parts by
+//! several, and the target's own engine stores it, so that any receive grants.
 
 pub mod apart;
 pub mod descriptor;

@@ -1,6 +1,8 @@
 //! The origin's end: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has come, direct puts
 //! from the last end, until the ends meet.
 
+mod transfer;
+
 use super::apart::Lending;
 use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, Ticket};
 use super::memory::{Local, Remote};
@@ -12,27 +14,15 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
-use crate::mode::{LINKS_MAX, ModeRequest};
+use crate::mode::{LINKS_MAX, Links, ModeRequest};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;
-use doorbell_shm::meeting::{Claim, End, Ends, MEETINGS, Meeting, Meetings, Moved, Refusal, Run};
+use doorbell_shm::meeting::{Ends, MEETINGS, Meeting, Meetings, Moved};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Bytes of one memory-FIFO packet.
-const PIECE_BYTES: u64 = 16 << 10;
-/// A message shorter than this gives the target a moment to answer...
-const FIFO_AT_ONCE: u64 = 4 << 20;
-/// ...of so long, before its first chunk goes by memory FIFO.
-const ANSWER_WITHIN: Duration = Duration::from_micros(50);
-/// A target that has not copied anything for so long computes, or sleeps: the memory FIFO goes on.
-const PULLS_WITHIN: Duration = Duration::from_millis(10);
-/// From this length on the memory FIFO keeps a share of the message after the remote get has come...
-const FIFO_GOES_ON: u64 = 16 << 20;
-/// ...of one chunk in so many of the origin's.
-const FIFO_SHARE: u32 = 4;
+use transfer::{Partner, Transfer};
 
 /// How soon to try again what another thread may have stood in the way of, if nobody looks before.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(1);
@@ -80,51 +70,6 @@ pub struct Farewell {
     pub was_taken: bool,
 }
 
-/// The other end, and how this one keeps in step with it.
-#[derive(Clone)]
-enum Partner {
-    /// By a meeting that both have.
-    Near(Arc<PeerInbox>, Meetings),
-    /// By words, as they share no memory.
-    Apart(Incarnation, Arc<Lending>),
-}
-
-struct Transfer {
-    out: Arc<Outbound>,
-    route: Route,
-    partner: Partner,
-    ticket: Ticket,
-    ends: Ends,
-    bytes: *const u8,
-    op: Arc<Op>,
-    /// The chunk that memory-FIFO packets are being made of: where it goes on, and how much is left.
-    piece: Option<(u64, u64)>,
-    /// What the target said, once it did.
-    get: Option<RemoteGet>,
-    /// Where to put, if that is possible.
-    target: Option<Remote>,
-    /// The part that a session puts: which chunks, where they lie, and whether the session has begun.
-    part: Option<(Run, bool)>,
-    /// What the target is told of puts: their bytes, and the chunks that are not touched any more, be they put or not.
-    put: Moved,
-    /// Descriptors alternate.
-    turns: u32,
-    began: Instant,
-    /// Bytes that the target had pulled when that last changed, and when that was.
-    pulled: (u64, Instant),
-    /// The op has ended, and the bytes are not ours any more; the target is not done yet.
-    drained: bool,
-    /// The target broke the rules.
-    broken: bool,
-    /// The target, which shares no memory, said how it ended.
-    answered: bool,
-    report: TransferReport,
-    monitor: Arc<Monitor>,
-}
-
-// SAFETY: the bytes are kept readable by whoever made the SendOp until its op ended or was removed, and are not touched after that.
-unsafe impl Send for Transfer {}
-
 /// What became of an attempt to begin.
 pub enum Begun {
     /// It is under way, and will end its op.
@@ -160,6 +105,8 @@ pub struct Route {
     pub by: u8,
     /// The number of the link among those of a network, if it is one of these.
     pub apart: Option<u8>,
+    /// Further links of that network that may carry parts of it.
+    pub beside: Links,
     /// Who copies.
     pub copy: Copy,
     /// Whether the memory FIFO leaves the target more time to ask for it.
@@ -219,7 +166,7 @@ impl Outgoing {
 
     /// How the engine moves a message of which nothing else was said.
     pub fn usual(&self, apart: Option<u8>) -> Route {
-        Route { by: 0, apart, copy: self.copy, patient: false, has_engine: true }
+        Route { by: 0, apart, beside: Links::NONE, copy: self.copy, patient: false, has_engine: true }
     }
 
     /// Who copies, if nothing is said of it.
@@ -227,9 +174,9 @@ impl Outgoing {
         self.copy
     }
 
-    /// How many transfers by one link are not complete, and how many have ended.
+    /// How many transfers by one link are not complete, and how many have ended, those of which it carries a part included.
     pub fn count_by(&self, target: NodeId, by: u8) -> (u32, u32) {
-        let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.route.by == by && !transfer.drained;
+        let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.goes_by(by) && !transfer.drained;
         let ended = self.slots.get(target.index()).and_then(Option::as_deref).map_or(0, |slots| slots.ended[usize::from(by)]);
         (self.transfers.iter().filter(is_its).count() as u32, ended)
     }
@@ -281,7 +228,7 @@ impl Outgoing {
         debug_assert_eq!(peer.is_none(), route.apart.is_some());
         let hides = route.copy == Copy::Origin || route.apart.is_some();
         let source = if hides { Place::Nowhere } else { local.place(order.bytes, order.len) };
-        let rts = DirectPut { ticket, ends, source, apart: route.apart }.encode();
+        let rts = DirectPut { ticket, ends, source, apart: route.apart, beside: route.beside }.encode();
         match state.push_rts(route.by, order.tag, order.len, &rts) {
             Push::Done => {}
             failed => {
@@ -289,6 +236,9 @@ impl Outgoing {
                 partner.close(ticket, ends);
                 return if failed == Push::Full { Begun::Full } else { Begun::Down };
             }
+        }
+        if !route.beside.is_empty() {
+            state.offer_further();
         }
         slots.generations[slot] = generation as u16;
         slots.used |= 1 << slot;
@@ -308,7 +258,8 @@ impl Outgoing {
             piece: None,
             get: None,
             target: None,
-            part: None,
+            parts: Vec::new(),
+            left: Vec::new(),
             put: Moved::default(),
             turns: 0,
             began: Instant::now(),
@@ -327,9 +278,17 @@ impl Outgoing {
     }
 
     /// A remote get came: the direct-put descriptor is back. False if it is of no transfer of ours, which is as good as late.
-    pub fn acknowledge(&mut self, source: NodeId, get: RemoteGet, local: &Local) -> bool {
+    ///
+    /// # Errors
+    /// It names what no target does.
+    pub fn acknowledge(&mut self, source: NodeId, get: RemoteGet, local: &Local) -> Result<bool, &'static str> {
         let found = self.transfers.iter_mut().find(|transfer| transfer.out.target == source && transfer.ticket == get.ticket);
-        let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return false };
+        let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return Ok(false) };
+        let named: Links = (0..).zip(get.beside).filter(|(_, name)| name.is_some()).map(|(link, _)| link).collect();
+        if named.iter().any(|link| !transfer.route.beside.has(link)) {
+            return Err("a remote get by a link that was not offered");
+        }
+        transfer.route.beside = named;
         transfer.get = Some(get);
         if let Some(Some(slots)) = self.slots.get_mut(source.index()) {
             slots.way.refused = get.target == Place::Nowhere;
@@ -337,7 +296,7 @@ impl Outgoing {
         if let Partner::Near(peer, _) = &transfer.partner {
             transfer.target = Remote::of(get.target, transfer.ends.len, peer, local, true);
         }
-        true
+        Ok(true)
     }
 
     /// A target that shares no memory says how a transfer ended. Nothing, if it is none of ours, or over.
@@ -424,8 +383,9 @@ impl Outgoing {
     fn free(&mut self, transfer: Transfer) {
         if let Some(Some(slots)) = self.slots.get_mut(transfer.out.target.index()) {
             slots.used &= !(1 << transfer.ticket.slot);
-            let ended = &mut slots.ended[usize::from(transfer.route.by)];
-            *ended = ended.wrapping_add(1);
+            for (_, ended) in (0..).zip(&mut slots.ended).filter(|(by, _)| transfer.goes_by(*by)) {
+                *ended = ended.wrapping_add(1);
+            }
         }
         self.count();
         transfer.partner.let_go();
@@ -501,385 +461,6 @@ impl Outgoing {
         let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
         slots.get_or_insert_default().way.is_kernel(cma::toll(), len, alone)
     }
-}
-
-impl Partner {
-    fn meeting(&self, ticket: Ticket) -> Option<&Meeting> {
-        match self {
-            Partner::Near(_, meetings) => meetings.get(usize::from(ticket.slot)),
-            Partner::Apart(_, lending) => Some(&lending.meeting),
-        }
-    }
-
-    /// Which life of the target it is.
-    fn life(&self) -> Incarnation {
-        match self {
-            Partner::Near(peer, _) => peer.incarnation(),
-            Partner::Apart(life, _) => *life,
-        }
-    }
-
-    /// Tells the target that something changed which it can see.
-    fn ring(&self) {
-        if let Partner::Near(peer, _) = self {
-            peer.ring();
-        }
-    }
-
-    /// Gives up. False if that is too late. The sender has its bytes back either way.
-    fn close(&self, ticket: Ticket, ends: Ends) -> bool {
-        match self {
-            Partner::Near(peer, meetings) => {
-                let meeting = meetings.get(usize::from(ticket.slot));
-                meeting.is_some_and(|meeting| close_and_keep(meeting, u64::from(ticket.generation), ends, peer))
-            }
-            Partner::Apart(_, lending) => lending.take_back(),
-        }
-    }
-
-    /// The sender has its bytes back after this.
-    fn let_go(&self) {
-        if let Partner::Apart(_, lending) = self {
-            lending.let_go();
-        }
-    }
-}
-
-impl Transfer {
-    fn meeting(&self) -> Option<&Meeting> {
-        self.partner.meeting(self.ticket)
-    }
-
-    /// Gives up. False if that is too late.
-    fn close(&self) -> bool {
-        self.partner.close(self.ticket, self.ends)
-    }
-
-    /// Ends the op, after whoever reads the sender's bytes let go of them.
-    fn finish(&self, outcome: Outcome) {
-        self.partner.let_go();
-        self.op.finish(outcome);
-    }
-
-    /// Whether it was closed.
-    fn is_given_up(&self) -> bool {
-        let progress = self.meeting().and_then(|meeting| meeting.progress(u64::from(self.ticket.generation)));
-        progress.is_some_and(|progress| progress.closed)
-    }
-
-    /// Looks how far it is. True if it is over for both ends.
-    fn look(&mut self) -> bool {
-        if self.op.is_done() && !self.drained {
-            // Cancelled where the engine was out of reach: the bytes are gone, and the meeting is closed already; or all was on its way.
-            match self.partner {
-                Partner::Near(..) => return true,
-                Partner::Apart(..) if self.is_given_up() => {}
-                Partner::Apart(..) => self.zero(),
-            }
-        }
-        let generation = u64::from(self.ticket.generation);
-        let Some(progress) = self.meeting().and_then(|meeting| meeting.progress(generation)) else {
-            self.broken();
-            return true;
-        };
-        self.look_at_counter();
-        if progress.finished {
-            self.all_put();
-            self.zero();
-        }
-        if progress.closed && !self.op.is_done() {
-            // From over there: its receiver took it and wants no more of it, or can't.
-            let refusal = self.meeting().and_then(|meeting| meeting.refusal(generation));
-            self.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
-        }
-        match self.partner {
-            Partner::Near(..) => progress.finished || progress.closed,
-            Partner::Apart(..) => self.answered,
-        }
-    }
-
-    /// What the target has to be told, if this was given up here: once.
-    fn farewell(&mut self) -> Option<Farewell> {
-        let Partner::Apart(life, _) = self.partner else { return None };
-        if self.drained || self.answered || !self.is_given_up() {
-            return None;
-        }
-        self.drained = true;
-        Some(Farewell { out: self.out.clone(), life, ticket: self.ticket, was_taken: self.get.is_some() })
-    }
-
-    #[cold]
-    fn refused(&self, why: Refusal) -> Error {
-        let (len, node, at) = (self.ends.len, self.out.target, self.bytes);
-        let why = match why {
-            Refusal::Unreadable => "the system lets no other process read a part of its memory; send a copy of it".to_owned(),
-            Refusal::Unwritable => format!("the system can't write a part of the memory that node {node} receives it into"),
-        };
-        Error::Invalid { what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}") }
-    }
-
-    /// The send counter: what is still to move. At zero the send is complete.
-    fn look_at_counter(&mut self) {
-        if self.drained || self.piece.is_some() {
-            return;
-        }
-        let generation = u64::from(self.ticket.generation);
-        let Some(meeting) = self.meeting() else { return };
-        let pulled = meeting.pulled(generation);
-        let Some(progress) = meeting.progress(generation) else { return };
-        if pulled > self.ends.len {
-            // It can't read the message, or lies.
-            return;
-        }
-        if pulled != self.pulled.0 {
-            self.pulled = (pulled, Instant::now());
-        }
-        if let Partner::Apart(_, lending) = &self.partner {
-            if lending.has_arrived() {
-                self.all_put();
-            }
-        } else {
-            self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
-        }
-        let moved = self.report.fifo.bytes + self.report.put.bytes;
-        if moved + pulled >= self.ends.len {
-            self.zero();
-        }
-    }
-
-    /// What a session was to put is there.
-    fn all_put(&mut self) {
-        if let Some((run, true)) = self.part {
-            self.report.put = Moved { bytes: self.ends.place(run).1, chunks: run.count };
-        }
-    }
-
-    fn zero(&mut self) {
-        if !self.drained {
-            self.drained = true;
-            self.report.zeroes += 1;
-            let record = Record::new(RecordKind::Completed).peer(self.out.target).priority(self.out.priority);
-            self.monitor.record(&record.transfer(self.ticket.word()).bytes(self.ends.len));
-            self.monitor.tallies.add(Figure::Transfers, 1);
-            self.finish(Outcome::Sent);
-        }
-    }
-
-    /// Moves a chunk, or a part of one, in one way or the other. False if there is nothing that could be moved now.
-    fn advance(&mut self, me: Token) -> bool {
-        self.turns = self.turns.wrapping_add(1);
-        let copy = self.route.copy;
-        let Some(get) = self.get else {
-            // A target that waits answers sooner than a chunk is through the lane.
-            if self.began.elapsed() < self.patience() {
-                return false;
-            }
-            return self.push_piece(me);
-        };
-        if let (Partner::Apart(..), Place::Session(name)) = (&self.partner, get.target)
-            && copy != Copy::Target
-        {
-            // A chunk that was begun, and one that could not be put.
-            return if self.piece.is_some() { self.push_piece(me) } else { self.put_rest(me, name) };
-        }
-        let puts = self.target.is_some() && copy != Copy::Target && self.route.has_engine;
-        if !puts {
-            // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between: unless
-            // it has turned to other things.
-            let is_pulled = get.pulls && self.piece.is_none() && self.pulled.1.elapsed() < PULLS_WITHIN;
-            return !is_pulled && self.push_piece(me);
-        }
-        let fifo_first = self.ends.len >= FIFO_GOES_ON && self.turns.is_multiple_of(FIFO_SHARE);
-        if (fifo_first || self.piece.is_some()) && self.push_piece(me) {
-            return true;
-        }
-        self.put_chunk() || (self.target.is_none() && self.push_piece(me))
-    }
-
-    /// How long the target is given to answer before the memory FIFO begins.
-    fn patience(&self) -> Duration {
-        match self.ends.len {
-            _ if self.route.patient => PULLS_WITHIN,
-            ..FIFO_AT_ONCE => ANSWER_WITHIN,
-            _ => Duration::ZERO,
-        }
-    }
-
-    /// How long until the memory FIFO may do what it left to the target, if that lies ahead.
-    fn due(&self) -> Option<Duration> {
-        match self.get {
-            None => self.patience().checked_sub(self.began.elapsed()),
-            Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(self.pulled.1.elapsed()),
-            // Another thread stood in the way.
-            Some(_) if self.part.is_some_and(|(_, begun)| !begun) => Some(TRY_AGAIN),
-            _ => None,
-        }
-    }
-
-    /// One memory-FIFO packet.
-    fn push_piece(&mut self, me: Token) -> bool {
-        let out = self.out.clone();
-        // Not entered: this thread is inside already.
-        let Some(mut state) = out.state.enter(me) else { return false };
-        if state.incarnation != self.partner.life() {
-            return false;
-        }
-        if state.is_started() {
-            return false;
-        }
-        let Some(link) = state.by(self.route.by) else { return false };
-        let (is_remote, packet_bytes) = (link.is_remote(), link.packet_bytes() as u64);
-        let (at, left) = match self.piece {
-            Some(piece) => piece,
-            None => match self.claim(End::First, 1) {
-                Some(run) => {
-                    self.set_piece(Some(self.ends.place(run)));
-                    self.ends.place(run)
-                }
-                None => return false,
-            },
-        };
-        // Datagrams of about the same length: a short one costs as many calls as a long one.
-        let most =
-            if is_remote { left.div_ceil(left.div_ceil(packet_bytes.max(1)).max(1)) } else { PIECE_BYTES.min(packet_bytes) };
-        let len = left.min(most);
-        // SAFETY: `at + len` lies within the message (Ends::place), whose bytes are kept readable until the op ends.
-        if !unsafe { state.push_chunk(self.route.by, self.ticket.word(), at, self.bytes.add(at as usize), len) } {
-            return false;
-        }
-        drop(state);
-        self.note(RecordKind::MemoryFifo, Figure::BytesFifo, at, len);
-        self.set_piece((left > len).then_some((at + len, left - len)));
-        self.report.execute(Descriptor::MemoryFifo, len);
-        self.report.fifo.bytes += len;
-        self.report.fifo.chunks += u64::from(self.piece.is_none());
-        true
-    }
-
-    fn set_piece(&mut self, piece: Option<(u64, u64)>) {
-        if let Partner::Apart(_, lending) = &self.partner
-            && piece.is_some() != self.piece.is_some()
-        {
-            lending.set_piece(piece.is_some());
-        }
-        self.piece = piece;
-    }
-
-    /// The direct put of all that is left, by a session. False if it can't begin now, or has.
-    fn put_rest(&mut self, me: Token, name: u64) -> bool {
-        if self.part.is_some_and(|(_, begun)| begun) {
-            return false;
-        }
-        let out = self.out.clone();
-        // Not entered: this thread is inside already.
-        let Some(mut state) = out.state.enter(me) else { return false };
-        if state.incarnation != self.partner.life() {
-            return false;
-        }
-        let Some(link) = state.by(self.route.by) else { return false };
-        let run = match self.part {
-            Some((run, _)) => run,
-            None => match self.claim(End::Last, u64::MAX) {
-                Some(run) => run,
-                None => return false,
-            },
-        };
-        let (at, len) = self.ends.place(run);
-        let Partner::Apart(_, lending) = &self.partner else { return false };
-        lending.offer(at..at + len);
-        let begun = link.begin_transfer(name, at..at + len, self.ends.len, lending);
-        self.part = Some((run, begun == Some(true)));
-        match begun {
-            Some(true) => {
-                self.report.execute(Descriptor::DirectPut, len);
-                self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
-            }
-            Some(false) => {
-                // It never asked for it, or is gone. The rest goes through the lane.
-                lending.offer(0..0);
-                self.part = None;
-                self.get = self.get.map(|get| RemoteGet { target: Place::Nowhere, ..get });
-                self.set_piece(Some((at, len)));
-            }
-            None => {}
-        }
-        begun.is_some()
-    }
-
-    /// One direct put.
-    fn put_chunk(&mut self) -> bool {
-        // Where the target pulls as well, both claim chunk by chunk, so as to end at once.
-        let most = if self.get.is_some_and(|get| get.pulls) { 1 } else { CHUNK_MOST / self.ends.chunk };
-        let Some(run) = self.claim(End::Last, most) else { return false };
-        let Some(target) = &self.target else { return false };
-        let (at, len) = self.ends.place(run);
-        self.put.chunks += run.count;
-        // SAFETY: within the message (Ends::place), whose bytes are kept readable until the op ends.
-        match unsafe { target.write(at, self.bytes.add(at as usize), len) } {
-            Ok(()) => {
-                self.put.bytes += len;
-                self.report.put.add(len, run.count);
-                self.report.execute(Descriptor::DirectPut, len);
-                self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
-            }
-            Err(error) => {
-                tracing::debug!(node = self.out.target.0, %error, "a direct put failed; the rest goes through the lane");
-                self.target = None;
-                self.piece = Some((at, len));
-            }
-        }
-        // Of a chunk that could not be put, too: a target that takes its buffer back waits for all that were claimed.
-        if let Some(meeting) = self.meeting() {
-            meeting.set_put(self.put);
-        }
-        self.partner.ring();
-        true
-    }
-
-    fn note(&self, kind: RecordKind, figure: Figure, at: u64, len: u64) {
-        let record = Record::new(kind).peer(self.out.target).priority(self.out.priority);
-        self.monitor.record(&record.transfer(self.ticket.word()).at(at).bytes(len));
-        self.monitor.tallies.add(figure, len);
-        if kind == RecordKind::DirectPut {
-            self.monitor.tallies.add(Figure::DirectPuts, 1);
-        }
-    }
-
-    fn claim(&mut self, end: End, most: u64) -> Option<Run> {
-        match self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end, most) {
-            Claim::Chunks(run) => Some(run),
-            Claim::Met | Claim::Over => None,
-            Claim::Damaged => {
-                self.close();
-                self.broken();
-                None
-            }
-        }
-    }
-
-    /// The target wrote into the meeting what no target does.
-    #[cold]
-    fn broken(&mut self) {
-        self.broken = true;
-        self.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
-    }
-}
-
-/// Closes a meeting. After this the target does not read the message: one in another process may, to no effect, but one in this
-/// process follows addresses, and so is waited for while it copies the chunk that it claimed before.
-fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerInbox) -> bool {
-    let closed = meeting.close(generation);
-    if closed && target.reach().is_some_and(|reach| reach.is_here()) {
-        while let Some(progress) = meeting.progress(generation) {
-            let last = progress.last.min(ends.chunks());
-            let claimed = if last == 0 { 0 } else { ends.place(Run { first: ends.chunks() - last, count: last }).1 };
-            if meeting.pulled(generation) + meeting.put().bytes >= claimed || !target.is_alive() {
-                break;
-            }
-            std::thread::yield_now();
-        }
-    }
-    closed
 }
 
 /// How long the chunks of a message are: short enough that both ends get some, long enough that claiming them costs little.

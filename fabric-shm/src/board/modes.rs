@@ -267,6 +267,8 @@ pub struct DecisionRecord {
     pub requested: ModeParts,
     /// What was done.
     pub used: ModeParts,
+    /// A bit for each further link that carried a part, below 16.
+    pub beside: u8,
     /// The number of the reason, below [`REFUSALS`].
     pub reason: u8,
     /// The reason's figures: what was seen, and what it was compared with.
@@ -300,12 +302,16 @@ impl DecisionRing {
     /// Writes a decision over the oldest one: some 30 ns.
     pub fn write(&self, record: &DecisionRecord) {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let DecisionRecord { to, call, len, in_region, requested, used, reason, figures } = record;
-        let what = u64::from(to.0) | u64::from(*call) << 16 | u64::from(*reason) << 24 | u64::from(*in_region) << 32;
+        let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, figures } = record;
+        let flags = u64::from(*in_region) | u64::from(*beside & BESIDE) << 1;
+        let what = u64::from(to.0) | u64::from(*call) << 16 | u64::from(*reason) << 24 | flags << 32;
         let words = [number, now_ns(), *len, what, requested.word() | used.word() << 32, figures[0], figures[1]];
         self.home.board().write_checked(place(number), &words);
     }
 }
+
+/// Bits of links.
+const BESIDE: u8 = 15;
 
 fn place(number: u64) -> usize {
     DECISIONS_OFFSET + (number.wrapping_sub(1) % DECISIONS as u64) as usize * RECORD_BYTES
@@ -362,12 +368,14 @@ impl Board<'_> {
     fn decided(self, base: usize) -> Option<Decided> {
         let [number, time_ns, len, what, modes, first, second] = self.read_checked(base)?;
         let reason = (what >> 24) as u8;
-        if number == 0 || place(number) != base || what >> 33 != 0 || usize::from(reason) >= REFUSALS {
+        if number == 0 || place(number) != base || what >> 37 != 0 || usize::from(reason) >= REFUSALS {
             return None;
         }
         let (requested, used) = (ModeParts::of(modes as u32)?, ModeParts::of((modes >> 32) as u32)?);
-        let (to, call, in_region, figures) = (NodeId(what as u16), (what >> 16) as u8, what >> 32 != 0, [first, second]);
-        Some(Decided { number, time_ns, record: DecisionRecord { to, call, len, in_region, requested, used, reason, figures } })
+        let (to, call, in_region, figures) = (NodeId(what as u16), (what >> 16) as u8, what >> 32 & 1 != 0, [first, second]);
+        let beside = (what >> 33) as u8 & BESIDE;
+        let record = DecisionRecord { to, call, len, in_region, requested, used, beside, reason, figures };
+        Some(Decided { number, time_ns, record })
     }
 }
 
@@ -402,6 +410,7 @@ mod tests {
             in_region: len.is_multiple_of(2),
             requested: ModeParts { fabric: Some(1), link: Some(255), protocol: None },
             used: ModeParts { fabric: Some(0), link: Some(0), protocol: Some(3) },
+            beside: (len % 16) as u8,
             reason: 6,
             figures: [len, u64::MAX],
         }

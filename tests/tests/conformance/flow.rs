@@ -3,7 +3,7 @@
 use doorbell::{Error, Match, Node, NodeId, Peer, Progress};
 use doorbell_tests::patience::{briefly, finishes, running, soon, until};
 use doorbell_tests::pattern;
-use doorbell_tests::world::{BLOCKING, World};
+use doorbell_tests::world::{BLOCKING, Ground, World};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -47,7 +47,9 @@ fn drain(node: &Node, numbers: std::ops::Range<u64>) {
 /// What a lane of default size and a pool of this size hold at most, in messages of 1 KiB.
 fn most(world: &World, pool: usize) -> u64 {
     let lane = if world.is_networked() { 1024 + 128 } else { 128 };
-    lane + (pool / 1024) as u64
+    // Two links of a network, beside shared memory.
+    let lanes = if world.ground == Ground::Lots { 2 } else { 1 };
+    lanes * lane + (pool / 1024) as u64
 }
 
 pub fn full_is_an_ordinary_result(world: &World) {

@@ -5,7 +5,7 @@ use doorbell::{Copy, Done, Envelope, Error, Figure, Match, Node, Region, Request
 use doorbell_tests::patience::{finishes, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
-use doorbell_tests::world::World;
+use doorbell_tests::world::{Ground, World};
 use std::sync::mpsc;
 
 const KIB: usize = 1 << 10;
@@ -256,7 +256,9 @@ pub fn whoever_copies_large_messages_arrive(world: &World) {
             continue;
         }
         let [origin, target] = reports_agree(&a, &b, 1, MIB + 5);
-        assert!(here != Copy::Target || origin.put.bytes == 0, "{here} to {there}: {origin:?}");
+        // Where a policy decides it may have a message put by a network.
+        let is_decided = world.ground == Ground::Lots;
+        assert!(is_decided || here != Copy::Target || origin.put.bytes == 0, "{here} to {there}: {origin:?}");
         assert!(here != Copy::Origin && there != Copy::Origin || target.pulled.bytes == 0, "{here} to {there}: {target:?}");
         assert!(there != Copy::Target || target.put.bytes == 0, "{here} to {there}: {target:?}");
         b.leave().unwrap();

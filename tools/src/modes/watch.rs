@@ -291,7 +291,7 @@ impl Policy for AsAsked {
         question.honoured().unwrap_or_else(|| {
             let link = &question.links[0];
             let mode = Mode { fabric: link.fabric, link: link.link, protocol: link.advice };
-            Decision { mode, reason: Reason::Unavailable("it is no way for this message") }
+            Decision::new(mode, Reason::Unavailable("it is no way for this message"))
         })
     }
 }
@@ -320,7 +320,7 @@ mod tests {
         let question =
             Question { to: NodeId(1), call: Call::Send, len, in_region: false, asked, requested: asked, links: &mut links };
         let mode = Mode { fabric: Fabric::Shm, link: 0, protocol: Protocol::Transfer };
-        notes.note(at, &question, &Decision { mode, reason });
+        notes.note(at, &question, &Decision::new(mode, reason));
     }
 
     #[test]

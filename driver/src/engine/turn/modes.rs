@@ -3,7 +3,9 @@
 use super::Engine;
 use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound, Plan};
-use crate::mode::{Call, Decision, Fabric, LINKS_MAX, LinkView, Mode, ModeRequest, Modes, Protocol, Question, Reason, Receipt};
+use crate::mode::{
+    Call, Decision, Fabric, LINKS_MAX, LinkView, Links, Mode, ModeRequest, Modes, Protocol, Question, Reason, Receipt,
+};
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Begun, Order, Outgoing, Route};
 use crate::transfer::way::KERNEL_LEAST;
@@ -161,9 +163,9 @@ impl Planner<'_> {
             // A policy that chose what can't be done; or the one link that there is leaves no choice.
             let may = self.modes.policy.is_some() || bound.is_some();
             let why = Reason::Unavailable("it is no way for this message");
-            usual().filter(|_| may).and_then(|mode| found(Decision { mode, reason: why }))
+            usual().filter(|_| may).and_then(|mode| found(Decision::new(mode, why)))
         });
-        let Some((Decision { mode, reason }, at)) = chosen else {
+        let Some((Decision { mode, beside, reason }, at)) = chosen else {
             self.modes.note_refused(&requested);
             return Plan::Refused(unavailable(outbound, &asked, offered));
         };
@@ -171,7 +173,13 @@ impl Planner<'_> {
             state.words[usize::from(by)] = view.word;
         }
         let by = numbers[at];
-        let receipt = Receipt { to, call, len, in_region, requested, used: mode, reason };
+        // Links that are not there, or can't put it, carry nothing.
+        let is_put = (mode.fabric, mode.protocol) == (Fabric::Udp, Protocol::Put);
+        let can = |link: &&LinkView| {
+            is_put && link.fabric == mode.fabric && beside.without(mode.link).has(link.link) && link.mode(mode.protocol).is_some()
+        };
+        let beside = offered.iter().filter(can).map(|link| link.link).collect();
+        let receipt = Receipt { to, call, len, in_region, requested, used: mode, beside, reason };
         self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
         self.go(outbound, state, order, by, mode, receipt)
     }
@@ -198,13 +206,13 @@ impl Planner<'_> {
             Protocol::Both => (Copy::Both, false),
         };
         let apart = (mode.fabric == Fabric::Udp).then_some(mode.link);
-        let route = Route { by, apart, copy, patient, has_engine: self.modes.has_engine };
+        let route = Route { by, apart, beside: receipt.beside, copy, patient, has_engine: self.modes.has_engine };
         let peer = self.peer.filter(|_| apart.is_none());
         let begun = self.outgoing.begin(route, peer, outbound, state, self.local, order);
         if matches!(begun, Begun::NoSlot) {
             let used = Mode { protocol: Protocol::Transfer, ..mode };
             let reason = Reason::Unavailable("as many transfers to that node are under way as can be");
-            let receipt = Receipt { used, reason, ..receipt };
+            let receipt = Receipt { used, beside: Links::NONE, reason, ..receipt };
             self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
             return Plan::Lane(by);
         }

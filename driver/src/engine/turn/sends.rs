@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::message::inbound::News;
 use crate::message::outbound::Outbound;
 use crate::transfer::TransferReport;
-use crate::transfer::descriptor::{Control, Over, RemoteGet};
+use crate::transfer::descriptor::{Control, Over, WORD_BYTES};
 use crate::transfer::incoming::Look;
 use crate::transfer::outgoing::{Farewell, Outgoing};
 use doorbell_fabric::sync::Ordering;
@@ -23,7 +23,7 @@ const WORDS_MAX: usize = 4 * MEETINGS;
 pub(super) struct Word {
     to: (NodeId, Incarnation),
     priority: Priority,
-    word: [u8; RemoteGet::BYTES],
+    word: [u8; WORD_BYTES],
 }
 
 impl Engine {
@@ -117,11 +117,11 @@ impl Engine {
                         self.say((source, life), Priority::High, Over::Refused.encode(ticket));
                     }
                 }
-                News::Control(Control::RemoteGet(get)) => {
-                    if !self.outgoing.acknowledge(source, get, &self.local) {
-                        tracing::trace!(node = source.0, "a remote get for a transfer that is over");
-                    }
-                }
+                News::Control(Control::RemoteGet(get)) => match self.outgoing.acknowledge(source, get, &self.local) {
+                    Ok(true) => {}
+                    Ok(false) => tracing::trace!(node = source.0, "a remote get for a transfer that is over"),
+                    Err(reason) => self.on_broken(source, reason),
+                },
                 News::Control(Control::Over(Over::GivenUp, ticket)) => {
                     match self.inbound.incoming.iter().find(|incoming| incoming.is_apart(source, ticket)) {
                         Some(incoming) => {
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Another engine is to be told this, as soon as there is room. There is no more to tell it than it has transfers, one end of each.
-    fn say(&mut self, to: (NodeId, Incarnation), priority: Priority, word: [u8; RemoteGet::BYTES]) {
+    fn say(&mut self, to: (NodeId, Incarnation), priority: Priority, word: [u8; WORD_BYTES]) {
         self.words.push_back(Word { to, priority, word });
         if self.words.len() > WORDS_MAX && self.words.iter().filter(|word| word.to == to).count() > WORDS_MAX {
             self.words.retain(|word| word.to != to);
@@ -226,9 +226,9 @@ impl Engine {
         while let Some(incoming) = self.inbound.incoming.get_mut(at) {
             at += 1;
             let (id, Envelope { source, incarnation, .. }) = (incoming.id, incoming.envelope);
-            let get = if let Some(link) = incoming.comes_apart() {
+            let get = if incoming.comes_apart() {
                 let len = incoming.envelope.len as u64;
-                incoming.answer_apart(self.copy, |into| self.fabric.expect(source, incarnation, link, len, into))
+                incoming.answer_apart(self.copy, |link, into| self.fabric.expect(source, incarnation, link, len, into))
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
                 peer.and_then(|peer| incoming.answer(peer, &self.local, self.copy))

@@ -26,14 +26,14 @@ fn ask(policy: &Thresholds, links: &mut [LinkView], asked: &str, len: u64) -> De
 }
 
 fn told(policy: &Thresholds, links: &mut [LinkView], asked: &str, len: u64) -> (String, Reason) {
-    let Decision { mode, reason } = ask(policy, links, asked, len);
+    let Decision { mode, reason, .. } = ask(policy, links, asked, len);
     (mode.to_string(), reason)
 }
 
 fn sent(mode: &str, len: u64, reason: Reason) -> Receipt {
     let request: ModeRequest = mode.parse().unwrap();
     let used = Mode { fabric: request.fabric.unwrap(), link: request.link.unwrap(), protocol: request.protocol.unwrap() };
-    Receipt { to: NodeId(1), call: Call::Send, len, in_region: true, requested: request, used, reason }
+    Receipt { to: NodeId(1), call: Call::Send, len, in_region: true, requested: request, used, beside: Links::NONE, reason }
 }
 
 fn observe(policy: &Thresholds, mode: &str, len: u64, ns: u64, times: usize) {
@@ -449,7 +449,7 @@ proptest! {
         });
         for step in steps {
             wander(&mut links[step.link].figures, step);
-            let Decision { mode, reason } = ask(&policy, &mut links, &asked, len);
+            let Decision { mode, reason, .. } = ask(&policy, &mut links, &asked, len);
             let link = links.iter().find(|link| (link.fabric, link.link) == (mode.fabric, mode.link));
             let is_possible = link.is_some_and(|link| link.mode(mode.protocol) == Some(mode));
             prop_assert!(is_possible || !can_any || (strict && !can_asked), "{mode} is not possible");
@@ -494,4 +494,30 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_long_message_goes_by_all_links_of_its_network_that_are_free() {
+    let policy = Thresholds::new();
+    let mut links = three();
+    links.push(link(Fabric::Udp, 3));
+    let mut beside = |asked: &str, len: u64| {
+        let decision = ask(&policy, &mut links, asked, len);
+        (decision.mode.to_string(), decision.beside.to_string())
+    };
+    let told = |mode: &str, beside: &str| (mode.to_owned(), beside.to_owned());
+    assert_eq!(beside("udp/put", STRIPE_LEAST), told("udp/0/put", "1+3"));
+    assert_eq!(beside("udp/put", STRIPE_LEAST - 1), told("udp/0/put", "-"));
+    // A link that is asked for has it alone; lanes carry no parts, nor does shared memory.
+    assert_eq!(beside("udp/1/put", 1 << 30), told("udp/1/put", "-"));
+    assert_eq!(beside("udp/transfer", 1 << 30), told("udp/0/transfer", "-"));
+    assert_eq!(beside("shm/put", 1 << 30), told("shm/0/put", "-"));
+    // One that has too much to do, or can't.
+    links[2].figures.transfers = 17;
+    links[3].protocols = TRANSFER;
+    assert_eq!(ask(&policy, &mut links, "udp/put", 1 << 30).beside, Links::NONE);
+    links[2].figures.transfers = 8;
+    assert_eq!(ask(&policy, &mut links, "udp/put", 1 << 30).beside, Links::NONE.with(1));
+    assert_eq!(ask(&Thresholds::new().stripe_least(0), &mut links, "udp/put", 1).beside, Links::NONE.with(1));
+    assert_eq!(ask(&Thresholds::new().stripe_least(u64::MAX), &mut links, "udp/put", 1 << 40).beside, Links::NONE);
 }
