@@ -7,7 +7,7 @@
 //!
 //! Needs valgrind. Exit codes: 0 as recorded, or better; 1 more than recorded; 2 could not be counted.
 
-use doorbell::mode::{Decision, Policy, Question};
+use doorbell::mode::{Decision, Policy, Question, Thresholds};
 use doorbell::testing::Domain;
 use doorbell::{Match, Node, Peer, Progress};
 use std::fmt::Write as _;
@@ -28,7 +28,7 @@ const LINE: usize = 64;
 const VARIABLE: &str = "DOORBELL_COUNTED_PATH";
 
 /// The functions that are counted, by their names, and what they do.
-const PATHS: [(&str, &str); 9] = [
+const PATHS: [(&str, &str); 10] = [
     ("send_message", "Peer::send of 8 bytes"),
     ("receive_message", "Peer::recv of 8 bytes"),
     ("send_line", "Peer::send of 64 bytes"),
@@ -38,6 +38,7 @@ const PATHS: [(&str, &str); 9] = [
     ("start_and_finish_send", "Peer::start_send of 8 bytes, Request::wait"),
     ("put", "Peer::put of 8 bytes"),
     ("send_8_by_policy", "Peer::send of 8 bytes, of which a policy decides"),
+    ("send_8_by_thresholds", "the same by Thresholds, for which it is settled"),
 ];
 
 /// Decides to do what would be done without it.
@@ -93,6 +94,11 @@ fn put(to: &Peer, word: &[u64; 1], at: doorbell::Key<u64, doorbell::ReadWrite>) 
 }
 
 #[inline(never)]
+fn send_8_by_thresholds(to: &Peer, message: &[u8; BYTES]) {
+    to.send(7, message).unwrap();
+}
+
+#[inline(never)]
 fn send_8_by_policy(to: &Peer, message: &[u8; BYTES]) {
     to.send(7, message).unwrap();
 }
@@ -101,7 +107,11 @@ fn send_8_by_policy(to: &Peer, message: &[u8; BYTES]) {
 fn run(path: &str) {
     let domain = Domain::new();
     let builder = || domain.builder().progress(Progress::Inline);
-    let a = if path == "send_8_by_policy" { builder().policy(AsAsked) } else { builder() };
+    let a = match path {
+        "send_8_by_policy" => builder().policy(AsAsked),
+        "send_8_by_thresholds" => builder().policy(Thresholds::new()),
+        _ => builder(),
+    };
     let (a, b) = (a.join().unwrap(), builder().join().unwrap());
     let (to, from) = (a.peer(b.id()).unwrap(), b.peer(a.id()).unwrap());
     let region = b.region::<u64>(1).unwrap();
@@ -115,6 +125,7 @@ fn run(path: &str) {
                 "start_and_finish_send" => start_and_finish_send(&to, message),
                 "put" => put(&to, &[1], key),
                 "send_8_by_policy" => send_8_by_policy(&to, &message),
+                "send_8_by_thresholds" => send_8_by_thresholds(&to, &message),
                 _ => send_message(&to, &message),
             }
         }

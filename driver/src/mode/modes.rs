@@ -1,6 +1,6 @@
 //! What a node does about modes.
 
-use super::{Call, Decision, ModeRequest, Policy, Question};
+use super::{Call, Decision, LinkView, ModeRequest, Policy, Question};
 use std::sync::Arc;
 
 /// What a node does about modes: its policy, and its defaults.
@@ -54,9 +54,21 @@ impl Modes {
 
     /// What the policy decides, or what is asked for. `None`: what is asked for can't be done, or the policy panicked.
     pub fn choose(&self, question: &mut Question<'_>) -> Option<Decision> {
-        let Some(policy) = &self.policy else { return question.honoured() };
-        // Whoever drives asks it, the poller too, which must not end by it.
-        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.choose(question)));
-        asked.inspect_err(|_| tracing::error!("a policy panicked; its message goes as the driver would have it")).ok()
+        match &self.policy {
+            Some(policy) => guarded(|| policy.choose(question)),
+            None => question.honoured(),
+        }
     }
+
+    /// Whether the policy takes a message that asks for nothing for settled: it goes through this lane.
+    pub fn is_settled(&self, link: &LinkView, len: u64) -> bool {
+        self.defaults[Call::Send as usize] == ModeRequest::default()
+            && self.policy.as_ref().is_some_and(|policy| guarded(|| policy.is_settled(link, len)) == Some(true))
+    }
+}
+
+/// What a policy says; nothing, if it panics: whoever drives asks it, the poller too, which must not end by it.
+fn guarded<T>(ask: impl FnOnce() -> T) -> Option<T> {
+    let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(ask));
+    asked.inspect_err(|_| tracing::error!("a policy panicked; its message goes as the driver would have it")).ok()
 }

@@ -242,7 +242,15 @@ impl Thresholds {
             let why = Reason::Unavailable("the message can't take the call's protocol here");
             return Some(if is_default { asked(only) } else { Decision::new(only, why) });
         };
+        let is_other_at_work =
+            |other: &LinkView| (other.fabric, other.link) != (link.fabric, link.link) && other.figures.transfers > 0;
         let (usual, limit) = match (question.call, self.dma[link.fabric as usize][usize::from(question.in_region)]) {
+            // Both processors have other bytes to copy: these are copied once.
+            (Call::Send, _)
+                if question.len >= LARGE && link.fabric == Fabric::Shm && question.links.iter().any(is_other_at_work) =>
+            {
+                (dma, LARGE)
+            }
             (Call::Send, Some(Dma::Never)) => (transfer, u64::MAX),
             (Call::Send, Some(Dma::From(limit))) if question.len < limit => (transfer, limit),
             // Above its own length the driver has looked at more than the length.
@@ -366,6 +374,17 @@ impl Thresholds {
 }
 
 impl Policy for Thresholds {
+    fn is_settled(&self, link: &LinkView, len: u64) -> bool {
+        let figures = &link.figures;
+        let dma = self.dma[link.fabric as usize].iter().map(|found| match found {
+            Some(Dma::From(limit)) => *limit,
+            Some(Dma::Never) => u64::MAX,
+            None => link.large,
+        });
+        // Nothing is too much, nor may be: what is half full is looked at more closely.
+        link.word & (QUEUE | MEMORY | TRANSFERS) == 0 && figures.still == 0 && dma.min().is_some_and(|least| len < least / NEAR)
+    }
+
     fn choose(&self, question: &mut Question<'_>) -> Decision {
         for link in question.links.iter_mut() {
             link.word = self.look(link);

@@ -447,6 +447,11 @@ impl Outgoing {
         self.copy != Copy::Auto || len >= APART_LEAST
     }
 
+    /// Whether another transfer to a node is on its way.
+    pub fn has_any(&self, target: NodeId) -> bool {
+        self.transfers.iter().any(|transfer| transfer.out.target == target && !transfer.drained)
+    }
+
     /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane. `first`: no
     /// other waits for that.
     pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize, first: bool) -> bool {
@@ -457,7 +462,7 @@ impl Outgoing {
         if self.copy != Copy::Auto || reach.is_here() {
             return true;
         }
-        let alone = first && !self.transfers.iter().any(|transfer| transfer.out.target == peer.id() && !transfer.drained);
+        let alone = first && !self.has_any(peer.id());
         let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
         slots.get_or_insert_default().way.is_kernel(cma::toll(), len, alone)
     }

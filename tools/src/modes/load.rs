@@ -251,16 +251,13 @@ impl Load {
     /// A load by chance, the same one for the same seed: three to five phases in any order, of which each is too much for some modes.
     pub fn random(seed: u64) -> Self {
         let mut noise = Noise::new(seed);
-        let mut kinds = [Kind::Flood, Kind::Behind, Kind::Long, Kind::Beside, Kind::any(&mut noise)];
-        for at in (1..kinds.len()).rev() {
+        let mut kinds = [Kind::Flood, Kind::Long, Kind::Beside, Kind::any(&mut noise), Kind::any(&mut noise)];
+        let count = 3 + noise.below(3) as usize;
+        let kinds = &mut kinds[..count];
+        for at in (1..count).rev() {
             kinds.swap(at, noise.below(at as u64 + 1) as usize);
         }
-        let count = 3 + noise.below(3) as usize;
-        let mut phases: Vec<_> = kinds[..count].iter().map(|kind| kind.phase(&mut noise)).collect();
-        // Without one of these a load is over as soon by one mode as by another.
-        if !kinds[..count].iter().any(|kind| matches!(kind, Kind::Flood | Kind::Behind)) {
-            phases.push(Kind::Flood.phase(&mut noise));
-        }
+        let mut phases: Vec<_> = kinds.iter().map(|kind| kind.phase(&mut noise)).collect();
         for (number, phase) in phases.iter_mut().enumerate() {
             phase.name = format!("{} {}", number + 1, phase.name);
         }
@@ -273,9 +270,7 @@ impl Load {
 enum Kind {
     /// More small messages at once than a network takes.
     Flood,
-    /// A reader that is behind, with messages of several sizes: what goes past the lane comes late.
-    Behind,
-    /// Long messages: lanes are slow for these.
+    /// Long messages, one behind the other.
     Long,
     /// Messages of any size, while another flow fills a link of the network.
     Beside,
@@ -283,7 +278,7 @@ enum Kind {
 
 impl Kind {
     fn any(noise: &mut Noise) -> Self {
-        [Kind::Flood, Kind::Behind, Kind::Long, Kind::Beside][noise.below(4) as usize]
+        [Kind::Flood, Kind::Long, Kind::Beside][noise.below(3) as usize]
     }
 
     fn phase(self, noise: &mut Noise) -> Phase {
@@ -293,30 +288,16 @@ impl Kind {
         let mut one_of = |choices: &[usize]| choices[noise.below(choices.len() as u64) as usize];
         let (name, sizes, window, messages, burst) = match self {
             Kind::Flood => ("flood", SMALL, one_of(&[512, 1024, 2048]), one_of(&[30_000, 60_000]), one_of(&[1, 256, 4096])),
-            Kind::Behind => ("behind", ANY, one_of(&[192, 256, 320]), one_of(&[3000, 6000]), one_of(&[1, 64])),
             Kind::Long => ("long", LONG, one_of(&[4, 8, 16]), one_of(&[200, 400]), 1),
             Kind::Beside => ("beside", ANY, one_of(&[8, 16]), one_of(&[300, 600]), 1),
         };
-        let weighted = |size, weight: usize| Weighted { size: Bytes(size), weight: weight as u64 };
-        let sizes = match self {
-            // Mostly small, and some that do not fit a lane beside others.
-            Kind::Behind => vec![
-                weighted(256, one_of(&[8, 12, 16])),
-                weighted(one_of(&[2 << 10, 4 << 10, 8 << 10]), one_of(&[3, 5, 7])),
-                weighted(64 << 10, one_of(&[2, 3, 4])),
-            ],
-            _ => (0..3).map(|_| weighted(one_of(sizes), one_of(&[1, 2, 4, 8]))).collect(),
-        };
-        let sizes = Sizes(sizes);
+        let mut weighted = || Weighted { size: Bytes(one_of(sizes)), weight: one_of(&[1, 2, 4, 8]) as u64 };
+        let sizes = Sizes(vec![weighted(), weighted(), weighted()]);
         let memory = if one_of(&[0, 1]) == 0 { Place::Private } else { Place::Region };
         let background =
             Background { mode: "udp/0".parse().unwrap_or_default(), size: usual_background(), window: one_of(&[2, 4]) };
-        let work_us = match self {
-            Kind::Flood => one_of(&[0, 1, 2]) as f64,
-            Kind::Behind => one_of(&[30, 45, 60]) as f64,
-            Kind::Long | Kind::Beside => 0.0,
-        };
-        let is_stalling = matches!(self, Kind::Behind) && one_of(&[0, 1]) == 1;
+        // A reader that is slower than all modes would make them the same.
+        let work_us = if matches!(self, Kind::Flood) { one_of(&[0, 1, 2]) as f64 } else { 0.0 };
         Phase {
             name: name.into(),
             messages: messages as u64,
@@ -326,11 +307,7 @@ impl Kind {
             window,
             memory,
             asks: ModeRequest::default(),
-            reader: Reader {
-                work_us,
-                stall_ms: if is_stalling { one_of(&[5, 10, 20]) as u64 } else { 0 },
-                stall_every: if is_stalling { messages as u64 / 6 } else { 0 },
-            },
+            reader: Reader { work_us, ..Reader::default() },
             background: matches!(self, Kind::Beside).then_some(background),
         }
     }

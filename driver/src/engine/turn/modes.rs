@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::error::Error;
-use crate::message::outbound::{OutState, Outbound, Plan};
+use crate::message::outbound::{OutState, Outbound, Plan, WHOLE_BYTES};
 use crate::mode::{
     Call, Decision, Fabric, LINKS_MAX, LinkView, Links, Mode, ModeRequest, Modes, Protocol, Question, Reason, Receipt,
 };
@@ -57,7 +57,10 @@ impl Planner<'_> {
             return Plan::Lane(state.bound().unwrap_or(0));
         }
         if self.modes.steers(order.asks) {
-            return self.steer(outbound, state, order);
+            return match self.settled(outbound, state, order) {
+                Ok(plan) => plan,
+                Err(first) => self.steer(outbound, state, order, first),
+            };
         }
         if !order.waits {
             return Plan::Lane(state.bound().unwrap_or(0));
@@ -87,6 +90,8 @@ impl Planner<'_> {
                     _ if !self.modes.has_engine => Protocol::Get,
                     Copy::Origin => Protocol::Put,
                     Copy::Target => Protocol::Get,
+                    // Of several the target copies one while this end writes the next.
+                    Copy::Auto if self.outgoing.has_any(peer.id()) => Protocol::Get,
                     Copy::Auto | Copy::Both => Protocol::Both,
                 }
             }
@@ -129,15 +134,39 @@ impl Planner<'_> {
         })
     }
 
-    /// Asks the policy, or does what the caller asks for.
-    fn steer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
+    /// The way of a message of which the policy says that it goes through the lane, as a small one that asks for nothing mostly does; else the
+    /// first link, if it was looked at.
+    fn settled(&mut self, outbound: &Outbound, state: &mut OutState, order: &Order<'_>) -> Result<Plan, Option<LinkView>> {
+        if order.asks.is_some() || order.len > WHOLE_BYTES || state.is_remote() || state.bound().is_some() {
+            return Err(None);
+        }
+        let link = self.view(outbound, state, 0, order).ok_or(None)?;
+        if !self.modes.is_settled(&link, order.len as u64) {
+            return Err(Some(link));
+        }
+        let receipt = Receipt {
+            to: outbound.target,
+            call: Call::Send,
+            len: order.len as u64,
+            in_region: self.local.is_in_region(order.bytes, order.len),
+            requested: ModeRequest::default().protocol(Protocol::Transfer),
+            used: Mode { fabric: Fabric::Shm, link: 0, protocol: Protocol::Transfer },
+            beside: Links::NONE,
+            reason: Reason::Default,
+        };
+        self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
+        Ok(Plan::Lane(0))
+    }
+
+    /// Asks the policy, or does what the caller asks for. `first`: the first link, if it was looked at.
+    fn steer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>, mut first: Option<LinkView>) -> Plan {
         let mut links = [const { None }; LINKS_MAX];
         let mut count = 0;
         let mut numbers = [0; LINKS_MAX];
         for by in 0..LINKS_MAX as u8 {
             // One that can't be asked just now is left out, but for the first.
             if state.bound().is_none_or(|bound| bound == by)
-                && let Some(view) = self.view(outbound, state, by, order)
+                && let Some(view) = first.take().or_else(|| self.view(outbound, state, by, order))
             {
                 (links[count], numbers[count]) = (Some(view), by);
                 count += 1;
