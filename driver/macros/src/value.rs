@@ -72,6 +72,16 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
             fn from_bytes(bytes: &[u8]) -> Self {
                 ::doorbell::atomic::read_plain(bytes)
             }
+
+            #[inline(always)]
+            fn into_word<W: ::doorbell::atomic::Word>(self) -> W {
+                ::doorbell::atomic::plain_into_word(self)
+            }
+
+            #[inline(always)]
+            fn from_word<W: ::doorbell::atomic::Word>(word: W) -> Self {
+                ::doorbell::atomic::plain_from_word(word)
+            }
         }
         #(#operators)*
         #(#extremes)*

@@ -43,18 +43,6 @@ pub trait Form<T>: Plain {
     unsafe fn set(at: *mut Self, value: T, ordering: Ordering, fetch: bool) -> T;
 }
 
-#[inline(always)]
-fn pack<W: Word, T: AtomicValue>(value: T) -> W {
-    let mut word = W::ZERO;
-    value.write_bytes(word.as_mut_bytes());
-    word
-}
-
-#[inline(always)]
-fn unpack<W: Word, T: AtomicValue>(word: W) -> T {
-    T::from_bytes(word.as_bytes())
-}
-
 macro_rules! word_form {
     ($($word:ident)+) => { $(
         impl<T: AtomicValue<Form = $word>> Form<T> for $word {
@@ -64,13 +52,13 @@ macro_rules! word_form {
             #[inline(always)]
             fn of(value: T) -> Self {
                 assert!(is_taken(size_of::<$word>()), "this processor has no cmpxchg16b, without which a cell of 16 bytes can't be shared; hold the value in ByLock");
-                pack(value)
+                value.into_word()
             }
 
             #[inline(always)]
             unsafe fn load(at: *mut Self, ordering: Ordering) -> T {
                 // SAFETY: caller.
-                unpack(unsafe { Word::load(at, ordering) })
+                T::from_word::<$word>(unsafe { Word::load(at, ordering) })
             }
 
             #[inline(always)]
@@ -87,10 +75,10 @@ macro_rules! word_form {
                     if let Some(left) = &mut attempts {
                         *left = left.checked_sub(1).ok_or(NoUpdate::Attempts)?;
                     }
-                    let old: T = unpack(seen);
+                    let old = T::from_word(seen);
                     let Some(new) = callback(old) else { return Ok(None) };
                     // SAFETY: caller. What was seen is compared, not what the value makes of it: bytes that mean nothing are any.
-                    match unsafe { Word::compare_exchange(at, seen, pack(new), ordering) } {
+                    match unsafe { Word::compare_exchange(at, seen, new.into_word(), ordering) } {
                         Ok(_) => return Ok(Some((old, new))),
                         Err(now) => seen = now,
                     }
@@ -102,9 +90,9 @@ macro_rules! word_form {
                 // SAFETY: caller.
                 unsafe {
                     if fetch {
-                        return unpack(Word::swap(at, pack::<$word, T>(value), ordering));
+                        return T::from_word::<$word>(Word::swap(at, value.into_word(), ordering));
                     }
-                    Word::store(at, pack::<$word, T>(value), ordering);
+                    Word::store(at, value.into_word::<$word>(), ordering);
                 }
                 value
             }

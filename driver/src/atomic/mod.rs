@@ -105,7 +105,7 @@ pub use remote::RemoteCell;
 pub use table::{Row, TABLE};
 pub use value::{Atom, AtomicValue, ByLock, Element, Offset};
 #[doc(hidden)]
-pub use value::{read_plain, write_plain};
+pub use value::{plain_from_word, plain_into_word, read_plain, write_plain};
 pub use word::Word;
 
 use std::fmt;

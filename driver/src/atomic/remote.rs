@@ -4,7 +4,7 @@ use super::cell::{check_processor, operate_at, update_at};
 use super::code::{self, AtomicRequest};
 use super::form::Form;
 use super::operate::Operate;
-use super::{AtomicValue, Element, NotPerformed, Place, Want};
+use super::{AtomicValue, Element, NotPerformed, Place, Tier, Want};
 use crate::engine::baton::Token;
 use crate::node::Shared;
 use crate::region::access::{Act, fault, whole};
@@ -128,6 +128,9 @@ fn failed(why: NoUpdate<Error>) -> Error {
 }
 
 impl<E: Element> RemoteCell<E> {
+    /// Whether its updates take a lock.
+    const LOCKS: bool = matches!(super::tier::<E::Value>(), Tier::Lock);
+
     /// Whether the caller's processor does the updates, in memory that is shared.
     pub fn is_shared(&self) -> bool {
         matches!(self.way, Way::Mapped { .. })
@@ -151,6 +154,7 @@ impl<E: Element> RemoteCell<E> {
         if left == 0 {
             self.ask(inbox.as_deref(), credit)?;
         }
+        let _updating = if Self::LOCKS { Some(shared.begin_update()?) } else { None };
         // SAFETY: `find` saw that the element lies within the region, which is mapped as long as `region`.
         let at = unsafe { region.ptr().add(self.place.offset as usize) };
         let value = in_place(at.cast(), &Member { shared, region, place: &self.place }).map_err(failed)?;

@@ -2,6 +2,8 @@
 
 use super::code::Kind;
 use super::form::{Form, FormFor, Room, UnderLock, locked_words, word_bytes};
+use super::word::Word;
+pub use super::word::{plain_from_word, plain_into_word};
 use crate::Plain;
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -25,6 +27,14 @@ pub trait AtomicValue: Copy + Send + 'static {
     /// From its bytes, which may be any, and others behind them.
     #[doc(hidden)]
     fn from_bytes(bytes: &[u8]) -> Self;
+
+    /// As a word that is as long or longer.
+    #[doc(hidden)]
+    fn into_word<W: Word>(self) -> W;
+
+    /// From a word, which may hold anything.
+    #[doc(hidden)]
+    fn from_word<W: Word>(word: W) -> Self;
 }
 
 /// For what `derive(AtomicValue)` makes.
@@ -72,6 +82,16 @@ macro_rules! plain_values {
             fn from_bytes(bytes: &[u8]) -> Self {
                 read_plain(bytes)
             }
+
+            #[inline(always)]
+            fn into_word<W: Word>(self) -> W {
+                plain_into_word(self)
+            }
+
+            #[inline(always)]
+            fn from_word<W: Word>(word: W) -> Self {
+                plain_from_word(word)
+            }
         }
     )+)+ };
 }
@@ -95,6 +115,16 @@ impl AtomicValue for bool {
     fn from_bytes(bytes: &[u8]) -> Self {
         bytes[0] != 0
     }
+
+    #[inline(always)]
+    fn into_word<W: Word>(self) -> W {
+        plain_into_word(u8::from(self))
+    }
+
+    #[inline(always)]
+    fn from_word<W: Word>(word: W) -> Self {
+        plain_from_word::<u8, W>(word) != 0
+    }
 }
 
 /// A value of at most 16 bytes that is updated under a lock though it needs none: to measure what a lock costs, and for a processor without a
@@ -112,6 +142,14 @@ impl<T: AtomicValue> AtomicValue for ByLock<T> {
 
     fn from_bytes(bytes: &[u8]) -> Self {
         Self(T::from_bytes(bytes))
+    }
+
+    fn into_word<W: Word>(self) -> W {
+        self.0.into_word()
+    }
+
+    fn from_word<W: Word>(word: W) -> Self {
+        Self(T::from_word(word))
     }
 }
 

@@ -100,6 +100,34 @@ word! {
     u128: portable_atomic::AtomicU128,
 }
 
+/// The bytes of a word, the first of which are a value.
+#[repr(C)]
+union Both<T: Copy, W: Copy> {
+    value: T,
+    word: W,
+}
+
+/// For what `derive(AtomicValue)` makes: plain data as the first bytes of a word, and zeros behind them.
+#[doc(hidden)]
+#[inline(always)]
+pub fn plain_into_word<T: Plain + Copy, W: Word>(value: T) -> W {
+    const { assert!(size_of::<T>() <= size_of::<W>(), "a value is no longer than its word") };
+    let mut both = Both { word: W::ZERO };
+    both.value = value;
+    // SAFETY: both are plain data, so all bytes are initialised, and any are a word.
+    unsafe { both.word }
+}
+
+/// For what `derive(AtomicValue)` makes: plain data of the first bytes of a word.
+#[doc(hidden)]
+#[inline(always)]
+pub fn plain_from_word<T: Plain + Copy, W: Word>(word: W) -> T {
+    const { assert!(size_of::<T>() <= size_of::<W>(), "a value is no longer than its word") };
+    let both = Both { word };
+    // SAFETY: any bytes are a `T`, and there are enough of them.
+    unsafe { both.value }
+}
+
 /// Whether this processor takes words of so many bytes. All do, but for some of the first of x86-64, which lack `cmpxchg16b`.
 #[inline]
 pub(super) fn is_taken(bytes: usize) -> bool {
