@@ -9,7 +9,7 @@ use doorbell::atomic::{
     self as cells, Add, And, Atom, AtomicValue, Div, Max, Min, Mul, New, Nothing, Offset, Old, Operate, Or, Rem, Set, Shl, Shr,
     Sub, TABLE, Tier, Xor, tier,
 };
-use doorbell::{KEY_BYTES, Key, Match, Node, ReadWrite, atomic};
+use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, ReadWrite, atomic};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, soon};
@@ -333,7 +333,7 @@ impl Side<'_> {
 
 /// The role: updates the cells of all cases in turn.
 fn update() {
-    let node = Node::builder(&told("DOMAIN")).join().unwrap();
+    let node = Node::builder(told("DOMAIN")).join().unwrap();
     let (me, words) = (told("ME").parse().unwrap(), Words::inherited());
     let owner = doorbell::NodeId(told("OWNER").parse().unwrap());
     node.send(owner, 0, &[]).unwrap();
@@ -424,6 +424,24 @@ fn every_assignment_operator_is_an_expression() {
     expressions!(f32: += 7.0, -= 7.0, *= 7.0, /= 7.0, %= 7.0);
     expressions!(f64: += 7.0, -= 7.0, *= 7.0, /= 7.0, %= 7.0);
     node.leave().unwrap();
+}
+
+/// What does not go by the network says so, and what to do.
+#[test]
+fn a_cell_that_only_the_network_reaches_is_refused_by_name() {
+    let domain = Domain::new("apart");
+    let builder = || Node::builder(domain.name()).fabric(FabricKind::Udp);
+    let owner = builder().listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let other = builder().connect(owner.address().unwrap()).join().unwrap();
+    let region = owner.region::<u64>(1).unwrap();
+    let cell = other.cell(region.key()).unwrap();
+    assert!(!cell.is_shared() && owner.cell(region.key()).unwrap().is_shared());
+    for result in [atomic! { cell += 1 }, atomic! { cell = cell.pow(2) }, atomic! { cell }.map(drop)] {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("send it a message"), "{error}");
+    }
+    other.leave().unwrap();
+    owner.leave().unwrap();
 }
 
 /// The table of this platform, as the compiler knows it.

@@ -16,8 +16,9 @@ use std::time::Duration;
 const SECTIONS: usize = 15;
 /// Updates of a section.
 const UPDATES: u32 = 10_000;
-/// How long threads contend for a cell.
-const SPAN: Duration = Duration::from_millis(8);
+/// How long threads contend for a cell, and how often, of which the median counts.
+const SPAN: Duration = Duration::from_millis(3);
+const SPANS: usize = 5;
 
 /// What is needed to measure.
 pub struct Bench<'a> {
@@ -25,6 +26,9 @@ pub struct Bench<'a> {
     pin: &'a [usize],
     threads: usize,
 }
+
+/// Updates a cell so many times. Behind a pointer, so that the loops around it exist once and not for each operator of each type.
+type Update<'a> = &'a (dyn Fn(u32) + Sync);
 
 /// A cell on lines of its own.
 #[repr(align(256))]
@@ -79,29 +83,28 @@ impl<'a> Bench<'a> {
         let cell = Apart(AtomicCell::new(T::ONE));
         let locked = Apart(AtomicCell::new(ByLock(T::ONE)));
         let (cell, locked, swapped) = (&cell.0, &locked.0, cell.0.by_swap());
-        let (as_is, fetch, swap, lock) = (
-            || cells::operate::<O, Nothing, _, R>(cell, R::ONE, AcqRel),
-            || kept(cells::operate::<O, Old, _, R>(cell, R::ONE, AcqRel)),
-            || cells::operate::<O, Nothing, _, R>(&swapped, R::ONE, AcqRel),
-            || cells::update::<Nothing, _>(locked, AcqRel, |value| ByLock(cells::apply::<O, T, R>(value.0, R::ONE))),
-        );
-        let alone = Times { as_is: self.alone(as_is), fetch: self.alone(fetch), swap: self.alone(swap), lock: self.alone(lock) };
-        let contended = Times {
-            as_is: self.contended(as_is)?,
-            fetch: self.contended(fetch)?,
-            swap: self.contended(swap)?,
-            lock: self.contended(lock)?,
-        };
+        let as_is = |times| (0..times).for_each(|_| cells::operate::<O, Nothing, _, R>(cell, R::ONE, AcqRel));
+        let fetch = |times| (0..times).for_each(|_| kept(cells::operate::<O, Old, _, R>(cell, R::ONE, AcqRel)));
+        let swap = |times| (0..times).for_each(|_| cells::operate::<O, Nothing, _, R>(&swapped, R::ONE, AcqRel));
+        let change = |ByLock(value)| ByLock(cells::apply::<O, T, R>(value, R::ONE));
+        let lock = |times| (0..times).for_each(|_| cells::update::<Nothing, _>(locked, AcqRel, change));
+        let ways: [Update<'_>; 4] = [&as_is, &fetch, &swap, &lock];
+        let [as_is, fetch, swap, lock] = ways.map(|way| self.alone(way));
+        let alone = Times { as_is, fetch, swap, lock };
+        let mut figures = [0.0; 4];
+        for (figure, way) in figures.iter_mut().zip(ways) {
+            *figure = self.contended(way)?;
+        }
+        let [as_is, fetch, swap, lock] = figures;
+        let contended = Times { as_is, fetch, swap, lock };
         Ok(Row { alone: Some(alone), contended: Some(contended), ..Row::tiers(row) })
     }
 
     /// Nanoseconds of one update by one thread: the median of several sections.
-    fn alone(&self, update: impl Fn()) -> f64 {
+    fn alone(&self, update: Update<'_>) -> f64 {
         let section = || {
             let began = ticks();
-            for _ in 0..UPDATES {
-                update();
-            }
+            update(UPDATES);
             ticks() - began
         };
         section();
@@ -110,8 +113,15 @@ impl<'a> Bench<'a> {
         self.clock.ns(sections[SECTIONS / 2] as f64) / f64::from(UPDATES)
     }
 
-    /// Nanoseconds an update while all threads do it: the time of all over the updates of all.
-    fn contended(&self, update: impl Fn() + Sync) -> Result<f64, Failure> {
+    /// Nanoseconds an update while all threads do it: the median of several spans.
+    fn contended(&self, update: Update<'_>) -> Result<f64, Failure> {
+        let mut spans = (0..SPANS).map(|_| self.span(update)).collect::<Result<Vec<f64>, Failure>>()?;
+        spans.sort_unstable_by(f64::total_cmp);
+        Ok(spans[SPANS / 2])
+    }
+
+    /// The time of all threads over the updates of all.
+    fn span(&self, update: Update<'_>) -> Result<f64, Failure> {
         let (ready, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let thread = |number: usize| {
             let pinned = pin(self.pin.get(number % self.pin.len().max(1)).copied());
@@ -121,9 +131,7 @@ impl<'a> Bench<'a> {
             }
             let (began, mut updates) = (ticks(), 0_u64);
             while !stop.load(Ordering::Relaxed) {
-                for _ in 0..64 {
-                    update();
-                }
+                update(64);
                 updates += 64;
             }
             pinned.map(|()| (updates, self.clock.ns((ticks() - began) as f64)))
@@ -158,15 +166,19 @@ impl<'a> Bench<'a> {
         let cell: RemoteCell<u64> = other.cell(words.key())?;
         let under_lock = other.cell(locked.key())?;
         let own = words.cell(32)?;
-        let row = |what, ns| RemoteRow { what, ns };
+        macro_rules! row {
+            ($what:literal, $update:expr) => {
+                RemoteRow { what: $what, ns: self.alone(&|times| (0..times).for_each(|_| $update)) }
+            };
+        }
         let rows = vec![
-            row("own region, cell += 1", self.alone(|| atomic! { own += 1 })),
-            row("own region, old: cell += 1", self.alone(|| kept(atomic! { old: own += 1 }))),
-            row("by key, cell += 1", self.alone(|| ignore(atomic! { cell += 1 }))),
-            row("by key, old: cell += 1", self.alone(|| ignore(atomic! { old: cell += 1 }))),
-            row("by key, new: cell = f(cell)", self.alone(|| ignore(atomic! { new: cell = cell.rotate_left(1) ^ 5 }))),
-            row("by key, under a lock", self.alone(|| ignore(atomic! { under_lock += 1 }))),
-            row("by key, cell read", self.alone(|| ignore(atomic! { cell }))),
+            row!("own region, cell += 1", atomic! { own += 1 }),
+            row!("own region, old: cell += 1", kept(atomic! { old: own += 1 })),
+            row!("by key, cell += 1", ignore(atomic! { cell += 1 })),
+            row!("by key, old: cell += 1", ignore(atomic! { old: cell += 1 })),
+            row!("by key, new: cell = f(cell)", ignore(atomic! { new: cell = cell.rotate_left(1) ^ 5 })),
+            row!("by key, under a lock", ignore(atomic! { under_lock += 1 })),
+            row!("by key, cell read", ignore(atomic! { cell })),
         ];
         // What was measured took place.
         atomic! { old: cell = 0 }?;
@@ -188,5 +200,5 @@ fn kept<T>(value: T) {
 /// The nodes of this measurement do not leave before its end.
 #[inline(always)]
 fn ignore<T>(result: doorbell::Result<T>) {
-    let _ = std::hint::black_box(result.is_ok());
+    kept(result.is_ok());
 }
