@@ -52,7 +52,7 @@ impl Large {
 fn update() {
     let me: usize = told("ME").parse().unwrap();
     let words = Words::inherited();
-    let node = Node::builder(&told("DOMAIN")).id(me as u16 + 1).join().unwrap();
+    let node = Node::builder(told("DOMAIN")).id(me as u16 + 1).join().unwrap();
     let key: Vec<u8> = told("KEY").split(' ').map(|byte| byte.parse().unwrap()).collect();
     let cell = node.cell(Key::<Atom<Large>, ReadWrite>::from_bytes(&key).unwrap()).unwrap();
     while words[STOP].load(SeqCst) == 0 {
