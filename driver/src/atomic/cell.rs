@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-/// Memory that holds a value and is updated atomically: by [`atomic!`](crate::atomic), or by the functions that it is translated to. Shared by threads; in a
+/// Memory that holds a value and is updated atomically: by [`atomic!`](macro@crate::atomic), or by the functions that it is translated to. Shared by threads; in a
 /// region, by nodes.
 #[repr(transparent)]
 pub struct AtomicCell<T: AtomicValue> {

@@ -1,6 +1,6 @@
 //! Atomic updates, written as ordinary expressions and made atomic in the cheapest way there is.
 //!
-//! [`atomic!`](crate::atomic) reads an update of a cell and translates it: into an **instruction** where the platform has one for the operator and the
+//! [`atomic!`](macro@crate::atomic) reads an update of a cell and translates it: into an **instruction** where the platform has one for the operator and the
 //! type; else into a **compare-and-swap** loop around a callback; else, for values larger than 16 bytes, into a callback under a **lock**. Which
 //! of the three it is, the compiler knows ([`Operate::TIER`]), and `doorbell atomics` prints.
 //!

@@ -24,7 +24,7 @@ const UPDATE: Act = Act { name: "update a cell", writes: true };
 /// Updates between two questions whether the region's owner lives: one costs half a microsecond.
 const CREDIT: u32 = 256;
 
-/// A cell in a region of any node of the domain, as one node reaches it: `Send` and `Sync`, to be kept. [`atomic!`](crate::atomic) takes it as it takes an
+/// A cell in a region of any node of the domain, as one node reaches it: `Send` and `Sync`, to be kept. [`atomic!`](macro@crate::atomic) takes it as it takes an
 /// [`AtomicCell`](super::AtomicCell); as the region may be gone, each update is a `Result`.
 ///
 /// Over shared memory the caller's processor does the update, in place: a few checks and the instruction. It asks nothing of the owner's processor.
