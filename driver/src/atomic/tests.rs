@@ -152,7 +152,8 @@ fn a_cell_in_a_region_is_the_same_to_all() {
 fn a_request_does_what_the_expression_does() {
     macro_rules! same {
         ($of:ident: $($op:ident $operand:ident),+) => {{ $({
-            for (start, by) in [(1_u8, 1_u8), (0xf3, 0x7f), (0x80, 3), (0, 0xff)] {
+            // None of them is a NaN, whose bits nobody promises.
+            for (start, by) in [(1_u8, 1_u8), (0xf3, 0x7f), (0x80, 3), (0, 0x40)] {
                 let bytes = [start; 16];
                 let (start, operand) = ($of::from_bytes(&bytes), $operand::from_bytes(&[by; 16]));
                 let one = AtomicCell::new(start);
