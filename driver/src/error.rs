@@ -125,6 +125,18 @@ pub enum Error {
         /// Why not.
         why: Box<LockFault>,
     },
+    /// An atomic update did not take place.
+    #[cfg(not(loom))]
+    #[error(transparent)]
+    NotPerformed(crate::atomic::NotPerformed),
+    /// It can't be done here.
+    #[error("cannot {operation}: {why}")]
+    Unsupported {
+        /// What.
+        operation: &'static str,
+        /// Why not, and what to do instead.
+        why: &'static str,
+    },
     /// This process is a fork of the one that joined. Nodes do not survive a fork.
     #[error("this process was forked from the one that joined the domain; join again in the child")]
     Forked,
@@ -197,6 +209,8 @@ impl Error {
             Error::Shm(error) => error.is_retryable(),
             #[cfg(not(loom))]
             Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
+            #[cfg(not(loom))]
+            Error::NotPerformed(why) => *why == crate::atomic::NotPerformed::Attempts,
             _ => false,
         }
     }
@@ -264,6 +278,7 @@ impl From<Error> for std::io::Error {
                 LockFault::AlreadyYours | LockFault::Circle(_) => ErrorKind::Deadlock,
             },
             Error::Closed => ErrorKind::NotConnected,
+            Error::Unsupported { .. } => ErrorKind::Unsupported,
             _ => ErrorKind::Other,
         };
         std::io::Error::new(kind, error)

@@ -35,12 +35,18 @@
 //! 7. [`loan`]: messages written in place in shared memory, and read in place.
 //! 8. [`registry`]: locks that know their owner, and survive it.
 //! 9. [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen.
+//! 10. [`mod@atomic`]: updates of shared memory as ordinary expressions, made atomic in the cheapest way.
 //!
 //! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree; and [`testing`]: a domain
 //! in one process for the tests of your own programs.
 //!
 //! Below lie the fabrics: [`doorbell_shm`] for processes that share memory.
 
+// What `atomic!` makes names this crate, in this crate too.
+extern crate self as doorbell;
+
+#[cfg(not(loom))]
+pub mod atomic;
 #[cfg(not(loom))]
 pub mod counter;
 pub mod engine;
@@ -70,6 +76,8 @@ pub use message::{Match, Message};
 
 #[cfg(not(loom))]
 pub use counter::{Counter, CounterKey, Lowered};
+#[cfg(not(loom))]
+pub use doorbell_macros::atomic;
 #[cfg(not(loom))]
 pub use doorbell_shm::board::{Figure, Figures};
 #[cfg(not(loom))]

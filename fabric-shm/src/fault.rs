@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node comes by them.
-pub const PLACES: [&str; 35] = [
+pub const PLACES: [&str; 38] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -44,6 +44,9 @@ pub const PLACES: [&str; 35] = [
     "key.taken",
     "key.inherited",
     "key.released",
+    "value.locked",
+    "value.written",
+    "value.flipped",
     "region.named",
     "region.withdrawn",
     "leave.region",

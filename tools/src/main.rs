@@ -1,5 +1,6 @@
 //! The `doorbell` command. Each command is a module that has its arguments and a `run`.
 
+mod atomics;
 mod autopsy;
 mod clean;
 mod clock;
@@ -49,6 +50,7 @@ enum Command {
     Rate(measure::rate::RateArgs),
     Bandwidth(measure::bandwidth::BandwidthArgs),
     Lock(measure::lock::LockArgs),
+    Atomics(atomics::AtomicsArgs),
     Modes(modes::ModesArgs),
     Top(top::TopArgs),
     Ls(ls::LsArgs),
@@ -87,6 +89,7 @@ impl Command {
             Command::Rate(args) => measure::rate::run(&args),
             Command::Bandwidth(args) => measure::bandwidth::run(&args),
             Command::Lock(args) => measure::lock::run(&args),
+            Command::Atomics(args) => atomics::run(&args),
             Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),

@@ -1,4 +1,4 @@
-//! `doorbell latency`, `rate`, `bandwidth`, `lock` and `tune` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
+//! `doorbell latency`, `rate`, `bandwidth`, `lock`, `atomics` and `tune` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
 
 mod as_usual;
 
@@ -340,4 +340,30 @@ fn a_killed_command_takes_its_workers_along() {
     command.wait().unwrap();
     eventually("nothing is left", || leftovers(&domain).is_empty());
     eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));
+}
+
+#[test]
+fn tiers_are_printed_without_measuring() {
+    let table = text(&run(&["atomics", "--tiers"]).stdout);
+    let line = |words: [&str; 4]| table.lines().any(|line| line.split_whitespace().eq(words));
+    assert!(line(["u128", "Add", "swap", "swap"]) && line(["f64", "Mul", "swap", "swap"]), "{table}");
+    if cfg!(target_arch = "x86_64") {
+        assert!(line(["u64", "Add", "native", "native"]) && line(["bool", "Or", "native", "swap"]), "{table}");
+    }
+}
+
+#[test]
+fn atomics_are_objects_with_times_by_tier() {
+    let ended = run(&["atomics", "--type", "u64", "--op", "Add", "--op", "Max", "--format", "json"]);
+    let objects: Vec<Value> = text(&ended.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let operators: Vec<&str> = objects.iter().filter_map(|object| object["op"].as_str()).collect();
+    assert_eq!(operators, ["Add", "Max"], "{}", text(&ended.stderr));
+    for object in objects.iter().filter(|object| object["op"].is_string()) {
+        for section in ["alone", "contended"] {
+            for way in ["as_is_ns", "fetch_ns", "swap_ns", "lock_ns"] {
+                assert!(object[section][way].as_f64().unwrap() > 0.0, "{object}");
+            }
+        }
+    }
+    assert!(objects.iter().any(|object| object["what"] == "by key, old: cell += 1" && object["fabric"] == "shm"));
 }

@@ -19,7 +19,7 @@ use crate::region::table::RegionTable;
 use crate::registry::Clerks;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
-use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
@@ -70,6 +70,16 @@ impl Network {
     }
 }
 
+/// An update under a lock.
+pub(crate) struct Updating<'a>(&'a AtomicUsize);
+
+impl Drop for Updating<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// The common part of a node.
 pub struct Shared {
     baton: Baton<Engine>,
@@ -81,6 +91,8 @@ pub struct Shared {
     wait: Wait,
     progress: Progress,
     closed: AtomicBool,
+    /// Threads that may have the lock of a value.
+    updating: AtomicUsize,
     regions: Arc<RegionTable>,
     lender: Arc<Lender>,
     membership: Arc<Membership>,
@@ -118,6 +130,7 @@ impl Shared {
             wait,
             progress,
             closed: AtomicBool::new(false),
+            updating: AtomicUsize::new(0),
             regions,
             lender,
             membership,
@@ -262,6 +275,23 @@ impl Shared {
             return Err(Error::Closed);
         }
         Ok(())
+    }
+
+    /// Before an update of a value under a lock: until the answer is dropped this node does not leave, as others would take the lock from it.
+    #[inline]
+    pub(crate) fn begin_update(&self) -> Result<Updating<'_>> {
+        self.updating.fetch_add(1, Ordering::SeqCst);
+        let updating = Updating(&self.updating);
+        // In one order with the count, and with the flag and the count of who leaves: one of the two sees the other.
+        if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(updating) }
+    }
+
+    /// Waits until nobody is in an update that is under way, of a node that is closed: a second at most, as this thread may be.
+    pub(crate) fn wait_for_updates(&self) {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while self.updating.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
     }
 
     /// How this life of a node ended, if it has and this thread is not within a callback of this node. Asks the kernel.

@@ -56,6 +56,9 @@ impl Life {
             return Ok(());
         }
         self.shared.close(true);
+        if !doorbell_shm::space::forked() {
+            self.shared.wait_for_updates();
+        }
         let handle = self.poller.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(handle) = handle
             && !doorbell_shm::space::forked()

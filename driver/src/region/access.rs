@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// What a copy does: its name, and whether it writes.
 #[derive(Clone, Copy)]
-pub(super) struct Act {
+pub(crate) struct Act {
     pub name: &'static str,
     pub writes: bool,
 }
@@ -64,7 +64,8 @@ impl RegionCache {
     }
 }
 
-pub(super) fn whole(region: &PeerRegion) -> Result<()> {
+#[inline(always)]
+pub(crate) fn whole(region: &PeerRegion) -> Result<()> {
     if region.is_cut() { Err(Error::Damaged { node: region.node() }) } else { Ok(()) }
 }
 
@@ -86,7 +87,7 @@ fn locate(region: &PeerRegion, place: &Place, bytes: usize, act: Act) -> Result<
     Ok(unsafe { region.ptr().add(place.offset as usize) })
 }
 
-pub(super) fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
+pub(crate) fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
     Error::Key { operation: act.name, node: Some(place.node), why }
 }
 
@@ -131,6 +132,29 @@ impl Shared {
         }
     }
 
+    /// The engine, if the place is one of a node that shares no memory with this one, as far as is known.
+    pub(crate) fn elsewhere(&self, place: &Place, act: Act) -> Result<Option<(Token, BatonGuard<'_, Engine>)>> {
+        if !self.has_network() {
+            return Ok(None);
+        }
+        let me = self.check()?;
+        let Place { node, incarnation, .. } = *place;
+        if self.regions().knows(node, incarnation) {
+            return Ok(None);
+        }
+        // From within a callback: it may be one that shares memory; if it turns out not to be, that is said then.
+        let Ok(mut engine) = self.enter(me, act.name) else { return Ok(None) };
+        if !engine.is_remote(node, incarnation) {
+            engine.glance();
+        }
+        if !engine.is_remote(node, incarnation) {
+            return Ok(None);
+        }
+        // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.
+        self.check()?;
+        Ok(Some((me, engine)))
+    }
+
     /// A put from `ptr` or get to there, if the place is one of a node that shares no memory with this one. False if not: then
     /// nothing was done.
     ///
@@ -139,21 +163,8 @@ impl Shared {
     #[cold]
     #[inline(never)]
     unsafe fn ask(&self, place: &Place, bytes: usize, act: Act, ptr: *mut u8) -> Result<bool> {
-        let me = self.check()?;
+        let Some((me, mut engine)) = self.elsewhere(place, act)? else { return Ok(false) };
         let Place { node, incarnation, number, offset, secret, .. } = *place;
-        if self.regions().knows(node, incarnation) {
-            return Ok(false);
-        }
-        // From within a callback: it may be one that shares memory; if it turns out not to be, that is said then.
-        let Ok(mut engine) = self.enter(me, act.name) else { return Ok(false) };
-        if !engine.is_remote(node, incarnation) {
-            engine.glance();
-        }
-        if !engine.is_remote(node, incarnation) {
-            return Ok(false);
-        }
-        // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.
-        self.check()?;
         if bytes as u64 > place.bytes {
             return Err(fault(act, place, KeyFault::OutOfRange));
         }
@@ -184,7 +195,7 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn find(&self, place: &Place, bytes: usize, act: Act) -> Result<(Arc<PeerRegion>, *mut u8)> {
+    pub(crate) fn find(&self, place: &Place, bytes: usize, act: Act) -> Result<(Arc<PeerRegion>, *mut u8)> {
         self.usable()?;
         if bytes as u64 > place.bytes {
             return Err(fault(act, place, KeyFault::OutOfRange));

@@ -60,7 +60,7 @@
 //! }
 //! ```
 
-mod access;
+pub(crate) mod access;
 mod by_mode;
 pub(crate) mod copy;
 pub mod key;
@@ -260,7 +260,7 @@ impl<T: Plain> Region<T> {
     }
 
     #[inline]
-    fn part(&self, operation: &'static str, at: usize, count: usize) -> Result<*mut u8> {
+    pub(crate) fn part(&self, operation: &'static str, at: usize, count: usize) -> Result<*mut u8> {
         if doorbell_shm::space::forked() {
             return Err(Error::Forked);
         }

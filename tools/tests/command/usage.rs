@@ -11,7 +11,7 @@ fn is_refused(ended: &Ended, mention: &str) {
 
 #[test]
 fn malformed_arguments() {
-    let cases: [(&[&str], &str); 22] = [
+    let cases: [(&[&str], &str); 24] = [
         (&["rum"], "'rum'"),
         (&["demo", "now"], "'now'"),
         (&["demo", "--wait", "never"], "'never' is not a way of waiting: auto, spin, yield or park"),
@@ -32,6 +32,8 @@ fn malformed_arguments() {
         (&["top", "--domain", "a b"], "'a b' cannot name a domain"),
         (&["autopsy", "x"], "'x' is not a node id"),
         (&["autopsy", "1", "--last", "513"], "'513'"),
+        (&["atomics", "--type", "u7"], "'u7'"),
+        (&["atomics", "--threads", "1"], "'1'"),
         (&["tune", "--rounds", "0"], "'0'"),
         (&["tune", "--pin", "0,1023"], "processor 1023 is not there"),
     ];

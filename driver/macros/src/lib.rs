@@ -1,0 +1,23 @@
+//! The translation of atomic updates at compile time: `atomic!` and `derive(AtomicValue)`. What they are for and what they promise, the crate
+//! `doorbell` says, which exports both.
+
+mod callback;
+mod options;
+mod statement;
+mod value;
+
+use proc_macro::TokenStream;
+
+/// Translates an update of a cell, written as an ordinary expression, into the cheapest way to make it atomic. See `doorbell::atomic`.
+#[proc_macro]
+pub fn atomic(input: TokenStream) -> TokenStream {
+    let statement = syn::parse_macro_input!(input as statement::Statement);
+    statement.translate().unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Makes plain data of any size a value that cells can hold. See `doorbell::atomic`.
+#[proc_macro_derive(AtomicValue)]
+pub fn derive_atomic_value(input: TokenStream) -> TokenStream {
+    let input = syn::parse_macro_input!(input as syn::DeriveInput);
+    value::derive(&input).unwrap_or_else(syn::Error::into_compile_error).into()
+}

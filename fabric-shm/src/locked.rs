@@ -1,0 +1,300 @@
+//! A value that is updated under a lock, and survives whoever has the lock.
+//!
+//! ```text
+//! owner | node 10 | life 32 | number 20 |   zero: nobody
+//! version                                  its lowest bit says which copy is valid
+//! copy 0
+//! copy 1
+//! ```
+//!
+//! Whoever has the lock writes the copy that is not valid and makes it so by one store. An owner that dies leaves what was valid, whole: there is nothing
+//! to repair, and the next one takes the lock from it. All zero is an unlocked value of zeros.
+
+use crate::keys::OwnerId;
+use doorbell_fabric::sync::{AtomicU64, Ordering, fence, spin_hint};
+use std::time::Duration;
+
+/// Words before the copies.
+pub const HEAD: usize = 2;
+/// Looks at a lock that somebody has: so many at once, and so many that let another thread run in between. After them somebody asks whether the owner lives.
+const SPINS: u32 = 64;
+const YIELDS: u32 = 192;
+/// The longest sleep between two looks.
+const SLEEP: Duration = Duration::from_millis(1);
+
+/// Who updates.
+pub trait Updater {
+    /// Why it can't wait any longer.
+    type Stop;
+
+    /// Its identification: unique among all that may have the lock.
+    fn me(&self) -> OwnerId;
+
+    /// Whether an owner may still be in. May take system calls.
+    fn lives(&self, owner: OwnerId) -> bool;
+
+    /// Whether to go on waiting.
+    ///
+    /// # Errors
+    /// It must not.
+    fn go_on(&self) -> Result<(), Self::Stop>;
+}
+
+/// Why there was no update. The value is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoUpdate<S> {
+    /// Somebody had the lock at each look.
+    Attempts,
+    /// The updater must not wait any longer.
+    Stop(S),
+    /// The lock was taken from the updater, whose life ended in between.
+    Lost,
+}
+
+/// Such a value in memory that others may write at any time.
+#[derive(Clone, Copy)]
+pub struct Locked<'a> {
+    words: &'a [AtomicU64],
+}
+
+/// Gives the lock up, in a panic too.
+struct Held<'a> {
+    owner: &'a AtomicU64,
+    me: OwnerId,
+}
+
+impl Held<'_> {
+    fn is_mine(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == self.me.bits()
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_mine() {
+            self.owner.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl<'a> Locked<'a> {
+    /// The value in these words: [`HEAD`], and twice its own.
+    ///
+    /// # Panics
+    /// If there are fewer words, or an odd number of them.
+    #[inline]
+    pub fn new(words: &'a [AtomicU64]) -> Self {
+        assert!(words.len() > HEAD && words.len().is_multiple_of(2), "a value under a lock has two copies of at least a word");
+        Self { words }
+    }
+
+    #[inline]
+    fn owner(self) -> &'a AtomicU64 {
+        &self.words[0]
+    }
+
+    #[inline]
+    fn version(self) -> &'a AtomicU64 {
+        &self.words[1]
+    }
+
+    #[inline]
+    fn copy(self, version: u64) -> &'a [AtomicU64] {
+        let (first, second) = self.words[HEAD..].split_at((self.words.len() - HEAD) / 2);
+        if version & 1 == 0 { first } else { second }
+    }
+
+    /// Who has the lock.
+    pub fn holder(self) -> Option<OwnerId> {
+        OwnerId::from_bits(self.owner().load(Ordering::Relaxed))
+    }
+
+    /// Shows the valid copy to `read`: again, if two updates came in between; what the last call returned is of one value. Takes no lock.
+    #[inline]
+    pub fn load<T>(self, mut read: impl FnMut(&[AtomicU64]) -> T) -> T {
+        loop {
+            let version = self.version().load(Ordering::Acquire);
+            let value = read(self.copy(version));
+            // Pairs with the fence in `update`: who saw a word of the next update but one sees the version of the next.
+            fence(Ordering::Acquire);
+            if self.version().load(Ordering::Relaxed) == version {
+                return value;
+            }
+            spin_hint();
+        }
+    }
+
+    /// Takes the lock, has `change` write the second copy by the first, makes that the valid one unless `change` says no, and gives the lock up. Waits as long
+    /// as somebody has it who lives, or for so many looks. Returns what `change` said.
+    ///
+    /// # Errors
+    /// See [`NoUpdate`].
+    ///
+    /// # Panics
+    /// If this thread is in an update of this value.
+    #[inline]
+    pub fn update<U: Updater>(
+        self,
+        updater: &U,
+        attempts: Option<u32>,
+        change: impl FnOnce(&[AtomicU64], &[AtomicU64]) -> bool,
+    ) -> Result<bool, NoUpdate<U::Stop>> {
+        let me = updater.me();
+        if attempts == Some(0) {
+            return Err(NoUpdate::Attempts);
+        }
+        if self.owner().compare_exchange(0, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.wait(updater, me, attempts)?;
+        }
+        let held = Held { owner: self.owner(), me };
+        fault_point!("value.locked");
+        // Acquire: an owner that died may have made it, and has not given up the lock.
+        let version = self.version().load(Ordering::Acquire);
+        // The words that are written next were valid until the version that is there now.
+        fence(Ordering::Release);
+        let changed = change(self.copy(version), self.copy(version.wrapping_add(1)));
+        fault_point!("value.written");
+        if !held.is_mine() {
+            return Err(NoUpdate::Lost);
+        }
+        if changed {
+            self.version().store(version.wrapping_add(1), Ordering::Release);
+            fault_point!("value.flipped");
+        }
+        Ok(changed)
+    }
+
+    #[cold]
+    fn wait<U: Updater>(self, updater: &U, me: OwnerId, attempts: Option<u32>) -> Result<(), NoUpdate<U::Stop>> {
+        let mut looks = 1;
+        let mut sleep = Duration::from_micros(50);
+        loop {
+            if attempts.is_some_and(|most| looks >= most) {
+                return Err(NoUpdate::Attempts);
+            }
+            looks = looks.saturating_add(1);
+            let seen = self.owner().load(Ordering::Relaxed);
+            assert!(seen != me.bits(), "an update of a value within an update of the same value would wait for itself");
+            let take = |from| self.owner().compare_exchange(from, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_ok();
+            if seen == 0 && take(0) {
+                return Ok(());
+            }
+            if looks < SPINS {
+                spin_hint();
+            } else if looks < YIELDS {
+                std::thread::yield_now();
+            } else {
+                updater.go_on().map_err(NoUpdate::Stop)?;
+                // What is no owner at all is nobody's.
+                let lives = OwnerId::from_bits(seen).is_some_and(|owner| owner.bits() == seen && updater.lives(owner));
+                if seen != 0 && !lives && take(seen) {
+                    return Ok(());
+                }
+                std::thread::sleep(sleep);
+                sleep = (2 * sleep).min(SLEEP);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use doorbell_fabric::{Incarnation, NodeId};
+    use std::sync::atomic::AtomicBool;
+
+    struct Someone<'a> {
+        number: u32,
+        dead: &'a AtomicBool,
+    }
+
+    impl Updater for Someone<'_> {
+        type Stop = ();
+
+        fn me(&self) -> OwnerId {
+            OwnerId::thread(NodeId(1), Incarnation(1), self.number)
+        }
+
+        fn lives(&self, _: OwnerId) -> bool {
+            !self.dead.load(Ordering::Relaxed)
+        }
+
+        fn go_on(&self) -> Result<(), ()> {
+            Ok(())
+        }
+    }
+
+    fn words<const N: usize>() -> [AtomicU64; N] {
+        [const { AtomicU64::new(0) }; N]
+    }
+
+    fn raise(old: &[AtomicU64], new: &[AtomicU64]) -> bool {
+        for (old, new) in old.iter().zip(new) {
+            new.store(old.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn read(words: &[AtomicU64]) -> Vec<u64> {
+        words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn no_update_is_lost_and_no_reader_sees_half_of_one() {
+        let (words, dead) = (words::<10>(), AtomicBool::new(false));
+        let value = Locked::new(&words);
+        let (threads, rounds) = (3, if cfg!(miri) { 20 } else { 20_000 });
+        std::thread::scope(|scope| {
+            for number in 0..threads {
+                let dead = &dead;
+                scope.spawn(move || {
+                    for _ in 0..rounds {
+                        assert_eq!(value.update(&Someone { number, dead }, None, raise), Ok(true));
+                        let seen = value.load(read);
+                        assert!(seen.iter().all(|word| *word == seen[0]), "{seen:?}");
+                    }
+                });
+            }
+        });
+        assert_eq!(value.load(read), [u64::from(threads) * rounds; 4]);
+        assert_eq!(value.holder(), None);
+    }
+
+    #[test]
+    fn the_lock_is_taken_from_the_dead_and_the_value_is_the_old_one() {
+        let (words, dead) = (words::<6>(), AtomicBool::new(false));
+        let value = Locked::new(&words);
+        let [one, other] = [1, 2].map(|number| Someone { number, dead: &dead });
+        assert_eq!(value.update(&one, None, raise), Ok(true));
+        // As if it had died in the middle: the lock is its own and the second copy is half written.
+        words[0].store(one.me().bits(), Ordering::Relaxed);
+        words[HEAD].store(77, Ordering::Relaxed);
+        assert_eq!(value.update(&other, Some(3), raise), Err(NoUpdate::Attempts));
+        assert_eq!(value.load(read), [1, 1]);
+        dead.store(true, Ordering::Relaxed);
+        assert_eq!(value.update(&other, None, raise), Ok(true));
+        assert_eq!((value.load(read), value.holder()), (vec![2, 2], None));
+        // Nonsense is nobody's.
+        dead.store(false, Ordering::Relaxed);
+        words[0].store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(value.update(&other, None, raise), Ok(true));
+    }
+
+    #[test]
+    fn who_declines_or_panics_changes_nothing() {
+        let (words, dead) = (words::<4>(), AtomicBool::new(false));
+        let (value, me) = (Locked::new(&words), Someone { number: 1, dead: &dead });
+        assert_eq!(value.update(&me, None, |old, new| raise(old, new) && false), Ok(false));
+        let within = || value.update(&me, None, |_, _| value.update(&me, None, raise).is_ok());
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(within)).unwrap_err();
+        assert!(panic.downcast_ref::<&str>().unwrap().contains("wait for itself"));
+        assert_eq!((value.load(read), value.holder()), (vec![0], None));
+        let lost = value.update(&me, None, |_, _| {
+            words[0].store(5, Ordering::Relaxed);
+            true
+        });
+        assert_eq!((lost, value.load(read)), (Err(NoUpdate::Lost), vec![0]));
+        assert_eq!(value.update(&me, Some(0), raise), Err(NoUpdate::Attempts));
+    }
+}

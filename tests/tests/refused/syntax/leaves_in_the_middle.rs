@@ -1,0 +1,16 @@
+use doorbell::atomic;
+use doorbell::atomic::AtomicCell;
+
+fn half(value: u32) -> Option<u32> {
+    (value % 2 == 0).then_some(value / 2)
+}
+
+fn run(a: &AtomicCell<u32>) -> Option<()> {
+    atomic! { a = half(a)? };
+    atomic! { a = if a > 3 { return None } else { a + 1 } };
+    Some(())
+}
+
+fn main() {
+    run(&AtomicCell::new(1));
+}

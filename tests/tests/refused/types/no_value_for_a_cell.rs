@@ -1,0 +1,5 @@
+use doorbell::atomic::AtomicCell;
+
+fn main() {
+    let _ = AtomicCell::new(String::new());
+}

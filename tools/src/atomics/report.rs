@@ -1,0 +1,156 @@
+//! The forms in which tiers and times are printed.
+
+use crate::ls::Format;
+use crate::text::Table;
+use doorbell::atomic::{self as cells, Tier};
+use serde_json::{Value, json};
+
+/// Nanoseconds of one update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Times {
+    /// As the expression is translated, if nobody asks for a value.
+    pub as_is: f64,
+    /// The same for the old value.
+    pub fetch: f64,
+    /// By compare-and-swap.
+    pub swap: f64,
+    /// Under a lock.
+    pub lock: f64,
+}
+
+/// An operator of a type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub value: &'static str,
+    pub op: &'static str,
+    pub tier: Tier,
+    pub tier_fetch: Tier,
+    pub alone: Option<Times>,
+    pub contended: Option<Times>,
+}
+
+/// Something that was done to a cell in a region.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RemoteRow {
+    pub what: &'static str,
+    pub ns: f64,
+}
+
+impl Row {
+    /// Without times.
+    pub fn tiers(row: &cells::Row) -> Self {
+        let cells::Row { value, op, tier, tier_fetch } = *row;
+        Self { value, op, tier, tier_fetch, alone: None, contended: None }
+    }
+
+    /// Whether a tier was no faster than the next one down: the one that was chosen, and compare-and-swap.
+    fn is_beaten(&self, times: &Times) -> (bool, bool) {
+        (self.tier == Tier::Native && times.as_is >= times.swap, times.swap >= times.lock)
+    }
+
+    fn cells(&self, times: Option<&Times>) -> Vec<String> {
+        let Some(times) = times else { return Vec::new() };
+        let (native, swap) = self.is_beaten(times);
+        let figure = |ns: f64, beaten| format!("{ns:.1}{}", if beaten { "!" } else { " " });
+        vec![figure(times.as_is, native), figure(times.fetch, false), figure(times.swap, swap), figure(times.lock, false)]
+    }
+}
+
+/// In the form that was asked for.
+pub fn render(format: Format, rows: &[Row], remote: &[RemoteRow], threads: usize) -> String {
+    match format {
+        Format::Json => {
+            let lines = rows.iter().map(|row| object(row, threads)).chain(remote.iter().map(object_of_remote));
+            lines.map(|line| line + "\n").collect()
+        }
+        Format::Table => {
+            let mut parts = vec![table(rows, threads)];
+            if !remote.is_empty() {
+                parts.push(table_of_remote(remote));
+            }
+            parts.join("\n")
+        }
+    }
+}
+
+fn rounded(ns: f64) -> Value {
+    json!((ns * 100.0).round() / 100.0)
+}
+
+fn object(row: &Row, threads: usize) -> String {
+    let times = |times: Option<&Times>| match times {
+        Some(Times { as_is, fetch, swap, lock }) => format!(
+            "{{\"as_is_ns\":{},\"fetch_ns\":{},\"swap_ns\":{},\"lock_ns\":{}}}",
+            rounded(*as_is),
+            rounded(*fetch),
+            rounded(*swap),
+            rounded(*lock)
+        ),
+        None => "null".into(),
+    };
+    format!(
+        "{{\"type\":\"{}\",\"op\":\"{}\",\"tier\":\"{}\",\"tier_fetch\":\"{}\",\"threads\":{threads},\"alone\":{},\"contended\":{}}}",
+        row.value,
+        row.op,
+        row.tier,
+        row.tier_fetch,
+        times(row.alone.as_ref()),
+        times(row.contended.as_ref())
+    )
+}
+
+fn object_of_remote(row: &RemoteRow) -> String {
+    format!("{{\"fabric\":\"shm\",\"what\":{},\"alone_ns\":{}}}", json!(row.what), rounded(row.ns))
+}
+
+fn table(rows: &[Row], threads: usize) -> String {
+    let is_timed = rows.iter().any(|row| row.alone.is_some());
+    let mut names = vec!["type", "operator", "tier", "fetch"];
+    if is_timed {
+        names.extend([">as is", ">fetch", ">swap", ">lock", ">as is", ">fetch", ">swap", ">lock"]);
+    }
+    let mut table = Table::new(&names);
+    for row in rows {
+        let words = [row.value.to_owned(), row.op.to_owned(), row.tier.to_string(), row.tier_fetch.to_string()];
+        table.row(words.into_iter().chain(row.cells(row.alone.as_ref())).chain(row.cells(row.contended.as_ref())));
+    }
+    let title = format!("Operators by type on {}, and the tier by which each is made atomic.", std::env::consts::ARCH);
+    let times =
+        if is_timed { format!(" Nanoseconds an update: alone, and contended by {threads} threads.") } else { String::new() };
+    format!("{title}{times}\n\n{}\n", table.lines().join("\n"))
+}
+
+fn table_of_remote(rows: &[RemoteRow]) -> String {
+    let mut table = Table::new(&["u64", ">ns"]);
+    for row in rows {
+        table.row([row.what.to_owned(), format!("{:.1}", row.ns)]);
+    }
+    format!("A cell in a region, over shared memory, alone.\n\n{}\n", table.lines().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        let times = |as_is| Times { as_is, fetch: 5.0, swap: 6.25, lock: 20.0 };
+        let (value, op) = ("u64", "Add");
+        Row { value, op, tier: Tier::Native, tier_fetch: Tier::Native, alone: Some(times(5.0)), contended: Some(times(7.0)) }
+    }
+
+    #[test]
+    fn a_tier_that_is_beaten_is_marked() {
+        let text = render(Format::Table, &[row()], &[RemoteRow { what: "by key", ns: 12.34 }], 2);
+        let words: Vec<&str> = text.lines().find(|line| line.starts_with("u64  ")).unwrap().split_whitespace().collect();
+        assert_eq!(words, ["u64", "Add", "native", "native", "5.0", "5.0", "6.2", "20.0", "7.0!", "5.0", "6.2", "20.0"]);
+        assert!(text.contains("by key  12.3"), "{text}");
+    }
+
+    #[test]
+    fn objects_are_json() {
+        let text = render(Format::Json, &[row(), Row { alone: None, contended: None, ..row() }], &[], 2);
+        let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((&objects[0]["tier"], &objects[0]["alone"]["swap_ns"]), (&json!("native"), &json!(6.25)));
+        assert_eq!(objects[1]["contended"], Value::Null);
+    }
+}

@@ -1,0 +1,204 @@
+//! What updates take: the same expression by each tier, alone and contended.
+
+use super::report::{RemoteRow, Row, Times};
+use crate::exit::Failure;
+use crate::measure::worker::pin;
+use doorbell::atomic::{
+    self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, RemoteCell, TABLE, Word,
+};
+use doorbell::{Node, Region, Role, atomic};
+use doorbell_benches::clock::{Clock, ticks};
+use std::sync::atomic::Ordering::AcqRel;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Sections of each kind, alone, of which the median counts.
+const SECTIONS: usize = 15;
+/// Updates of a section.
+const UPDATES: u32 = 10_000;
+/// How long threads contend for a cell, and how often, of which the median counts.
+const SPAN: Duration = Duration::from_millis(3);
+const SPANS: usize = 5;
+
+/// What is needed to measure.
+pub struct Bench<'a> {
+    clock: Clock,
+    pin: &'a [usize],
+    threads: usize,
+}
+
+/// Updates a cell so many times. Behind a pointer, so that the loops around it exist once and not for each operator of each type.
+type Update<'a> = &'a (dyn Fn(u32) + Sync);
+
+/// A cell on lines of its own.
+#[repr(align(256))]
+struct Apart<T: AtomicValue>(AtomicCell<T>);
+
+/// Operands that leave something to do: one, or true.
+trait Operand: Copy + Send + Sync {
+    const ONE: Self;
+}
+
+macro_rules! operands {
+    ($($of:ident $one:expr;)+) => { $(
+        impl Operand for $of {
+            const ONE: Self = $one;
+        }
+    )+ };
+}
+
+operands!(u8 1; i8 1; u16 1; i16 1; u32 1; i32 1; u64 1; i64 1; u128 1; i128 1; f32 1.0; f64 1.0; bool true; Offset Offset(1););
+
+impl<'a> Bench<'a> {
+    /// For threads on these processors, in turn. This one moves to the first.
+    pub fn new(processors: &'a [usize], threads: usize) -> Result<Self, Failure> {
+        pin(processors.first().copied())?;
+        Ok(Self { clock: Clock::calibrate(), pin: processors, threads })
+    }
+
+    /// All operators of all types that are wanted.
+    pub fn rows(&self, wants: impl Fn(&str, &str) -> bool) -> Result<Vec<Row>, Failure> {
+        let mut found = Vec::new();
+        let mut types = TABLE.iter();
+        macro_rules! measure {
+            ($of:ident: $($op:ident $operand:ident),+) => {{
+                let mut rows = types.next().into_iter().copied().flatten();
+                $(
+                    if let Some(row) = rows.next().filter(|row| wants(row.value, row.op)) {
+                        found.push(self.row::<$of, cells::$op, $operand>(row)?);
+                    }
+                )+
+            }};
+        }
+        let _ = doorbell::atomic_table!(measure);
+        Ok(found)
+    }
+
+    fn row<T, O, R>(&self, row: &cells::Row) -> Result<Row, Failure>
+    where
+        T: Operand + Operate<O, R>,
+        T::Form: Word,
+        R: Operand,
+    {
+        let cell = Apart(AtomicCell::new(T::ONE));
+        let locked = Apart(AtomicCell::new(ByLock(T::ONE)));
+        let (cell, locked, swapped) = (&cell.0, &locked.0, cell.0.by_swap());
+        let as_is = |times| (0..times).for_each(|_| cells::operate::<O, Nothing, _, R>(cell, R::ONE, AcqRel));
+        let fetch = |times| (0..times).for_each(|_| kept(cells::operate::<O, Old, _, R>(cell, R::ONE, AcqRel)));
+        let swap = |times| (0..times).for_each(|_| cells::operate::<O, Nothing, _, R>(&swapped, R::ONE, AcqRel));
+        let change = |ByLock(value)| ByLock(cells::apply::<O, T, R>(value, R::ONE));
+        let lock = |times| (0..times).for_each(|_| cells::update::<Nothing, _>(locked, AcqRel, change));
+        let ways: [Update<'_>; 4] = [&as_is, &fetch, &swap, &lock];
+        let [as_is, fetch, swap, lock] = ways.map(|way| self.alone(way));
+        let alone = Times { as_is, fetch, swap, lock };
+        let mut figures = [0.0; 4];
+        for (figure, way) in figures.iter_mut().zip(ways) {
+            *figure = self.contended(way)?;
+        }
+        let [as_is, fetch, swap, lock] = figures;
+        let contended = Times { as_is, fetch, swap, lock };
+        Ok(Row { alone: Some(alone), contended: Some(contended), ..Row::tiers(row) })
+    }
+
+    /// Nanoseconds of one update by one thread: the median of several sections.
+    fn alone(&self, update: Update<'_>) -> f64 {
+        let section = || {
+            let began = ticks();
+            update(UPDATES);
+            ticks() - began
+        };
+        section();
+        let mut sections: Vec<u64> = (0..SECTIONS).map(|_| section()).collect();
+        sections.sort_unstable();
+        self.clock.ns(sections[SECTIONS / 2] as f64) / f64::from(UPDATES)
+    }
+
+    /// Nanoseconds an update while all threads do it: the median of several spans.
+    fn contended(&self, update: Update<'_>) -> Result<f64, Failure> {
+        let mut spans = (0..SPANS).map(|_| self.span(update)).collect::<Result<Vec<f64>, Failure>>()?;
+        spans.sort_unstable_by(f64::total_cmp);
+        Ok(spans[SPANS / 2])
+    }
+
+    /// The time of all threads over the updates of all.
+    fn span(&self, update: Update<'_>) -> Result<f64, Failure> {
+        let (ready, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let thread = |number: usize| {
+            let pinned = pin(self.pin.get(number % self.pin.len().max(1)).copied());
+            ready.fetch_add(1, Ordering::SeqCst);
+            while ready.load(Ordering::SeqCst) < self.threads {
+                std::thread::yield_now();
+            }
+            let (began, mut updates) = (ticks(), 0_u64);
+            while !stop.load(Ordering::Relaxed) {
+                update(64);
+                updates += 64;
+            }
+            pinned.map(|()| (updates, self.clock.ns((ticks() - began) as f64)))
+        };
+        std::thread::scope(|scope| {
+            let thread = &thread;
+            let threads: Vec<_> = (0..self.threads).map(|number| scope.spawn(move || thread(number))).collect();
+            std::thread::sleep(SPAN);
+            stop.store(true, Ordering::Relaxed);
+            let mut a_second = 0.0;
+            for thread in threads {
+                let (updates, ns) = thread.join().expect("a thread that only updates a cell")?;
+                a_second += updates as f64 / ns;
+            }
+            Ok(1.0 / a_second)
+        })
+    }
+
+    /// A cell of another node that shares memory.
+    pub fn remote(&self) -> Result<Vec<RemoteRow>, Failure> {
+        self.over_shm().map_err(|error| Failure::usage(format!("could not measure a cell of another node: {error}"), ""))
+    }
+
+    fn over_shm(&self) -> doorbell::Result<Vec<RemoteRow>> {
+        let join = || {
+            let name = format!("atomics-{}", std::process::id());
+            Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).join()
+        };
+        let (owner, other) = (join()?, join()?);
+        let words: Region<u64> = owner.region(64)?;
+        let locked: Region<cells::Atom<ByLock<u64>>> = owner.region(1)?;
+        let cell: RemoteCell<u64> = other.cell(words.key())?;
+        let under_lock = other.cell(locked.key())?;
+        let own = words.cell(32)?;
+        macro_rules! row {
+            ($what:literal, $update:expr) => {
+                RemoteRow { what: $what, ns: self.alone(&|times| (0..times).for_each(|_| $update)) }
+            };
+        }
+        let rows = vec![
+            row!("own region, cell += 1", atomic! { own += 1 }),
+            row!("own region, old: cell += 1", kept(atomic! { old: own += 1 })),
+            row!("by key, cell += 1", ignore(atomic! { cell += 1 })),
+            row!("by key, old: cell += 1", ignore(atomic! { old: cell += 1 })),
+            row!("by key, new: cell = f(cell)", ignore(atomic! { new: cell = cell.rotate_left(1) ^ 5 })),
+            row!("by key, under a lock", ignore(atomic! { under_lock += 1 })),
+            row!("by key, cell read", ignore(atomic! { cell })),
+        ];
+        // What was measured took place.
+        atomic! { old: cell = 0 }?;
+        let _ = cells::update::<New, _>(&under_lock, AcqRel, |value| value)?;
+        drop((cell, under_lock));
+        other.leave()?;
+        drop((words, locked));
+        owner.leave()?;
+        Ok(rows)
+    }
+}
+
+/// Somebody wants the value.
+#[inline(always)]
+fn kept<T>(value: T) {
+    std::hint::black_box(value);
+}
+
+/// The nodes of this measurement do not leave before its end.
+#[inline(always)]
+fn ignore<T>(result: doorbell::Result<T>) {
+    kept(result.is_ok());
+}
