@@ -285,7 +285,13 @@ mod tests {
     fn who_declines_or_panics_changes_nothing() {
         let (words, dead) = (words::<4>(), AtomicBool::new(false));
         let (value, me) = (Locked::new(&words), Someone { number: 1, dead: &dead });
-        assert_eq!(value.update(&me, None, |old, new| raise(old, new) && false), Ok(false));
+        assert_eq!(
+            value.update(&me, None, |old, new| {
+                raise(old, new);
+                false
+            }),
+            Ok(false)
+        );
         let within = || value.update(&me, None, |_, _| value.update(&me, None, raise).is_ok());
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(within)).unwrap_err();
         assert!(panic.downcast_ref::<&str>().unwrap().contains("wait for itself"));
