@@ -166,7 +166,7 @@ impl Endpoint {
         receiver: &mut R,
         stopped: bool,
     ) -> bool {
-        self.latest = now;
+        self.be_at(now);
         self.stats.datagrams_in += 1;
         self.stats.bytes_in += datagram.len() as u64;
         match Kind::of(datagram) {
@@ -489,23 +489,36 @@ impl Endpoint {
         (self.earliest != Time::NEVER).then_some(self.earliest)
     }
 
+    /// Notes that this node is at work. Whoever was stopped for a while did not hear what came meanwhile, which may lie in any of its sockets;
+    /// nobody else is to blame.
+    #[inline]
+    fn be_at(&mut self, now: Time) {
+        if now - self.latest > self.spans.dead / 2 {
+            self.forgive(now);
+        }
+        self.latest = now;
+    }
+
+    #[cold]
+    fn forgive(&mut self, now: Time) {
+        for index in 0..self.sessions.places() {
+            if let Some(session) = self.sessions.get_mut(index) {
+                session.forgive(now);
+            }
+        }
+    }
+
     /// Does what is due. [`poll_transmit`](Self::poll_transmit) may have something afterwards.
     pub fn handle_timeout(&mut self, now: Time) {
+        self.be_at(now);
         if now < self.earliest {
-            self.latest = now;
             return;
         }
-        // Whoever was stopped for a while did not hear the answers that came meanwhile; nobody else is to blame.
-        let stood_still = now - self.latest > self.spans.dead / 2;
-        self.latest = now;
         self.earliest = Time::NEVER;
         let mut asks = false;
         for index in 0..self.sessions.places() {
             if let Some(session) = self.sessions.get_mut(index) {
                 if session.deadline() <= now {
-                    if stood_still {
-                        session.forgive(now);
-                    }
                     asks |= session.on_timeout(now);
                     session.tell_path(&mut self.events);
                     let unanswered = session.is_unanswered().then_some((session.peer.node, session.silent_since()));
