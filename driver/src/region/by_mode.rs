@@ -69,6 +69,12 @@ impl Shared {
                 let (fabric, link) = if is_near { (Fabric::Shm, 0) } else { (Fabric::Udp, by - u8::from(is_near_first)) };
                 views.push((by, LinkView { fabric, link, protocols, advice, large: 0, figures, word }));
             }
+            if views.is_empty() {
+                // It went meanwhile.
+                let error = engine.unreachable(node, Some(life));
+                drop((state, engine));
+                return self.find(place, bytes, act).and(Err(error));
+            }
             let mut links: Vec<_> = views.iter().map(|(_, view)| *view).collect();
             let in_region = engine.is_in_region(ptr, bytes);
             let len = bytes as u64;
