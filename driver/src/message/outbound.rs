@@ -21,10 +21,8 @@ pub const WHOLE_BYTES: usize = 4096;
 /// Queued sends to one node and priority; one more is refused as `Full`.
 pub const QUEUE_MAX: usize = 4096;
 
-/// Packets that a target has not taken, from which on it is watched whether it takes any...
+/// Packets that a target has not taken, from which on it is watched whether it takes any.
 const MANY: u32 = 128;
-/// ...and transfers that are not complete.
-const SEVERAL: u32 = 8;
 /// Messages of which one looks for further links.
 const LOOK_EVERY: u32 = 64;
 
@@ -266,8 +264,8 @@ impl OutState {
         let (underway, ended) = transfers;
         seen.transfers = underway;
         let has_ended = std::mem::replace(&mut self.ended[at], ended) != ended;
-        // Half full, or with many packets, it is looked at more closely: that takes a look at the clock.
-        if seen.occupancy() < 500 && seen.depth < MANY && underway < SEVERAL {
+        // Half full, with many packets, or with transfers, it is looked at more closely: that takes a look at the clock.
+        if seen.occupancy() < 500 && seen.depth < MANY && underway == 0 {
             *moved = None;
         } else {
             let now = Instant::now();

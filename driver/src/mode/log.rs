@@ -68,7 +68,9 @@ impl Modes {
     #[inline]
     pub fn note_instead(&self, before: Option<&Receipt>, receipt: &Receipt) {
         if let Some(before) = before {
-            if before.used == receipt.used && before.reason.refusal() == receipt.reason.refusal() {
+            if (before.used, before.beside) == (receipt.used, receipt.beside)
+                && before.reason.refusal() == receipt.reason.refusal()
+            {
                 return;
             }
             self.take_back(before);
@@ -167,6 +169,6 @@ fn figures(reason: &Reason) -> [u64; 2] {
         Reason::Balance { bytes, instead } => [bytes, instead],
         Reason::Latency { asked, instead } => [asked.into(), instead.into()],
         Reason::Trial { every } => [0, every.into()],
-        Reason::Requested | Reason::Default | Reason::Unavailable(_) | Reason::AllBusy => [0; 2],
+        Reason::Requested | Reason::Default | Reason::AtWork | Reason::Unavailable(_) | Reason::AllBusy => [0; 2],
     }
 }

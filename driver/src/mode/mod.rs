@@ -133,7 +133,7 @@ pub struct LinkFigures {
     /// DMA transfers that are not complete, those of which the link carries a part included.
     pub transfers: u32,
     /// For how long the target was not seen to take anything, in microseconds, while it had half of what there is room for, 128
-    /// packets or 8 transfers; else 0.
+    /// packets, or a transfer that was not complete; else 0.
     pub still: u32,
 }
 
@@ -213,6 +213,8 @@ pub enum Reason {
         /// Of how many.
         every: u32,
     },
+    /// Another link to that node moves long messages: both processors have other bytes to copy, and by DMA these are copied once.
+    AtWork,
     /// What was asked for can't be done for this message, and why.
     Unavailable(&'static str),
     /// The link that was asked for has too much to do, and all others as well.
@@ -235,6 +237,8 @@ pub enum Refusal {
     Latency,
     /// [`Reason::Trial`].
     Trial,
+    /// [`Reason::AtWork`].
+    AtWork,
     /// [`Reason::Unavailable`].
     Unavailable,
     /// [`Reason::AllBusy`].
@@ -262,13 +266,14 @@ impl Refusal {
         Refusal::Balance,
         Refusal::Latency,
         Refusal::Trial,
+        Refusal::AtWork,
         Refusal::Unavailable,
         Refusal::AllBusy,
     ];
 
     /// Its name in output: `all_busy`.
     pub const fn word(self) -> &'static str {
-        ["queue", "occupancy", "size", "balance", "latency", "trial", "unavailable", "all_busy"][self as usize]
+        ["queue", "occupancy", "size", "balance", "latency", "trial", "at_work", "unavailable", "all_busy"][self as usize]
     }
 }
 
@@ -283,6 +288,7 @@ impl Reason {
             Reason::Balance { .. } => Some(Refusal::Balance),
             Reason::Latency { .. } => Some(Refusal::Latency),
             Reason::Trial { .. } => Some(Refusal::Trial),
+            Reason::AtWork => Some(Refusal::AtWork),
             Reason::Unavailable(_) => Some(Refusal::Unavailable),
             Reason::AllBusy => Some(Refusal::AllBusy),
         }
@@ -345,6 +351,7 @@ impl fmt::Display for Reason {
             Reason::Balance { bytes, instead } => write!(f, "balance: {bytes} bytes wait there, {instead} here"),
             Reason::Latency { asked, instead } => write!(f, "latency: {asked} ns there, {instead} ns here"),
             Reason::Trial { every } => write!(f, "trial: one of {every} goes the other way"),
+            Reason::AtWork => write!(f, "another link is at work: these bytes are copied once"),
             Reason::Unavailable(why) => write!(f, "not possible: {why}"),
             Reason::AllBusy => write!(f, "all links have too much to do"),
         }

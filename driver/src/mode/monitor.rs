@@ -293,6 +293,7 @@ fn why(number: u8, [seen, limit]: [u64; 2]) -> Option<Reason> {
         Refusal::Balance => Reason::Balance { bytes: seen, instead: limit },
         Refusal::Latency => Reason::Latency { asked: word(seen)?, instead: word(limit)? },
         Refusal::Trial => Reason::Trial { every: word(limit)? },
+        Refusal::AtWork => Reason::AtWork,
         Refusal::Unavailable => Reason::Unavailable("its receipt says why"),
         Refusal::AllBusy => Reason::AllBusy,
     })

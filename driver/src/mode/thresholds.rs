@@ -4,11 +4,13 @@ use super::means::{Kind, Mean, Means, Verdict};
 use super::{Call, Decision, Dma, Fabric, LinkView, Links, Mode, Policy, Protocol, Question, Reason, Receipt, Tune};
 use std::time::Duration;
 
-/// Bits of a link's word: too many packets, too much memory in use, too many transfers; and the link that was last chosen of its kind.
+/// Bits of a link's word: too many packets, too much memory in use, too many transfers; the link that was last chosen of its kind; one that moves
+/// long messages.
 const QUEUE: u64 = 1;
 const MEMORY: u64 = 2;
 const TRANSFERS: u64 = 4;
 const LATEST: u64 = 8;
+const AT_WORK: u64 = 16;
 
 /// What an RTS takes of a lane is less than what a message of so many bytes takes.
 const LARGE: u64 = (32 << 10) + 1;
@@ -34,6 +36,9 @@ const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 /// 4. As asked for, all the same.
 ///
 /// A message that is put by a network goes by all its links at once if it is [long](Self::stripe_least), and no link was asked for by number.
+///
+/// A message above 32 KiB goes by DMA also while another link to that node has several transfers under way, and until it has none, but not below a length of [`dma`](Self::dma):
+/// then both processors have other bytes to copy, and these are copied once.
 ///
 /// Where no link is asked for by number, messages stay with the one that was taken last until another has clearly less to do. Where no
 /// protocol is asked for, the driver's advice is followed, but for the lengths that were [tuned](Self::tuned), and but for what was seen
@@ -199,6 +204,7 @@ impl Thresholds {
         (link.word & LATEST)
             | bit(QUEUE, may(QUEUE) && self.depth_of(link).is_too_much(had(QUEUE), figures.depth))
             | bit(MEMORY, may(MEMORY) && is_full)
+            | bit(AT_WORK, figures.transfers > u32::from(!had(AT_WORK)))
             | bit(TRANSFERS, may(TRANSFERS) && self.transfers.is_too_much(had(TRANSFERS), figures.transfers))
     }
 
@@ -243,16 +249,16 @@ impl Thresholds {
             return Some(if is_default { asked(only) } else { Decision::new(only, why) });
         };
         let is_other_at_work =
-            |other: &LinkView| (other.fabric, other.link) != (link.fabric, link.link) && other.figures.transfers > 0;
+            |other: &LinkView| (other.fabric, other.link) != (link.fabric, link.link) && other.word & AT_WORK != 0;
         let (usual, limit) = match (question.call, self.dma[link.fabric as usize][usize::from(question.in_region)]) {
-            // Both processors have other bytes to copy: these are copied once.
+            (Call::Send, Some(Dma::Never)) => (transfer, u64::MAX),
+            (Call::Send, Some(Dma::From(limit))) if question.len < limit => (transfer, limit),
             (Call::Send, _)
                 if question.len >= LARGE && link.fabric == Fabric::Shm && question.links.iter().any(is_other_at_work) =>
             {
-                (dma, LARGE)
+                let is_default = question.requested.protocol.is_none_or(|protocol| protocol == dma.protocol);
+                return Some(if is_default { asked(dma) } else { Decision::new(dma, Reason::AtWork) });
             }
-            (Call::Send, Some(Dma::Never)) => (transfer, u64::MAX),
-            (Call::Send, Some(Dma::From(limit))) if question.len < limit => (transfer, limit),
             // Above its own length the driver has looked at more than the length.
             (Call::Send, Some(Dma::From(limit))) if question.len < link.large => (dma, limit),
             (call, found) => {
@@ -394,7 +400,9 @@ impl Policy for Thresholds {
             let protocol = question.asked.protocol.map_or(link.protocols != [false; 4], |protocol| link.mode(protocol).is_some());
             protocol && link.is_allowed(&question.asked)
         };
-        let Some(first) = (0..question.links.len()).find(|at| can(question, *at)) else { return self.instead(question) };
+        let Some(first) = (0..question.links.len()).find(|at| can(question, *at)) else {
+            return self.stripe(question, self.instead(question));
+        };
         let mut home = first;
         let mut balance = None;
         if question.asked.link.is_none() {
@@ -407,7 +415,9 @@ impl Policy for Thresholds {
             balance = (bytes > instead).then_some(Reason::Balance { bytes, instead });
             take(question, home);
         }
-        let Some(plan) = self.plan(question, &question.links[home], true) else { return self.instead(question) };
+        let Some(plan) = self.plan(question, &question.links[home], true) else {
+            return self.stripe(question, self.instead(question));
+        };
         let Some(reason) = self.crowded(&question.links[home], plan.mode.protocol) else {
             return self.stripe(question, Decision::new(plan.mode, balance.unwrap_or(plan.reason)));
         };
@@ -419,7 +429,8 @@ impl Policy for Thresholds {
     }
 
     fn observe(&self, receipt: &Receipt, took: Duration) {
-        let is_telling = !matches!(receipt.reason, Reason::Queue { .. } | Reason::Occupancy { .. } | Reason::AllBusy);
+        let is_telling =
+            !matches!(receipt.reason, Reason::Queue { .. } | Reason::Occupancy { .. } | Reason::AtWork | Reason::AllBusy);
         if receipt.call == Call::Send && is_telling {
             let kind = Kind { fabric: receipt.used.fabric, in_region: receipt.in_region, len: receipt.len };
             self.means.add(&kind, receipt.used.protocol, took);

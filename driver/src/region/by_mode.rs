@@ -55,7 +55,10 @@ impl Shared {
             for by in 0..LINKS_MAX as u8 {
                 let word = state.words[usize::from(by)];
                 let is_near = by == 0 && engine.fabric().peer(node).is_some();
-                let Some(figures) = state.figures(by, (0, 0)).or(is_near.then(LinkFigures::default)) else { continue };
+                let Some(figures) = state.figures(by, engine.transfers_by(node, by)).or(is_near.then(LinkFigures::default))
+                else {
+                    continue;
+                };
                 let mut protocols = [is_near, !is_near && act.writes, !is_near && !act.writes, false];
                 if is_near {
                     protocols[usual as usize] = modes.has_engine;

@@ -130,15 +130,22 @@ impl<'a> Bench<'a> {
                 std::thread::yield_now();
             }
             let (began, mut updates) = (ticks(), 0_u64);
-            while !stop.load(Ordering::Relaxed) {
+            // Once at least, however late this thread was.
+            loop {
                 update(64);
                 updates += 64;
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
             }
-            pinned.map(|()| (updates, self.clock.ns((ticks() - began) as f64)))
+            pinned.map(|()| (updates, self.clock.ns((ticks() - began).max(1) as f64)))
         };
         std::thread::scope(|scope| {
             let thread = &thread;
             let threads: Vec<_> = (0..self.threads).map(|number| scope.spawn(move || thread(number))).collect();
+            while ready.load(Ordering::SeqCst) < self.threads {
+                std::thread::yield_now();
+            }
             std::thread::sleep(SPAN);
             stop.store(true, Ordering::Relaxed);
             let mut a_second = 0.0;

@@ -267,6 +267,10 @@ impl Notes {
 }
 
 impl Policy for Watched {
+    fn is_settled(&self, link: &LinkView, len: u64) -> bool {
+        self.0.policy.is_settled(link, len)
+    }
+
     fn choose(&self, question: &mut Question<'_>) -> Decision {
         let decision = self.0.policy.choose(question);
         let mut notes = self.0.notes.lock().unwrap_or_else(PoisonError::into_inner);

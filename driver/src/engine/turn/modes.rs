@@ -10,6 +10,7 @@ use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Begun, Order, Outgoing, Route};
 use crate::transfer::way::KERNEL_LEAST;
 use crate::transfer::{APART_LEAST, Copy, RENDEZVOUS_BYTES};
+use doorbell_fabric::NodeId;
 use doorbell_fabric::sync::Ordering;
 use doorbell_shm::domain::PeerInbox;
 use std::sync::Arc;
@@ -37,6 +38,11 @@ impl Engine {
                 state.add(by, link);
             }
         }
+    }
+
+    /// How many transfers to a node go by one link, and how many have ended.
+    pub fn transfers_by(&self, node: NodeId, by: u8) -> (u32, u32) {
+        self.outgoing.count_by(node, by)
     }
 
     /// How a message is to go; begins to move it if it does not go through a lane. The caller holds the way out, in which nothing waits before it.

@@ -220,7 +220,10 @@ impl Engine {
                     }
                     Some(used)
                 });
-                if used.any(|used| used) && self.fabric.live(node) == Some(life) {
+                // What the other end sends may be stored by a name that the lost one knew.
+                let is_fed =
+                    self.inbound.incoming.iter().any(|incoming| incoming.envelope.source == node && incoming.comes_apart());
+                if (is_fed || used.any(|used| used)) && self.fabric.live(node) == Some(life) {
                     self.on_broken(node, "its end of the network failed, with messages under way beside shared memory");
                 }
             }

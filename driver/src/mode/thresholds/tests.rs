@@ -391,7 +391,7 @@ proptest! {
             let (link, figure) = moves[(3 * step.link + step.figure) % moves.len()];
             Step { link, figure, by: step.by }
         });
-        let mut crossings = [[Crossings::default(); 3]; 3];
+        let mut crossings = [[Crossings::default(); 4]; 3];
         let (mut last, mut switches) = (None, 0);
         for step in steps {
             wander(&mut links[step.link].figures, step);
@@ -400,6 +400,7 @@ proptest! {
                 crossings[0].see(figures.depth.into(), 768, 384);
                 crossings[1].see(figures.occupancy().into(), 750, 400);
                 crossings[2].see(figures.transfers.into(), 16, 8);
+                crossings[3].see(figures.transfers.into(), 1, 0);
             }
             let mode = ask(&policy, &mut links, &asked, len).mode;
             switches += usize::from(last.replace(mode).is_some_and(|last| last != mode));
