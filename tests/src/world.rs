@@ -1,7 +1,7 @@
 //! Nodes of one process, over any fabric and under any policy.
 
 use crate::domain::Domain;
-use doorbell::mode::{Call, Decision, Fabric, LinkView, Links, Policy, Protocol, Question, Reason};
+use doorbell::mode::{Decision, Fabric, LinkView, Links, Policy, Protocol, Question, Reason};
 use doorbell::{Copy, FabricKind, Faults, LaneGeometry, Node, NodeBuilder, PortKind, Progress, Space, Wait};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -68,10 +68,7 @@ impl Lots {
 impl Policy for Lots {
     fn choose(&self, question: &mut Question<'_>) -> Decision {
         // The protocol is that of the node's settings, as the suite looks at what it does.
-        // Puts and gets go by the first link of each kind.
-        let may = |link: &&LinkView| question.call == Call::Send || link.link == 0;
-        let modes = question.links.iter().filter(may).filter_map(|link| link.mode(link.advice));
-        let modes: Vec<_> = modes.collect();
+        let modes: Vec<_> = question.links.iter().filter_map(|link| link.mode(link.advice)).collect();
         let mode = modes[self.below(modes.len())];
         let is_drawn = |link: &&LinkView| link.fabric == Fabric::Udp && self.below(2) == 0;
         let links: Links = question.links.iter().filter(is_drawn).map(|link| link.link).collect();

@@ -168,8 +168,10 @@ impl RegionTable {
         }
         if let Some(region) = life.regions.get(&number) {
             if !region.is_live() {
+                // Whoever leaves withdraws its regions, too.
+                let is_alive = life.inbox.is_alive();
                 life.sweep();
-                return Err(Miss::Withdrawn);
+                return Err(if is_alive { Miss::Withdrawn } else { life.gone() });
             }
             if region.is_writable() || !writable {
                 return Ok(region.clone());
