@@ -61,16 +61,21 @@ fn every_form_of_an_update_says_what_it_did() {
     assert_eq!(atomic! { new: cell = found.map_or(cell, |found| cell + found) }, 13);
     let labelled = atomic! { new: cell = 'inner: {
         fn same(cell: i32) -> i32 {
-            loop {
-                return cell;
+            for _ in 0..2 {
+                if cell > 0 {
+                    return cell;
+                }
             }
+            0
         }
         if cell > 100 {
             break 'inner same(0);
         }
         'outer: loop {
-            loop {
-                break 'outer same(cell - 13);
+            for left in 0.. {
+                if left == cell - 13 {
+                    break 'outer same(left);
+                }
             }
         }
     } };
