@@ -87,20 +87,18 @@ pub struct Locked<'a> {
 }
 
 /// Which locks this thread has. What a lock's word says is no proof: others may write there, and far apart numbers of threads are told apart by nothing.
+#[cfg(not(loom))]
 mod nested {
     use std::cell::Cell;
 
     /// Updates within updates that are known of. One that is deeper waits for itself if it nests.
     const MOST: usize = 8;
 
-    // Models run all their threads in one.
-    #[cfg(not(loom))]
     thread_local! {
         static DEPTH: Cell<usize> = const { Cell::new(0) };
         static HELD: [Cell<usize>; MOST] = const { [const { Cell::new(0) }; MOST] };
     }
 
-    #[cfg(not(loom))]
     #[inline]
     pub fn enter(place: usize) {
         let depth = DEPTH.get();
@@ -108,22 +106,23 @@ mod nested {
         HELD.with(|held| held.get(depth).map(|held| held.set(place)));
     }
 
-    #[cfg(not(loom))]
     #[inline]
     pub fn leave() {
         DEPTH.set(DEPTH.get() - 1);
     }
 
-    #[cfg(not(loom))]
     pub fn has(place: usize) -> bool {
         HELD.with(|held| held.iter().take(DEPTH.get()).any(|held| held.get() == place))
     }
+}
 
-    #[cfg(loom)]
+/// Models run all their threads in one.
+#[cfg(loom)]
+mod nested {
     pub fn enter(_: usize) {}
-    #[cfg(loom)]
+
     pub fn leave() {}
-    #[cfg(loom)]
+
     pub fn has(_: usize) -> bool {
         false
     }
