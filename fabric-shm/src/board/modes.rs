@@ -513,6 +513,8 @@ mod tests {
 
     proptest! {
         #[test]
+        // Many cases: not for Miri.
+        #[cfg_attr(miri, ignore)]
         fn whatever_lies_on_a_board_can_be_read(words in proptest::collection::vec(any::<u64>(), WORDS - 1), at in 0..32_usize) {
             let room = HeapBoard::new();
             let words = <[u64; WORDS - 1]>::try_from(words).unwrap();
