@@ -287,6 +287,11 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
         assert_eq!(pop(&mut consumer).unwrap().1, expected);
     }
     assert!(pop(&mut consumer).is_none());
+    // A chunk of a transfer keeps to the data ring.
+    let (before, chunk) = (room.clone(), message(sequence + 1, 16 << 10));
+    assert_eq!(push(&mut producer, PacketKind::Chunk, sequence, &chunk), Push::Done);
+    assert_eq!(pop(&mut consumer).unwrap().1, chunk);
+    assert!(room == before);
 }
 
 #[test]
