@@ -1,6 +1,7 @@
 //! Puts and gets of nodes that share no memory with this one, and to them.
 
 use super::Engine;
+use crate::atomic::code::AtomicRequest;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
@@ -79,7 +80,23 @@ impl Engine {
         Ok(op)
     }
 
-    /// Takes a put or get back: its bytes are not touched any more.
+    /// Begins an update of a cell at a node that shares no memory with this one.
+    pub(crate) fn begin_update(
+        &mut self,
+        me: Token,
+        operation: &'static str,
+        node: NodeId,
+        request: Request,
+        update: AtomicRequest,
+    ) -> Result<Arc<Op>, Error> {
+        let lane = node.index() * PRIORITIES + Priority::High.index();
+        self.on_lane(me, lane, request.incarnation, |_, _| ())?;
+        let op = Op::new();
+        self.inbound.remote.ask(Ask::update(lane, operation, request, update, op.clone()));
+        Ok(op)
+    }
+
+    /// Takes a put, get or update back: its bytes are not touched any more.
     pub(crate) fn take_back(&mut self, op: &Arc<Op>) {
         self.inbound.remote.remove(op);
     }

@@ -1,10 +1,13 @@
-//! Puts and gets between nodes that share no memory: the origin's engine asks, and the target's stores or reads the bytes in place.
+//! Puts, gets and updates between nodes that share no memory: the origin's engine asks, and the target's stores or reads the bytes, or updates the cell, in place.
 //!
 //! 1. A put is a request with the key and, if it is short, its bytes; the bytes of a long one follow in pieces. One answer says that
 //!    they are in their place, or what is wrong with the key.
 //! 2. A put whose bytes the target fetches, as the origin has no engine or wants it so, is a request that says where they lie. The two share
 //!    memory then.
 //! 3. A get is a request; the bytes come back in pieces, the last of which ends it, or an answer says what is wrong with the key.
+//!
+//! 4. An update is a request and what is to be done; the answer is the old value, or that it took place, or what is wrong. The target does it when
+//!    the packet comes, once: sessions deliver a packet once, and the lane keeps what is refused.
 //!
 //! By one link nothing of one put comes between the pieces of another of the same priority; by several the pieces may come in turns, so each
 //! says by its number which put it is of. A long one goes at low priority, so that it holds up nothing else. The order of messages means nothing to them: a put has ended when its call returns.
@@ -101,13 +104,14 @@ impl Remote {
     /// A packet came, by a lane from this life of a node.
     #[cold]
     pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
-        let Some(word) = Word::from_tag(tag) else { return Verdict::Broken("a packet of a put or get of unknown kind") };
+        let Some(word) = Word::from_tag(tag) else { return Verdict::Broken("a packet of a put, get or update of unknown kind") };
         match word.step {
             Step::Put => self.served.ask(lane, life, word.id, true, payload),
             Step::Get => self.served.ask(lane, life, word.id, false, payload),
             Step::Pull => self.served.pull(lane, life, word.id, payload),
             Step::More => self.served.more(lane, word.id, payload),
-            Step::Got | Step::Done(_) => self.asked.answer(lane, word, payload),
+            Step::Update => self.served.update(lane, life, word.id, payload),
+            Step::Got | Step::Old | Step::Done(_) => self.asked.answer(lane, word, payload),
         }
     }
 
@@ -257,7 +261,7 @@ mod tests {
         assert!(broken(target.take(Step::Put, 1, &put[1..])));
         assert!(broken(target.take(Step::Put, 1, &[&put[..], &[1; 101]].concat())));
         assert!(broken(target.take(Step::Get, 1, &[&put[..], &[1]].concat())));
-        assert!(broken(target.remote.take(LANE, PEER, 7 << 56, Payload::private(&[]))));
+        assert!(broken(target.remote.take(LANE, PEER, 9 << 56, Payload::private(&[]))));
         assert_eq!(target.take(Step::Put, 1, &[&put[..], &[1; 40]].concat()), Verdict::Taken);
         assert_eq!(target.take(Step::More, 2, &[2]), Verdict::Taken, "of one that was given up");
         assert!(broken(target.take(Step::More, 1, &[])));
@@ -360,7 +364,7 @@ mod tests {
 
         #[test]
         fn any_packets_are_taken_without_harm(
-            packets in proptest::collection::vec((0_u64..7, 0_u64..6, 0_u64..3, 0_u64..6000, 0_u64..6000, 0_usize..200, any::<bool>()), 1..60),
+            packets in proptest::collection::vec((0_u64..10, 0_u64..9, 0_u64..3, 0_u64..6000, 0_u64..6000, 0_usize..200, any::<bool>()), 1..60),
         ) {
             let mut target = Target::new();
             let mut bytes = [7; 100];
