@@ -346,7 +346,7 @@ impl<E: Element> RemoteCell<E> {
         let shared = self.node.shared();
         let (me, mut engine, op) = self.begin(request)?;
         if shared.progress() != Progress::Poller {
-            engine.push(me);
+            engine.push_update(me);
         }
         drop(engine);
         shared.hand_over();

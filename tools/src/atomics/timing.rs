@@ -20,7 +20,7 @@ const UPDATES: u32 = 10_000;
 const SPAN: Duration = Duration::from_millis(3);
 const SPANS: usize = 5;
 /// Over the network: rounds, of each of which every kind has a section, and what is done in one, one at a time and so many at once.
-const ROUNDS: usize = 25;
+const ROUNDS: usize = 101;
 const TRIPS: usize = 200;
 const AT_ONCE: usize = 64;
 const BATCHES: usize = 20;

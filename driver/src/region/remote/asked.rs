@@ -228,7 +228,7 @@ pub struct Asked {
     /// Of which something is to be sent, in call order: those of one lane follow one another.
     pub waiting: VecDeque<Ask>,
     /// Which wait for their answers.
-    pub sent: Vec<Ask>,
+    pub sent: VecDeque<Ask>,
 }
 
 impl Asked {
@@ -239,9 +239,10 @@ impl Asked {
         self.waiting.push_back(ask);
     }
 
-    /// How many of a node are under way.
-    pub fn under_way(&self, node: NodeId) -> usize {
-        self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).filter(|ask| ask.node() == node).count()
+    /// Whether so many of a node are under way.
+    pub fn has(&self, many: usize, node: NodeId) -> bool {
+        let under_way = || self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).filter(|ask| ask.node() == node);
+        self.waiting.len() + self.sent.len() >= many && under_way().count() >= many
     }
 
     /// Whether an answer is to come by a lane.
@@ -275,7 +276,7 @@ impl Asked {
             Ok(outcome) => outcome,
             Err(reason) => return Verdict::Broken(reason),
         };
-        let ask = if was_sent { Some(self.sent.swap_remove(at)) } else { self.waiting.remove(at) };
+        let ask = if was_sent { self.sent.remove(at) } else { self.waiting.remove(at) };
         if let Some(ask) = ask {
             ask.op.finish(outcome);
         }

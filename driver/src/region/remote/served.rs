@@ -201,14 +201,18 @@ impl Served {
         }
     }
 
+    /// Whether as many answers wait for the node of a lane as are kept.
+    fn is_full(&self, lane: usize) -> bool {
+        let its = || self.answers.iter().filter(|answer| answer.lane / PRIORITIES == lane / PRIORITIES);
+        self.answers.len() >= UNANSWERED_MAX && its().count() >= UNANSWERED_MAX
+    }
+
     /// Somebody asks for a put or get.
     pub fn ask(&mut self, lane: usize, life: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
-        let node = lane / PRIORITIES;
-        let answers = self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count();
-        if answers >= UNANSWERED_MAX {
+        if self.is_full(lane) {
             return Verdict::Refused;
         }
-        self.make_room(node);
+        self.make_room(lane / PRIORITIES);
         let Some((request, first)) = Request::decode(payload) else {
             return Verdict::Broken("a put or get that does not say of what");
         };
@@ -235,8 +239,7 @@ impl Served {
 
     /// Somebody asks for an update, which is done at once.
     pub fn update(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
-        let node = lane / PRIORITIES;
-        if self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count() >= UNANSWERED_MAX {
+        if self.is_full(lane) {
             return Verdict::Refused;
         }
         let mut bytes = [0; REQUEST_BYTES];
