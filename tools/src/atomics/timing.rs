@@ -24,6 +24,8 @@ const ROUNDS: usize = 101;
 const TRIPS: usize = 200;
 const AT_ONCE: usize = 64;
 const BATCHES: usize = 20;
+/// Longer than other work of the machine holds a thread up.
+const SILENCE: Duration = Duration::from_secs(5);
 /// Tags of messages: to be sent back, and the last one.
 const ECHO: u64 = 1;
 const LAST: u64 = 2;
@@ -175,13 +177,14 @@ impl<'a> Bench<'a> {
         let second = self.pin.get(1 % self.pin.len().max(1)).copied();
         let wrong = |error| Failure::usage(format!("could not measure a cell over the network: {error}"), "");
         let name = format!("atomics-{}", std::process::id());
-        let builder = || Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).fabric(FabricKind::Udp);
+        let builder =
+            || Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).fabric(FabricKind::Udp).dead_after(SILENCE);
         let owner = builder().listen(([127, 0, 0, 1], 0).into()).join().map_err(wrong)?;
         let address = owner.address().unwrap_or_else(|| unreachable!("a node that listens has an address"));
         let other = builder().connect(address).join().map_err(wrong)?;
         let words: Region<u64> = owner.region(1).map_err(wrong)?;
         let rows = std::thread::scope(|scope| {
-            let echo = scope.spawn(|| pin(second).and_then(|()| send_back(&owner).map_err(wrong)));
+            let echo = scope.spawn(|| pin(second).and_then(|()| send_back(&owner, other.id()).map_err(wrong)));
             let rows = self.over_udp(&other, owner.id(), &words).map_err(wrong);
             let last = other.send(owner.id(), LAST, &[]).map_err(wrong);
             echo.join().expect("a thread that only sends back").and(last).and(rows)
@@ -264,15 +267,15 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Sends back what comes, up to the last message.
-fn send_back(node: &Node) -> doorbell::Result<()> {
+/// Sends back what a node sends, up to the last message.
+fn send_back(node: &Node, to: NodeId) -> doorbell::Result<()> {
     let mut bytes = [0; 8];
     loop {
-        let envelope = node.recv(Match::any(), &mut bytes)?;
+        let envelope = node.recv(Match::from(to), &mut bytes)?;
         if envelope.tag == LAST {
             return Ok(());
         }
-        node.send(envelope.source, ECHO, &bytes)?;
+        node.send(to, ECHO, &bytes)?;
     }
 }
 
