@@ -40,14 +40,15 @@ pub trait Updater {
     fn go_on(&self) -> Result<(), Self::Stop>;
 }
 
-/// Why there was no update. The value is as it was.
+/// Why there was no update. The value is as it was, unless the lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoUpdate<S> {
     /// Somebody had the lock at each look.
     Attempts,
     /// The updater must not wait any longer.
     Stop(S),
-    /// The lock was taken from the updater, whose life ended in between.
+    /// The lock was taken from the updater: its life ended in between, or somebody wrote over it. If that was while it wrote, some of what it wrote may be in the
+    /// value.
     Lost,
 }
 
@@ -125,8 +126,11 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Takes the lock, has `change` write the second copy by the first, makes that the valid one unless `change` says no, and gives the lock up. Waits as long
-    /// as somebody has it who lives, or for so many looks. Returns what `change` said.
+    /// Takes the lock, has `compute` make something of the valid copy and `write` put that into the other one, makes that the valid one, and gives the lock
+    /// up. Nothing is written if `compute` makes nothing. Waits as long as somebody has the lock who lives, or for so many looks. Returns what `compute`
+    /// made.
+    ///
+    /// `write` is to do nothing but stores: whoever's life ended meanwhile is kept from it if that was before, and not if it is during it.
     ///
     /// # Errors
     /// See [`NoUpdate`].
@@ -134,12 +138,13 @@ impl<'a> Locked<'a> {
     /// # Panics
     /// If this thread is in an update of this value.
     #[inline]
-    pub fn update<U: Updater>(
+    pub fn update<U: Updater, V>(
         self,
         updater: &U,
         attempts: Option<u32>,
-        change: impl FnOnce(&[AtomicU64], &[AtomicU64]) -> bool,
-    ) -> Result<bool, NoUpdate<U::Stop>> {
+        compute: impl FnOnce(&[AtomicU64]) -> Option<V>,
+        write: impl FnOnce(&V, &[AtomicU64]),
+    ) -> Result<Option<V>, NoUpdate<U::Stop>> {
         let me = updater.me();
         if attempts == Some(0) {
             return Err(NoUpdate::Attempts);
@@ -151,18 +156,22 @@ impl<'a> Locked<'a> {
         fault_point!("value.locked");
         // Acquire: an owner that died may have made it, and has not given up the lock.
         let version = self.version().load(Ordering::Acquire);
+        let made = compute(self.copy(version));
+        // Who is late may have been taken for dead: what it would write is the next owner's by now, or valid.
+        if !held.is_mine() {
+            return Err(NoUpdate::Lost);
+        }
+        let Some(value) = made else { return Ok(None) };
         // The words that are written next were valid until the version that is there now.
         fence(Ordering::Release);
-        let changed = change(self.copy(version), self.copy(version.wrapping_add(1)));
+        write(&value, self.copy(version.wrapping_add(1)));
         fault_point!("value.written");
         if !held.is_mine() {
             return Err(NoUpdate::Lost);
         }
-        if changed {
-            self.version().store(version.wrapping_add(1), Ordering::Release);
-            fault_point!("value.flipped");
-        }
-        Ok(changed)
+        self.version().store(version.wrapping_add(1), Ordering::Release);
+        fault_point!("value.flipped");
+        Ok(Some(value))
     }
 
     #[cold]
@@ -229,11 +238,16 @@ mod tests {
         [const { AtomicU64::new(0) }; N]
     }
 
-    fn raise(old: &[AtomicU64], new: &[AtomicU64]) -> bool {
-        for (old, new) in old.iter().zip(new) {
-            new.store(old.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        }
-        true
+    fn raised(old: &[AtomicU64]) -> Option<Vec<u64>> {
+        Some(read(old).into_iter().map(|word| word + 1).collect())
+    }
+
+    fn write(made: &Vec<u64>, new: &[AtomicU64]) {
+        made.iter().zip(new).for_each(|(made, new)| new.store(*made, Ordering::Relaxed));
+    }
+
+    fn raise(value: Locked<'_>, updater: &Someone<'_>, attempts: Option<u32>) -> Result<bool, NoUpdate<()>> {
+        value.update(updater, attempts, raised, write).map(|made| made.is_some())
     }
 
     fn read(words: &[AtomicU64]) -> Vec<u64> {
@@ -250,7 +264,7 @@ mod tests {
                 let dead = &dead;
                 scope.spawn(move || {
                     for _ in 0..rounds {
-                        assert_eq!(value.update(&Someone { number, dead }, None, raise), Ok(true));
+                        assert_eq!(raise(value, &Someone { number, dead }, None), Ok(true));
                         let seen = value.load(read);
                         assert!(seen.iter().all(|word| *word == seen[0]), "{seen:?}");
                     }
@@ -266,41 +280,67 @@ mod tests {
         let (words, dead) = (words::<6>(), AtomicBool::new(false));
         let value = Locked::new(&words);
         let [one, other] = [1, 2].map(|number| Someone { number, dead: &dead });
-        assert_eq!(value.update(&one, None, raise), Ok(true));
+        assert_eq!(raise(value, &one, None), Ok(true));
         // As if it had died in the middle: the lock is its own and the second copy is half written.
         words[0].store(one.me().bits(), Ordering::Relaxed);
         words[HEAD].store(77, Ordering::Relaxed);
-        assert_eq!(value.update(&other, Some(3), raise), Err(NoUpdate::Attempts));
+        assert_eq!(raise(value, &other, Some(3)), Err(NoUpdate::Attempts));
         assert_eq!(value.load(read), [1, 1]);
         dead.store(true, Ordering::Relaxed);
-        assert_eq!(value.update(&other, None, raise), Ok(true));
+        assert_eq!(raise(value, &other, None), Ok(true));
         assert_eq!((value.load(read), value.holder()), (vec![2, 2], None));
         // Nonsense is nobody's.
         dead.store(false, Ordering::Relaxed);
         words[0].store(u64::MAX, Ordering::Relaxed);
-        assert_eq!(value.update(&other, None, raise), Ok(true));
+        assert_eq!(raise(value, &other, None), Ok(true));
     }
 
     #[test]
     fn who_declines_or_panics_changes_nothing() {
         let (words, dead) = (words::<4>(), AtomicBool::new(false));
         let (value, me) = (Locked::new(&words), Someone { number: 1, dead: &dead });
-        assert_eq!(
-            value.update(&me, None, |old, new| {
-                raise(old, new);
-                false
-            }),
-            Ok(false)
-        );
-        let within = || value.update(&me, None, |_, _| value.update(&me, None, raise).is_ok());
+        assert_eq!(value.update(&me, None, |_| None, write), Ok(None));
+        let within = || value.update(&me, None, |_| raise(value, &me, None).ok(), |_, _| ());
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(within)).unwrap_err();
         assert!(panic.downcast_ref::<&str>().unwrap().contains("wait for itself"));
         assert_eq!((value.load(read), value.holder()), (vec![0], None));
-        let lost = value.update(&me, None, |_, _| {
-            words[0].store(5, Ordering::Relaxed);
-            true
-        });
-        assert_eq!((lost, value.load(read)), (Err(NoUpdate::Lost), vec![0]));
-        assert_eq!(value.update(&me, Some(0), raise), Err(NoUpdate::Attempts));
+        assert_eq!(raise(value, &me, Some(0)), Err(NoUpdate::Attempts));
+    }
+
+    #[test]
+    fn who_is_late_writes_nothing_and_is_told() {
+        let (words, dead) = (words::<6>(), AtomicBool::new(false));
+        let value = Locked::new(&words);
+        let [late, next] = [1, 2].map(|number| Someone { number, dead: &dead });
+        let taken = || {
+            dead.store(true, Ordering::Relaxed);
+            assert_eq!(raise(value, &next, None), Ok(true));
+            dead.store(false, Ordering::Relaxed);
+        };
+        // Its callback takes too long: the copy that it would write is the valid one.
+        let lost = value.update(
+            &late,
+            None,
+            |old| {
+                taken();
+                raised(old)
+            },
+            |_, _| unreachable!("who has lost the lock writes nothing"),
+        );
+        assert_eq!((lost, value.load(read), value.holder()), (Err(NoUpdate::Lost), vec![1, 1], None));
+        // While it writes: what it wrote is not made valid once more.
+        let lost = value.update(&late, None, raised, |_, _| taken());
+        assert_eq!((lost, value.load(read)), (Err(NoUpdate::Lost), vec![2, 2]));
+        // The lock is not the late one's to give up.
+        let lost = value.update(
+            &late,
+            None,
+            |_| {
+                words[0].store(next.me().bits(), Ordering::Relaxed);
+                None::<Vec<u64>>
+            },
+            write,
+        );
+        assert_eq!((lost, value.holder()), (Err(NoUpdate::Lost), Some(next.me())));
     }
 }

@@ -155,23 +155,22 @@ impl<T: AtomicValue<Form = Self>, const N: usize> Form<T> for UnderLock<N> {
         ordering: Ordering,
         mut callback: impl FnMut(T) -> Option<T>,
     ) -> Result<Option<(T, T)>, NoUpdate<U::Stop>> {
-        let mut both = None;
-        // SAFETY: caller.
-        let changed = unsafe { Self::at(at) }.update(updater, attempts, |old, new| {
+        let compute = |old: &[AtomicU64]| {
             let value = Self::read(old);
-            let Some(next) = callback(value) else { return false };
+            callback(value).map(|next| (value, next))
+        };
+        // SAFETY: caller.
+        let both = unsafe { Self::at(at) }.update(updater, attempts, compute, |(_, next): &(T, T), new| {
             let mut bytes = [0_u64; N];
-            T::write_bytes(next, bytes.as_mut_bytes());
+            T::write_bytes(*next, bytes.as_mut_bytes());
             for (shared, word) in new.iter().zip(bytes) {
                 shared.store(word, Ordering::Relaxed);
             }
-            both = Some((value, next));
-            true
         })?;
         if ordering == Ordering::SeqCst {
             std::sync::atomic::fence(Ordering::SeqCst);
         }
-        Ok(both.filter(|_| changed))
+        Ok(both)
     }
 
     unsafe fn set(_: *mut Self, value: T, _: Ordering, _: bool) -> T {

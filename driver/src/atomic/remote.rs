@@ -118,12 +118,14 @@ impl Updater for Member<'_> {
     }
 }
 
-fn failed(why: NoUpdate<Error>) -> Error {
+/// What the caller is told: that nothing happened, if that is certain.
+#[cold]
+fn failed(why: NoUpdate<Error>, member: &Member<'_>) -> Error {
     match why {
         NoUpdate::Attempts => Error::NotPerformed(NotPerformed::Attempts),
         NoUpdate::Stop(error) => error,
-        // It left, or was cut off, while this thread was in its update.
-        NoUpdate::Lost => Error::Closed,
+        // If this node has left meanwhile, that is no certainty either: `Closed` would claim it.
+        NoUpdate::Lost => whole(member.region).err().unwrap_or(Error::LockLost { node: member.region.node() }),
     }
 }
 
@@ -157,7 +159,8 @@ impl<E: Element> RemoteCell<E> {
         let _updating = if Self::LOCKS { Some(shared.begin_update()?) } else { None };
         // SAFETY: `find` saw that the element lies within the region, which is mapped as long as `region`.
         let at = unsafe { region.ptr().add(self.place.offset as usize) };
-        let value = in_place(at.cast(), &Member { shared, region, place: &self.place }).map_err(failed)?;
+        let member = Member { shared, region, place: &self.place };
+        let value = in_place(at.cast(), &member).map_err(|why| failed(why, &member))?;
         whole(region)?;
         Ok(value)
     }
