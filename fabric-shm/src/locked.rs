@@ -40,11 +40,39 @@ pub trait Updater {
     fn go_on(&self) -> Result<(), Self::Stop>;
 }
 
+/// Tries in a row that somebody else spoils, between two questions whether to go on: a peer may spoil all of them.
+pub const TRIES: u32 = 256;
+
+/// Counts them.
+#[derive(Debug, Default)]
+pub struct Tries(u32);
+
+impl Tries {
+    /// After one in vain.
+    ///
+    /// # Errors
+    /// If the updater is not to go on.
+    #[inline]
+    pub fn again<U: Updater>(&mut self, updater: &U) -> Result<(), U::Stop> {
+        self.0 += 1;
+        if self.0 < TRIES {
+            spin_hint();
+            return Ok(());
+        }
+        self.0 = 0;
+        updater.go_on()?;
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
 /// Why there was no update. The value is as it was, unless the lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoUpdate<S> {
     /// Somebody had the lock at each look.
     Attempts,
+    /// This thread is in an update of the same value, and would wait for itself.
+    Nested,
     /// The updater must not wait any longer.
     Stop(S),
     /// The lock was taken from the updater: its life ended in between, or somebody wrote over it. If that was while it wrote, some of what it wrote may be in the
@@ -58,13 +86,62 @@ pub struct Locked<'a> {
     words: &'a [AtomicU64],
 }
 
+/// Which locks this thread has. What a lock's word says is no proof: others may write there, and far apart numbers of threads are told apart by nothing.
+mod nested {
+    use std::cell::Cell;
+
+    /// Updates within updates that are known of. One that is deeper waits for itself if it nests.
+    const MOST: usize = 8;
+
+    // Models run all their threads in one.
+    #[cfg(not(loom))]
+    thread_local! {
+        static DEPTH: Cell<usize> = const { Cell::new(0) };
+        static HELD: [Cell<usize>; MOST] = const { [const { Cell::new(0) }; MOST] };
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn enter(place: usize) {
+        let depth = DEPTH.get();
+        DEPTH.set(depth + 1);
+        HELD.with(|held| held.get(depth).map(|held| held.set(place)));
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn leave() {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+
+    #[cfg(not(loom))]
+    pub fn has(place: usize) -> bool {
+        HELD.with(|held| held.iter().take(DEPTH.get()).any(|held| held.get() == place))
+    }
+
+    #[cfg(loom)]
+    pub fn enter(_: usize) {}
+    #[cfg(loom)]
+    pub fn leave() {}
+    #[cfg(loom)]
+    pub fn has(_: usize) -> bool {
+        false
+    }
+}
+
 /// Gives the lock up, in a panic too.
 struct Held<'a> {
     owner: &'a AtomicU64,
     me: OwnerId,
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    #[inline]
+    fn new(owner: &'a AtomicU64, me: OwnerId) -> Self {
+        nested::enter(std::ptr::from_ref(owner).addr());
+        Self { owner, me }
+    }
+
     fn is_mine(&self) -> bool {
         self.owner.load(Ordering::Relaxed) == self.me.bits()
     }
@@ -73,6 +150,7 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
+        nested::leave();
         if self.is_mine() {
             self.owner.store(0, Ordering::Release);
         }
@@ -111,18 +189,22 @@ impl<'a> Locked<'a> {
         OwnerId::from_bits(self.owner().load(Ordering::Relaxed))
     }
 
-    /// Shows the valid copy to `read`: again, if two updates came in between; what the last call returned is of one value. Takes no lock.
+    /// Shows the valid copy to `read`: again, if an update came in between; what the last call returned is of one value. Takes no lock.
+    ///
+    /// # Errors
+    /// If the updater is not to go on. It is asked once in [`TRIES`].
     #[inline]
-    pub fn load<T>(self, mut read: impl FnMut(&[AtomicU64]) -> T) -> T {
+    pub fn load<U: Updater, T>(self, updater: &U, mut read: impl FnMut(&[AtomicU64]) -> T) -> Result<T, U::Stop> {
+        let mut tries = Tries::default();
         loop {
             let version = self.version().load(Ordering::Acquire);
             let value = read(self.copy(version));
             // Pairs with the fence in `update`: who saw a word of the next update but one sees the version of the next.
             fence(Ordering::Acquire);
             if self.version().load(Ordering::Relaxed) == version {
-                return value;
+                return Ok(value);
             }
-            spin_hint();
+            tries.again(updater)?;
         }
     }
 
@@ -134,9 +216,6 @@ impl<'a> Locked<'a> {
     ///
     /// # Errors
     /// See [`NoUpdate`].
-    ///
-    /// # Panics
-    /// If this thread is in an update of this value.
     #[inline]
     pub fn update<U: Updater, V>(
         self,
@@ -152,7 +231,7 @@ impl<'a> Locked<'a> {
         if self.owner().compare_exchange(0, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.wait(updater, me, attempts)?;
         }
-        let held = Held { owner: self.owner(), me };
+        let held = Held::new(self.owner(), me);
         fault_point!("value.locked");
         // Acquire: an owner that died may have made it, and has not given up the lock.
         let version = self.version().load(Ordering::Acquire);
@@ -184,7 +263,9 @@ impl<'a> Locked<'a> {
             }
             looks = looks.saturating_add(1);
             let seen = self.owner().load(Ordering::Relaxed);
-            assert!(seen != me.bits(), "an update of a value within an update of the same value would wait for itself");
+            if seen == me.bits() && nested::has(std::ptr::from_ref(self.owner()).addr()) {
+                return Err(NoUpdate::Nested);
+            }
             let take = |from| self.owner().compare_exchange(from, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_ok();
             if seen == 0 && take(0) {
                 return Ok(());
@@ -242,6 +323,7 @@ mod tests {
         Some(read(old).into_iter().map(|word| word + 1).collect())
     }
 
+    #[expect(clippy::ptr_arg, reason = "what is made is a Vec")]
     fn write(made: &Vec<u64>, new: &[AtomicU64]) {
         made.iter().zip(new).for_each(|(made, new)| new.store(*made, Ordering::Relaxed));
     }
@@ -252,6 +334,10 @@ mod tests {
 
     fn read(words: &[AtomicU64]) -> Vec<u64> {
         words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    fn load(value: Locked<'_>) -> Vec<u64> {
+        value.load(&Someone { number: 0, dead: &AtomicBool::new(false) }, read).unwrap()
     }
 
     #[test]
@@ -265,13 +351,13 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..rounds {
                         assert_eq!(raise(value, &Someone { number, dead }, None), Ok(true));
-                        let seen = value.load(read);
+                        let seen = load(value);
                         assert!(seen.iter().all(|word| *word == seen[0]), "{seen:?}");
                     }
                 });
             }
         });
-        assert_eq!(value.load(read), [u64::from(threads) * rounds; 4]);
+        assert_eq!(load(value), [u64::from(threads) * rounds; 4]);
         assert_eq!(value.holder(), None);
     }
 
@@ -285,10 +371,10 @@ mod tests {
         words[0].store(one.me().bits(), Ordering::Relaxed);
         words[HEAD].store(77, Ordering::Relaxed);
         assert_eq!(raise(value, &other, Some(3)), Err(NoUpdate::Attempts));
-        assert_eq!(value.load(read), [1, 1]);
+        assert_eq!(load(value), [1, 1]);
         dead.store(true, Ordering::Relaxed);
         assert_eq!(raise(value, &other, None), Ok(true));
-        assert_eq!((value.load(read), value.holder()), (vec![2, 2], None));
+        assert_eq!((load(value), value.holder()), (vec![2, 2], None));
         // Nonsense is nobody's.
         dead.store(false, Ordering::Relaxed);
         words[0].store(u64::MAX, Ordering::Relaxed);
@@ -300,11 +386,26 @@ mod tests {
         let (words, dead) = (words::<4>(), AtomicBool::new(false));
         let (value, me) = (Locked::new(&words), Someone { number: 1, dead: &dead });
         assert_eq!(value.update(&me, None, |_| None, write), Ok(None));
-        let within = || value.update(&me, None, |_| raise(value, &me, None).ok(), |_, _| ());
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(within)).unwrap_err();
-        assert!(panic.downcast_ref::<&str>().unwrap().contains("wait for itself"));
-        assert_eq!((value.load(read), value.holder()), (vec![0], None));
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            value.update(&me, None, |_| -> Option<Vec<u64>> { panic!("in the middle") }, write)
+        }));
+        assert!(panic.is_err());
+        assert_eq!((load(value), value.holder()), (vec![0], None));
         assert_eq!(raise(value, &me, Some(0)), Err(NoUpdate::Attempts));
+    }
+
+    #[test]
+    fn who_would_wait_for_itself_does_not_and_who_seems_to_waits() {
+        let (words, dead) = ([words::<4>(), words::<4>()], AtomicBool::new(false));
+        let ([one, other], me) = (words.each_ref().map(|words| Locked::new(words)), Someone { number: 1, dead: &dead });
+        let nested =
+            one.update(&me, None, |_| Some(other.update(&me, None, |_| Some(raise(one, &me, None)), |_, _| ())), |_, _| ());
+        assert_eq!(nested, Ok(Some(Ok(Some(Err(NoUpdate::Nested))))));
+        assert_eq!(words.each_ref().map(|words| Locked::new(words).holder()), [None; 2]);
+        // Somebody wrote this thread's word there: it has the lock of none, and of another one.
+        words[0][0].store(me.me().bits(), Ordering::Relaxed);
+        assert_eq!(raise(one, &me, Some(5)), Err(NoUpdate::Attempts));
+        assert_eq!(other.update(&me, None, |_| Some(raise(one, &me, Some(5))), |_, _| ()), Ok(Some(Err(NoUpdate::Attempts))));
     }
 
     #[test]
@@ -327,10 +428,10 @@ mod tests {
             },
             |_, _| unreachable!("who has lost the lock writes nothing"),
         );
-        assert_eq!((lost, value.load(read), value.holder()), (Err(NoUpdate::Lost), vec![1, 1], None));
+        assert_eq!((lost, load(value), value.holder()), (Err(NoUpdate::Lost), vec![1, 1], None));
         // While it writes: what it wrote is not made valid once more.
         let lost = value.update(&late, None, raised, |_, _| taken());
-        assert_eq!((lost, value.load(read)), (Err(NoUpdate::Lost), vec![2, 2]));
+        assert_eq!((lost, load(value)), (Err(NoUpdate::Lost), vec![2, 2]));
         // The lock is not the late one's to give up.
         let lost = value.update(
             &late,
@@ -342,5 +443,32 @@ mod tests {
             write,
         );
         assert_eq!((lost, value.holder()), (Err(NoUpdate::Lost), Some(next.me())));
+    }
+
+    #[test]
+    fn who_reads_what_somebody_keeps_changing_may_give_up() {
+        struct Impatient(std::cell::Cell<u32>);
+        impl Updater for Impatient {
+            type Stop = &'static str;
+
+            fn me(&self) -> OwnerId {
+                OwnerId::thread(NodeId(1), Incarnation(1), 1)
+            }
+
+            fn lives(&self, _: OwnerId) -> bool {
+                true
+            }
+
+            fn go_on(&self) -> Result<(), &'static str> {
+                self.0.set(self.0.get() + 1);
+                if self.0.get() < 3 { Ok(()) } else { Err("enough") }
+            }
+        }
+        let (words, mut reads) = (words::<4>(), 0);
+        let spoiled = Locked::new(&words).load(&Impatient(Default::default()), |_| {
+            reads += 1;
+            words[1].fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!((spoiled, reads), (Err("enough"), 3 * TRIES));
     }
 }

@@ -3,7 +3,7 @@
 use super::word::{Word, is_taken, loading};
 use super::{AtomicValue, Tier};
 use crate::Plain;
-use doorbell_shm::locked::{HEAD, Locked, NoUpdate, Updater};
+use doorbell_shm::locked::{HEAD, Locked, NoUpdate, Tries, Updater};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -20,7 +20,7 @@ pub trait Form<T>: Plain {
     /// # Safety
     /// As for each of these: `at` is aligned, and readable and writable for the form; it is a cell of this form to all others.
     #[doc(hidden)]
-    unsafe fn load(at: *mut Self, ordering: Ordering) -> T;
+    unsafe fn load<U: Updater>(at: *mut Self, updater: &U, ordering: Ordering) -> Result<T, U::Stop>;
 
     /// The old value and the new one; none if the callback declined.
     ///
@@ -56,21 +56,22 @@ macro_rules! word_form {
             }
 
             #[inline(always)]
-            unsafe fn load(at: *mut Self, ordering: Ordering) -> T {
+            unsafe fn load<U: Updater>(at: *mut Self, _: &U, ordering: Ordering) -> Result<T, U::Stop> {
                 // SAFETY: caller.
-                T::from_word::<$word>(unsafe { Word::load(at, ordering) })
+                Ok(T::from_word::<$word>(unsafe { Word::load(at, ordering) }))
             }
 
             #[inline(always)]
             unsafe fn update<U: Updater>(
                 at: *mut Self,
-                _: &U,
+                updater: &U,
                 mut attempts: Option<u32>,
                 ordering: Ordering,
                 mut callback: impl FnMut(T) -> Option<T>,
             ) -> Result<Option<(T, T)>, NoUpdate<U::Stop>> {
                 // SAFETY: caller.
                 let mut seen: $word = unsafe { Word::load(at, loading(ordering)) };
+                let mut tries = Tries::default();
                 loop {
                     if let Some(left) = &mut attempts {
                         *left = left.checked_sub(1).ok_or(NoUpdate::Attempts)?;
@@ -82,6 +83,7 @@ macro_rules! word_form {
                         Ok(_) => return Ok(Some((old, new))),
                         Err(now) => seen = now,
                     }
+                    tries.again(updater).map_err(NoUpdate::Stop)?;
                 }
             }
 
@@ -139,12 +141,12 @@ impl<T: AtomicValue<Form = Self>, const N: usize> Form<T> for UnderLock<N> {
     }
 
     #[inline]
-    unsafe fn load(at: *mut Self, ordering: Ordering) -> T {
+    unsafe fn load<U: Updater>(at: *mut Self, updater: &U, ordering: Ordering) -> Result<T, U::Stop> {
         if ordering == Ordering::SeqCst {
             std::sync::atomic::fence(Ordering::SeqCst);
         }
         // SAFETY: caller.
-        unsafe { Self::at(at) }.load(Self::read)
+        unsafe { Self::at(at) }.load(updater, Self::read)
     }
 
     #[inline]
@@ -212,7 +214,14 @@ pub const fn word_bytes(size: usize) -> usize {
     }
 }
 
+/// The largest value: an update has several on its stack, while it has the lock.
+const MOST_BYTES: usize = 16 << 10;
+
 /// Words of a value of so many bytes that is updated under a lock.
 pub const fn locked_words(size: usize) -> usize {
+    assert!(
+        size <= MOST_BYTES,
+        "a value of more than 16 KiB is too large for a cell; hold it in a Region, and take a key of the lock registry while it is written"
+    );
     HEAD + 2 * size.div_ceil(8)
 }

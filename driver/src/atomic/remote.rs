@@ -27,7 +27,8 @@ const CREDIT: u32 = 256;
 /// A cell in a region of any node of the domain, as one node reaches it: `Send` and `Sync`, to be kept. [`atomic!`](macro@crate::atomic) takes it as it takes an
 /// [`AtomicCell`](super::AtomicCell); as the region may be gone, each update is a `Result`.
 ///
-/// Over shared memory the caller's processor does the update, in place: a few checks and the instruction. It asks nothing of the owner's processor.
+/// Over shared memory the caller's processor does the update, in place: a few checks and the instruction. It asks nothing of the owner's processor. Whether
+/// the owner lives is asked once in 257 updates and reads by this cell: as many may succeed in memory that nobody but those who have mapped it will see.
 pub struct RemoteCell<E> {
     node: Node,
     place: key::Place,
@@ -69,8 +70,11 @@ impl Node {
         } else {
             let (region, _) = shared.find(&place, size_of::<E>(), UPDATE)?;
             let is_own = (place.node, place.incarnation) == (self.id(), self.incarnation());
-            let inbox = || shared.regions().inbox(shared.membership(), place.node, place.incarnation).ok();
-            Way::Mapped { region, inbox: if is_own { None } else { inbox() }, credit: AtomicU32::new(CREDIT) }
+            let inbox = || {
+                let inbox = shared.regions().inbox(shared.membership(), place.node, place.incarnation);
+                inbox.map_err(|miss| shared.missing(&place, UPDATE, miss))
+            };
+            Way::Mapped { region, inbox: if is_own { None } else { Some(inbox()?) }, credit: AtomicU32::new(CREDIT) }
         };
         Ok(RemoteCell { node: self.clone(), place, way, _element: PhantomData })
     }
@@ -124,6 +128,10 @@ fn failed(why: NoUpdate<Error>, member: &Member<'_>) -> Error {
     match why {
         NoUpdate::Attempts => Error::NotPerformed(NotPerformed::Attempts),
         NoUpdate::Stop(error) => error,
+        NoUpdate::Nested => {
+            let why = "this thread is in an update of the same cell, and would wait for itself; make both of it one expression";
+            Error::Unsupported { operation: UPDATE.name, why }
+        }
         // If this node has left meanwhile, that is no certainty either: `Closed` would claim it.
         NoUpdate::Lost => whole(member.region).err().unwrap_or(Error::LockLost { node: member.region.node() }),
     }
@@ -152,9 +160,10 @@ impl<E: Element> RemoteCell<E> {
             return Err(self.gone());
         }
         let left = credit.load(Ordering::Relaxed);
-        credit.store(left.wrapping_sub(1), Ordering::Relaxed);
+        // Not exact among threads, which need not be, but never more than `CREDIT`.
+        credit.store(if left == 0 { CREDIT } else { left - 1 }, Ordering::Relaxed);
         if left == 0 {
-            self.ask(inbox.as_deref(), credit)?;
+            self.ask(inbox.as_deref())?;
         }
         let _updating = if Self::LOCKS { Some(shared.begin_update()?) } else { None };
         // SAFETY: `find` saw that the element lies within the region, which is mapped as long as `region`.
@@ -166,8 +175,7 @@ impl<E: Element> RemoteCell<E> {
     }
 
     #[cold]
-    fn ask(&self, inbox: Option<&PeerInbox>, credit: &AtomicU32) -> Result<()> {
-        credit.store(CREDIT, Ordering::Relaxed);
+    fn ask(&self, inbox: Option<&PeerInbox>) -> Result<()> {
         match inbox {
             Some(inbox) if !inbox.is_alive() => Err(self.gone()),
             _ => Ok(()),
@@ -202,8 +210,11 @@ impl<E: Element> Place for RemoteCell<E> {
 
     #[inline(always)]
     fn load(&self, ordering: Ordering) -> Result<E::Value> {
-        // SAFETY: `with` gives a cell of this form.
-        self.with(|at, _| Ok(unsafe { <E::Value as AtomicValue>::Form::load(at, ordering) }), || self.operate_apart(None))
+        self.with(
+            // SAFETY: `with` gives a cell of this form.
+            |at, member| unsafe { <E::Value as AtomicValue>::Form::load(at, member, ordering) }.map_err(NoUpdate::Stop),
+            || self.operate_apart(None),
+        )
     }
 
     #[inline(always)]
@@ -231,6 +242,9 @@ impl<E: Element> Place for RemoteCell<E> {
         ordering: Ordering,
         callback: impl FnMut(E::Value) -> Option<E::Value>,
     ) -> Result<W::Out> {
+        if attempts == Some(0) {
+            return Err(Error::NotPerformed(NotPerformed::NoAttempt));
+        }
         let tried = self.with(
             // SAFETY: `with` gives a cell of this form.
             |at, member| unsafe { <E::Value as AtomicValue>::Form::update(at, member, attempts, ordering, callback) },
