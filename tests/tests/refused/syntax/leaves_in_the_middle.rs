@@ -8,6 +8,10 @@ fn half(value: u32) -> Option<u32> {
 fn run(a: &AtomicCell<u32>) -> Option<()> {
     atomic! { a = half(a)? };
     atomic! { a = if a > 3 { return None } else { a + 1 } };
+    'outer: loop {
+        atomic! { a = loop { if a > 3 { break 'outer } else { break a } } };
+        atomic! { a = { 'inner: { if a > 3 { break 'inner } } break; } };
+    }
     Some(())
 }
 
