@@ -1,3 +1,5 @@
+#![allow(unused_labels, unreachable_code)]
+
 use doorbell::atomic;
 use doorbell::atomic::AtomicCell;
 
