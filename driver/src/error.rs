@@ -129,6 +129,14 @@ pub enum Error {
     #[cfg(not(loom))]
     #[error(transparent)]
     NotPerformed(crate::atomic::NotPerformed),
+    /// The lock of a cell was taken from an update that was under way: this node left or was abandoned meanwhile, or another process wrote over the lock.
+    #[error(
+        "the lock of a cell in a region of node {node} was lost in the middle of an update: this node left meanwhile, or another process wrote over the lock; read the cell to see whether the update took place"
+    )]
+    LockLost {
+        /// The node that has the region.
+        node: NodeId,
+    },
     /// It can't be done here.
     #[error("cannot {operation}: {why}")]
     Unsupported {
@@ -218,7 +226,11 @@ impl Error {
     /// Whether the operation may have taken place all the same.
     pub fn certainty(&self) -> Certainty {
         match self {
-            Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Damaged { .. } | Error::Severed { .. } => Certainty::Unknown,
+            Error::PeerDied { .. }
+            | Error::PeerLeft { .. }
+            | Error::Damaged { .. }
+            | Error::Severed { .. }
+            | Error::LockLost { .. } => Certainty::Unknown,
             _ => Certainty::DidNotHappen,
         }
     }
@@ -231,7 +243,8 @@ impl Error {
             | Error::PeerLeft { node, .. }
             | Error::NoSuchNode { node }
             | Error::Damaged { node }
-            | Error::Severed { node } => Some(*node),
+            | Error::Severed { node }
+            | Error::LockLost { node } => Some(*node),
             Error::Timeout { node, .. } | Error::Key { node, .. } => *node,
             _ => None,
         }

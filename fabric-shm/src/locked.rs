@@ -40,14 +40,43 @@ pub trait Updater {
     fn go_on(&self) -> Result<(), Self::Stop>;
 }
 
-/// Why there was no update. The value is as it was.
+/// Tries in a row that somebody else spoils, between two questions whether to go on: a peer may spoil all of them.
+pub const TRIES: u32 = 256;
+
+/// Counts them.
+#[derive(Debug, Default)]
+pub struct Tries(u32);
+
+impl Tries {
+    /// After one in vain.
+    ///
+    /// # Errors
+    /// If the updater is not to go on.
+    #[inline]
+    pub fn again<U: Updater>(&mut self, updater: &U) -> Result<(), U::Stop> {
+        self.0 += 1;
+        if self.0 < TRIES {
+            spin_hint();
+            return Ok(());
+        }
+        self.0 = 0;
+        updater.go_on()?;
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+/// Why there was no update. The value is as it was, unless the lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoUpdate<S> {
     /// Somebody had the lock at each look.
     Attempts,
+    /// This thread is in an update of the same value, and would wait for itself.
+    Nested,
     /// The updater must not wait any longer.
     Stop(S),
-    /// The lock was taken from the updater, whose life ended in between.
+    /// The lock was taken from the updater: its life ended in between, or somebody wrote over it. If that was while it wrote, some of what it wrote may be in the
+    /// value.
     Lost,
 }
 
@@ -57,13 +86,62 @@ pub struct Locked<'a> {
     words: &'a [AtomicU64],
 }
 
+/// Which locks this thread has. What a lock's word says is no proof: others may write there, and far apart numbers of threads are told apart by nothing.
+mod nested {
+    use std::cell::Cell;
+
+    /// Updates within updates that are known of. One that is deeper waits for itself if it nests.
+    const MOST: usize = 8;
+
+    // Models run all their threads in one.
+    #[cfg(not(loom))]
+    thread_local! {
+        static DEPTH: Cell<usize> = const { Cell::new(0) };
+        static HELD: [Cell<usize>; MOST] = const { [const { Cell::new(0) }; MOST] };
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn enter(place: usize) {
+        let depth = DEPTH.get();
+        DEPTH.set(depth + 1);
+        HELD.with(|held| held.get(depth).map(|held| held.set(place)));
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn leave() {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+
+    #[cfg(not(loom))]
+    pub fn has(place: usize) -> bool {
+        HELD.with(|held| held.iter().take(DEPTH.get()).any(|held| held.get() == place))
+    }
+
+    #[cfg(loom)]
+    pub fn enter(_: usize) {}
+    #[cfg(loom)]
+    pub fn leave() {}
+    #[cfg(loom)]
+    pub fn has(_: usize) -> bool {
+        false
+    }
+}
+
 /// Gives the lock up, in a panic too.
 struct Held<'a> {
     owner: &'a AtomicU64,
     me: OwnerId,
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    #[inline]
+    fn new(owner: &'a AtomicU64, me: OwnerId) -> Self {
+        nested::enter(std::ptr::from_ref(owner).addr());
+        Self { owner, me }
+    }
+
     fn is_mine(&self) -> bool {
         self.owner.load(Ordering::Relaxed) == self.me.bits()
     }
@@ -72,6 +150,7 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
+        nested::leave();
         if self.is_mine() {
             self.owner.store(0, Ordering::Release);
         }
@@ -110,36 +189,41 @@ impl<'a> Locked<'a> {
         OwnerId::from_bits(self.owner().load(Ordering::Relaxed))
     }
 
-    /// Shows the valid copy to `read`: again, if two updates came in between; what the last call returned is of one value. Takes no lock.
+    /// Shows the valid copy to `read`: again, if an update came in between; what the last call returned is of one value. Takes no lock.
+    ///
+    /// # Errors
+    /// If the updater is not to go on. It is asked once in [`TRIES`].
     #[inline]
-    pub fn load<T>(self, mut read: impl FnMut(&[AtomicU64]) -> T) -> T {
+    pub fn load<U: Updater, T>(self, updater: &U, mut read: impl FnMut(&[AtomicU64]) -> T) -> Result<T, U::Stop> {
+        let mut tries = Tries::default();
         loop {
             let version = self.version().load(Ordering::Acquire);
             let value = read(self.copy(version));
             // Pairs with the fence in `update`: who saw a word of the next update but one sees the version of the next.
             fence(Ordering::Acquire);
             if self.version().load(Ordering::Relaxed) == version {
-                return value;
+                return Ok(value);
             }
-            spin_hint();
+            tries.again(updater)?;
         }
     }
 
-    /// Takes the lock, has `change` write the second copy by the first, makes that the valid one unless `change` says no, and gives the lock up. Waits as long
-    /// as somebody has it who lives, or for so many looks. Returns what `change` said.
+    /// Takes the lock, has `compute` make something of the valid copy and `write` put that into the other one, makes that the valid one, and gives the lock
+    /// up. Nothing is written if `compute` makes nothing. Waits as long as somebody has the lock who lives, or for so many looks. Returns what `compute`
+    /// made.
+    ///
+    /// `write` is to do nothing but stores: whoever's life ended meanwhile is kept from it if that was before, and not if it is during it.
     ///
     /// # Errors
     /// See [`NoUpdate`].
-    ///
-    /// # Panics
-    /// If this thread is in an update of this value.
     #[inline]
-    pub fn update<U: Updater>(
+    pub fn update<U: Updater, V>(
         self,
         updater: &U,
         attempts: Option<u32>,
-        change: impl FnOnce(&[AtomicU64], &[AtomicU64]) -> bool,
-    ) -> Result<bool, NoUpdate<U::Stop>> {
+        compute: impl FnOnce(&[AtomicU64]) -> Option<V>,
+        write: impl FnOnce(&V, &[AtomicU64]),
+    ) -> Result<Option<V>, NoUpdate<U::Stop>> {
         let me = updater.me();
         if attempts == Some(0) {
             return Err(NoUpdate::Attempts);
@@ -147,22 +231,26 @@ impl<'a> Locked<'a> {
         if self.owner().compare_exchange(0, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.wait(updater, me, attempts)?;
         }
-        let held = Held { owner: self.owner(), me };
+        let held = Held::new(self.owner(), me);
         fault_point!("value.locked");
         // Acquire: an owner that died may have made it, and has not given up the lock.
         let version = self.version().load(Ordering::Acquire);
+        let made = compute(self.copy(version));
+        // Who is late may have been taken for dead: what it would write is the next owner's by now, or valid.
+        if !held.is_mine() {
+            return Err(NoUpdate::Lost);
+        }
+        let Some(value) = made else { return Ok(None) };
         // The words that are written next were valid until the version that is there now.
         fence(Ordering::Release);
-        let changed = change(self.copy(version), self.copy(version.wrapping_add(1)));
+        write(&value, self.copy(version.wrapping_add(1)));
         fault_point!("value.written");
         if !held.is_mine() {
             return Err(NoUpdate::Lost);
         }
-        if changed {
-            self.version().store(version.wrapping_add(1), Ordering::Release);
-            fault_point!("value.flipped");
-        }
-        Ok(changed)
+        self.version().store(version.wrapping_add(1), Ordering::Release);
+        fault_point!("value.flipped");
+        Ok(Some(value))
     }
 
     #[cold]
@@ -175,7 +263,9 @@ impl<'a> Locked<'a> {
             }
             looks = looks.saturating_add(1);
             let seen = self.owner().load(Ordering::Relaxed);
-            assert!(seen != me.bits(), "an update of a value within an update of the same value would wait for itself");
+            if seen == me.bits() && nested::has(std::ptr::from_ref(self.owner()).addr()) {
+                return Err(NoUpdate::Nested);
+            }
             let take = |from| self.owner().compare_exchange(from, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_ok();
             if seen == 0 && take(0) {
                 return Ok(());
@@ -229,15 +319,25 @@ mod tests {
         [const { AtomicU64::new(0) }; N]
     }
 
-    fn raise(old: &[AtomicU64], new: &[AtomicU64]) -> bool {
-        for (old, new) in old.iter().zip(new) {
-            new.store(old.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        }
-        true
+    fn raised(old: &[AtomicU64]) -> Option<Vec<u64>> {
+        Some(read(old).into_iter().map(|word| word + 1).collect())
+    }
+
+    #[expect(clippy::ptr_arg, reason = "what is made is a Vec")]
+    fn write(made: &Vec<u64>, new: &[AtomicU64]) {
+        made.iter().zip(new).for_each(|(made, new)| new.store(*made, Ordering::Relaxed));
+    }
+
+    fn raise(value: Locked<'_>, updater: &Someone<'_>, attempts: Option<u32>) -> Result<bool, NoUpdate<()>> {
+        value.update(updater, attempts, raised, write).map(|made| made.is_some())
     }
 
     fn read(words: &[AtomicU64]) -> Vec<u64> {
         words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    fn load(value: Locked<'_>) -> Vec<u64> {
+        value.load(&Someone { number: 0, dead: &AtomicBool::new(false) }, read).unwrap()
     }
 
     #[test]
@@ -250,14 +350,14 @@ mod tests {
                 let dead = &dead;
                 scope.spawn(move || {
                     for _ in 0..rounds {
-                        assert_eq!(value.update(&Someone { number, dead }, None, raise), Ok(true));
-                        let seen = value.load(read);
+                        assert_eq!(raise(value, &Someone { number, dead }, None), Ok(true));
+                        let seen = load(value);
                         assert!(seen.iter().all(|word| *word == seen[0]), "{seen:?}");
                     }
                 });
             }
         });
-        assert_eq!(value.load(read), [u64::from(threads) * rounds; 4]);
+        assert_eq!(load(value), [u64::from(threads) * rounds; 4]);
         assert_eq!(value.holder(), None);
     }
 
@@ -266,41 +366,109 @@ mod tests {
         let (words, dead) = (words::<6>(), AtomicBool::new(false));
         let value = Locked::new(&words);
         let [one, other] = [1, 2].map(|number| Someone { number, dead: &dead });
-        assert_eq!(value.update(&one, None, raise), Ok(true));
+        assert_eq!(raise(value, &one, None), Ok(true));
         // As if it had died in the middle: the lock is its own and the second copy is half written.
         words[0].store(one.me().bits(), Ordering::Relaxed);
         words[HEAD].store(77, Ordering::Relaxed);
-        assert_eq!(value.update(&other, Some(3), raise), Err(NoUpdate::Attempts));
-        assert_eq!(value.load(read), [1, 1]);
+        assert_eq!(raise(value, &other, Some(3)), Err(NoUpdate::Attempts));
+        assert_eq!(load(value), [1, 1]);
         dead.store(true, Ordering::Relaxed);
-        assert_eq!(value.update(&other, None, raise), Ok(true));
-        assert_eq!((value.load(read), value.holder()), (vec![2, 2], None));
+        assert_eq!(raise(value, &other, None), Ok(true));
+        assert_eq!((load(value), value.holder()), (vec![2, 2], None));
         // Nonsense is nobody's.
         dead.store(false, Ordering::Relaxed);
         words[0].store(u64::MAX, Ordering::Relaxed);
-        assert_eq!(value.update(&other, None, raise), Ok(true));
+        assert_eq!(raise(value, &other, None), Ok(true));
     }
 
     #[test]
     fn who_declines_or_panics_changes_nothing() {
         let (words, dead) = (words::<4>(), AtomicBool::new(false));
         let (value, me) = (Locked::new(&words), Someone { number: 1, dead: &dead });
-        assert_eq!(
-            value.update(&me, None, |old, new| {
-                raise(old, new);
-                false
-            }),
-            Ok(false)
+        assert_eq!(value.update(&me, None, |_| None, write), Ok(None));
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            value.update(&me, None, |_| -> Option<Vec<u64>> { panic!("in the middle") }, write)
+        }));
+        assert!(panic.is_err());
+        assert_eq!((load(value), value.holder()), (vec![0], None));
+        assert_eq!(raise(value, &me, Some(0)), Err(NoUpdate::Attempts));
+    }
+
+    #[test]
+    fn who_would_wait_for_itself_does_not_and_who_seems_to_waits() {
+        let (words, dead) = ([words::<4>(), words::<4>()], AtomicBool::new(false));
+        let ([one, other], me) = (words.each_ref().map(|words| Locked::new(words)), Someone { number: 1, dead: &dead });
+        let nested =
+            one.update(&me, None, |_| Some(other.update(&me, None, |_| Some(raise(one, &me, None)), |_, _| ())), |_, _| ());
+        assert_eq!(nested, Ok(Some(Ok(Some(Err(NoUpdate::Nested))))));
+        assert_eq!(words.each_ref().map(|words| Locked::new(words).holder()), [None; 2]);
+        // Somebody wrote this thread's word there: it has the lock of none, and of another one.
+        words[0][0].store(me.me().bits(), Ordering::Relaxed);
+        assert_eq!(raise(one, &me, Some(5)), Err(NoUpdate::Attempts));
+        assert_eq!(other.update(&me, None, |_| Some(raise(one, &me, Some(5))), |_, _| ()), Ok(Some(Err(NoUpdate::Attempts))));
+    }
+
+    #[test]
+    fn who_is_late_writes_nothing_and_is_told() {
+        let (words, dead) = (words::<6>(), AtomicBool::new(false));
+        let value = Locked::new(&words);
+        let [late, next] = [1, 2].map(|number| Someone { number, dead: &dead });
+        let taken = || {
+            dead.store(true, Ordering::Relaxed);
+            assert_eq!(raise(value, &next, None), Ok(true));
+            dead.store(false, Ordering::Relaxed);
+        };
+        // Its callback takes too long: the copy that it would write is the valid one.
+        let lost = value.update(
+            &late,
+            None,
+            |old| {
+                taken();
+                raised(old)
+            },
+            |_, _| unreachable!("who has lost the lock writes nothing"),
         );
-        let within = || value.update(&me, None, |_, _| value.update(&me, None, raise).is_ok());
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(within)).unwrap_err();
-        assert!(panic.downcast_ref::<&str>().unwrap().contains("wait for itself"));
-        assert_eq!((value.load(read), value.holder()), (vec![0], None));
-        let lost = value.update(&me, None, |_, _| {
-            words[0].store(5, Ordering::Relaxed);
-            true
+        assert_eq!((lost, load(value), value.holder()), (Err(NoUpdate::Lost), vec![1, 1], None));
+        // While it writes: what it wrote is not made valid once more.
+        let lost = value.update(&late, None, raised, |_, _| taken());
+        assert_eq!((lost, load(value)), (Err(NoUpdate::Lost), vec![2, 2]));
+        // The lock is not the late one's to give up.
+        let lost = value.update(
+            &late,
+            None,
+            |_| {
+                words[0].store(next.me().bits(), Ordering::Relaxed);
+                None::<Vec<u64>>
+            },
+            write,
+        );
+        assert_eq!((lost, value.holder()), (Err(NoUpdate::Lost), Some(next.me())));
+    }
+
+    #[test]
+    fn who_reads_what_somebody_keeps_changing_may_give_up() {
+        struct Impatient(std::cell::Cell<u32>);
+        impl Updater for Impatient {
+            type Stop = &'static str;
+
+            fn me(&self) -> OwnerId {
+                OwnerId::thread(NodeId(1), Incarnation(1), 1)
+            }
+
+            fn lives(&self, _: OwnerId) -> bool {
+                true
+            }
+
+            fn go_on(&self) -> Result<(), &'static str> {
+                self.0.set(self.0.get() + 1);
+                if self.0.get() < 3 { Ok(()) } else { Err("enough") }
+            }
+        }
+        let (words, mut reads) = (words::<4>(), 0);
+        let spoiled = Locked::new(&words).load(&Impatient(Default::default()), |_| {
+            reads += 1;
+            words[1].fetch_add(1, Ordering::Relaxed);
         });
-        assert_eq!((lost, value.load(read)), (Err(NoUpdate::Lost), vec![0]));
-        assert_eq!(value.update(&me, Some(0), raise), Err(NoUpdate::Attempts));
+        assert_eq!((spoiled, reads), (Err("enough"), 3 * TRIES));
     }
 }

@@ -15,7 +15,7 @@ pub fn atomic(input: TokenStream) -> TokenStream {
     statement.translate().unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Makes plain data of any size a value that cells can hold. See `doorbell::atomic`.
+/// Makes plain data of up to 16 KiB a value that cells can hold. See `doorbell::atomic`.
 #[proc_macro_derive(AtomicValue)]
 pub fn derive_atomic_value(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as syn::DeriveInput);

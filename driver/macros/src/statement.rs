@@ -1,6 +1,6 @@
 //! Reads the update, and says how it is done: by an operator that the library knows for the type, or by a callback.
 
-use crate::callback::{bare, is_cell, mentions, with_value};
+use crate::callback::{bare, check_names, is_cell, mentions, with_value};
 use crate::options::{Options, Want};
 use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};
@@ -19,6 +19,8 @@ pub struct Statement {
 enum Change {
     /// By an operator and what it is applied to.
     Operator(Ident, Expr),
+    /// By an operator of which the cell is the second operand: which of two equal values stays, depends on that.
+    Reversed(Ident, Expr),
     /// By an expression in which the cell occurs.
     Expression(Expr),
 }
@@ -50,13 +52,14 @@ impl Statement {
         match bare(&self.expr) {
             Expr::Assign(assign) => self.update(&assign.left, assigned(&assign.left, &assign.right)),
             Expr::Binary(binary) => match assigning(&binary.op) {
-                Some(operator) if mentions(&binary.left, &binary.right) => Err(Error::new_spanned(
-                    &binary.right,
-                    format!(
+                Some(operator) if mentions(&binary.left, &binary.right) => {
+                    check_names(&binary.left, &binary.right)?;
+                    let said = format!(
                         "the operand of an operator is evaluated once, before the update, and can't read the cell; write `cell = cell {} …`",
                         sign(operator)
-                    ),
-                )),
+                    );
+                    Err(Error::new_spanned(&binary.right, said))
+                }
                 Some(operator) => {
                     let operator = Ident::new(operator, Span::call_site());
                     self.update(&binary.left, Change::Operator(operator, (*binary.right).clone()))
@@ -123,6 +126,17 @@ impl Statement {
                     }
                 })
             }),
+            Change::Reversed(operator, by) => {
+                let new = quote!(::doorbell::atomic::apply::<::doorbell::atomic::#operator, _, _>(#operand, #value));
+                let call = if may_fail {
+                    quote!(::doorbell::atomic::attempt::<#want, _>(&(#cell), #attempts, #ordering, |#value| {
+                        if #condition { ::core::option::Option::Some(#new) } else { ::core::option::Option::None }
+                    }))
+                } else {
+                    quote!(::doorbell::atomic::update::<#want, _>(&(#cell), #ordering, |#value| #new))
+                };
+                quote_spanned!(at=> match #by { #operand => #call })
+            }
             Change::Expression(expr) => {
                 let expr = with_value(cell, &expr, &value)?;
                 if may_fail {
@@ -158,13 +172,10 @@ fn assigned(cell: &Expr, expr: &Expr) -> Change {
         }
         Expr::Call(call) if call.args.len() == 2 => {
             let (first, second) = (&call.args[0], &call.args[1]);
-            let operand = match (is_cell(cell, first), is_cell(cell, second)) {
-                (true, false) if other(second) => Some(second),
-                (false, true) if other(first) => Some(first),
-                _ => None,
-            };
-            match (extreme(&call.func), operand) {
-                (Some(name), Some(operand)) => operator(name, operand),
+            let name = extreme(&call.func);
+            match (name, is_cell(cell, first), is_cell(cell, second)) {
+                (Some(name), true, false) if other(second) => operator(name, second),
+                (Some(name), false, true) if other(first) => Change::Reversed(Ident::new(name, Span::call_site()), first.clone()),
                 _ => Change::Expression(expr.clone()),
             }
         }

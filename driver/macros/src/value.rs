@@ -31,12 +31,12 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let operators = OPERATORS.iter().map(|(ours, theirs, method)| {
         let [ours, theirs, method] = [ours, theirs, method].map(|name| Ident::new(name, proc_macro2::Span::call_site()));
         quote! {
-            impl<R: ::core::marker::Copy> ::doorbell::atomic::Operate<::doorbell::atomic::#ours, R> for #name
+            impl<__Operand: ::core::marker::Copy> ::doorbell::atomic::Operate<::doorbell::atomic::#ours, __Operand> for #name
             where
-                #name: ::core::ops::#theirs<R, Output = #name>,
+                #name: ::core::ops::#theirs<__Operand, Output = #name>,
             {
                 #[inline]
-                fn apply(self, operand: R) -> Self {
+                fn apply(self, operand: __Operand) -> Self {
                     ::core::ops::#theirs::#method(self, operand)
                 }
             }
@@ -45,12 +45,12 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let extremes = [("Max", "greater"), ("Min", "smaller")].map(|(which, method)| {
         let [which, method] = [which, method].map(|name| Ident::new(name, proc_macro2::Span::call_site()));
         quote! {
-            impl<R: ::core::marker::Copy> ::doorbell::atomic::Operate<::doorbell::atomic::#which, R> for #name
+            impl<__Operand: ::core::marker::Copy> ::doorbell::atomic::Operate<::doorbell::atomic::#which, __Operand> for #name
             where
-                #name: ::doorbell::atomic::OrderedWith<R>,
+                #name: ::doorbell::atomic::OrderedWith<__Operand>,
             {
                 #[inline]
-                fn apply(self, operand: R) -> Self {
+                fn apply(self, operand: __Operand) -> Self {
                     ::doorbell::atomic::OrderedWith::#method(self, operand)
                 }
             }

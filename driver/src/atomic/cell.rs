@@ -140,6 +140,7 @@ pub(super) fn done<V>(result: Result<V, NoUpdate<Infallible>>) -> V {
     match result {
         Ok(value) => value,
         Err(NoUpdate::Stop(never)) => match never {},
+        Err(NoUpdate::Nested) => panic!("an update of a cell within an update of the same cell would wait for itself"),
         Err(NoUpdate::Attempts | NoUpdate::Lost) => unreachable!("nobody takes a lock from a thread that lives"),
     }
 }
@@ -152,7 +153,7 @@ impl<T: AtomicValue> Place for AtomicCell<T> {
     #[inline(always)]
     fn load(&self, ordering: Ordering) -> T {
         // SAFETY: its own memory.
-        unsafe { T::Form::load(self.form.get(), ordering) }
+        done(unsafe { T::Form::load(self.form.get(), &Private, ordering) }.map_err(NoUpdate::Stop))
     }
 
     #[inline(always)]
@@ -177,6 +178,9 @@ impl<T: AtomicValue> Place for AtomicCell<T> {
         ordering: Ordering,
         callback: impl FnMut(T) -> Option<T>,
     ) -> Result<W::Out, NotPerformed> {
+        if attempts == Some(0) {
+            return Err(NotPerformed::NoAttempt);
+        }
         // SAFETY: its own memory.
         let tried = unsafe { T::Form::update(self.form.get(), &Private, attempts, ordering, callback) };
         if let Err(NoUpdate::Attempts) = tried {

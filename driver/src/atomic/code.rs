@@ -274,7 +274,8 @@ impl AtomicRequest {
         }
         let mut bytes = [0; 16];
         // SAFETY: caller.
-        unsafe { T::Form::load(at.cast(), Ordering::Acquire) }.write_bytes(&mut bytes);
+        let Ok(value) = unsafe { T::Form::load(at.cast(), &Private, Ordering::Acquire) };
+        value.write_bytes(&mut bytes);
         bytes
     }
 

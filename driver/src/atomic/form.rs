@@ -3,7 +3,7 @@
 use super::word::{Word, is_taken, loading};
 use super::{AtomicValue, Tier};
 use crate::Plain;
-use doorbell_shm::locked::{HEAD, Locked, NoUpdate, Updater};
+use doorbell_shm::locked::{HEAD, Locked, NoUpdate, Tries, Updater};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -20,7 +20,7 @@ pub trait Form<T>: Plain {
     /// # Safety
     /// As for each of these: `at` is aligned, and readable and writable for the form; it is a cell of this form to all others.
     #[doc(hidden)]
-    unsafe fn load(at: *mut Self, ordering: Ordering) -> T;
+    unsafe fn load<U: Updater>(at: *mut Self, updater: &U, ordering: Ordering) -> Result<T, U::Stop>;
 
     /// The old value and the new one; none if the callback declined.
     ///
@@ -56,21 +56,22 @@ macro_rules! word_form {
             }
 
             #[inline(always)]
-            unsafe fn load(at: *mut Self, ordering: Ordering) -> T {
+            unsafe fn load<U: Updater>(at: *mut Self, _: &U, ordering: Ordering) -> Result<T, U::Stop> {
                 // SAFETY: caller.
-                T::from_word::<$word>(unsafe { Word::load(at, ordering) })
+                Ok(T::from_word::<$word>(unsafe { Word::load(at, ordering) }))
             }
 
             #[inline(always)]
             unsafe fn update<U: Updater>(
                 at: *mut Self,
-                _: &U,
+                updater: &U,
                 mut attempts: Option<u32>,
                 ordering: Ordering,
                 mut callback: impl FnMut(T) -> Option<T>,
             ) -> Result<Option<(T, T)>, NoUpdate<U::Stop>> {
                 // SAFETY: caller.
                 let mut seen: $word = unsafe { Word::load(at, loading(ordering)) };
+                let mut tries = Tries::default();
                 loop {
                     if let Some(left) = &mut attempts {
                         *left = left.checked_sub(1).ok_or(NoUpdate::Attempts)?;
@@ -82,6 +83,7 @@ macro_rules! word_form {
                         Ok(_) => return Ok(Some((old, new))),
                         Err(now) => seen = now,
                     }
+                    tries.again(updater).map_err(NoUpdate::Stop)?;
                 }
             }
 
@@ -139,12 +141,12 @@ impl<T: AtomicValue<Form = Self>, const N: usize> Form<T> for UnderLock<N> {
     }
 
     #[inline]
-    unsafe fn load(at: *mut Self, ordering: Ordering) -> T {
+    unsafe fn load<U: Updater>(at: *mut Self, updater: &U, ordering: Ordering) -> Result<T, U::Stop> {
         if ordering == Ordering::SeqCst {
             std::sync::atomic::fence(Ordering::SeqCst);
         }
         // SAFETY: caller.
-        unsafe { Self::at(at) }.load(Self::read)
+        unsafe { Self::at(at) }.load(updater, Self::read)
     }
 
     #[inline]
@@ -155,23 +157,22 @@ impl<T: AtomicValue<Form = Self>, const N: usize> Form<T> for UnderLock<N> {
         ordering: Ordering,
         mut callback: impl FnMut(T) -> Option<T>,
     ) -> Result<Option<(T, T)>, NoUpdate<U::Stop>> {
-        let mut both = None;
-        // SAFETY: caller.
-        let changed = unsafe { Self::at(at) }.update(updater, attempts, |old, new| {
+        let compute = |old: &[AtomicU64]| {
             let value = Self::read(old);
-            let Some(next) = callback(value) else { return false };
+            callback(value).map(|next| (value, next))
+        };
+        // SAFETY: caller.
+        let both = unsafe { Self::at(at) }.update(updater, attempts, compute, |(_, next): &(T, T), new| {
             let mut bytes = [0_u64; N];
-            T::write_bytes(next, bytes.as_mut_bytes());
+            T::write_bytes(*next, bytes.as_mut_bytes());
             for (shared, word) in new.iter().zip(bytes) {
                 shared.store(word, Ordering::Relaxed);
             }
-            both = Some((value, next));
-            true
         })?;
         if ordering == Ordering::SeqCst {
             std::sync::atomic::fence(Ordering::SeqCst);
         }
-        Ok(both.filter(|_| changed))
+        Ok(both)
     }
 
     unsafe fn set(_: *mut Self, value: T, _: Ordering, _: bool) -> T {
@@ -213,7 +214,14 @@ pub const fn word_bytes(size: usize) -> usize {
     }
 }
 
+/// The largest value: an update has several on its stack, while it has the lock.
+const MOST_BYTES: usize = 16 << 10;
+
 /// Words of a value of so many bytes that is updated under a lock.
 pub const fn locked_words(size: usize) -> usize {
+    assert!(
+        size <= MOST_BYTES,
+        "a value of more than 16 KiB is too large for a cell; hold it in a Region, and take a key of the lock registry while it is written"
+    );
     HEAD + 2 * size.div_ceil(8)
 }

@@ -26,10 +26,10 @@
 //! - `cell OP= x` with each of `+ - * / % & | ^ << >>`; `cell = x`; `cell = max(cell, x)` and `min`, as functions or methods; `cell = cell OP x`, which is
 //!   the same as `cell OP= x`. The operand is evaluated once, before the update.
 //! - `cell = EXPRESSION` in which the cell stands for its value: evaluated at each attempt, so it should have no effects besides. It can't leave the update by
-//!   `?`, `return` or `break`.
+//!   `?`, `return` or `break`, bind the cell's name again, or use it in a macro call.
 //! - Any of these with ` if CONDITION` behind it: the update takes place if that is true of the value, and is declined if not.
 //! - `cell` alone reads it.
-//! - Before a colon: `old` or `new` for the value before or after; an ordering; `attempts(n)`.
+//! - Before a colon: `old` or `new` for the value before or after; an ordering; `attempts(n)`, which is [`NotPerformed::NoAttempt`] if `n` is 0.
 //!
 //! The cell is any expression: a variable, a field, an element, a call. What is in a cell of private memory or of a region of this node is [`AtomicCell`]; what
 //! lies in any node's region, [`RemoteCell`].
@@ -149,6 +149,9 @@ pub enum NotPerformed {
     /// Others were faster at each attempt.
     #[error("others updated the cell at each of the attempts that were allowed; try again, or allow more")]
     Attempts,
+    /// `attempts(n)` with an `n` that was 0.
+    #[error("no attempt was allowed, so the cell was not looked at; allow one or more")]
+    NoAttempt,
 }
 
 /// What the caller of an update wants to know.

@@ -31,7 +31,8 @@ const CREDIT: u32 = 256;
 /// A cell in a region of any node of the domain, as one node reaches it: `Send` and `Sync`, to be kept. [`atomic!`](macro@crate::atomic) takes it as it takes an
 /// [`AtomicCell`](super::AtomicCell); as the region may be gone, each update is a `Result`.
 ///
-/// Over shared memory the caller's processor does the update, in place: a few checks and the instruction. It asks nothing of the owner's processor.
+/// Over shared memory the caller's processor does the update, in place: a few checks and the instruction. It asks nothing of the owner's processor. Whether
+/// the owner lives is asked once in 257 updates and reads by this cell: as many may succeed in memory that nobody but those who have mapped it will see.
 ///
 /// Where only the network reaches the node, its engine does the update, with no help of its application, and the call waits for the answer: as long as the
 /// journey there and back takes. It drives this node's engine meanwhile. An operator is one question; a callback is a read and a compare-and-swap, again
@@ -83,8 +84,12 @@ impl Node {
         } else {
             let (region, _) = shared.find(&place, size_of::<E>(), UPDATE)?;
             let is_own = (place.node, place.incarnation) == (self.id(), self.incarnation());
-            let inbox = || shared.regions().inbox(shared.membership(), place.node, place.incarnation).ok();
-            Way::Mapped(Mapped { region, inbox: if is_own { None } else { inbox() }, credit: AtomicU32::new(CREDIT) })
+            let inbox = || {
+                let inbox = shared.regions().inbox(shared.membership(), place.node, place.incarnation);
+                inbox.map_err(|miss| shared.missing(&place, UPDATE, miss))
+            };
+            let inbox = if is_own { None } else { Some(inbox()?) };
+            Way::Mapped(Mapped { region, inbox, credit: AtomicU32::new(CREDIT) })
         };
         Ok(RemoteCell { node: self.clone(), place, way, _element: PhantomData })
     }
@@ -132,12 +137,18 @@ impl Updater for Member<'_> {
     }
 }
 
-fn failed(why: NoUpdate<Error>) -> Error {
+/// What the caller is told: that nothing happened, if that is certain.
+#[cold]
+fn failed(why: NoUpdate<Error>, member: &Member<'_>) -> Error {
     match why {
         NoUpdate::Attempts => Error::NotPerformed(NotPerformed::Attempts),
         NoUpdate::Stop(error) => error,
-        // It left, or was cut off, while this thread was in its update.
-        NoUpdate::Lost => Error::Closed,
+        NoUpdate::Nested => {
+            let why = "this thread is in an update of the same cell, and would wait for itself; make both of it one expression";
+            Error::Unsupported { operation: UPDATE.name, why }
+        }
+        // If this node has left meanwhile, that is no certainty either: `Closed` would claim it.
+        NoUpdate::Lost => whole(member.region).err().unwrap_or(Error::LockLost { node: member.region.node() }),
     }
 }
 
@@ -163,21 +174,22 @@ impl<E: Element> RemoteCell<E> {
             return Err(self.gone());
         }
         let left = credit.load(Ordering::Relaxed);
-        credit.store(left.wrapping_sub(1), Ordering::Relaxed);
+        // Not exact among threads, which need not be, but never more than `CREDIT`.
+        credit.store(if left == 0 { CREDIT } else { left - 1 }, Ordering::Relaxed);
         if left == 0 {
-            self.ask(inbox.as_deref(), credit)?;
+            self.ask(inbox.as_deref())?;
         }
         let _updating = if Self::LOCKS { Some(shared.begin_update()?) } else { None };
         // SAFETY: `find` saw that the element lies within the region, which is mapped as long as `region`.
         let at = unsafe { region.ptr().add(self.place.offset as usize) };
-        let value = in_place(at.cast(), &Member { shared, region, place: &self.place }).map_err(failed)?;
+        let member = Member { shared, region, place: &self.place };
+        let value = in_place(at.cast(), &member).map_err(|why| failed(why, &member))?;
         whole(region)?;
         Ok(value)
     }
 
     #[cold]
-    fn ask(&self, inbox: Option<&PeerInbox>, credit: &AtomicU32) -> Result<()> {
-        credit.store(CREDIT, Ordering::Relaxed);
+    fn ask(&self, inbox: Option<&PeerInbox>) -> Result<()> {
         match inbox {
             Some(inbox) if !inbox.is_alive() => Err(self.gone()),
             _ => Ok(()),
@@ -363,7 +375,9 @@ impl<E: Element> Place for RemoteCell<E> {
     fn load(&self, ordering: Ordering) -> Result<E::Value> {
         let Way::Mapped(mapped) = &self.way else { return self.load_apart() };
         // SAFETY: `with` gives a cell of this form.
-        self.with(mapped, |at, _| Ok(unsafe { <E::Value as AtomicValue>::Form::load(at, ordering) }))
+        self.with(mapped, |at, member| {
+            unsafe { <E::Value as AtomicValue>::Form::load(at, member, ordering) }.map_err(NoUpdate::Stop)
+        })
     }
 
     #[inline(always)]
@@ -390,6 +404,9 @@ impl<E: Element> Place for RemoteCell<E> {
         ordering: Ordering,
         callback: impl FnMut(E::Value) -> Option<E::Value>,
     ) -> Result<W::Out> {
+        if attempts == Some(0) {
+            return Err(Error::NotPerformed(NotPerformed::NoAttempt));
+        }
         let Way::Mapped(mapped) = &self.way else { return self.update_apart::<W>(attempts, callback) };
         let tried = self.with(mapped, |at, member| {
             // SAFETY: `with` gives a cell of this form.

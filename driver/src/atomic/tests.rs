@@ -52,6 +52,30 @@ fn every_form_of_an_update_says_what_it_did() {
     assert_eq!(atomic! { new: cell -= 80 if cell > 50 }, Ok(8));
     assert_eq!(atomic! { old, attempts(1): cell ^= 1 }, Ok(8));
     assert_eq!(atomic! { acquire: cell }, 9);
+    // Names of its own are left to an expression, and so are labels, items and fields.
+    struct Wrapper {
+        cell: i32,
+    }
+    assert_eq!(atomic! { new: cell = Wrapper { cell }.cell + 1 }, 10);
+    let found = Some(3);
+    assert_eq!(atomic! { new: cell = found.map_or(cell, |found| cell + found) }, 13);
+    let labelled = atomic! { new: cell = 'inner: {
+        fn same(cell: i32) -> i32 {
+            loop {
+                return cell;
+            }
+        }
+        if cell > 100 {
+            break 'inner same(0);
+        }
+        'outer: loop {
+            loop {
+                break 'outer same(cell - 13);
+            }
+        }
+    } };
+    assert_eq!(labelled, 0);
+    assert_eq!(atomic! { new: cell = { println!("a {{cell}} is no cell"); cell + 1 } }, 1);
     let old = AtomicCell::new(1_u8);
     atomic! { old += 255 };
     assert_eq!(atomic! { old }, 0);
@@ -68,7 +92,46 @@ fn an_attempt_that_is_overtaken_is_not_performed() {
         Some(value + 1)
     });
     assert_eq!((result, others, atomic! { cell }), (Err(NotPerformed::Attempts), 3, 300));
-    assert_eq!(super::attempt::<Old, _>(&cell, Some(0), Ordering::AcqRel, Some), Err(NotPerformed::Attempts));
+    assert_eq!(super::attempt::<Old, _>(&cell, Some(0), Ordering::AcqRel, Some), Err(NotPerformed::NoAttempt));
+    let (large, none) = (AtomicCell::new(Large::default()), u32::from(others > 3));
+    let refused = atomic! { attempts(none): large += 1 };
+    assert_eq!(refused, Err(NotPerformed::NoAttempt));
+    assert!(!Error::NotPerformed(NotPerformed::NoAttempt).is_retryable());
+    assert!(Error::NotPerformed(NotPerformed::Attempts).is_retryable());
+}
+
+#[test]
+fn an_update_within_one_of_the_same_cell_does_not_wait_for_itself() {
+    let private = AtomicCell::new(Large::default());
+    let twice = || super::update::<Nothing, _>(&private, Ordering::AcqRel, |_| atomic! { new: private += 1 });
+    let nested = std::panic::catch_unwind(twice);
+    assert!(nested.unwrap_err().downcast_ref::<&str>().unwrap().contains("wait for itself"));
+    assert_eq!(atomic! { private }, Large([0; 5]));
+
+    let node = Node::builder("nested").space(Space::heap()).join().unwrap();
+    let region = node.region::<Atom<Large>>(2).unwrap();
+    let [cell, other] = [0, 1].map(|at| node.cell(region.key().at(at)).unwrap());
+    let mut why = None;
+    super::update::<Nothing, _>(&cell, Ordering::AcqRel, |value| {
+        atomic! { other += 1 }.unwrap();
+        why = atomic! { cell += 1 }.err();
+        value
+    })
+    .unwrap();
+    assert!(matches!(why, Some(Error::Unsupported { .. })), "{why:?}");
+    atomic! { cell += 1 }.unwrap();
+    // The lock is lost in the middle: nobody knows, and the value is as it was.
+    let mut attempts = 0;
+    let lost = super::update::<Nothing, _>(&cell, Ordering::AcqRel, |value| {
+        attempts += 1;
+        region.write(0, &[Atom::new(Large([7; 5]))]).unwrap();
+        value + 1
+    });
+    let lost = lost.unwrap_err();
+    assert_eq!((lost.certainty(), attempts), (crate::Certainty::Unknown, 1));
+    assert!(matches!(lost, Error::LockLost { .. }), "{lost}");
+    assert_eq!(atomic! { cell }.unwrap(), Large([7; 5]));
+    node.leave().unwrap();
 }
 
 #[test]
@@ -93,6 +156,57 @@ fn values_of_any_size_are_updated_whole() {
     assert_eq!(atomic! { old: large = max(large, Large([1; 5])) if large.0[0] == 0 }, Err(NotPerformed::Declined));
     assert_eq!(atomic! { new: large = Large([2; 5]) }, Large([2; 5]));
     assert_eq!(format!("{twelve:?}"), format!("AtomicCell(Twelve([{0}, {0}, {0}]))", 3 * rounds));
+}
+
+/// Of values that are equal to their order, and differ.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, AtomicValue)]
+#[repr(C)]
+struct Ranked {
+    rank: u32,
+    name: u32,
+}
+
+impl Ord for Ranked {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.rank.cmp(&other.rank)
+    }
+}
+
+impl PartialOrd for Ranked {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Ranked {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Ranked {}
+
+#[test]
+fn of_equal_values_the_one_stays_that_the_language_says() {
+    use std::cmp::{max, min};
+    let (one, other) = (Ranked { rank: 1, name: 1 }, Ranked { rank: 1, name: 2 });
+    macro_rules! same {
+        ($($call:ident)+) => { $({
+            let cell = AtomicCell::new(one);
+            assert_eq!(atomic! { new: cell = $call(cell, other) }.name, $call(one, other).name);
+            let cell = AtomicCell::new(one);
+            assert_eq!(atomic! { new: cell = $call(other, cell) }.name, $call(other, one).name);
+            let cell = AtomicCell::new(one);
+            assert_eq!(atomic! { new: cell = cell.$call(other) }.name, one.$call(other).name);
+            let cell = AtomicCell::new(one);
+            assert_eq!(atomic! { new: cell = other.$call(cell) }.name, other.$call(one).name);
+            let cell = AtomicCell::new(one);
+            assert_eq!(atomic! { new: cell = $call(other, cell) if cell.rank == 1 }.unwrap().name, $call(other, one).name);
+        })+ };
+    }
+    same!(max min);
+    let float = AtomicCell::new(f64::NAN);
+    assert_eq!(atomic! { new: float = max(2.0, float) }, 2.0);
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl Shared {
     }
 
     #[cold]
-    fn missing(&self, place: &Place, act: Act, miss: Miss) -> Error {
+    pub(crate) fn missing(&self, place: &Place, act: Act, miss: Miss) -> Error {
         let (node, incarnation) = (place.node, place.incarnation);
         // The engine knows best how a node ended, unless this thread is within one of its callbacks.
         if !matches!(miss, Miss::Withdrawn)
