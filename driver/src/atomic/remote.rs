@@ -374,8 +374,8 @@ impl<E: Element> Place for RemoteCell<E> {
     #[inline(always)]
     fn load(&self, ordering: Ordering) -> Result<E::Value> {
         let Way::Mapped(mapped) = &self.way else { return self.load_apart() };
-        // SAFETY: `with` gives a cell of this form.
         self.with(mapped, |at, member| {
+            // SAFETY: `with` gives a cell of this form.
             unsafe { <E::Value as AtomicValue>::Form::load(at, member, ordering) }.map_err(NoUpdate::Stop)
         })
     }
