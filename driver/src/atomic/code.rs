@@ -1,6 +1,6 @@
 //! Updates as bytes: what one node says to another that is to do an update for it, where the two share no memory.
 //!
-//! Not carried by any fabric yet: a [`RemoteCell`](super::RemoteCell) of a node that only the network reaches says [`Error::Unsupported`].
+//! The engine of the node that has the region [performs](AtomicRequest::perform) it there.
 //!
 //! ```text
 //! 0   operator     OpCode
@@ -14,11 +14,10 @@
 //! An update by a callback is said as Load, and CompareSwap until nobody was faster. Values under a lock can't be said.
 
 use super::cell::{Private, done, operate_at};
-use super::form::Form;
+use super::form::{Form, word_bytes};
 use super::operate::{Add, And, Div, Max, Min, Mul, Operate, Or, Rem, Set, Shl, Shr, Sub, Xor};
-use super::word::Word;
+use super::word::{Word, is_taken};
 use super::{AtomicValue, Nothing, Old, Tier};
-use crate::Error;
 use std::sync::atomic::Ordering;
 
 /// Bytes of an update.
@@ -116,6 +115,11 @@ impl TypeCode {
         1 << self.log2
     }
 
+    /// The same bytes, whatever they mean.
+    pub(super) const fn plain(self) -> Self {
+        Self { kind: Kind::Bytes, ..self }
+    }
+
     fn from_number(number: u8) -> Option<Self> {
         let kind = match number >> 4 {
             0 => Kind::Unsigned,
@@ -175,9 +179,18 @@ impl AtomicRequest {
         operand.copy_from_slice(&bytes[8..24]);
         expected.copy_from_slice(&bytes[24..]);
         let request = Self { op, of, fetch: bytes[2] == FETCH, operand, expected };
-        let is_zero = || operand[..of.bytes()].iter().all(|byte| *byte == 0);
-        let divides_by_zero = matches!(op, OpCode::Div | OpCode::Rem) && of.kind != Kind::Float && is_zero();
-        (bytes[2] <= FETCH && bytes[3..8] == [0; 5] && request.exists() && !divides_by_zero).then_some(request)
+        (bytes[2] <= FETCH && bytes[3..8] == [0; 5] && request.exists() && !request.divides_by_zero()).then_some(request)
+    }
+
+    /// Whether it would end in a panic.
+    pub(super) fn divides_by_zero(&self) -> bool {
+        let is_zero = || self.operand[..self.of.bytes()].iter().all(|byte| *byte == 0);
+        matches!(self.op, OpCode::Div | OpCode::Rem) && self.of.kind != Kind::Float && is_zero()
+    }
+
+    /// Whether this processor has what it takes.
+    pub fn is_possible(&self) -> bool {
+        word_bytes(self.of.bytes()) > 0 && is_taken(self.of.bytes())
     }
 
     /// Whether values of this type have the operator.
@@ -334,17 +347,4 @@ impl AtomicRequest {
         seen.write_bytes(&mut bytes);
         bytes
     }
-}
-
-/// That nothing carries an update to a node that shares no memory.
-pub(super) fn unsupported(request: Option<&AtomicRequest>) -> Error {
-    let why = match request {
-        Some(_) => {
-            "its node shares no memory with this one, and no update goes by the network yet; send it a message that asks for the update"
-        }
-        None => {
-            "its node shares no memory with this one, and no callback goes by the network yet; send it a message that asks for the update"
-        }
-    };
-    Error::Unsupported { operation: "update a cell", why }
 }

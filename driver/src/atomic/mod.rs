@@ -88,6 +88,7 @@ mod cell;
 pub mod code;
 mod form;
 mod operate;
+mod pending;
 mod remote;
 mod table;
 mod value;
@@ -101,6 +102,7 @@ pub use form::{FormFor, Room, locked_words, word_bytes};
 #[doc(hidden)]
 pub use operate::OrderedWith;
 pub use operate::{Add, And, Div, Max, Min, Mul, Operate, Or, Rem, Set, Shl, Shr, Sub, Xor};
+pub use pending::Pending;
 pub use remote::RemoteCell;
 pub use table::{Row, TABLE};
 pub use value::{Atom, AtomicValue, ByLock, Element, Offset};

@@ -99,7 +99,7 @@ impl<T: AtomicValue> Operate<Set, T> for T {
     }
 }
 
-fn bytes<T: AtomicValue>(value: T) -> [u8; 16] {
+pub(super) fn bytes<T: AtomicValue>(value: T) -> [u8; 16] {
     let mut bytes = [0; 16];
     value.write_bytes(&mut bytes);
     bytes

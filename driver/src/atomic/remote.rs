@@ -1,11 +1,15 @@
 //! Cells in regions of any node.
 
 use super::cell::{check_processor, operate_at, update_at};
-use super::code::{self, AtomicRequest};
+use super::code::{AtomicRequest, OpCode, TypeCode};
 use super::form::Form;
-use super::operate::Operate;
-use super::{AtomicValue, Element, NotPerformed, Place, Tier, Want};
-use crate::engine::baton::Token;
+use super::operate::{Operate, bytes};
+use super::pending::Pending;
+use super::{AtomicValue, Element, NotPerformed, Place, Tier, Want, Word};
+use crate::engine::baton::{BatonGuard, Token};
+use crate::engine::op::{Op, Outcome};
+use crate::engine::poller::Progress;
+use crate::engine::turn::Engine;
 use crate::node::Shared;
 use crate::region::access::{Act, fault, whole};
 use crate::region::key;
@@ -29,6 +33,14 @@ const CREDIT: u32 = 256;
 ///
 /// Over shared memory the caller's processor does the update, in place: a few checks and the instruction. It asks nothing of the owner's processor. Whether
 /// the owner lives is asked once in 257 updates and reads by this cell: as many may succeed in memory that nobody but those who have mapped it will see.
+///
+/// Where only the network reaches the node, its engine does the update, with no help of its application, and the call waits for the answer: as long as the
+/// journey there and back takes. It drives this node's engine meanwhile. An operator is one question; a callback is a read and a compare-and-swap, again
+/// until nobody was faster. [`start`](Self::start) does not wait, so that many are under way at once. There is no deadline: the wait ends with the
+/// answer, or when the node dies or leaves. Each update takes place once, whatever the network loses or repeats.
+/// After [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`], or [`Error::Closed`] of one that was waiting already, nobody knows
+/// whether it did. Values under a lock are not updated over the network: [`Error::Unsupported`]. From within `recv_with` there is
+/// [`Error::Reentrant`].
 pub struct RemoteCell<E> {
     node: Node,
     place: key::Place,
@@ -39,14 +51,16 @@ pub struct RemoteCell<E> {
 /// How it is reached.
 enum Way {
     /// By memory that is shared.
-    Mapped {
-        region: Arc<PeerRegion>,
-        /// `None` for a region of this node.
-        inbox: Option<Arc<PeerInbox>>,
-        credit: AtomicU32,
-    },
+    Mapped(Mapped),
     /// By the network alone.
     Apart,
+}
+
+struct Mapped {
+    region: Arc<PeerRegion>,
+    /// `None` for a region of this node.
+    inbox: Option<Arc<PeerInbox>>,
+    credit: AtomicU32,
 }
 
 impl Node {
@@ -74,7 +88,8 @@ impl Node {
                 let inbox = shared.regions().inbox(shared.membership(), place.node, place.incarnation);
                 inbox.map_err(|miss| shared.missing(&place, UPDATE, miss))
             };
-            Way::Mapped { region, inbox: if is_own { None } else { Some(inbox()?) }, credit: AtomicU32::new(CREDIT) }
+            let inbox = if is_own { None } else { Some(inbox()?) };
+            Way::Mapped(Mapped { region, inbox, credit: AtomicU32::new(CREDIT) })
         };
         Ok(RemoteCell { node: self.clone(), place, way, _element: PhantomData })
     }
@@ -143,19 +158,18 @@ impl<E: Element> RemoteCell<E> {
 
     /// Whether the caller's processor does the updates, in memory that is shared.
     pub fn is_shared(&self) -> bool {
-        matches!(self.way, Way::Mapped { .. })
+        matches!(self.way, Way::Mapped(_))
     }
 
-    /// Does something in place, if the memory is shared and nothing speaks against it; else asks the node that has it.
+    /// Does something in place, if nothing speaks against it.
     #[inline(always)]
     fn with<V>(
         &self,
+        Mapped { region, inbox, credit }: &Mapped,
         in_place: impl FnOnce(*mut <E::Value as AtomicValue>::Form, &Member<'_>) -> Result<V, NoUpdate<Error>>,
-        apart: impl FnOnce() -> Result<V>,
     ) -> Result<V> {
         let shared = self.node.shared();
         shared.usable()?;
-        let Way::Mapped { region, inbox, credit } = &self.way else { return apart() };
         if !region.is_live() {
             return Err(self.gone());
         }
@@ -190,16 +204,165 @@ impl<E: Element> RemoteCell<E> {
         }
     }
 
-    /// An update by an operator, of a node with which no memory is shared.
-    #[cold]
-    fn operate_apart<V>(&self, request: Option<AtomicRequest>) -> Result<V> {
-        Err(code::unsupported(request.as_ref()))
+    /// Begins what the node is asked to do that only the network reaches.
+    fn begin(&self, request: AtomicRequest) -> Result<(Token, BatonGuard<'_, Engine>, Arc<Op>)> {
+        assert!(!request.divides_by_zero(), "attempt to divide a cell by zero");
+        self.node.shared().begin_update_apart(&self.place, request, UPDATE)?.ok_or_else(|| self.gone())
     }
 
-    /// An update by a callback there: reads the value, and swaps it for what the callback makes of it, until nobody is faster.
+    /// Has the node do it, and waits for the old value, if that is asked for.
+    fn ask_apart(&self, request: AtomicRequest) -> Result<[u8; 16]> {
+        let (me, engine, op) = self.begin(request)?;
+        match self.node.shared().finish_asked(me, engine, &op)? {
+            Outcome::Updated(old) => Ok(old),
+            _ => Err(Error::Cancelled),
+        }
+    }
+
+    /// The code of its type.
+    fn code() -> Result<TypeCode> {
+        let why = "a value of more than 16 bytes is under a lock, which does not go by the network; send its node a message that asks for the update";
+        TypeCode::of::<E::Value>().ok_or(Error::Unsupported { operation: UPDATE.name, why })
+    }
+
     #[cold]
-    fn update_apart<V>(&self) -> Result<V> {
-        Err(code::unsupported(None))
+    fn load_apart(&self) -> Result<E::Value> {
+        let none = [0; 16];
+        let load = AtomicRequest { op: OpCode::Load, of: Self::code()?, fetch: true, operand: none, expected: none };
+        Ok(E::Value::from_bytes(&self.ask_apart(load)?))
+    }
+
+    #[cold]
+    fn operate_apart<O, R: Copy, W: Want<E::Value>>(&self, operand: R) -> Result<W::Out>
+    where
+        E::Value: Operate<O, R>,
+    {
+        match AtomicRequest::operate::<O, R, E::Value>(operand, W::FETCH) {
+            Some(request) => {
+                let old = E::Value::from_bytes(&self.ask_apart(request)?);
+                Ok(W::pick(old, || old.apply(operand)))
+            }
+            None => self.update_apart::<W>(None, |old| Some(old.apply(operand))),
+        }
+    }
+
+    /// An update by a callback: reads the value, and swaps it for what the callback makes of it, until nobody is faster.
+    #[cold]
+    fn update_apart<W: Want<E::Value>>(
+        &self,
+        mut attempts: Option<u32>,
+        mut callback: impl FnMut(E::Value) -> Option<E::Value>,
+    ) -> Result<W::Out> {
+        // What was seen is compared, not what the value makes of it: bytes that mean nothing are any.
+        let of = Self::code()?.plain();
+        let ask = |op, operand, expected| self.ask_apart(AtomicRequest { op, of, fetch: true, operand, expected });
+        let mut seen = ask(OpCode::Load, [0; 16], [0; 16])?;
+        loop {
+            if let Some(left) = &mut attempts {
+                *left = left.checked_sub(1).ok_or(Error::NotPerformed(NotPerformed::Attempts))?;
+            }
+            let old = E::Value::from_bytes(&seen);
+            let new = callback(old).ok_or(Error::NotPerformed(NotPerformed::Declined))?;
+            let now = ask(OpCode::CompareSwap, bytes(new), seen)?;
+            if now == seen {
+                return Ok(W::pick(old, || new));
+            }
+            seen = now;
+        }
+    }
+
+    /// Begins an update by an operator and does not wait for its end. Of a node that only the network reaches up to 64 may be under way at once, puts and
+    /// gets among them; more wait here. Several that are begun closely on another go in one datagram. Updates of one node that one thread begins take place
+    /// in the order in which they were begun. Over shared memory the update has taken place when this returns.
+    ///
+    /// ```
+    /// # use doorbell::{Node, Space};
+    /// use doorbell::atomic::{Add, Old};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let space = Space::heap();
+    /// # let owner = Node::builder("started").space(space.clone()).join()?;
+    /// # let other = Node::builder("started").space(space).join()?;
+    /// # let region = owner.region::<u64>(1)?;
+    /// let cell = other.cell(region.key())?;
+    /// let tickets: Vec<_> = (0..3).map(|_| cell.start::<Add, Old, _>(1)).collect::<Result<_, _>>()?;
+    /// let tickets: Vec<u64> = tickets.into_iter().map(|ticket| ticket.wait()).collect::<Result<_, _>>()?;
+    /// assert_eq!(tickets, [0, 1, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// If it divides by zero.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an operator of a type of your own, which the other node does not know, and for a value under a lock; and as an update that
+    /// waits.
+    pub fn start<O, W, R>(&self, operand: R) -> Result<Pending<W::Out>>
+    where
+        R: Copy + Send + 'static,
+        E::Value: Operate<O, R>,
+        W: Want<E::Value>,
+    {
+        if self.is_shared() {
+            return self.operate::<O, R, W>(operand, Ordering::AcqRel).map(Pending::over);
+        }
+        let why = "the other node has no such operator of such a type; write the update with `atomic!`, which waits for it";
+        Self::code()?;
+        let request = AtomicRequest::operate::<O, R, E::Value>(operand, W::FETCH);
+        let request = request.ok_or(Error::Unsupported { operation: "start an update of a cell", why })?;
+        self.start_apart(request, move |old| {
+            let old = E::Value::from_bytes(&old);
+            W::pick(old, || old.apply(operand))
+        })
+    }
+
+    /// Begins to read it: as [`start`](Self::start).
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_load(&self) -> Result<Pending<E::Value>> {
+        if self.is_shared() {
+            return self.load(Ordering::Acquire).map(Pending::over);
+        }
+        let none = [0; 16];
+        let load = AtomicRequest { op: OpCode::Load, of: Self::code()?, fetch: true, operand: none, expected: none };
+        self.start_apart(load, |old| E::Value::from_bytes(&old))
+    }
+
+    /// Begins to replace the value by `new` if it is `expected`, byte by byte: as [`start`](Self::start). What it was comes back: it was replaced if
+    /// that is what was expected.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_compare_swap(&self, expected: E::Value, new: E::Value) -> Result<Pending<E::Value>>
+    where
+        <E::Value as AtomicValue>::Form: Word,
+    {
+        if let Way::Mapped(mapped) = &self.way {
+            let (expected, new) = (expected.into_word(), new.into_word());
+            let seen = self.with(mapped, |at, _| {
+                // SAFETY: `with` gives a cell of this form.
+                match unsafe { Word::compare_exchange(at, expected, new, Ordering::AcqRel) } {
+                    Ok(seen) | Err(seen) => Ok(seen),
+                }
+            })?;
+            return Ok(Pending::over(E::Value::from_word(seen)));
+        }
+        let of = Self::code()?.plain();
+        let (operand, expected) = (bytes(new), bytes(expected));
+        let swap = AtomicRequest { op: OpCode::CompareSwap, of, fetch: true, operand, expected };
+        self.start_apart(swap, |old| E::Value::from_bytes(&old))
+    }
+
+    fn start_apart<V>(&self, request: AtomicRequest, of: impl FnOnce([u8; 16]) -> V + Send + 'static) -> Result<Pending<V>> {
+        let shared = self.node.shared();
+        let (me, mut engine, op) = self.begin(request)?;
+        if shared.progress() != Progress::Poller {
+            engine.push_update(me);
+        }
+        drop(engine);
+        shared.hand_over();
+        Ok(Pending::under_way(self.node.clone(), op, of))
     }
 }
 
@@ -210,11 +373,11 @@ impl<E: Element> Place for RemoteCell<E> {
 
     #[inline(always)]
     fn load(&self, ordering: Ordering) -> Result<E::Value> {
-        self.with(
+        let Way::Mapped(mapped) = &self.way else { return self.load_apart() };
+        self.with(mapped, |at, member| {
             // SAFETY: `with` gives a cell of this form.
-            |at, member| unsafe { <E::Value as AtomicValue>::Form::load(at, member, ordering) }.map_err(NoUpdate::Stop),
-            || self.operate_apart(None),
-        )
+            unsafe { <E::Value as AtomicValue>::Form::load(at, member, ordering) }.map_err(NoUpdate::Stop)
+        })
     }
 
     #[inline(always)]
@@ -222,17 +385,16 @@ impl<E: Element> Place for RemoteCell<E> {
     where
         E::Value: Operate<O, R>,
     {
-        self.with(
-            // SAFETY: `with` gives a cell of this form.
-            |at, member| unsafe { operate_at::<E::Value, O, R, W, _>(at, member, operand, ordering) },
-            || self.operate_apart(AtomicRequest::operate::<O, R, E::Value>(operand, W::FETCH)),
-        )
+        let Way::Mapped(mapped) = &self.way else { return self.operate_apart::<O, R, W>(operand) };
+        // SAFETY: `with` gives a cell of this form.
+        self.with(mapped, |at, member| unsafe { operate_at::<E::Value, O, R, W, _>(at, member, operand, ordering) })
     }
 
     #[inline(always)]
-    fn update<W: Want<E::Value>>(&self, ordering: Ordering, callback: impl FnMut(E::Value) -> E::Value) -> Result<W::Out> {
+    fn update<W: Want<E::Value>>(&self, ordering: Ordering, mut callback: impl FnMut(E::Value) -> E::Value) -> Result<W::Out> {
+        let Way::Mapped(mapped) = &self.way else { return self.update_apart::<W>(None, |old| Some(callback(old))) };
         // SAFETY: `with` gives a cell of this form.
-        self.with(|at, member| unsafe { update_at::<E::Value, W, _>(at, member, ordering, callback) }, || self.update_apart())
+        self.with(mapped, |at, member| unsafe { update_at::<E::Value, W, _>(at, member, ordering, callback) })
     }
 
     #[inline(always)]
@@ -245,11 +407,11 @@ impl<E: Element> Place for RemoteCell<E> {
         if attempts == Some(0) {
             return Err(Error::NotPerformed(NotPerformed::NoAttempt));
         }
-        let tried = self.with(
+        let Way::Mapped(mapped) = &self.way else { return self.update_apart::<W>(attempts, callback) };
+        let tried = self.with(mapped, |at, member| {
             // SAFETY: `with` gives a cell of this form.
-            |at, member| unsafe { <E::Value as AtomicValue>::Form::update(at, member, attempts, ordering, callback) },
-            || self.update_apart(),
-        )?;
+            unsafe { <E::Value as AtomicValue>::Form::update(at, member, attempts, ordering, callback) }
+        })?;
         tried.map(|(old, new)| W::pick(old, || new)).ok_or(Error::NotPerformed(NotPerformed::Declined))
     }
 }

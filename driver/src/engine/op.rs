@@ -27,6 +27,8 @@ pub enum Outcome {
     Counted,
     /// The put or get took place.
     Copied,
+    /// The update took place: the old value, if that was asked for.
+    Updated([u8; 16]),
     /// The answer to a letter.
     Answered(Vec<u8>),
     /// It did not take place, or not wholly.

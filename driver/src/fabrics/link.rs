@@ -68,6 +68,23 @@ impl AnyLink {
         }
     }
 
+    /// As [`push`](Self::push), of a packet that goes with those that follow until [`release`](Self::release).
+    #[inline]
+    pub fn push_held(&mut self, head: &PacketHead, bytes: &[u8]) -> Push {
+        match self {
+            // SAFETY: a slice; the caller keeps to `packet_bytes`.
+            AnyLink::Shm(link) => unsafe { link.push(head, bytes.as_ptr(), bytes.len()) },
+            AnyLink::Udp(link) => link.push_held(head, bytes),
+        }
+    }
+
+    /// Sends what was held.
+    pub fn release(&self) {
+        if let AnyLink::Udp(link) = self {
+            link.release();
+        }
+    }
+
     /// Has a session send a part of what its target expects by this name, `total` bytes in all. `None`: not now. False: it can't, and never will.
     pub fn begin_transfer(&self, name: u64, part: Range<u64>, total: u64, from: Arc<dyn BytesOut>) -> Option<bool> {
         match self {

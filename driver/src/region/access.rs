@@ -5,6 +5,7 @@ use super::key::{Access, Key, Place, ReadWrite, read_secret};
 use super::remote::Request;
 use super::table::{Credit, Miss};
 use super::{Plain, RegionTable};
+use crate::atomic::code::AtomicRequest;
 use crate::engine::baton::{BatonGuard, Token};
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
@@ -177,7 +178,30 @@ impl Shared {
     }
 
     /// Drives until a put or get has ended. From there on nobody touches its bytes.
-    pub(super) fn finish_access(&self, me: Token, mut engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<()> {
+    pub(super) fn finish_access(&self, me: Token, engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<()> {
+        match self.finish_asked(me, engine, op)? {
+            Outcome::Copied => Ok(()),
+            _ => Err(Error::Cancelled),
+        }
+    }
+
+    /// Begins an update of a cell, at a node that shares no memory with this one. `None` if the place is not of one.
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn begin_update_apart(
+        &self,
+        place: &Place,
+        update: AtomicRequest,
+        act: Act,
+    ) -> Result<Option<(Token, BatonGuard<'_, Engine>, Arc<Op>)>> {
+        let Some((me, mut engine)) = self.elsewhere(place, act)? else { return Ok(None) };
+        let Place { node, incarnation, number, offset, secret, .. } = *place;
+        let request = Request { incarnation, number, offset, bytes: update.of.bytes() as u64, secret };
+        let op = engine.begin_update(me, act.name, node, request, update)?;
+        Ok(Some((me, engine, op)))
+    }
+
+    /// Drives until what was asked of a node has ended. From there on nobody touches its bytes.
+    pub(crate) fn finish_asked(&self, me: Token, mut engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<Outcome> {
         let guard = TakeBack { shared: self, me, op };
         if self.progress() != Progress::Poller {
             engine.push(me);
@@ -188,9 +212,9 @@ impl Shared {
         // Whatever drive said.
         drop(guard);
         match op.take() {
-            Some(Outcome::Copied) => Ok(()),
             Some(Outcome::Failed(error)) => Err(error),
-            _ => Err(driven.err().unwrap_or(Error::Cancelled)),
+            Some(outcome) => Ok(outcome),
+            None => Err(driven.err().unwrap_or(Error::Cancelled)),
         }
     }
 
@@ -207,7 +231,7 @@ impl Shared {
     }
 }
 
-/// Takes a put or get back when its wait ends, by a panic too, so that nobody touches bytes that are gone.
+/// Takes a put, get or update back when its wait ends, by a panic too, so that nobody touches bytes that are gone.
 struct TakeBack<'a> {
     shared: &'a Shared,
     me: Token,
@@ -216,10 +240,17 @@ struct TakeBack<'a> {
 
 impl Drop for TakeBack<'_> {
     fn drop(&mut self) {
-        if !self.op.is_done()
-            && let Ok(mut engine) = self.shared.enter(self.me, "put")
+        self.shared.take_back(self.me, self.op);
+    }
+}
+
+impl Shared {
+    /// Takes a put, get or update back that has not ended: its bytes are not touched any more.
+    pub(crate) fn take_back(&self, me: Token, op: &Arc<Op>) {
+        if !op.is_done()
+            && let Ok(mut engine) = self.enter(me, "put")
         {
-            engine.take_back(self.op);
+            engine.take_back(op);
         }
     }
 }

@@ -46,6 +46,17 @@ impl Gather {
         self.bytes < MOST && now - self.since < FOLLOWED
     }
 
+    /// A packet waits, as its sender said that it will say when they are to go.
+    #[inline]
+    pub fn hold(&mut self, now: Time, len: usize) {
+        if self.count == 0 {
+            self.since = now;
+        }
+        self.count += 1;
+        self.bytes += len + HEAD;
+        self.last = now;
+    }
+
     /// Whether it is the first one that waits.
     #[inline]
     pub fn is_new(&self) -> bool {
@@ -109,6 +120,16 @@ mod tests {
         assert!((30..100).contains(&sent), "{sent} sends");
         // After a pause the first ones go at once again.
         assert!(!gather.keeps(at(now + 100_000), 8));
+    }
+
+    #[test]
+    fn what_is_held_is_due_all_the_same() {
+        let mut gather = Gather::default();
+        gather.hold(at(0), 8);
+        gather.hold(at(50_000), 8);
+        assert!(gather.due().unwrap() <= at(ALONE));
+        gather.empty();
+        assert!(gather.due().is_none());
     }
 
     #[test]

@@ -55,6 +55,25 @@ impl UdpFabric {
         push
     }
 
+    /// Puts one packet on a lane that goes with those that follow: [`release`](Self::release) sends them, or whoever comes when they are due.
+    pub(crate) fn push_held(&mut self, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
+        let now = self.now();
+        let push = self.endpoint.push(now, session, priority, head, bytes);
+        if push == Push::Done {
+            self.gather.hold(now, bytes.len());
+        } else {
+            self.flush(now);
+        }
+        push
+    }
+
+    /// Sends what was held.
+    pub(crate) fn release(&mut self) {
+        if self.gather.due().is_some() {
+            self.flush(self.now());
+        }
+    }
+
     /// Sends a part of what the peer expects, `total` bytes in all. False if it can't be: the peer never named it so, or it was begun before.
     pub(crate) fn begin_transfer(
         &mut self,

@@ -6,6 +6,7 @@ mod timing;
 use crate::exit::{Failure, warn};
 use crate::ls::Format;
 use crate::measure::args::crowded;
+use crate::measure::net::Fabric;
 use crate::text::print;
 use clap::builder::PossibleValuesParser;
 use doorbell::atomic::TABLE;
@@ -24,6 +25,7 @@ Examples:
   doorbell atomics --type u64 --type f64     two types
   doorbell atomics --type u64 --op Add       one operator
   doorbell atomics --threads 4 --pin 0,1     four threads on two processors
+  doorbell atomics --fabric udp --pin 0,1    a cell that only the network reaches
   doorbell atomics --format json | jq 'select(.op == \"Add\") | {type, tier, alone}'
 
 `tier` is how the update is done if nobody asks what the value was, `fetch` if the old value or
@@ -38,6 +40,10 @@ A `!` behind a figure says that the tier was not faster than the next one down.
 The second table is of a cell in a region of another node that shares memory: what the checks of a
 key take beside the update itself.
 
+With --fabric udp two nodes of this process talk over the loopback interface: a message of
+8 bytes goes there and back, and a cell is updated, one update at a time and 64 at once, in
+turns; medians of short sections. A round trip is what an update at its best takes.
+
 Believe ratios rather than nanoseconds: the processors of a virtual machine move, and every
 time with them.")]
 pub struct AtomicsArgs {
@@ -47,6 +53,9 @@ pub struct AtomicsArgs {
     /// Only this operator; may be said several times
     #[arg(long = "op", value_name = "OPERATOR", value_parser = PossibleValuesParser::new(operators()))]
     ops: Vec<String>,
+    /// By which fabric a cell of another node is reached: with udp that alone is measured
+    #[arg(long, value_enum, value_name = "FABRIC", default_value_t = Fabric::Shm, conflicts_with_all = ["types", "ops", "tiers", "threads"])]
+    fabric: Fabric,
     /// Print the tiers and measure nothing
     #[arg(long)]
     tiers: bool,
@@ -83,6 +92,15 @@ pub fn run(args: &AtomicsArgs) -> Result<(), Failure> {
         let rows: Vec<Row> =
             TABLE.iter().copied().flatten().filter(|row| args.wants(row.value, row.op)).map(Row::tiers).collect();
         print(&report::render(args.format, &rows, &[], 0));
+        return Ok(());
+    }
+    if args.fabric == Fabric::Udp {
+        let is_crowded = crowded(&args.pin, 2)?;
+        let rows = timing::Bench::new(&args.pin, 2)?.network()?;
+        print(&report::render_net(args.format, &rows));
+        if is_crowded {
+            warn("both nodes share a processor: they take turns");
+        }
         return Ok(());
     }
     let threads = usize::from(args.threads);

@@ -36,6 +36,38 @@ pub struct RemoteRow {
     pub ns: f64,
 }
 
+/// Something that was done to a cell over the network: the first is a message there and back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NetRow {
+    pub what: &'static str,
+    /// Of one of them.
+    pub ns: f64,
+}
+
+/// In the form that was asked for.
+pub fn render_net(format: Format, rows: &[NetRow]) -> String {
+    let trip = rows.first().map_or(f64::NAN, |row| row.ns);
+    match format {
+        Format::Json => rows.iter().map(|row| object_of_net(row, trip) + "\n").collect(),
+        Format::Table => {
+            let mut table = Table::new(&["u64", ">µs", ">of a round trip", ">a second"]);
+            for NetRow { what, ns } in rows {
+                table.row([
+                    (*what).to_owned(),
+                    format!("{:.2}", ns / 1e3),
+                    format!("{:.3}", ns / trip),
+                    format!("{:.0}", 1e9 / ns),
+                ]);
+            }
+            format!("A cell in a region of another node, over UDP.\n\n{}\n", table.lines().join("\n"))
+        }
+    }
+}
+
+fn object_of_net(NetRow { what, ns }: &NetRow, trip: f64) -> String {
+    format!("{{\"fabric\":\"udp\",\"what\":{},\"ns\":{},\"of_round_trip\":{}}}", json!(what), rounded(*ns), rounded(ns / trip))
+}
+
 impl Row {
     /// Without times.
     pub fn tiers(row: &cells::Row) -> Self {
@@ -144,6 +176,15 @@ mod tests {
         let words: Vec<&str> = text.lines().find(|line| line.starts_with("u64  ")).unwrap().split_whitespace().collect();
         assert_eq!(words, ["u64", "Add", "native", "native", "5.0", "5.0", "6.2", "20.0", "7.0!", "5.0", "6.2", "20.0"]);
         assert!(text.contains("by key  12.3"), "{text}");
+    }
+
+    #[test]
+    fn what_goes_by_the_network_is_beside_a_round_trip() {
+        let rows = [NetRow { what: "trip", ns: 20_000.0 }, NetRow { what: "update", ns: 25_000.0 }];
+        let text = render_net(Format::Table, &rows);
+        assert!(text.lines().any(|line| line.split_whitespace().eq(["update", "25.00", "1.250", "40000"])), "{text}");
+        let last: Value = serde_json::from_str(render_net(Format::Json, &rows).lines().last().unwrap()).unwrap();
+        assert_eq!((&last["fabric"], &last["of_round_trip"]), (&json!("udp"), &json!(1.25)));
     }
 
     #[test]

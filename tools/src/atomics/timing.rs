@@ -1,16 +1,16 @@
 //! What updates take: the same expression by each tier, alone and contended.
 
-use super::report::{RemoteRow, Row, Times};
+use super::report::{NetRow, RemoteRow, Row, Times};
 use crate::exit::Failure;
 use crate::measure::worker::pin;
 use doorbell::atomic::{
     self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, RemoteCell, TABLE, Word,
 };
-use doorbell::{Node, Region, Role, atomic};
+use doorbell::{FabricKind, Match, Node, NodeId, Region, Role, atomic};
 use doorbell_benches::clock::{Clock, ticks};
 use std::sync::atomic::Ordering::AcqRel;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sections of each kind, alone, of which the median counts.
 const SECTIONS: usize = 15;
@@ -19,6 +19,18 @@ const UPDATES: u32 = 10_000;
 /// How long threads contend for a cell, and how often, of which the median counts.
 const SPAN: Duration = Duration::from_millis(3);
 const SPANS: usize = 5;
+/// Over the network: rounds, of each of which every kind has a section, and what is done in one, one at a time and so many at once.
+const ROUNDS: usize = 101;
+const TRIPS: usize = 200;
+const AT_ONCE: usize = 64;
+const BATCHES: usize = 20;
+/// How long rounds go on.
+const LONGEST: Duration = Duration::from_secs(5);
+/// Longer than other work of the machine holds a thread up.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Tags of messages: to be sent back, and the last one.
+const ECHO: u64 = 1;
+const LAST: u64 = 2;
 
 /// What is needed to measure.
 pub struct Bench<'a> {
@@ -162,6 +174,70 @@ impl<'a> Bench<'a> {
         self.over_shm().map_err(|error| Failure::usage(format!("could not measure a cell of another node: {error}"), ""))
     }
 
+    /// A cell of another node that only the network reaches.
+    pub fn network(&self) -> Result<Vec<NetRow>, Failure> {
+        let second = self.pin.get(1 % self.pin.len().max(1)).copied();
+        let wrong = |error| Failure::usage(format!("could not measure a cell over the network: {error}"), "");
+        let name = format!("atomics-{}", std::process::id());
+        let builder =
+            || Node::builder(&name).role(Role::Host).label("atomics").max_nodes(2).fabric(FabricKind::Udp).dead_after(SILENCE);
+        let owner = builder().listen(([127, 0, 0, 1], 0).into()).join().map_err(wrong)?;
+        let address = owner.address().unwrap_or_else(|| unreachable!("a node that listens has an address"));
+        let other = builder().connect(address).join().map_err(wrong)?;
+        let words: Region<u64> = owner.region(1).map_err(wrong)?;
+        let rows = std::thread::scope(|scope| {
+            let echo = scope.spawn(|| pin(second).and_then(|()| send_back(&owner, other.id()).map_err(wrong)));
+            let rows = self.over_udp(&other, owner.id(), &words).map_err(wrong);
+            let last = other.send(owner.id(), LAST, &[]).map_err(wrong);
+            echo.join().expect("a thread that only sends back").and(last).and(rows)
+        })?;
+        other.leave().map_err(wrong)?;
+        drop(words);
+        owner.leave().map_err(wrong)?;
+        Ok(rows)
+    }
+
+    fn over_udp(&self, node: &Node, to: NodeId, words: &Region<u64>) -> doorbell::Result<Vec<NetRow>> {
+        let cell: RemoteCell<u64> = node.cell(words.key())?;
+        let trip = || -> doorbell::Result<()> {
+            node.send(to, ECHO, &[1; 8])?;
+            node.recv(Match::from(to).tag(ECHO), &mut [0; 8]).map(drop)
+        };
+        let batch = || -> doorbell::Result<()> {
+            let under_way = (0..AT_ONCE).map(|_| cell.start::<cells::Add, Old, _>(1)).collect::<doorbell::Result<Vec<_>>>()?;
+            under_way.into_iter().try_for_each(|update| update.wait().map(kept))
+        };
+        type Do<'a> = &'a dyn Fn() -> doorbell::Result<()>;
+        let kinds: [(&'static str, Do<'_>, usize, usize); 5] = [
+            ("8 bytes there and back", &trip, TRIPS, 1),
+            ("cell += 1, one at a time", &|| atomic! { cell += 1 }, TRIPS, 1),
+            ("old: cell += 1, one at a time", &|| atomic! { old: cell += 1 }.map(kept), TRIPS, 1),
+            ("new: cell = f(cell), one at a time", &|| atomic! { new: cell = cell.rotate_left(1) ^ 5 }.map(kept), TRIPS, 1),
+            ("old: cell += 1, 64 at once", &batch, BATCHES, AT_ONCE),
+        ];
+        let mut figures = [const { Vec::new() }; 5];
+        let deadline = Instant::now() + LONGEST;
+        for round in 0..=ROUNDS {
+            // Where others have the processors, each update waits for its turn.
+            if round > 1 && Instant::now() > deadline {
+                break;
+            }
+            for ((_, update, times, each), figures) in kinds.iter().zip(&mut figures) {
+                let began = ticks();
+                (0..*times).try_for_each(|_| update())?;
+                // The first round opens what is to be opened.
+                if round > 0 {
+                    figures.push(self.clock.ns((ticks() - began) as f64) / (times * each) as f64);
+                }
+            }
+        }
+        let median = |mut figures: Vec<f64>| {
+            figures.sort_unstable_by(f64::total_cmp);
+            figures[figures.len() / 2]
+        };
+        Ok(kinds.iter().zip(figures).map(|((what, ..), figures)| NetRow { what, ns: median(figures) }).collect())
+    }
+
     fn over_shm(&self) -> doorbell::Result<Vec<RemoteRow>> {
         let join = || {
             let name = format!("atomics-{}", std::process::id());
@@ -195,6 +271,18 @@ impl<'a> Bench<'a> {
         drop((words, locked));
         owner.leave()?;
         Ok(rows)
+    }
+}
+
+/// Sends back what a node sends, up to the last message.
+fn send_back(node: &Node, to: NodeId) -> doorbell::Result<()> {
+    let mut bytes = [0; 8];
+    loop {
+        let envelope = node.recv(Match::from(to), &mut bytes)?;
+        if envelope.tag == LAST {
+            return Ok(());
+        }
+        node.send(to, ECHO, &bytes)?;
     }
 }
 

@@ -1,6 +1,7 @@
 //! Puts and gets of nodes that share no memory with this one, and to them.
 
 use super::Engine;
+use crate::atomic::code::AtomicRequest;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
@@ -15,6 +16,10 @@ use std::sync::Arc;
 const PULL_BYTES: usize = 128 << 10;
 /// Packets of one put or get, or answer, in one turn.
 const PACKETS: usize = 16;
+/// Updates that wait for each other at most.
+const TOGETHER: usize = 32;
+/// Packets up to so many bytes go together, where several are to be sent.
+const SMALL_BYTES: usize = 256;
 
 /// How far something came.
 enum Step {
@@ -79,7 +84,30 @@ impl Engine {
         Ok(op)
     }
 
-    /// Takes a put or get back: its bytes are not touched any more.
+    /// Begins an update of a cell at a node that shares no memory with this one.
+    pub(crate) fn begin_update(
+        &mut self,
+        me: Token,
+        operation: &'static str,
+        node: NodeId,
+        request: Request,
+        update: AtomicRequest,
+    ) -> Result<Arc<Op>, Error> {
+        let lane = node.index() * PRIORITIES + Priority::High.index();
+        self.on_lane(me, lane, request.incarnation, |_, _| ())?;
+        let op = Op::new();
+        self.inbound.remote.ask(Ask::update(lane, operation, request, update, op.clone()));
+        Ok(op)
+    }
+
+    /// Sends an update that was begun and is not waited for; or lets it wait for others, if an answer is to come that will wake somebody who sends it.
+    pub(crate) fn push_update(&mut self, me: Token) {
+        if self.inbound.remote.is_idle() || self.inbound.remote.waiting().len() >= TOGETHER {
+            self.push(me);
+        }
+    }
+
+    /// Takes a put, get or update back: its bytes are not touched any more.
     pub(crate) fn take_back(&mut self, op: &Arc<Op>) {
         self.inbound.remote.remove(op);
     }
@@ -106,10 +134,17 @@ impl Engine {
         // Lanes in which nothing more can go in this turn.
         let mut full = Vec::new();
         let mut at = 0;
+        // A lane with something that waits for what follows.
+        let mut held = None;
         // Taken out while it is looked at: to reach its node is to learn who is gone, and then some of these end.
         while let Some(mut answer) = take(self.inbound.remote.answers(), &mut at, |answer| !full.contains(&answer.lane)) {
             let lane = answer.lane;
-            let done = self.on_lane(me, lane, answer.life, |remote, state| send_answer(&mut answer, remote, state));
+            let life = answer.life;
+            let done = self.on_lane(me, lane, life, |remote, state| {
+                let more = !remote.answers().is_empty();
+                send_answer(&mut answer, remote, state, more)
+            });
+            held = held.or(Some((lane, life)).filter(|_| !self.inbound.remote.answers().is_empty()));
             match flat(done) {
                 Step::Whole => work += 1,
                 Step::Partly(packets) => {
@@ -129,8 +164,12 @@ impl Engine {
             let done = self.on_lane(me, lane, ask.life, |remote, state| match ask.by {
                 // Its link is gone, and so is what the node had to say by it.
                 by if by > 0 && !state.has(by) => Step::Failed(Error::Damaged { node: ask.node() }),
-                _ => send_ask(&mut ask, remote, state),
+                _ => {
+                    let more = !remote.waiting().is_empty();
+                    send_ask(&mut ask, remote, state, more)
+                }
             });
+            held = held.or(Some((lane, ask.life)).filter(|_| !self.inbound.remote.waiting().is_empty()));
             match flat(done) {
                 Step::Whole => {
                     work += 1;
@@ -146,6 +185,10 @@ impl Engine {
                     ask.op.finish(Outcome::Failed(error));
                 }
             }
+        }
+        if let Some((lane, life)) = held {
+            // If its node is gone, there is nobody who waits for it; what others wait for goes when it is due.
+            let _ = self.on_lane(me, lane, life, |_, state| state.release());
         }
         work
     }
@@ -198,7 +241,7 @@ fn put_back<T>(queue: &mut VecDeque<T>, at: &mut usize, one: T) {
     *at += 1;
 }
 
-fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState) -> Step {
+fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState, more: bool) -> Step {
     for packets in 0..PACKETS {
         let Some(packet) = state.region_bytes(0) else { return Step::Partly(packets) };
         let len = answer.next_len(piece_bytes(packet));
@@ -207,7 +250,8 @@ fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState) -
             return Step::Partly(packets);
         }
         let tag = answer.next(len, &mut remote.room);
-        if state.push_region(0, tag, &remote.room) != Push::Done {
+        let held = more && remote.room.len() <= SMALL_BYTES;
+        if state.push_region(0, tag, &remote.room, held) != Push::Done {
             return Step::Partly(packets);
         }
         if answer.sent(remote.room.len()) {
@@ -217,7 +261,7 @@ fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState) -
     Step::Partly(PACKETS)
 }
 
-fn send_ask(ask: &mut Ask, remote: &mut Remote, state: &mut OutState) -> Step {
+fn send_ask(ask: &mut Ask, remote: &mut Remote, state: &mut OutState, more: bool) -> Step {
     if !ask.is_begun() && remote.is_full(ask.node()) {
         return Step::Partly(0);
     }
@@ -226,7 +270,9 @@ fn send_ask(ask: &mut Ask, remote: &mut Remote, state: &mut OutState) -> Step {
         let Some(packet) = state.region_bytes(by).filter(|packet| *packet > Request::BYTES + 16) else {
             return Step::Partly(packets);
         };
-        if !ask.send(packet, &mut remote.room, |tag, bytes| state.push_region(by, tag, bytes) == Push::Done) {
+        let mut push =
+            |tag, bytes: &[u8]| state.push_region(by, tag, bytes, more && by == 0 && bytes.len() <= SMALL_BYTES) == Push::Done;
+        if !ask.send(packet, &mut remote.room, &mut push) {
             return Step::Partly(packets);
         }
         if ask.is_sent() {

@@ -1,6 +1,7 @@
-//! The origin's half: puts and gets of this node's threads, which wait for the answers.
+//! The origin's half: puts, gets and updates of this node's threads, which wait for the answers.
 
-use super::wire::{IDS, Request, Status, Step, Word};
+use super::wire::{IDS, OLD_BYTES, Request, Status, Step, Word};
+use crate::atomic::code::AtomicRequest;
 use crate::engine::op::{Op, Outcome};
 use crate::error::{Error, KeyFault};
 use crate::transfer::Place;
@@ -18,7 +19,7 @@ pub fn piece_bytes(packet: usize) -> usize {
     if packet >= GRAIN { packet - packet % GRAIN } else { packet }
 }
 
-/// A put or get of this node.
+/// A put, get or update of this node.
 pub struct Ask {
     /// The node that it asks, and at which priority.
     pub lane: usize,
@@ -32,6 +33,8 @@ pub struct Ask {
     /// Where its bytes lie, if the target fetches them.
     pulls: Option<Place>,
     request: Request,
+    /// What is done to a cell, if it is an update.
+    update: Option<AtomicRequest>,
     /// What is put, or where it goes that is got.
     ptr: *mut u8,
     len: usize,
@@ -53,7 +56,44 @@ impl Ask {
     /// stay writable, and nobody else touches them.
     pub unsafe fn new(lane: usize, operation: &'static str, writes: bool, request: Request, ptr: *mut u8, op: Arc<Op>) -> Self {
         let (life, len) = (request.incarnation, request.bytes as usize);
-        Self { lane, life, id: 0, operation, writes, by: 0, pulls: None, request, ptr, len, moved: 0, begun: false, op }
+        Self {
+            lane,
+            life,
+            id: 0,
+            operation,
+            writes,
+            by: 0,
+            pulls: None,
+            request,
+            update: None,
+            ptr,
+            len,
+            moved: 0,
+            begun: false,
+            op,
+        }
+    }
+
+    /// An update of a cell. Nothing of the caller's is touched.
+    pub fn update(lane: usize, operation: &'static str, request: Request, update: AtomicRequest, op: Arc<Op>) -> Self {
+        let (life, ptr) = (request.incarnation, std::ptr::null_mut());
+        let update = Some(update);
+        Self {
+            lane,
+            life,
+            id: 0,
+            operation,
+            writes: false,
+            by: 0,
+            pulls: None,
+            request,
+            update,
+            ptr,
+            len: 0,
+            moved: 0,
+            begun: false,
+            op,
+        }
     }
 
     /// By another link than the first; and for a put whose bytes the target fetches, where they lie.
@@ -101,6 +141,13 @@ impl Ask {
             self.moved = if self.begun { self.len } else { 0 };
             return self.begun;
         }
+        if let Some(update) = &self.update {
+            room.clear();
+            room.extend_from_slice(&self.request.encode());
+            room.extend_from_slice(&update.to_bytes());
+            self.begun = room.len() <= packet && push(self.word(Step::Update), room);
+            return self.begun;
+        }
         if !self.begun {
             let first = if self.writes && self.len <= WITH_REQUEST.min(packet - Request::BYTES) { self.len } else { 0 };
             room.clear();
@@ -132,11 +179,23 @@ impl Ask {
         Ok(self.moved == self.len)
     }
 
+    /// The old value.
+    fn old(&self, payload: Payload<'_>) -> Result<Outcome, &'static str> {
+        if payload.len() != OLD_BYTES || !self.update.is_some_and(|update| update.fetch) {
+            return Err("an old value that nobody asked for");
+        }
+        let mut old = [0; OLD_BYTES];
+        payload.copy_to(&mut old);
+        Ok(Outcome::Updated(old))
+    }
+
     /// How it ended, if it can have ended so.
     fn end(&self, status: Status) -> Result<Outcome, &'static str> {
         let node = self.node();
         let fault = |why| Ok(Outcome::Failed(Error::Key { operation: self.operation, node: Some(node), why }));
         match status {
+            Status::Fine if self.update.is_some_and(|update| update.fetch) => Err("an update that does not say the old value"),
+            Status::Fine if self.update.is_some() => Ok(Outcome::Updated([0; OLD_BYTES])),
             Status::Fine if self.is_sent() && self.moved == self.len => Ok(Outcome::Copied),
             Status::Fine => Err("a put or get that ended before it was over"),
             Status::Stale => fault(KeyFault::Stale),
@@ -151,18 +210,25 @@ impl Ask {
                 Ok(Outcome::Failed(Error::Invalid { what }))
             }
             Status::Unreadable => Err("a put that nobody had to fetch can't be fetched"),
+            Status::Unaligned | Status::Unknown if self.update.is_none() => Err("a put or get that is no update"),
+            Status::Unaligned => fault(KeyFault::WrongType),
+            Status::Unknown => {
+                let why =
+                    "the node that has the cell has no such operator of such a type; send it a message that asks for the update";
+                Ok(Outcome::Failed(Error::Unsupported { operation: self.operation, why }))
+            }
         }
     }
 }
 
-/// Puts and gets of this node.
+/// Puts, gets and updates of this node.
 #[derive(Default)]
 pub struct Asked {
     made: u64,
     /// Of which something is to be sent, in call order: those of one lane follow one another.
     pub waiting: VecDeque<Ask>,
     /// Which wait for their answers.
-    pub sent: Vec<Ask>,
+    pub sent: VecDeque<Ask>,
 }
 
 impl Asked {
@@ -173,9 +239,10 @@ impl Asked {
         self.waiting.push_back(ask);
     }
 
-    /// How many of a node are under way.
-    pub fn under_way(&self, node: NodeId) -> usize {
-        self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).filter(|ask| ask.node() == node).count()
+    /// Whether so many of a node are under way.
+    pub fn has(&self, many: usize, node: NodeId) -> bool {
+        let under_way = || self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).filter(|ask| ask.node() == node);
+        self.waiting.len() + self.sent.len() >= many && under_way().count() >= many
     }
 
     /// Whether an answer is to come by a lane.
@@ -198,6 +265,7 @@ impl Asked {
         let ask = if was_sent { &mut self.sent[at] } else { &mut self.waiting[at] };
         let outcome = match word.step {
             Step::Done(status) => ask.end(status),
+            Step::Old => ask.old(payload),
             _ => match ask.got(payload) {
                 Ok(true) => Ok(Outcome::Copied),
                 Ok(false) => return Verdict::Taken,
@@ -208,7 +276,7 @@ impl Asked {
             Ok(outcome) => outcome,
             Err(reason) => return Verdict::Broken(reason),
         };
-        let ask = if was_sent { Some(self.sent.swap_remove(at)) } else { self.waiting.remove(at) };
+        let ask = if was_sent { self.sent.remove(at) } else { self.waiting.remove(at) };
         if let Some(ask) = ask {
             ask.op.finish(outcome);
         }

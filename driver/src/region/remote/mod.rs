@@ -1,10 +1,13 @@
-//! Puts and gets between nodes that share no memory: the origin's engine asks, and the target's stores or reads the bytes in place.
+//! Puts, gets and updates between nodes that share no memory: the origin's engine asks, and the target's stores or reads the bytes, or updates the cell, in place.
 //!
 //! 1. A put is a request with the key and, if it is short, its bytes; the bytes of a long one follow in pieces. One answer says that
 //!    they are in their place, or what is wrong with the key.
 //! 2. A put whose bytes the target fetches, as the origin has no engine or wants it so, is a request that says where they lie. The two share
 //!    memory then.
 //! 3. A get is a request; the bytes come back in pieces, the last of which ends it, or an answer says what is wrong with the key.
+//!
+//! 4. An update is a request and what is to be done; the answer is the old value, or that it took place, or what is wrong. The target does it when
+//!    the packet comes, once: sessions deliver a packet once, and the lane keeps what is refused.
 //!
 //! By one link nothing of one put comes between the pieces of another of the same priority; by several the pieces may come in turns, so each
 //! says by its number which put it is of. A long one goes at low priority, so that it holds up nothing else. The order of messages means nothing to them: a put has ended when its call returns.
@@ -58,6 +61,11 @@ impl Remote {
         !(self.asked.waiting.is_empty() && self.served.answers.is_empty() && self.served.pulls.is_empty())
     }
 
+    /// Whether no answer is to come.
+    pub fn is_idle(&self) -> bool {
+        self.asked.sent.is_empty()
+    }
+
     /// Whether a thread of this node waits for something that is to come by a lane.
     pub fn awaits(&self, lane: usize) -> bool {
         self.asked.awaits(lane)
@@ -65,7 +73,7 @@ impl Remote {
 
     /// Whether a node has as many requests as it keeps.
     pub fn is_full(&self, node: NodeId) -> bool {
-        self.asked.under_way(node) >= UNANSWERED_MAX
+        self.asked.has(UNANSWERED_MAX, node)
     }
 
     /// Enters a put or get of this node.
@@ -80,7 +88,7 @@ impl Remote {
 
     /// All of this one was sent.
     pub fn await_answer(&mut self, ask: Ask) {
-        self.asked.sent.push(ask);
+        self.asked.sent.push_back(ask);
     }
 
     /// What is to be said to others.
@@ -101,13 +109,14 @@ impl Remote {
     /// A packet came, by a lane from this life of a node.
     #[cold]
     pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
-        let Some(word) = Word::from_tag(tag) else { return Verdict::Broken("a packet of a put or get of unknown kind") };
+        let Some(word) = Word::from_tag(tag) else { return Verdict::Broken("a packet of a put, get or update of unknown kind") };
         match word.step {
             Step::Put => self.served.ask(lane, life, word.id, true, payload),
             Step::Get => self.served.ask(lane, life, word.id, false, payload),
             Step::Pull => self.served.pull(lane, life, word.id, payload),
             Step::More => self.served.more(lane, word.id, payload),
-            Step::Got | Step::Done(_) => self.asked.answer(lane, word, payload),
+            Step::Update => self.served.update(lane, life, word.id, payload),
+            Step::Got | Step::Old | Step::Done(_) => self.asked.answer(lane, word, payload),
         }
     }
 
@@ -128,6 +137,8 @@ impl Remote {
 mod tests {
     use super::wire::Status;
     use super::*;
+    use crate::atomic::code::{AtomicRequest, REQUEST_BYTES};
+    use crate::atomic::{Add, Div};
     use crate::engine::op::Outcome;
     use crate::error::KeyFault;
     use crate::region::key::read_secret;
@@ -257,7 +268,7 @@ mod tests {
         assert!(broken(target.take(Step::Put, 1, &put[1..])));
         assert!(broken(target.take(Step::Put, 1, &[&put[..], &[1; 101]].concat())));
         assert!(broken(target.take(Step::Get, 1, &[&put[..], &[1]].concat())));
-        assert!(broken(target.remote.take(LANE, PEER, 7 << 56, Payload::private(&[]))));
+        assert!(broken(target.remote.take(LANE, PEER, 9 << 56, Payload::private(&[]))));
         assert_eq!(target.take(Step::Put, 1, &[&put[..], &[1; 40]].concat()), Verdict::Taken);
         assert_eq!(target.take(Step::More, 2, &[2]), Verdict::Taken, "of one that was given up");
         assert!(broken(target.take(Step::More, 1, &[])));
@@ -304,6 +315,153 @@ mod tests {
             assert!(matches!(op.take(), Some(Outcome::Failed(Error::Damaged { .. }))));
             assert_eq!(bytes, [7; 10]);
         }
+    }
+
+    fn add(by: u64, fetch: bool) -> AtomicRequest {
+        AtomicRequest::operate::<Add, u64, u64>(by, fetch).unwrap()
+    }
+
+    #[test]
+    fn an_update_is_checked_by_its_target() {
+        let mut target = Target::new();
+        let good = target.request(8, 8);
+        let bytes = |request: Request, update: [u8; REQUEST_BYTES]| [&request.encode()[..], &update].concat();
+        let plain = add(5, false).to_bytes();
+        let changed = |at: usize, byte: u8| {
+            let mut update = plain;
+            update[at] = byte;
+            update
+        };
+        let by_zero = AtomicRequest { operand: [0; 16], ..AtomicRequest::operate::<Div, u64, u64>(1, true).unwrap() }.to_bytes();
+        for (request, update, status) in [
+            (Request { offset: 9, ..good }, plain, Status::Unaligned),
+            (Request { offset: 12, ..good }, plain, Status::Unaligned),
+            (Request { offset: BYTES as u64 - 4, ..good }, plain, Status::OutOfRange),
+            (Request { offset: u64::MAX - 7, ..good }, plain, Status::OutOfRange),
+            (Request { bytes: 4, ..good }, plain, Status::Unknown),
+            (Request { bytes: 0, ..good }, plain, Status::Unknown),
+            (Request { bytes: 16, ..good }, plain, Status::Unknown),
+            (Request { secret: good.secret ^ 1, ..good }, plain, Status::Forged),
+            (Request { secret: read_secret(good.secret), ..good }, plain, Status::Forged),
+            (Request { number: good.number + 1, ..good }, plain, Status::Stale),
+            (Request { incarnation: Incarnation(good.incarnation.0 ^ 1), ..good }, plain, Status::Stale),
+            (good, changed(0, 15), Status::Unknown),
+            (good, changed(1, 0x53), Status::Unknown),
+            (good, changed(1, 0x05), Status::Unknown),
+            (good, changed(2, 2), Status::Unknown),
+            (good, by_zero, Status::Unknown),
+        ] {
+            assert_eq!(target.take(Step::Update, 1, &bytes(request, update)), Verdict::Taken);
+            assert_eq!(target.says(), status, "{request:?}");
+        }
+        let whole = bytes(good, plain);
+        for payload in [&whole[..71], &whole[..31], &[], &[&whole[..], &[0]].concat()[..]] {
+            assert!(matches!(target.take(Step::Update, 1, payload), Verdict::Broken(_)));
+        }
+        assert_eq!(target.read(), [0; BYTES]);
+        assert_eq!(target.take(Step::Update, 1, &whole), Verdict::Taken);
+        assert_eq!(target.says(), Status::Fine);
+        assert_eq!(target.take(Step::Update, 2, &bytes(good, add(5, true).to_bytes())), Verdict::Taken);
+        let old = Word { step: Step::Old, id: 2 };
+        assert_eq!(target.say(100), [(old, [&5_u64.to_le_bytes()[..], &[0; 8]].concat())]);
+        assert_eq!(target.read()[..24], [[0; 8], 10_u64.to_le_bytes(), [0; 8]].concat());
+        target.region.withdraw().unwrap();
+        target.take(Step::Update, 3, &whole);
+        assert_eq!(target.says(), Status::Stale);
+    }
+
+    #[test]
+    fn what_is_refused_was_not_performed() {
+        let mut target = Target::new();
+        let update = [&target.request(0, 8).encode()[..], &add(1, true).to_bytes()].concat();
+        for id in 0..UNANSWERED_MAX as u64 {
+            assert_eq!(target.take(Step::Update, id, &update), Verdict::Taken);
+        }
+        assert_eq!(target.take(Step::Update, 99, &update), Verdict::Refused);
+        assert_eq!(target.say(100).len(), UNANSWERED_MAX);
+        assert_eq!(target.take(Step::Update, 99, &update), Verdict::Taken);
+        assert_eq!(target.read()[..8], (UNANSWERED_MAX as u64 + 1).to_le_bytes());
+    }
+
+    #[test]
+    fn answers_to_updates_are_matched_to_what_was_asked() {
+        let target = Target::new();
+        // What was asked; what is said; whether it ends well. Nothing: that breaks the rules.
+        for (fetch, step, len, ends) in [
+            (true, Step::Old, 16, Some(true)),
+            (true, Step::Old, 15, None),
+            (true, Step::Old, 0, None),
+            (true, Step::Done(Status::Fine), 0, None),
+            (true, Step::Got, 16, None),
+            (false, Step::Old, 16, None),
+            (false, Step::Done(Status::Fine), 0, Some(true)),
+            (false, Step::Got, 1, None),
+            (true, Step::Done(Status::Unreadable), 0, None),
+            (true, Step::Done(Status::Unaligned), 0, Some(false)),
+            (false, Step::Done(Status::Unknown), 0, Some(false)),
+            (false, Step::Done(Status::Stale), 0, Some(false)),
+        ] {
+            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let op = Op::new();
+            origin.ask(Ask::update(LANE, "test", target.request(0, 8), add(1, fetch), op.clone()));
+            let say = |origin: &mut Remote, lane, id| {
+                origin.take(lane, PEER, Word { step, id }.tag(), Payload::private(&[9; 20][..len]))
+            };
+            assert_eq!(say(&mut origin, LANE, 1), Verdict::Taken, "not sent yet");
+            let mut ask = origin.waiting().pop_front().unwrap();
+            assert!(ask.send(100, &mut Vec::new(), |_, bytes| bytes.len() == 72) && ask.is_sent());
+            origin.await_answer(ask);
+            assert_eq!(say(&mut origin, LANE, 2), Verdict::Taken, "of another number");
+            assert_eq!(say(&mut origin, LANE + 1, 1), Verdict::Taken, "by another lane");
+            assert!(!op.is_done());
+            let verdict = say(&mut origin, LANE, 1);
+            match (ends, op.take()) {
+                (Some(true), Some(Outcome::Updated(old))) => assert_eq!(old, [if fetch { 9 } else { 0 }; 16]),
+                (Some(false), Some(Outcome::Failed(Error::Key { .. } | Error::Unsupported { .. }))) => {}
+                (None, None) => assert!(matches!(verdict, Verdict::Broken(_))),
+                (_, outcome) => panic!("{fetch} {step:?}: {outcome:?}"),
+            }
+            // One that was given up is not waited for, and its answer harms nobody.
+            origin.remove(&op);
+            assert_eq!(say(&mut origin, LANE, 1), Verdict::Taken);
+            assert!(!origin.awaits(LANE));
+        }
+        let mut bytes = [7; 10];
+        for status in [Status::Unaligned, Status::Unknown] {
+            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let _op = ask(&mut origin, &target, false, &mut bytes, 0);
+            origin.waiting()[0].send(100, &mut Vec::new(), |_, _| true);
+            let word = Word { step: Step::Done(status), id: 1 };
+            assert!(matches!(origin.take(LANE, PEER, word.tag(), Payload::private(&[])), Verdict::Broken(_)), "of a get");
+        }
+    }
+
+    #[test]
+    fn updates_of_one_lane_come_behind_puts_and_in_turn() {
+        let mut target = Target::new();
+        let mut origin = Remote::new(Arc::default(), Incarnation(1));
+        let mut bytes = 40_u64.to_le_bytes();
+        let put = ask(&mut origin, &target, true, &mut bytes, 16);
+        let ops = [1, 2, 3].map(|by| {
+            let op = Op::new();
+            origin.ask(Ask::update(LANE, "test", target.request(16, 8), add(by, true), op.clone()));
+            op
+        });
+        while let Some(mut one) = origin.waiting().pop_front() {
+            one.send(100, &mut Vec::new(), |tag, bytes| {
+                target.remote.take(LANE, PEER, tag, Payload::private(bytes)) == Verdict::Taken
+            });
+            origin.await_answer(one);
+        }
+        for (word, bytes) in target.say(100) {
+            assert_eq!(origin.take(LANE, PEER, word.tag(), Payload::private(&bytes)), Verdict::Taken);
+        }
+        assert!(matches!(put.take(), Some(Outcome::Copied)));
+        let olds = ops.map(|op| match op.take() {
+            Some(Outcome::Updated(old)) => u64::from_le_bytes(old[..8].try_into().unwrap()),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(olds, [40, 41, 43]);
     }
 
     #[test]
@@ -360,7 +518,7 @@ mod tests {
 
         #[test]
         fn any_packets_are_taken_without_harm(
-            packets in proptest::collection::vec((0_u64..7, 0_u64..6, 0_u64..3, 0_u64..6000, 0_u64..6000, 0_usize..200, any::<bool>()), 1..60),
+            packets in proptest::collection::vec((0_u64..10, 0_u64..9, 0_u64..3, prop_oneof![Just(8_u64), 0_u64..6000], prop_oneof![Just(8_u64), 0_u64..6000], prop_oneof![Just(40_usize), 0_usize..200], any::<bool>()), 1..60),
         ) {
             let mut target = Target::new();
             let mut bytes = [7; 100];
@@ -370,7 +528,11 @@ mod tests {
             target.remote.await_answer(own);
             for (step, status, id, offset, len, more, whole) in packets {
                 let mut payload = if whole { target.request(offset, len).encode().to_vec() } else { Vec::new() };
-                payload.resize(payload.len() + more, 3);
+                if whole && more == 40 {
+                    payload.extend(add(len, more % 2 == 0).to_bytes());
+                } else {
+                    payload.resize(payload.len() + more, 3);
+                }
                 target.remote.take(LANE, PEER, step << 56 | status << 48 | id, Payload::private(&payload));
                 prop_assert!(target.remote.answers().len() <= UNANSWERED_MAX);
                 if len % 3 == 0 {

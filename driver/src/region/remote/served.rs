@@ -1,6 +1,7 @@
 //! The target's half: what others ask of this node's regions. Its application does nothing.
 
-use super::wire::{Request, Status, Step, Word};
+use super::wire::{OLD_BYTES, Request, Status, Step, Word};
+use crate::atomic::code::{AtomicRequest, REQUEST_BYTES};
 use crate::region::copy;
 use crate::region::key::read_secret;
 use crate::region::table::RegionTable;
@@ -11,7 +12,7 @@ use doorbell_shm::region::RegionMemory;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Puts and gets of one node that are not answered: as many as it may have sent, and as are kept for it.
+/// Puts, gets and updates of one node that are not answered: as many as it may have sent, and as are kept for it.
 pub const UNANSWERED_MAX: usize = 64;
 
 /// What others ask of this node's regions.
@@ -115,6 +116,7 @@ pub struct Answer {
 enum What {
     Done(Status),
     Data(Part),
+    Old([u8; OLD_BYTES]),
 }
 
 impl Answer {
@@ -123,6 +125,7 @@ impl Answer {
         match &self.what {
             What::Done(_) => 0,
             What::Data(part) => part.left.min(packet),
+            What::Old(_) => OLD_BYTES,
         }
     }
 
@@ -131,6 +134,10 @@ impl Answer {
         room.clear();
         let status = match &self.what {
             What::Done(status) => *status,
+            What::Old(old) => {
+                room.extend_from_slice(old);
+                return Word { step: Step::Old, id: self.id }.tag();
+            }
             What::Data(part) => {
                 debug_assert!(len <= part.left);
                 room.resize(len, 0);
@@ -194,14 +201,18 @@ impl Served {
         }
     }
 
+    /// Whether as many answers wait for the node of a lane as are kept.
+    fn is_full(&self, lane: usize) -> bool {
+        let its = || self.answers.iter().filter(|answer| answer.lane / PRIORITIES == lane / PRIORITIES);
+        self.answers.len() >= UNANSWERED_MAX && its().count() >= UNANSWERED_MAX
+    }
+
     /// Somebody asks for a put or get.
     pub fn ask(&mut self, lane: usize, life: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
-        let node = lane / PRIORITIES;
-        let answers = self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count();
-        if answers >= UNANSWERED_MAX {
+        if self.is_full(lane) {
             return Verdict::Refused;
         }
-        self.make_room(node);
+        self.make_room(lane / PRIORITIES);
         let Some((request, first)) = Request::decode(payload) else {
             return Verdict::Broken("a put or get that does not say of what");
         };
@@ -224,6 +235,39 @@ impl Served {
         };
         self.answers.push_back(Answer { lane, life, id, what });
         Verdict::Taken
+    }
+
+    /// Somebody asks for an update, which is done at once.
+    pub fn update(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
+        if self.is_full(lane) {
+            return Verdict::Refused;
+        }
+        let mut bytes = [0; REQUEST_BYTES];
+        let Some((request, rest)) = Request::decode(payload).filter(|(_, rest)| rest.len() == REQUEST_BYTES) else {
+            return Verdict::Broken("an update that does not say of what");
+        };
+        rest.copy_to(&mut bytes);
+        let what = self.perform(&request, &bytes).unwrap_or_else(What::Done);
+        self.answers.push_back(Answer { lane, life, id, what });
+        Verdict::Taken
+    }
+
+    fn perform(&self, request: &Request, bytes: &[u8; REQUEST_BYTES]) -> Result<What, Status> {
+        let Part { memory, at, left } = self.check(request, true)?;
+        let update = AtomicRequest::from_bytes(bytes).filter(AtomicRequest::is_possible).ok_or(Status::Unknown)?;
+        if left != update.of.bytes() {
+            return Err(Status::Unknown);
+        }
+        if !at.is_multiple_of(left) {
+            return Err(Status::Unaligned);
+        }
+        // SAFETY: within the region (check), which `memory` keeps mapped and which begins at a page; all others write a cell by atomic instructions, or
+        // else as they may write anything into shared memory.
+        let old = unsafe { update.perform(memory.ptr().add(at)) };
+        if memory.is_cut() {
+            return Err(Status::Cut);
+        }
+        Ok(if update.fetch { What::Old(old) } else { What::Done(Status::Fine) })
     }
 
     /// Somebody asks that this node fetches what is to be put.

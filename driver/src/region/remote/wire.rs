@@ -1,20 +1,20 @@
-//! What two engines say to each other about a put or get. Nothing here is believed before it was checked.
+//! What two engines say to each other about a put, get or update. Nothing here is believed before it was checked.
 
 use doorbell_fabric::{Incarnation, Payload};
 
-/// What a packet says, as its tag: a step in the upper byte, how it ended in the next, and which put or get.
+/// What a packet says, as its tag: a step in the upper byte, how it ended in the next, and which put, get or update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
     /// What it is.
     pub step: Step,
-    /// The number that its origin gave the put or get, less than [`IDS`].
+    /// The number that its origin gave it, less than [`IDS`].
     pub id: u64,
 }
 
-/// As many puts and gets of one node have numbers of their own.
+/// As many puts, gets and updates of one node have numbers of their own.
 pub const IDS: u64 = 1 << 48;
 
-/// One step of a put or get.
+/// One step of a put, get or update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Asks for a put: a [`Request`], and perhaps the first of its bytes.
@@ -29,9 +29,16 @@ pub enum Step {
     Got,
     /// How it ended, other than by the last bytes of a get.
     Done(Status),
+    /// Asks for an update: a [`Request`], and an `AtomicRequest`.
+    Update,
+    /// The update took place: the old value, of [`OLD_BYTES`].
+    Old,
 }
 
-/// How a put or get ended at its target.
+/// Bytes of an old value, those of its type first.
+pub const OLD_BYTES: usize = 16;
+
+/// How a put, get or update ended at its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// All bytes are in their place.
@@ -46,9 +53,22 @@ pub enum Status {
     Cut,
     /// The bytes can't be fetched from where they lie.
     Unreadable,
+    /// No cell of this type begins there.
+    Unaligned,
+    /// The target has no such operator of such a type.
+    Unknown,
 }
 
-const STATUSES: [Status; 6] = [Status::Fine, Status::Stale, Status::Forged, Status::OutOfRange, Status::Cut, Status::Unreadable];
+const STATUSES: [Status; 8] = [
+    Status::Fine,
+    Status::Stale,
+    Status::Forged,
+    Status::OutOfRange,
+    Status::Cut,
+    Status::Unreadable,
+    Status::Unaligned,
+    Status::Unknown,
+];
 
 impl Word {
     /// As a tag.
@@ -60,6 +80,8 @@ impl Word {
             Step::Got => (4, 0),
             Step::Done(status) => (5, status as u64),
             Step::Pull => (6, 0),
+            Step::Update => (7, 0),
+            Step::Old => (8, 0),
         };
         step << 56 | status << 48 | self.id
     }
@@ -75,6 +97,8 @@ impl Word {
             3 => Step::More,
             4 => Step::Got,
             6 => Step::Pull,
+            7 => Step::Update,
+            8 => Step::Old,
             _ => return None,
         };
         Some(Self { step, id: tag % IDS })
@@ -137,6 +161,8 @@ mod tests {
             Just(Step::More),
             Just(Step::Got),
             Just(Step::Pull),
+            Just(Step::Update),
+            Just(Step::Old),
             (0..STATUSES.len()).prop_map(|index| Step::Done(STATUSES[index])),
         ]
     }

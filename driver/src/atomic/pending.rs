@@ -1,0 +1,142 @@
+//! Updates under way, of which nobody waits for the end yet.
+
+use crate::engine::baton::Token;
+use crate::engine::op::{Op, Outcome};
+use crate::engine::poller::Progress;
+use crate::{Error, Node, Result};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+/// An update under way: see [`RemoteCell::start`](super::RemoteCell::start).
+///
+/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future. Dropping it takes it back if it
+/// was not sent yet; one that was sent takes place, and nobody is told.
+#[must_use = "an update that is dropped may or may not take place"]
+pub struct Pending<V>(State<V>);
+
+enum State<V> {
+    /// It took place, with this value; none once that was given out.
+    Over(Option<V>),
+    UnderWay(UnderWay<V>),
+}
+
+struct UnderWay<V> {
+    node: Node,
+    op: Arc<Op>,
+    /// What the caller gets of the old value.
+    of: Option<Box<dyn FnOnce([u8; 16]) -> V + Send>>,
+}
+
+impl<V> UnderWay<V> {
+    /// Once it is over.
+    fn result(&mut self) -> Result<V> {
+        match (self.op.take(), self.of.take()) {
+            (Some(Outcome::Updated(old)), Some(of)) => Ok(of(old)),
+            (Some(Outcome::Failed(error)), _) => Err(error),
+            _ => Err(Error::Cancelled),
+        }
+    }
+
+    fn take_back(&self) {
+        if !self.op.is_done() && !doorbell_shm::space::forked() {
+            self.node.shared().take_back(Token::current(), &self.op);
+        }
+    }
+}
+
+impl<V> Drop for UnderWay<V> {
+    fn drop(&mut self) {
+        self.node.shared().poller().ended();
+        self.take_back();
+    }
+}
+
+impl<V> Pending<V> {
+    /// One that took place at once.
+    pub(super) fn over(value: V) -> Self {
+        Self(State::Over(Some(value)))
+    }
+
+    pub(super) fn under_way(node: Node, op: Arc<Op>, of: impl FnOnce([u8; 16]) -> V + Send + 'static) -> Self {
+        node.shared().began();
+        Self(State::UnderWay(UnderWay { node, op, of: Some(Box::new(of)) }))
+    }
+
+    /// Whether it has ended. Turns the engine once, so that a loop of tests gets on.
+    pub fn test(&self) -> bool {
+        let State::UnderWay(UnderWay { node, op, .. }) = &self.0 else { return true };
+        if !op.is_done()
+            && let Ok(me) = node.shared().check()
+            && node.shared().progress() != Progress::Poller
+        {
+            node.shared().turn(me);
+        }
+        op.is_done()
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// As an update that waits: see [`RemoteCell`](super::RemoteCell).
+    pub fn wait(mut self) -> Result<V> {
+        self.drive(None).and_then(|_| self.result())
+    }
+
+    /// Waits until it has ended, until `deadline` at most; after that it comes back and is still under way.
+    pub fn wait_by(mut self, deadline: Instant) -> std::result::Result<Result<V>, Self> {
+        match self.drive(Some(deadline)) {
+            Ok(true) => Ok(self.result()),
+            Ok(false) => Err(self),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn drive(&self, deadline: Option<Instant>) -> Result<bool> {
+        match &self.0 {
+            State::UnderWay(UnderWay { node, op, .. }) if !op.is_done() => {
+                node.shared().drive(node.shared().check()?, op, deadline, |_| false)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn result(&mut self) -> Result<V> {
+        match &mut self.0 {
+            State::Over(value) => value.take().ok_or(Error::Cancelled),
+            State::UnderWay(under_way) => under_way.result(),
+        }
+    }
+}
+
+/// A future that ends when the update does. Woken by whoever drives; under `Progress::Inline` that is a call of this node, so there every poll turns the
+/// engine and asks to be polled again.
+impl<V: Unpin> Future for Pending<V> {
+    type Output = Result<V>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<V>> {
+        if !self.test()
+            && let State::UnderWay(UnderWay { node, op, .. }) = &self.0
+            && op.set_waker(context.waker())
+        {
+            if node.shared().progress() == Progress::Inline {
+                context.waker().wake_by_ref();
+            }
+            return Poll::Pending;
+        }
+        Poll::Ready(self.result())
+    }
+}
+
+impl<V> fmt::Debug for Pending<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_over = match &self.0 {
+            State::Over(_) => true,
+            State::UnderWay(under_way) => under_way.op.is_done(),
+        };
+        f.debug_struct("Pending").field("is_over", &is_over).finish()
+    }
+}
