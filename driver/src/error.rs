@@ -226,7 +226,9 @@ impl Error {
     /// Whether the operation may have taken place all the same.
     pub fn certainty(&self) -> Certainty {
         match self {
-            Error::PeerDied { .. }
+            // A call that waits when its own node leaves is told `Closed`, too: what it asked for may have been under way.
+            Error::Closed
+            | Error::PeerDied { .. }
             | Error::PeerLeft { .. }
             | Error::Damaged { .. }
             | Error::Severed { .. }

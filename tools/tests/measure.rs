@@ -357,7 +357,7 @@ fn atomics_over_the_network_are_beside_a_round_trip() {
     let ended = run(&["atomics", "--fabric", "udp", "--format", "json"]);
     let objects: Vec<Value> = text(&ended.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let names: Vec<&str> = objects.iter().filter_map(|object| object["what"].as_str()).collect();
-    assert!(names[0] == "8 bytes there and back" && names.contains(&"old: cell += 1, 64 at once"), "{}", text(&ended.stderr));
+    assert!(names[0] == "8 bytes there and back" && names.contains(&"old: cell += 1, 64 under way"), "{}", text(&ended.stderr));
     assert!(objects.iter().all(|object| object["fabric"] == "udp" && object["ns"].as_f64().unwrap() > 0.0), "{objects:?}");
 }
 

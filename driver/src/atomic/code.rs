@@ -248,6 +248,16 @@ impl AtomicRequest {
         }
     }
 
+    /// What it makes of a value.
+    pub(super) fn after(&self, old: [u8; 16]) -> [u8; 16] {
+        #[repr(align(16))]
+        struct Value([u8; 16]);
+        let mut value = Value(old);
+        // SAFETY: a value of our own, aligned for all types.
+        unsafe { self.perform(value.0.as_mut_ptr()) };
+        value.0
+    }
+
     /// # Safety
     /// As [`perform`](Self::perform), for this type.
     unsafe fn does<O, R: Copy, T: Operate<O, R>>(&self, at: *mut u8, operand: R) -> [u8; 16] {

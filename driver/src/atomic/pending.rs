@@ -1,5 +1,6 @@
 //! Updates under way, of which nobody waits for the end yet.
 
+use super::code::AtomicRequest;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
@@ -24,19 +25,22 @@ enum State<V> {
     UnderWay(UnderWay<V>),
 }
 
+/// What the caller gets of the old value.
+pub(super) type Of<V> = fn(&AtomicRequest, &[u8; 16]) -> V;
+
 struct UnderWay<V> {
     node: Node,
     op: Arc<Op>,
-    /// What the caller gets of the old value.
-    of: Option<Box<dyn FnOnce([u8; 16]) -> V + Send>>,
+    request: AtomicRequest,
+    of: Of<V>,
 }
 
 impl<V> UnderWay<V> {
     /// Once it is over.
     fn result(&mut self) -> Result<V> {
-        match (self.op.take(), self.of.take()) {
-            (Some(Outcome::Updated(old)), Some(of)) => Ok(of(old)),
-            (Some(Outcome::Failed(error)), _) => Err(error),
+        match self.op.take() {
+            Some(Outcome::Updated(old)) => Ok((self.of)(&self.request, &old)),
+            Some(Outcome::Failed(error)) => Err(error),
             _ => Err(Error::Cancelled),
         }
     }
@@ -61,9 +65,9 @@ impl<V> Pending<V> {
         Self(State::Over(Some(value)))
     }
 
-    pub(super) fn under_way(node: Node, op: Arc<Op>, of: impl FnOnce([u8; 16]) -> V + Send + 'static) -> Self {
+    pub(super) fn under_way(node: Node, op: Arc<Op>, request: AtomicRequest, of: Of<V>) -> Self {
         node.shared().began();
-        Self(State::UnderWay(UnderWay { node, op, of: Some(Box::new(of)) }))
+        Self(State::UnderWay(UnderWay { node, op, request, of }))
     }
 
     /// Whether it has ended. Turns the engine once, so that a loop of tests gets on.

@@ -4,7 +4,7 @@ use super::cell::{check_processor, operate_at, update_at};
 use super::code::{AtomicRequest, OpCode, TypeCode};
 use super::form::Form;
 use super::operate::{Operate, bytes};
-use super::pending::Pending;
+use super::pending::{Of, Pending};
 use super::{AtomicValue, Element, NotPerformed, Place, Tier, Want, Word};
 use crate::engine::baton::{BatonGuard, Token};
 use crate::engine::op::{Op, Outcome};
@@ -299,7 +299,7 @@ impl<E: Element> RemoteCell<E> {
     /// waits.
     pub fn start<O, W, R>(&self, operand: R) -> Result<Pending<W::Out>>
     where
-        R: Copy + Send + 'static,
+        R: Copy,
         E::Value: Operate<O, R>,
         W: Want<E::Value>,
     {
@@ -310,9 +310,8 @@ impl<E: Element> RemoteCell<E> {
         Self::code()?;
         let request = AtomicRequest::operate::<O, R, E::Value>(operand, W::FETCH);
         let request = request.ok_or(Error::Unsupported { operation: "start an update of a cell", why })?;
-        self.start_apart(request, move |old| {
-            let old = E::Value::from_bytes(&old);
-            W::pick(old, || old.apply(operand))
+        self.start_apart(request, |request, old| {
+            W::pick(E::Value::from_bytes(old), || E::Value::from_bytes(&request.after(*old)))
         })
     }
 
@@ -326,7 +325,7 @@ impl<E: Element> RemoteCell<E> {
         }
         let none = [0; 16];
         let load = AtomicRequest { op: OpCode::Load, of: Self::code()?, fetch: true, operand: none, expected: none };
-        self.start_apart(load, |old| E::Value::from_bytes(&old))
+        self.start_apart(load, |_, old| E::Value::from_bytes(old))
     }
 
     /// Begins to replace the value by `new` if it is `expected`, byte by byte: as [`start`](Self::start). What it was comes back: it was replaced if
@@ -351,10 +350,10 @@ impl<E: Element> RemoteCell<E> {
         let of = Self::code()?.plain();
         let (operand, expected) = (bytes(new), bytes(expected));
         let swap = AtomicRequest { op: OpCode::CompareSwap, of, fetch: true, operand, expected };
-        self.start_apart(swap, |old| E::Value::from_bytes(&old))
+        self.start_apart(swap, |_, old| E::Value::from_bytes(old))
     }
 
-    fn start_apart<V>(&self, request: AtomicRequest, of: impl FnOnce([u8; 16]) -> V + Send + 'static) -> Result<Pending<V>> {
+    fn start_apart<V>(&self, request: AtomicRequest, of: Of<V>) -> Result<Pending<V>> {
         let shared = self.node.shared();
         let (me, mut engine, op) = self.begin(request)?;
         if shared.progress() != Progress::Poller {
@@ -362,7 +361,7 @@ impl<E: Element> RemoteCell<E> {
         }
         drop(engine);
         shared.hand_over();
-        Ok(Pending::under_way(self.node.clone(), op, of))
+        Ok(Pending::under_way(self.node.clone(), op, request, of))
     }
 }
 

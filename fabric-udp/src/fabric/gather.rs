@@ -63,6 +63,12 @@ impl Gather {
         self.count == 1
     }
 
+    /// Since when those wait that do.
+    #[inline]
+    pub fn held_since(&self) -> Option<Time> {
+        (self.count > 0).then_some(self.since)
+    }
+
     /// Nothing waits any more.
     #[inline]
     pub fn empty(&mut self) {

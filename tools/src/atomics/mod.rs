@@ -41,8 +41,8 @@ The second table is of a cell in a region of another node that shares memory: wh
 key take beside the update itself.
 
 With --fabric udp two nodes of this process talk over the loopback interface: a message of
-8 bytes goes there and back, and a cell is updated, one update at a time and 64 at once, in
-turns; medians of short sections. A round trip is what an update at its best takes.
+8 bytes goes there and back, and a cell is updated, one update at a time and 64 under way,
+in turns; medians of short sections. A round trip is what an update at its best takes.
 
 Believe ratios rather than nanoseconds: the processors of a virtual machine move, and every
 time with them.")]

@@ -4,10 +4,11 @@ use super::report::{NetRow, RemoteRow, Row, Times};
 use crate::exit::Failure;
 use crate::measure::worker::pin;
 use doorbell::atomic::{
-    self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, RemoteCell, TABLE, Word,
+    self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, Pending, RemoteCell, TABLE, Word,
 };
 use doorbell::{FabricKind, Match, Node, NodeId, Region, Role, atomic};
 use doorbell_benches::clock::{Clock, ticks};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::AcqRel;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,11 +20,11 @@ const UPDATES: u32 = 10_000;
 /// How long threads contend for a cell, and how often, of which the median counts.
 const SPAN: Duration = Duration::from_millis(3);
 const SPANS: usize = 5;
-/// Over the network: rounds, of each of which every kind has a section, and what is done in one, one at a time and so many at once.
+/// Over the network: rounds, of each of which every kind has a section, and what is done in one: one at a time, and many of which so many are under way.
 const ROUNDS: usize = 101;
 const TRIPS: usize = 200;
 const AT_ONCE: usize = 64;
-const BATCHES: usize = 20;
+const MANY: usize = 1000;
 /// How long rounds go on.
 const LONGEST: Duration = Duration::from_secs(5);
 /// Longer than other work of the machine holds a thread up.
@@ -203,8 +204,16 @@ impl<'a> Bench<'a> {
             node.send(to, ECHO, &[1; 8])?;
             node.recv(Match::from(to).tag(ECHO), &mut [0; 8]).map(drop)
         };
-        let batch = || -> doorbell::Result<()> {
-            let under_way = (0..AT_ONCE).map(|_| cell.start::<cells::Add, Old, _>(1)).collect::<doorbell::Result<Vec<_>>>()?;
+        let many = || -> doorbell::Result<()> {
+            let mut under_way = VecDeque::with_capacity(AT_ONCE);
+            for _ in 0..MANY {
+                if under_way.len() == AT_ONCE
+                    && let Some(oldest) = under_way.pop_front()
+                {
+                    kept(Pending::wait(oldest)?);
+                }
+                under_way.push_back(cell.start::<cells::Add, Old, _>(1)?);
+            }
             under_way.into_iter().try_for_each(|update| update.wait().map(kept))
         };
         type Do<'a> = &'a dyn Fn() -> doorbell::Result<()>;
@@ -213,7 +222,7 @@ impl<'a> Bench<'a> {
             ("cell += 1, one at a time", &|| atomic! { cell += 1 }, TRIPS, 1),
             ("old: cell += 1, one at a time", &|| atomic! { old: cell += 1 }.map(kept), TRIPS, 1),
             ("new: cell = f(cell), one at a time", &|| atomic! { new: cell = cell.rotate_left(1) ^ 5 }.map(kept), TRIPS, 1),
-            ("old: cell += 1, 64 at once", &batch, BATCHES, AT_ONCE),
+            ("old: cell += 1, 64 under way", &many, 1, MANY),
         ];
         let mut figures = [const { Vec::new() }; 5];
         let deadline = Instant::now() + LONGEST;

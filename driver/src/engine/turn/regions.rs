@@ -246,7 +246,7 @@ fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState, m
         let Some(packet) = state.region_bytes(0) else { return Step::Partly(packets) };
         let len = answer.next_len(piece_bytes(packet));
         // Not copied in vain.
-        if len > 0 && !state.has_region_room(len) {
+        if len > SMALL_BYTES && !state.has_region_room(len) {
             return Step::Partly(packets);
         }
         let tag = answer.next(len, &mut remote.room);
