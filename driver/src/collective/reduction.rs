@@ -1,0 +1,1 @@
+//! The predefined reductions, and those of the application.
