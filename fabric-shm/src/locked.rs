@@ -17,8 +17,8 @@ use std::time::Duration;
 /// Words before the copies.
 pub const HEAD: usize = 2;
 /// Looks at a lock that somebody has: so many at once, and so many that let another thread run in between. After them somebody asks whether the owner lives.
-const SPINS: u32 = 64;
-const YIELDS: u32 = 192;
+const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
+const YIELDS: u32 = if cfg!(loom) { 1 } else { 192 };
 /// The longest sleep between two looks.
 const SLEEP: Duration = Duration::from_millis(1);
 
@@ -30,7 +30,7 @@ pub trait Updater {
     /// Its identification: unique among all that may have the lock.
     fn me(&self) -> OwnerId;
 
-    /// Whether an owner may still be in. May take system calls.
+    /// Whether an owner may still be in. May take system calls. If it says no, what that owner wrote is seen from then on.
     fn lives(&self, owner: OwnerId) -> bool;
 
     /// Whether to go on waiting.
@@ -198,7 +198,7 @@ impl<'a> Locked<'a> {
         loop {
             let version = self.version().load(Ordering::Acquire);
             let value = read(self.copy(version));
-            // Pairs with the fence in `update`: who saw a word of the next update but one sees the version of the next.
+            // Pairs with the fence in `change`: who saw a word of the next update but one sees the version of the next.
             fence(Ordering::Acquire);
             if self.version().load(Ordering::Relaxed) == version {
                 return Ok(value);
@@ -223,6 +223,12 @@ impl<'a> Locked<'a> {
         compute: impl FnOnce(&[AtomicU64]) -> Option<V>,
         write: impl FnOnce(&V, &[AtomicU64]),
     ) -> Result<Option<V>, NoUpdate<U::Stop>> {
+        let held = self.lock(updater, attempts)?;
+        self.change(&held, compute, write)
+    }
+
+    #[inline(always)]
+    fn lock<U: Updater>(self, updater: &U, attempts: Option<u32>) -> Result<Held<'a>, NoUpdate<U::Stop>> {
         let me = updater.me();
         if attempts == Some(0) {
             return Err(NoUpdate::Attempts);
@@ -232,6 +238,17 @@ impl<'a> Locked<'a> {
         }
         let held = Held::new(self.owner(), me);
         fault_point!("value.locked");
+        Ok(held)
+    }
+
+    /// What an update does while it has the lock.
+    #[inline(always)]
+    fn change<S, V>(
+        self,
+        held: &Held<'_>,
+        compute: impl FnOnce(&[AtomicU64]) -> Option<V>,
+        write: impl FnOnce(&V, &[AtomicU64]),
+    ) -> Result<Option<V>, NoUpdate<S>> {
         // Acquire: an owner that died may have made it, and has not given up the lock.
         let version = self.version().load(Ordering::Acquire);
         let made = compute(self.copy(version));
@@ -241,13 +258,18 @@ impl<'a> Locked<'a> {
         }
         let Some(value) = made else { return Ok(None) };
         // The words that are written next were valid until the version that is there now.
+        #[cfg(not(all(loom, planted_bug = "overwrite")))]
         fence(Ordering::Release);
         write(&value, self.copy(version.wrapping_add(1)));
         fault_point!("value.written");
         if !held.is_mine() {
             return Err(NoUpdate::Lost);
         }
-        self.version().store(version.wrapping_add(1), Ordering::Release);
+        #[cfg(not(all(loom, planted_bug = "flip")))]
+        const FLIP: Ordering = Ordering::Release;
+        #[cfg(all(loom, planted_bug = "flip"))]
+        const FLIP: Ordering = Ordering::Relaxed;
+        self.version().store(version.wrapping_add(1), FLIP);
         fault_point!("value.flipped");
         Ok(Some(value))
     }
@@ -265,7 +287,10 @@ impl<'a> Locked<'a> {
             if seen == me.bits() && nested::has(std::ptr::from_ref(self.owner()).addr()) {
                 return Err(NoUpdate::Nested);
             }
+            #[cfg(not(all(loom, planted_bug = "inherit")))]
             let take = |from| self.owner().compare_exchange(from, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_ok();
+            #[cfg(all(loom, planted_bug = "inherit"))]
+            let take = |_| self.owner().swap(me.bits(), Ordering::Acquire) != me.bits();
             if seen == 0 && take(0) {
                 return Ok(());
             }
@@ -280,7 +305,10 @@ impl<'a> Locked<'a> {
                 if seen != 0 && !lives && take(seen) {
                     return Ok(());
                 }
+                #[cfg(not(loom))]
                 std::thread::sleep(sleep);
+                #[cfg(loom)]
+                spin_hint();
                 sleep = (2 * sleep).min(SLEEP);
             }
         }
@@ -469,5 +497,184 @@ mod tests {
             words[1].fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!((spoiled, reads), (Err("enough"), 3 * TRIES));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    //! Readers are spawned last: loom puts a load before a store that came first. It does not put a store before a load that came first, if the storing
+    //! thread has loaded that word itself, as an update does.
+
+    use super::*;
+    use doorbell_fabric::{Incarnation, NodeId};
+    use loom::thread::{self, JoinHandle};
+    use std::mem::ManuallyDrop;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::Arc;
+
+    /// Two words under a lock, which are always the same, and a word that is not 0 once somebody died.
+    struct Shared {
+        words: [AtomicU64; HEAD + 4],
+        dead: AtomicU64,
+    }
+
+    struct Someone<'a> {
+        number: u32,
+        dead: &'a AtomicU64,
+    }
+
+    impl Updater for Someone<'_> {
+        type Stop = ();
+
+        fn me(&self) -> OwnerId {
+            OwnerId::thread(NodeId(1), Incarnation(1), self.number)
+        }
+
+        fn lives(&self, owner: OwnerId) -> bool {
+            u64::from(owner.number()) != self.dead.load(Ordering::Acquire)
+        }
+
+        fn go_on(&self) -> Result<(), ()> {
+            Ok(())
+        }
+    }
+
+    /// Where an owner dies.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Point {
+        Locked,
+        HalfWritten,
+        Written,
+        Flipped,
+    }
+
+    /// The number of whoever dies.
+    const MORTAL: u32 = 9;
+
+    impl Shared {
+        fn new() -> Arc<Self> {
+            Arc::new(Self { words: std::array::from_fn(|_| AtomicU64::new(0)), dead: AtomicU64::new(0) })
+        }
+
+        fn value(&self) -> Locked<'_> {
+            Locked::new(&self.words)
+        }
+
+        fn someone(&self, number: u32) -> Someone<'_> {
+            Someone { number, dead: &self.dead }
+        }
+
+        /// The value, of which all words are the same.
+        fn read(&self) -> u64 {
+            let [one, other] =
+                self.value().load(&self.someone(0), |words| [0, 1].map(|at| words[at].load(Ordering::Relaxed))).unwrap();
+            assert_eq!(one, other, "a mixture");
+            one
+        }
+
+        /// Adds 1, and gives the new value.
+        fn raise(&self, number: u32) -> u64 {
+            self.value().update(&self.someone(number), None, raised, |new, words| store(*new, words)).unwrap().unwrap()
+        }
+
+        /// Begins to add 1, and does no more from this point on.
+        fn die(&self, point: Point) {
+            let die_at = |here| {
+                if here == point {
+                    resume_unwind(Box::new(point));
+                }
+            };
+            let held = ManuallyDrop::new(self.value().lock(&self.someone(MORTAL), None).unwrap());
+            let compute = |old: &[AtomicU64]| {
+                die_at(Point::Locked);
+                raised(old)
+            };
+            let write = |new: &u64, words: &[AtomicU64]| {
+                store(*new, &words[..1]);
+                die_at(Point::HalfWritten);
+                store(*new, &words[1..]);
+                die_at(Point::Written);
+            };
+            let end = catch_unwind(AssertUnwindSafe(|| self.value().change::<(), _>(&held, compute, write)));
+            assert_eq!(end.is_ok(), point == Point::Flipped);
+            self.dead.store(MORTAL.into(), Ordering::Release);
+        }
+    }
+
+    fn raised(old: &[AtomicU64]) -> Option<u64> {
+        let [one, other] = [0, 1].map(|at| old[at].load(Ordering::Relaxed));
+        assert_eq!(one, other, "an update of a mixture");
+        Some(one + 1)
+    }
+
+    fn store(value: u64, words: &[AtomicU64]) {
+        words.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+    }
+
+    fn with<T: 'static>(shared: &Arc<Shared>, run: impl FnOnce(&Shared) -> T + 'static) -> JoinHandle<T> {
+        let shared = shared.clone();
+        thread::spawn(move || run(&shared))
+    }
+
+    #[test]
+    fn no_update_is_lost_and_no_reader_sees_half_of_one() {
+        loom::model(|| {
+            let shared = Shared::new();
+            let other = with(&shared, |shared| shared.raise(1));
+            let reader = with(&shared, Shared::read);
+            let mut made = [shared.raise(2), other.join().unwrap()];
+            made.sort_unstable();
+            assert!(reader.join().unwrap() <= 2);
+            assert_eq!((made, shared.read(), shared.value().holder()), ([1, 2], 2, None));
+        });
+    }
+
+    /// Wherever an owner dies, the value is the old one or the new one, and the next takes the lock.
+    fn inherit(point: Point) {
+        loom::model(move || {
+            let shared = Shared::new();
+            let heir = with(&shared, |shared| shared.raise(1));
+            let reader = with(&shared, Shared::read);
+            shared.die(point);
+            let (made, seen, now) = (heir.join().unwrap(), reader.join().unwrap(), shared.read());
+            let last = if point == Point::Flipped { 2 } else { 1 };
+            assert!(seen <= last && made <= last, "{seen} {made}");
+            assert_eq!(now, last);
+            // If the heir came first, the dead still has the lock.
+            assert_eq!((shared.raise(2), shared.read(), shared.value().holder()), (last + 1, last + 1, None));
+        });
+    }
+
+    #[test]
+    fn the_lock_of_who_died_with_nothing_done_is_inherited() {
+        inherit(Point::Locked);
+    }
+
+    #[test]
+    fn the_lock_of_who_died_with_half_a_value_written_is_inherited() {
+        inherit(Point::HalfWritten);
+    }
+
+    #[test]
+    fn the_lock_of_who_died_with_a_value_written_is_inherited() {
+        inherit(Point::Written);
+    }
+
+    #[test]
+    fn the_lock_of_who_died_with_a_new_value_is_inherited() {
+        inherit(Point::Flipped);
+    }
+
+    /// Two find the owner dead at once: one of them gets the lock, and the other one gets it from that.
+    #[test]
+    fn one_inherits() {
+        loom::model(|| {
+            let shared = Shared::new();
+            shared.die(Point::HalfWritten);
+            let other = with(&shared, |shared| shared.raise(1));
+            let mut made = [shared.raise(2), other.join().unwrap()];
+            made.sort_unstable();
+            assert_eq!((made, shared.read(), shared.value().holder()), ([1, 2], 2, None));
+        });
     }
 }

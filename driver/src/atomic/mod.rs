@@ -24,7 +24,8 @@
 //!
 //! # What may be written
 //! - `cell OP= x` with each of `+ - * / % & | ^ << >>`; `cell = x`; `cell = max(cell, x)` and `min`, as functions or methods; `cell = cell OP x`, which is
-//!   the same as `cell OP= x`. The operand is evaluated once, before the update.
+//!   the same as `cell OP= x`. The operand is evaluated once, before the update. A macro call in it is not looked into: in `cell = cell + mac!(cell)` the second
+//!   `cell` is the cell itself, not its value.
 //! - `cell = EXPRESSION` in which the cell stands for its value: evaluated at each attempt, so it should have no effects besides. It can't leave the update by
 //!   `?`, `return` or `break`, bind the cell's name again, or use it in a macro call.
 //! - Any of these with ` if CONDITION` behind it: the update takes place if that is true of the value, and is declined if not.

@@ -81,6 +81,16 @@ fn every_form_of_an_update_says_what_it_did() {
     } };
     assert_eq!(labelled, 0);
     assert_eq!(atomic! { new: cell = { println!("a {{cell}} is no cell"); cell + 1 } }, 1);
+    // An operand is evaluated before the update, and a macro call in it sees the cell itself.
+    macro_rules! read {
+        ($cell:expr) => {
+            atomic! { $cell }
+        };
+    }
+    assert_eq!(atomic! { new: cell = cell + read!(cell) }, 2);
+    assert_eq!(atomic! { new: cell += read!(cell) }, 4);
+    assert_eq!(atomic! { new: cell = read!(cell) + 1 }, 5);
+    assert_eq!(atomic! { new: cell = cell + read!(cell) if cell == 5 }, Ok(10));
     let old = AtomicCell::new(1_u8);
     atomic! { old += 255 };
     assert_eq!(atomic! { old }, 0);

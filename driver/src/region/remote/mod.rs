@@ -158,7 +158,7 @@ mod tests {
         region: OwnRegion,
         table: Arc<RegionTable>,
         life: Incarnation,
-        _membership: Membership,
+        membership: Membership,
     }
 
     impl Target {
@@ -168,7 +168,7 @@ mod tests {
             let region = membership.create_region(table.next_number(), BYTES).unwrap();
             table.offer(&region);
             let life = membership.incarnation();
-            Self { remote: Remote::new(table.clone(), life), region, table, life, _membership: membership }
+            Self { remote: Remote::new(table.clone(), life), region, table, life, membership }
         }
 
         fn request(&self, offset: u64, bytes: u64) -> Request {
@@ -479,6 +479,48 @@ mod tests {
         assert!(!origin.has_work() && !origin.awaits(LANE));
     }
 
+    /// What somebody may send as an update: which key it says, what it says is done, and what of that is spoiled.
+    #[derive(Clone, Debug)]
+    struct Sent {
+        offset: u64,
+        log2: u8,
+        code: u8,
+        kind: u8,
+        flags: u8,
+        operands: [u8; 32],
+        spoiled: Vec<(usize, u8)>,
+        len: usize,
+    }
+
+    fn sent() -> impl Strategy<Value = Sent> {
+        let offset =
+            prop_oneof![4 => (0..BYTES as u64 / 16).prop_map(|at| at * 16), 2 => 0..BYTES as u64 + 20, 1 => any::<u64>()];
+        let spoiled = prop_oneof![2 => Just(Vec::new()), 1 => proptest::collection::vec((0..72_usize, any::<u8>()), 1..4)];
+        let len = prop_oneof![8 => Just(72_usize), 1 => 0..80_usize];
+        (offset, 0..6_u8, 0..17_u8, 0..6_u8, 0..3_u8, any::<[u8; 32]>(), spoiled, len).prop_map(
+            |(offset, log2, code, kind, flags, operands, spoiled, len)| Sent {
+                offset,
+                log2,
+                code,
+                kind,
+                flags,
+                operands,
+                spoiled,
+                len,
+            },
+        )
+    }
+
+    impl Sent {
+        fn bytes(&self, target: &Target) -> Vec<u8> {
+            let head = [self.code, self.kind << 4 | self.log2, self.flags, 0, 0, 0, 0, 0];
+            let mut bytes = [&target.request(self.offset, 1 << self.log2).encode()[..], &head, &self.operands].concat();
+            self.spoiled.iter().for_each(|(at, byte)| bytes[*at] = *byte);
+            bytes.resize(self.len, 7);
+            bytes
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
 
@@ -541,6 +583,93 @@ mod tests {
             }
             target.remote.end(|| Error::Closed);
             prop_assert!(op.is_done() && !target.remote.has_work());
+        }
+
+        #[test]
+        #[cfg_attr(miri, ignore)]
+        fn an_update_changes_no_more_than_the_cell_that_it_has_the_key_of(
+            updates in proptest::collection::vec(sent(), 1..60), noise in proptest::collection::vec(any::<u8>(), 0..120),
+        ) {
+            let mut target = Target::new();
+            let fill = |region: &OwnRegion| {
+                let bytes = [0x5a; BYTES];
+                // SAFETY: within the region, which nobody else writes now.
+                unsafe { crate::region::copy::inward(bytes.as_ptr(), region.ptr(), BYTES) };
+            };
+            fill(&target.region);
+            let other = target.membership.create_region(target.table.next_number(), BYTES).unwrap();
+            target.table.offer(&other);
+            fill(&other);
+            for sent in updates {
+                let (before, payload) = (target.read(), sent.bytes(&target));
+                let verdict = target.take(Step::Update, 1, &payload);
+                let after = target.read();
+                let changed: Vec<u64> = (0..BYTES).filter(|at| before[*at] != after[*at]).map(|at| at as u64).collect();
+                let Some((request, update)) = Request::decode(Payload::private(&payload)).filter(|(_, update)| update.len() == REQUEST_BYTES) else {
+                    prop_assert!(matches!(verdict, Verdict::Broken(_)) && changed.is_empty());
+                    continue;
+                };
+                prop_assert_eq!(verdict, Verdict::Taken);
+                let said = target.say(100);
+                prop_assert_eq!(said.len(), 1);
+                if matches!(said[0].0.step, Step::Old | Step::Done(Status::Fine)) {
+                    let of = update.to_vec()[1];
+                    let good = target.request(request.offset, 1 << (of & 0xf));
+                    prop_assert!(request == good && request.offset % request.bytes == 0, "{:?}", request);
+                    prop_assert!(changed.iter().all(|at| at.wrapping_sub(request.offset) < request.bytes), "{:?} {:?}", request, changed);
+                    // Any byte but 0 is true.
+                    if said[0].0.step == Step::Old && of >> 4 != 3 {
+                        let (at, len) = (request.offset as usize, request.bytes as usize);
+                        prop_assert_eq!(&said[0].1[..len], &before[at..at + len]);
+                    }
+                } else {
+                    prop_assert!(changed.is_empty(), "{:?} {:?}", said[0].0, changed);
+                }
+            }
+            let before = target.read();
+            target.take(Step::Update, 1, &noise);
+            prop_assert_eq!(target.read(), before);
+            target.region = other;
+            prop_assert_eq!(target.read(), [0x5a; BYTES]);
+        }
+
+        #[test]
+        fn answers_to_updates_may_be_any_bytes(
+            fetches in proptest::collection::vec(any::<bool>(), 1..5),
+            tags in proptest::collection::vec(prop_oneof![
+                8 => (prop_oneof![3 => Just(8_u64 << 56), 1 => Just(4 << 56), 2 => (0..9_u64).prop_map(|status| 5 << 56 | status << 48)], 0..6_u64)
+                    .prop_map(|(said, id)| said | id),
+                1 => any::<u64>(),
+            ], 1..40),
+            lens in proptest::collection::vec(prop_oneof![2 => Just(16_usize), 2 => Just(0), 1 => 0..100_usize], 40),
+            lane in prop_oneof![3 => Just(LANE), 1 => Just(LANE + 1)],
+        ) {
+            let target = Target::new();
+            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let ops: Vec<_> = fetches.iter().map(|fetch| {
+                let op = Op::new();
+                origin.ask(Ask::update(LANE, "test", target.request(0, 8), add(1, *fetch), op.clone()));
+                let mut one = origin.waiting().pop_front().unwrap();
+                assert!(one.send(100, &mut Vec::new(), |_, _| true));
+                origin.await_answer(one);
+                op
+            }).collect();
+            for (tag, len) in tags.into_iter().zip(lens) {
+                origin.take(lane, PEER, tag, Payload::private(&[9; 100][..len]));
+            }
+            // Only an answer by its lane ends one, with as much as was asked for.
+            let ended: Vec<_> = ops.iter().map(|op| op.take()).collect();
+            for (outcome, fetch) in ended.into_iter().zip(&fetches) {
+                match outcome {
+                    None => {}
+                    Some(_) if lane != LANE => prop_assert!(false, "by another lane"),
+                    Some(Outcome::Updated(old)) => prop_assert_eq!(old, [if *fetch { 9 } else { 0 }; 16]),
+                    Some(Outcome::Failed(_)) => {}
+                    Some(other) => prop_assert!(false, "{:?}", other),
+                }
+            }
+            origin.end(|| Error::Closed);
+            prop_assert!(!origin.has_work() && !origin.awaits(LANE));
         }
     }
 }
