@@ -1,1 +1,0 @@
-//! The predefined reductions, and those of the application.
