@@ -29,6 +29,7 @@ macro_rules! fault_point {
 pub mod board;
 #[cfg(not(loom))]
 pub mod bus;
+pub mod channel;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cma;
