@@ -27,8 +27,8 @@
 //!
 //! # How fast
 //!
-//! The loops are compiled three times on x86-64, for any processor, for AVX2 and for AVX-512, and the best one is chosen as the program
-//! runs. Numbers of 16 bytes and located values go one by one.
+//! The loops are compiled three times on x86-64, for any processor, for AVX2, and for AVX-512 as Ice Lake has it; the best one is chosen
+//! as the program runs. Numbers of 16 bytes go one by one.
 
 #![deny(unsafe_code)]
 
