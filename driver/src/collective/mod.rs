@@ -1,4 +1,16 @@
 //! Groups of nodes that broadcast, reduce and synchronise.
 
+mod core;
+mod exchange;
+mod formation;
+mod memory;
 mod net;
+mod pending;
 pub mod reduction;
+mod team;
+
+pub(crate) use core::Core;
+pub use core::{ChannelStats, Sync};
+pub(crate) use formation::{Heard, Note};
+pub use pending::Collective;
+pub use team::{Batch, CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, Team, TeamBuilder, Value};

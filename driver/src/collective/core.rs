@@ -1,0 +1,517 @@
+//! Turns of channels: acquired, filled with operations, worked off, and left.
+//!
+//! The steps of the source's claim, as they happen here:
+//!
+//! 1. *determining whether any channels are available*: [`State::acquire`]. Turns go round the channels, so the next one is the one that was used longest ago.
+//! 2. *if not: monitoring, and storing within a queue*: the turn stays in [`State::turns`], and each look asks again.
+//! 3. *if so: acquiring, and posting the operations with a synchronisation point*: the turn's operations move from the queue to the channel.
+//! 4. *determining that processing has reached the synchronisation point*: the turn has no operation left.
+//! 5. *posting a background synchronisation*: [`Channel::leave`](doorbell_shm::channel::Channel::leave), one store. It completes when all members
+//!    have done so, without anybody's application; the next who looks finds the channel available.
+
+use super::exchange::{Exchange, Room};
+use super::memory::Memory;
+use crate::engine::baton::Token;
+use crate::engine::op::{Op, Outcome};
+use crate::engine::poller::Progress;
+use crate::engine::wait::Step;
+use crate::error::{Error, TeamFault};
+use crate::node::Shared;
+use crate::{Incarnation, NodeId, Result};
+use doorbell_shm::domain::PeerInbox;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Instant;
+
+/// Looks at the words of a channel between two turns of the engine.
+const LOOKS: u32 = 64;
+
+/// What became of channels, since the team was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChannelStats {
+    /// Operations that were posted to a channel.
+    pub operations: u64,
+    /// Turns of channels that were acquired at once.
+    pub acquired: u64,
+    /// Turns that found no channel available, and were queued; they moved to the channel when it was.
+    pub queued: u64,
+    /// Synchronisation points that were reached, and background synchronisations that were posted.
+    pub synchronised: u64,
+    /// Of the acquired ones, those of which a post of the others had said already that the channel is available.
+    pub foreseen: u64,
+}
+
+/// When a channel is synchronised that was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sync {
+    /// Behind the application's back: an operation ends when this member has its result.
+    #[default]
+    Background,
+    /// An operation ends when all members have left the channel. For comparison.
+    Foreground,
+}
+
+/// One who is in the team, in the order of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fellow {
+    pub node: NodeId,
+    pub life: Incarnation,
+}
+
+/// Bytes that a nonblocking operation reads or writes, kept until it is over.
+pub(super) type Kept = Box<dyn std::any::Any + Send>;
+
+enum Tell {
+    /// A thread has the state locked until it is over.
+    Caller,
+    Op(Arc<Op>, Option<Kept>),
+}
+
+struct Task {
+    number: u64,
+    exchange: Exchange,
+    tell: Tell,
+}
+
+/// One use of a channel.
+struct Turn {
+    number: u64,
+    acquired: bool,
+    /// More operations may come.
+    open: bool,
+    left: bool,
+    task: Option<Task>,
+    more: VecDeque<Task>,
+}
+
+/// What a member knows of its team's channels.
+pub(super) struct State {
+    turns: VecDeque<Turn>,
+    made: u64,
+    operations: u64,
+    /// Turns that this member has left, one after the other.
+    left: u64,
+    /// As many had all others left as far as their posts said.
+    known: u64,
+    /// The operation of the caller that has the state locked is over.
+    ended: Option<(u64, Result<()>)>,
+    room: Box<Room>,
+    stats: ChannelStats,
+}
+
+/// A team, as one of its members has it.
+pub(crate) struct Core {
+    pub(super) shared: Arc<Shared>,
+    pub(super) memory: Memory,
+    pub(super) fellows: Vec<Fellow>,
+    pub(super) me: usize,
+    inboxes: Vec<Arc<PeerInbox>>,
+    sync: Sync,
+    state: Mutex<State>,
+    /// One more than the rank of the member that is gone, in the upper half whether it left; all bits: out of step.
+    broken: AtomicU64,
+}
+
+const LEFT: u64 = 1 << 32;
+const OUT_OF_STEP: u64 = u64::MAX;
+
+impl Core {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        memory: Memory,
+        fellows: Vec<Fellow>,
+        me: usize,
+        inboxes: Vec<Arc<PeerInbox>>,
+        sync: Sync,
+    ) -> Self {
+        let state = State {
+            turns: VecDeque::with_capacity(memory.layout().channels + 1),
+            made: 0,
+            operations: 0,
+            left: 0,
+            known: 0,
+            ended: None,
+            room: Room::new(),
+            stats: ChannelStats::default(),
+        };
+        Self { shared, memory, fellows, me, inboxes, sync, state: Mutex::new(state), broken: AtomicU64::new(0) }
+    }
+
+    /// A life of a node is over.
+    pub(crate) fn gone(&self, node: NodeId, life: Incarnation, left: bool) {
+        if let Some(rank) = self.fellows.iter().position(|fellow| (fellow.node, fellow.life) == (node, life)) {
+            let word = rank as u64 + 1 | if left { LEFT } else { 0 };
+            let _ = self.broken.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn break_off(&self) {
+        let _ = self.broken.compare_exchange(0, OUT_OF_STEP, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Why nothing can be done with the team any more.
+    fn end(&self) -> Option<Error> {
+        match self.broken.load(Ordering::Acquire) {
+            0 if self.memory.is_cut() => Some(Error::Damaged { node: self.fellows[0].node }),
+            0 => None,
+            OUT_OF_STEP => Some(Error::Team { operation: "go on with a team", why: TeamFault::OutOfStep }),
+            word => {
+                let Fellow { node, life: incarnation } = self.fellows[(word as u32 - 1) as usize];
+                Some(if word & LEFT != 0 { Error::PeerLeft { node, incarnation } } else { Error::PeerDied { node, incarnation } })
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in a reduction of the application leaves the operation where it was: the members are out of step then (advance_one).
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What became of channels.
+    pub(super) fn stats(&self) -> ChannelStats {
+        self.lock().stats
+    }
+
+    /// Wakes the others who sleep.
+    fn ring(&self) {
+        for inbox in &self.inboxes {
+            inbox.ring();
+        }
+    }
+
+    /// One look by the engine. True if there is nothing more to do.
+    pub(crate) fn step(&self, work: &mut usize) -> bool {
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Whoever has it goes on itself.
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        *work += usize::from(self.advance(&mut state));
+        state.turns.is_empty()
+    }
+
+    /// Goes on as far as it can. True if it did anything.
+    fn advance(&self, state: &mut State) -> bool {
+        let (mut did, mut said) = (false, false);
+        let mut at = 0;
+        while at < state.turns.len() {
+            if !state.turns[at].acquired {
+                if !self.acquire(state, at) {
+                    break;
+                }
+                did = true;
+            }
+            did |= self.advance_turn(state, at, &mut said);
+            at += 1;
+        }
+        while state.turns.front().is_some_and(|turn| turn.left) {
+            state.turns.pop_front();
+            state.left += 1;
+        }
+        if said {
+            self.ring();
+        }
+        if !state.turns.is_empty()
+            && let Some(error) = self.end()
+        {
+            self.fail(state, &error);
+            return true;
+        }
+        did
+    }
+
+    /// Acquires the channel of a turn, if it is available.
+    fn acquire(&self, state: &mut State, at: usize) -> bool {
+        let number = state.turns[at].number;
+        let channels = self.memory.layout().channels as u64;
+        let foreseen = state.known + channels > number;
+        if !foreseen && !self.memory.view((number % channels) as usize).words.is_available(number / channels) {
+            return false;
+        }
+        state.stats.foreseen += u64::from(foreseen);
+        state.turns[at].acquired = true;
+        true
+    }
+
+    /// Works off the operations of a turn, and leaves the channel behind the last.
+    fn advance_turn(&self, state: &mut State, at: usize, said: &mut bool) -> bool {
+        let channels = self.memory.layout().channels as u64;
+        let State { turns, room, left, known, ended, stats, .. } = state;
+        let turn = &mut turns[at];
+        if turn.left {
+            return false;
+        }
+        let (channel, before) = ((turn.number % channels) as usize, turn.number / channels);
+        let view = self.memory.view(channel);
+        let mut did = false;
+        while let Some(task) = &mut turn.task {
+            match task.exchange.advance(&view, *left, room, said) {
+                Ok(false) => return did,
+                Ok(true) => {}
+                Err(mismatch) => {
+                    let node = self.fellows[mismatch.member].node;
+                    let error = Error::Team { operation: "call a collective", why: TeamFault::Mismatch { node } };
+                    tell(turn.task.take(), ended, Err(error));
+                    self.break_off();
+                    return true;
+                }
+            }
+            did = true;
+            stats.operations += 1;
+            let is_last = turn.more.is_empty() && !turn.open;
+            if !is_last {
+                // The next one writes over what others may still read.
+                let end = task.exchange.end_ticket();
+                view.words.take(end);
+                *said = true;
+                let others = (0..view.members).filter(|other| *other != view.me);
+                if !others.into_iter().all(|other| view.words.has_taken(other, end)) {
+                    return did;
+                }
+            }
+            tell(turn.task.take(), ended, Ok(()));
+            turn.task = turn.more.pop_front();
+        }
+        if turn.open {
+            return did;
+        }
+        let posted = (0..view.members).filter(|other| *other != view.me).map(|other| view.words.left(other)).min();
+        *known = (*known).max(posted.unwrap_or(u64::MAX - channels));
+        view.words.leave(before + 1);
+        *said = true;
+        turn.left = true;
+        stats.synchronised += 1;
+        true
+    }
+
+    /// Ends all that is under way.
+    fn fail(&self, state: &mut State, error: &Error) {
+        for mut turn in state.turns.drain(..) {
+            tell(turn.task.take(), &mut state.ended, Err(self.end().unwrap_or_else(|| again(error))));
+            for task in turn.more {
+                tell(Some(task), &mut state.ended, Err(self.end().unwrap_or_else(|| again(error))));
+            }
+        }
+        self.break_off();
+    }
+
+    fn post(&self, state: &mut State, open: bool, tell: Tell, make: impl FnOnce(u64) -> Result<Exchange>) -> Result<u64> {
+        self.shared.usable()?;
+        if let Some(error) = self.end() {
+            return Err(error);
+        }
+        let number = state.operations;
+        let task = Task { number, exchange: make(number + 1)?, tell };
+        state.operations += 1;
+        match state.turns.back_mut() {
+            Some(turn) if turn.open => {
+                turn.open = open;
+                if turn.task.is_none() { turn.task = Some(task) } else { turn.more.push_back(task) }
+            }
+            _ => {
+                let channels = self.memory.layout().channels as u64;
+                let available = || {
+                    let view = self.memory.view((state.made % channels) as usize);
+                    state.known + channels > state.made || view.words.is_available(state.made / channels)
+                };
+                let is_queued = state.turns.iter().any(|turn| !turn.acquired) || !available();
+                if is_queued {
+                    state.stats.queued += 1;
+                } else {
+                    state.stats.acquired += 1;
+                }
+                let turn =
+                    Turn { number: state.made, acquired: false, open, left: false, task: Some(task), more: VecDeque::new() };
+                state.turns.push_back(turn);
+                state.made += 1;
+            }
+        }
+        Ok(number)
+    }
+
+    /// Begins an operation, and tells when it is over. `kept` are the bytes that it works on.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        open: bool,
+        kept: Option<Kept>,
+        make: impl FnOnce(u64) -> Result<Exchange>,
+    ) -> Result<Arc<Op>> {
+        let me = self.shared.check()?;
+        let op = Op::new();
+        let mut state = self.lock();
+        self.post(&mut state, open, Tell::Op(op.clone(), kept), make)?;
+        self.advance(&mut state);
+        let is_over = state.turns.is_empty();
+        drop(state);
+        if !is_over {
+            self.shared.enter(me, "start a collective")?.keep_team(self);
+            self.shared.hand_over();
+        }
+        Ok(op)
+    }
+
+    /// Closes a batch: behind its last operation is the synchronisation point.
+    pub(super) fn close_batch(&self) {
+        let mut state = self.lock();
+        if let Some(turn) = state.turns.back_mut() {
+            turn.open = false;
+        }
+        self.advance(&mut state);
+    }
+
+    /// Does an operation, and waits until this member has its result.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        operation: &'static str,
+        deadline: Option<Instant>,
+        make: impl FnOnce(u64) -> Result<Exchange>,
+    ) -> Result<()> {
+        let me = self.shared.check()?;
+        let mut state = self.lock();
+        state.ended = None;
+        let number = self.post(&mut state, false, Tell::Caller, make)?;
+        let op = match self.look(&mut state, me, number, deadline)? {
+            Some(result) => {
+                let left = state.turns.is_empty();
+                drop(state);
+                if !left {
+                    self.shared.enter(me, operation)?.keep_team(self);
+                }
+                result?;
+                return if self.sync == Sync::Foreground { self.synchronise(me, operation, deadline) } else { Ok(()) };
+            }
+            None => {
+                // From here on whoever drives the engine goes on with it, and this thread may sleep.
+                let op = Op::new();
+                state.hand(number, &op);
+                op
+            }
+        };
+        drop(state);
+        let guard = Withdraw { core: self, op: &op };
+        self.shared.enter(me, operation)?.keep_team(self);
+        self.shared.hand_over();
+        let in_time = self.shared.drive(me, &op, deadline, |_| false)?;
+        drop(guard);
+        match op.take() {
+            Some(Outcome::Collected) if self.sync == Sync::Foreground => self.synchronise(me, operation, deadline),
+            Some(Outcome::Collected) => Ok(()),
+            Some(Outcome::Failed(error)) => Err(error),
+            _ if in_time => Err(Error::Cancelled),
+            _ => Err(Error::Timeout { operation, node: None }),
+        }
+    }
+
+    /// Looks at the channel until the operation is over, with the state locked, for as long as threads do not sleep. `None`: it is time to.
+    fn look(&self, state: &mut State, me: Token, number: u64, deadline: Option<Instant>) -> Result<Option<Result<()>>> {
+        let mut gear = self.shared.gear(deadline);
+        loop {
+            for _ in 0..LOOKS {
+                self.advance(state);
+                if state.ended.as_ref().is_some_and(|ended| ended.0 == number)
+                    && let Some((_, result)) = state.ended.take()
+                {
+                    return Ok(Some(result));
+                }
+                std::hint::spin_loop();
+            }
+            if self.shared.progress() == Progress::Poller {
+                return Ok(None);
+            }
+            if self.shared.turn(me) > 0 {
+                gear.awake();
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => self.shared.check_peers(me),
+                Step::Park(_) | Step::Expired => return Ok(None),
+            }
+        }
+    }
+
+    /// Waits until all have left the channel that was used last.
+    fn synchronise(&self, me: Token, operation: &'static str, deadline: Option<Instant>) -> Result<()> {
+        let (channel, turns) = {
+            let (state, channels) = (self.lock(), self.memory.layout().channels as u64);
+            let last = state.made - 1;
+            ((last % channels) as usize, last / channels + 1)
+        };
+        let mut gear = self.shared.gear(deadline);
+        loop {
+            for _ in 0..LOOKS {
+                if self.memory.view(channel).words.is_available(turns) {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            if let Some(error) = self.end() {
+                return Err(error);
+            }
+            self.shared.turn(me);
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => self.shared.check_peers(me),
+                Step::Park(_) => std::thread::yield_now(),
+                Step::Expired => return Err(Error::Timeout { operation, node: None }),
+            }
+        }
+    }
+}
+
+impl State {
+    /// The caller's operation is told of by this from here on.
+    fn hand(&mut self, number: u64, op: &Arc<Op>) {
+        for turn in &mut self.turns {
+            for task in turn.task.iter_mut().chain(&mut turn.more).filter(|task| task.number == number) {
+                task.tell = Tell::Op(op.clone(), None);
+            }
+        }
+    }
+}
+
+/// Sees to it that nobody touches the caller's bytes when its call ends, however that is.
+struct Withdraw<'a> {
+    core: &'a Core,
+    op: &'a Arc<Op>,
+}
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        if !self.op.is_done() {
+            let mut state = self.core.lock();
+            if !self.op.is_done() {
+                // The others go on with an operation that this member gives up.
+                self.core.break_off();
+                let error = Error::Cancelled;
+                self.core.fail(&mut state, &error);
+            }
+        }
+    }
+}
+
+fn again(error: &Error) -> Error {
+    match error {
+        Error::PeerDied { node, incarnation } => Error::PeerDied { node: *node, incarnation: *incarnation },
+        Error::PeerLeft { node, incarnation } => Error::PeerLeft { node: *node, incarnation: *incarnation },
+        _ => Error::Cancelled,
+    }
+}
+
+fn tell(task: Option<Task>, ended: &mut Option<(u64, Result<()>)>, result: Result<()>) {
+    let Some(Task { number, tell, exchange }) = task else { return };
+    drop(exchange);
+    match tell {
+        Tell::Caller => *ended = Some((number, result)),
+        Tell::Op(op, kept) => {
+            // First: whoever is told takes the vector.
+            drop(kept);
+            op.finish(match result {
+                Ok(()) => Outcome::Collected,
+                Err(error) => Outcome::Failed(error),
+            });
+        }
+    }
+}
