@@ -73,6 +73,8 @@ struct Task {
     number: u64,
     exchange: Exchange,
     tell: Tell,
+    /// This member has its result, but others may not have what they need of it.
+    over: bool,
 }
 
 /// One use of a channel.
@@ -248,7 +250,7 @@ impl Core {
         let view = self.memory.view(channel);
         let mut did = false;
         while let Some(task) = &mut turn.task {
-            match task.exchange.advance(&view, *left, room, said) {
+            match if task.over { Ok(true) } else { task.exchange.advance(&view, *left, room, said) } {
                 Ok(false) => return did,
                 Ok(true) => {}
                 Err(mismatch) => {
@@ -259,14 +261,18 @@ impl Core {
                     return true;
                 }
             }
-            did = true;
-            stats.operations += 1;
             let is_last = turn.more.is_empty() && !turn.open;
+            if !task.over {
+                (did, task.over) = (true, true);
+                stats.operations += 1;
+                if !is_last {
+                    view.words.take(task.exchange.end_ticket());
+                    *said = true;
+                }
+            }
             if !is_last {
                 // The next one writes over what others may still read.
                 let end = task.exchange.end_ticket();
-                view.words.take(end);
-                *said = true;
                 let others = (0..view.members).filter(|other| *other != view.me);
                 if !others.into_iter().all(|other| view.words.has_taken(other, end)) {
                     return did;
@@ -304,7 +310,7 @@ impl Core {
             return Err(error);
         }
         let number = state.operations;
-        let task = Task { number, exchange: make(number + 1)?, tell };
+        let task = Task { number, exchange: make(number + 1)?, tell, over: false };
         state.operations += 1;
         match state.turns.back_mut() {
             Some(turn) if turn.open => {
@@ -395,13 +401,14 @@ impl Core {
         self.shared.enter(me, operation)?.keep_team(self);
         self.shared.hand_over();
         let in_time = self.shared.drive(me, &op, deadline, |_| false)?;
+        let is_over = op.is_done();
         drop(guard);
         match op.take() {
+            _ if !in_time && !is_over => Err(Error::Timeout { operation, node: None }),
             Some(Outcome::Collected) if self.sync == Sync::Foreground => self.synchronise(me, operation, deadline),
             Some(Outcome::Collected) => Ok(()),
             Some(Outcome::Failed(error)) => Err(error),
-            _ if in_time => Err(Error::Cancelled),
-            _ => Err(Error::Timeout { operation, node: None }),
+            _ => Err(Error::Cancelled),
         }
     }
 
@@ -501,7 +508,7 @@ fn again(error: &Error) -> Error {
 }
 
 fn tell(task: Option<Task>, ended: &mut Option<(u64, Result<()>)>, result: Result<()>) {
-    let Some(Task { number, tell, exchange }) = task else { return };
+    let Some(Task { number, tell, exchange, .. }) = task else { return };
     drop(exchange);
     match tell {
         Tell::Caller => *ended = Some((number, result)),

@@ -267,7 +267,7 @@ impl Exchange {
             }
             let on = match self.phase {
                 Phase::Put => self.put(view, left, said),
-                Phase::Get(from) => self.get(view, from, room)?,
+                Phase::Get(from) => self.get(view, from, room, said)?,
                 Phase::Share => self.share(view, left, room, said)?,
                 Phase::Collect(from) => self.collect(view, from)?,
             };
@@ -284,8 +284,9 @@ impl Exchange {
         let others = || (0..view.members).filter(|other| *other != me);
         if k >= self.depth && !self.shares {
             let before = k - self.depth;
-            let had = |other: usize| self.chunks(self.mine(me, other)) > before;
-            if others().any(|other| had(other) && !view.words.has_taken(other, self.ticket(before))) {
+            // Who gets no more says nothing of what it took, and has a place of its own.
+            let gets = |other: usize| self.chunks(self.mine(me, other)) > k;
+            if others().any(|other| gets(other) && !view.words.has_taken(other, self.ticket(before))) {
                 return false;
             }
         }
@@ -330,7 +331,7 @@ impl Exchange {
     }
 
     /// What this member needs of the chunk, of the others.
-    fn get(&mut self, view: &View<'_>, from: usize, room: &mut Room) -> Result<bool, Mismatch> {
+    fn get(&mut self, view: &View<'_>, from: usize, room: &mut Room, said: &mut bool) -> Result<bool, Mismatch> {
         let (k, me) = (self.at, view.me);
         let begin = k as usize * self.chunk;
         let ticket = self.ticket(k);
@@ -359,6 +360,7 @@ impl Exchange {
         let last = (0..view.members).map(|other| self.theirs(me, other)).max().unwrap_or(0);
         if self.chunks(last) > k + self.depth {
             view.words.take(ticket);
+            *said = true;
         }
         self.at += 1;
         self.phase = Phase::Put;

@@ -1,0 +1,179 @@
+//! Collectives beside a plain computation in one process: all operations, roots, lengths and teams.
+
+use doorbell::collective::reduction::{Max, Sum, by_ordered};
+use doorbell::collective::{Sync, Team};
+use doorbell::{Node, NodeId, Progress, Result, Space};
+use proptest::prelude::*;
+use std::time::{Duration, Instant};
+
+/// What a team is like.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    members: usize,
+    channels: usize,
+    slot: usize,
+    sync: Sync,
+    progress: Progress,
+}
+
+/// Runs a thread for each member of a team.
+fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + std::marker::Sync) -> Vec<V> {
+    let space = Space::heap();
+    let node = || {
+        let builder = Node::builder("collectives").space(space.clone()).max_nodes(shape.members.max(2)).progress(shape.progress);
+        builder.join().unwrap()
+    };
+    let nodes: Vec<Node> = (0..shape.members).map(|_| node()).collect();
+    let ids: Vec<NodeId> = nodes.iter().map(Node::id).collect();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                let (ids, act) = (&ids, &act);
+                scope.spawn(move || {
+                    let team = node.team().members(ids).channels(shape.channels).slot_bytes(shape.slot).sync(shape.sync);
+                    let team = team.patience(Duration::from_secs(10)).form_by(Instant::now() + Duration::from_secs(10)).unwrap();
+                    act(&team).unwrap_or_else(|error| panic!("rank {} of {shape:?}: {error}: {:?}", team.rank(), team.stats()))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// What a member has at the beginning of an operation.
+fn vector(rank: usize, operation: usize, len: usize) -> Vec<u64> {
+    (0..len as u64).map(|at| (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(operation as u32) ^ at.wrapping_mul(31)).collect()
+}
+
+fn sum(vectors: impl IntoIterator<Item = Vec<u64>>) -> Vec<u64> {
+    vectors.into_iter().reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a.wrapping_add(*b)).collect()).unwrap()
+}
+
+/// `x -> a x + b`, one after the other: the order matters.
+fn after(first: &[u32; 2], second: &[u32; 2]) -> [u32; 2] {
+    [second[0].wrapping_mul(first[0]), second[0].wrapping_mul(first[1]).wrapping_add(second[1])]
+}
+
+fn maps(rank: usize, len: usize) -> Vec<[u32; 2]> {
+    (0..len as u32).map(|at| [2 * at + rank as u32 * 7 + 3, at ^ rank as u32]).collect()
+}
+
+/// Runs all operations.
+fn all(team: &Team, len: usize, root: usize) -> Result<()> {
+    let (me, members) = (team.rank(), team.len());
+    let root = root % members;
+    let of = |operation: usize, len: usize| (0..members).map(move |rank| vector(rank, operation, len));
+    let counts: Vec<usize> = (0..members).map(|rank| (len + rank * 37) % (len + 2)).collect();
+    let total: usize = counts.iter().sum();
+
+    team.barrier()?;
+    let mut xs = vector(me, 1, len);
+    team.broadcast(root, &mut xs)?;
+    assert_eq!(xs, vector(root, 1, len), "broadcast");
+
+    let mut xs = vector(me, 2, len);
+    team.reduce(root, Sum, &mut xs)?;
+    assert_eq!(xs, if me == root { sum(of(2, len)) } else { vector(me, 2, len) }, "reduce");
+
+    let mut xs = vector(me, 3, len);
+    team.allreduce(Sum, &mut xs)?;
+    assert_eq!(xs, sum(of(3, len)), "allreduce");
+
+    let mut xs = maps(me, len);
+    team.allreduce(by_ordered("after", after), &mut xs)?;
+    let expected: Vec<[u32; 2]> =
+        (0..members).map(|rank| maps(rank, len)).reduce(|a, b| a.iter().zip(&b).map(|(a, b)| after(a, b)).collect()).unwrap();
+    assert_eq!(xs, expected, "allreduce in order");
+
+    let mut xs = vector(me, 4, len);
+    team.scan(Sum, &mut xs)?;
+    assert_eq!(xs, sum(of(4, len).take(me + 1)), "scan");
+
+    let mut everything = vec![0; len * members];
+    team.gather(root, &vector(me, 5, len), (me == root).then_some(&mut everything[..]))?;
+    assert_eq!(everything, if me == root { of(5, len).flatten().collect() } else { vec![0; len * members] }, "gather");
+
+    let mut everything = vec![0; total];
+    let own = vector(me, 6, counts[me]);
+    team.gather_v(root, &own, (me == root).then_some((&mut everything[..], &counts[..])))?;
+    let expected: Vec<u64> = (0..members).flat_map(|rank| vector(rank, 6, counts[rank])).collect();
+    assert_eq!(everything, if me == root { expected.clone() } else { vec![0; total] }, "gather_v");
+
+    let (all, mut mine) = (vector(root, 7, len * members), vec![0; len]);
+    team.scatter(root, (me == root).then_some(&all[..]), &mut mine)?;
+    assert_eq!(mine, all[len * me..][..len], "scatter");
+
+    let (all, mut mine) = (vector(root, 8, total), vec![0; counts[me]]);
+    team.scatter_v(root, (me == root).then_some((&all[..], &counts[..])), &mut mine)?;
+    assert_eq!(mine, all[counts[..me].iter().sum()..][..counts[me]], "scatter_v");
+
+    let mut everything = vec![0; len * members];
+    team.allgather(&vector(me, 9, len), &mut everything)?;
+    assert_eq!(everything, of(9, len).flatten().collect::<Vec<_>>(), "allgather");
+
+    let mut everything = vec![0; total];
+    team.allgather_v(&own, &mut everything, &counts)?;
+    assert_eq!(everything, expected, "allgather_v");
+
+    let mut into = vec![0; len * members];
+    team.alltoall(&vector(me, 10, len * members), &mut into)?;
+    let expected: Vec<u64> = (0..members).flat_map(|rank| vector(rank, 10, len * members)[len * me..][..len].to_vec()).collect();
+    assert_eq!(into, expected, "alltoall");
+
+    // From a to b go (a + 2 b) mod 5 times as many.
+    let many = |from: usize, to: usize| (from + 2 * to) % 5 * len / 4;
+    let send: Vec<usize> = (0..members).map(|to| many(me, to)).collect();
+    let get: Vec<usize> = (0..members).map(|from| many(from, me)).collect();
+    let mut into = vec![0; get.iter().sum()];
+    team.alltoall_v(&vector(me, 11, send.iter().sum()), &send, &mut into, &get)?;
+    let part = |from: usize| {
+        let begin: usize = (0..me).map(|to| many(from, to)).sum();
+        let whole: usize = (0..members).map(|to| many(from, to)).sum();
+        vector(from, 11, whole)[begin..][..many(from, me)].to_vec()
+    };
+    assert_eq!(into, (0..members).flat_map(part).collect::<Vec<_>>(), "alltoall_v");
+
+    let mut mine = vec![0; len];
+    team.reduce_scatter(Sum, &vector(me, 12, len * members), &mut mine)?;
+    assert_eq!(mine, sum(of(12, len * members))[len * me..][..len], "reduce_scatter");
+
+    let mut mine = vec![0; counts[me]];
+    team.reduce_scatter_v(Sum, &vector(me, 13, total), &counts, &mut mine)?;
+    assert_eq!(mine, sum(of(13, total))[counts[..me].iter().sum()..][..counts[me]], "reduce_scatter_v");
+
+    // Several under way, and several in one channel.
+    let begun: Vec<_> = (0..6).map(|n| team.start_allreduce(Max, vector(me, n, len))).collect::<Result<_>>()?;
+    let shared = team.start_broadcast(root, vector(me, 14, len))?;
+    let batch = team.batch();
+    let together = [batch.allreduce(Sum, vector(me, 15, len))?, batch.broadcast(root, vector(me, 16, len))?];
+    let last = batch.reduce(root, Sum, vector(me, 17, len))?;
+    drop(batch);
+    let largest = |n| of(n, len).reduce(|a, b| a.iter().zip(&b).map(|(a, b)| *a.max(b)).collect()).unwrap();
+    for (n, begun) in begun.into_iter().enumerate() {
+        assert_eq!(begun.wait()?, largest(n), "start_allreduce");
+    }
+    assert_eq!(shared.wait()?, vector(root, 14, len));
+    let [first, second] = together;
+    assert_eq!((first.wait()?, second.wait()?), (sum(of(15, len)), vector(root, 16, len)), "batch");
+    assert_eq!(last.wait()?, if me == root { sum(of(17, len)) } else { vector(me, 17, len) });
+    team.barrier()
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let sync = prop_oneof![Just(Sync::Background), Just(Sync::Foreground)];
+    let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
+    (1..7_usize, 1..5_usize, prop_oneof![Just(4096_usize), Just(16 << 10), Just(256 << 10)], sync, progress)
+        .prop_map(|(members, channels, slot, sync, progress)| Shape { members, channels, slot, sync, progress })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: doorbell_tests::number("DOORBELL_CASES", 40) as u32, failure_persistence: None, max_shrink_iters: 20, ..Default::default() })]
+
+    #[test]
+    fn results_are_those_of_a_plain_computation(
+        shape in shape(), lens in proptest::collection::vec(prop_oneof![0..20_usize, 0..700_usize, 0..20_000_usize], 1..4), root in 0..7_usize,
+    ) {
+        with_team(shape, |team| lens.iter().try_for_each(|len| all(team, *len, root)));
+    }
+}
