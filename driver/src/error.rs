@@ -188,7 +188,9 @@ pub enum Error {
 #[non_exhaustive]
 pub enum TeamFault {
     /// Another member called something else, with another root, or with another number of elements; or it divides the team's memory in another way.
-    #[error("node {node} called something else, or with another root or length; all members make the same calls in the same order")]
+    #[error(
+        "node {node} called something else, or with another root or length; all members make the same calls in the same order"
+    )]
     Mismatch {
         /// The member.
         node: NodeId,

@@ -43,7 +43,9 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + st
 
 /// What a member has at the beginning of an operation.
 fn vector(rank: usize, operation: usize, len: usize) -> Vec<u64> {
-    (0..len as u64).map(|at| (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(operation as u32) ^ at.wrapping_mul(31)).collect()
+    (0..len as u64)
+        .map(|at| (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(operation as u32) ^ at.wrapping_mul(31))
+        .collect()
 }
 
 fn sum(vectors: impl IntoIterator<Item = Vec<u64>>) -> Vec<u64> {

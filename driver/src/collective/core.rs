@@ -24,8 +24,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
-/// Looks at the words of a channel between two turns of the engine.
-const LOOKS: u32 = 64;
+/// Looks at the words of a channel between two questions whether to wait on.
+const LOOKS: u32 = 8;
+/// How often somebody asks that before the engine is turned.
+const TURN_EVERY: u32 = 8;
+/// How often a member of a team that has more members than there are processors lets others run before it is asked.
+const YIELDS: u32 = 64;
 
 /// What became of channels, since the team was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +84,9 @@ struct Task {
 /// One use of a channel.
 struct Turn {
     number: u64,
+    /// Which channel, and how many turns it had before.
+    channel: usize,
+    before: u64,
     acquired: bool,
     /// More operations may come.
     open: bool,
@@ -92,6 +99,8 @@ struct Turn {
 pub(super) struct State {
     turns: VecDeque<Turn>,
     made: u64,
+    /// The channel of the next turn, and how many turns it has had.
+    next: (usize, u64),
     operations: u64,
     /// Turns that this member has left, one after the other.
     left: u64,
@@ -111,6 +120,8 @@ pub(crate) struct Core {
     pub(super) me: usize,
     inboxes: Vec<Arc<PeerInbox>>,
     sync: Sync,
+    /// There are more members than processors.
+    is_crowded: bool,
     state: Mutex<State>,
     /// One more than the rank of the member that is gone, in the upper half whether it left; all bits: out of step.
     broken: AtomicU64,
@@ -131,6 +142,7 @@ impl Core {
         let state = State {
             turns: VecDeque::with_capacity(memory.layout().channels + 1),
             made: 0,
+            next: (0, 0),
             operations: 0,
             left: 0,
             known: 0,
@@ -138,7 +150,8 @@ impl Core {
             room: Room::new(),
             stats: ChannelStats::default(),
         };
-        Self { shared, memory, fellows, me, inboxes, sync, state: Mutex::new(state), broken: AtomicU64::new(0) }
+        let is_crowded = fellows.len() > processors();
+        Self { shared, memory, fellows, me, inboxes, sync, is_crowded, state: Mutex::new(state), broken: AtomicU64::new(0) }
     }
 
     /// A life of a node is over.
@@ -227,10 +240,9 @@ impl Core {
 
     /// Acquires the channel of a turn, if it is available.
     fn acquire(&self, state: &mut State, at: usize) -> bool {
-        let number = state.turns[at].number;
-        let channels = self.memory.layout().channels as u64;
-        let foreseen = state.known + channels > number;
-        if !foreseen && !self.memory.view((number % channels) as usize).words.is_available(number / channels) {
+        let Turn { number, channel, before, .. } = state.turns[at];
+        let foreseen = state.known + self.memory.layout().channels as u64 > number;
+        if !foreseen && !self.memory.view(channel).words.is_available(before) {
             return false;
         }
         state.stats.foreseen += u64::from(foreseen);
@@ -240,14 +252,13 @@ impl Core {
 
     /// Works off the operations of a turn, and leaves the channel behind the last.
     fn advance_turn(&self, state: &mut State, at: usize, said: &mut bool) -> bool {
-        let channels = self.memory.layout().channels as u64;
         let State { turns, room, left, known, ended, stats, .. } = state;
         let turn = &mut turns[at];
         if turn.left {
             return false;
         }
-        let (channel, before) = ((turn.number % channels) as usize, turn.number / channels);
-        let view = self.memory.view(channel);
+        let before = turn.before;
+        let view = self.memory.view(turn.channel);
         let mut did = false;
         while let Some(task) = &mut turn.task {
             match if task.over { Ok(true) } else { task.exchange.advance(&view, *left, room, said) } {
@@ -285,7 +296,7 @@ impl Core {
             return did;
         }
         let posted = (0..view.members).filter(|other| *other != view.me).map(|other| view.words.left(other)).min();
-        *known = (*known).max(posted.unwrap_or(u64::MAX - channels));
+        *known = (*known).max(posted.unwrap_or(u64::MAX >> 1));
         view.words.leave(before + 1);
         *said = true;
         turn.left = true;
@@ -318,20 +329,19 @@ impl Core {
                 if turn.task.is_none() { turn.task = Some(task) } else { turn.more.push_back(task) }
             }
             _ => {
-                let channels = self.memory.layout().channels as u64;
-                let available = || {
-                    let view = self.memory.view((state.made % channels) as usize);
-                    state.known + channels > state.made || view.words.is_available(state.made / channels)
-                };
-                let is_queued = state.turns.iter().any(|turn| !turn.acquired) || !available();
-                if is_queued {
-                    state.stats.queued += 1;
-                } else {
-                    state.stats.acquired += 1;
-                }
-                let turn =
-                    Turn { number: state.made, acquired: false, open, left: false, task: Some(task), more: VecDeque::new() };
+                let (channel, before) = state.next;
+                let next = channel + 1;
+                state.next = if next == self.memory.layout().channels { (0, before + 1) } else { (next, before) };
+                let waits = state.turns.iter().any(|turn| !turn.acquired);
+                let (number, task) = (state.made, Some(task));
+                let turn = Turn { number, channel, before, acquired: false, open, left: false, task, more: VecDeque::new() };
                 state.turns.push_back(turn);
+                let last = state.turns.len() - 1;
+                if !waits && self.acquire(state, last) {
+                    state.stats.acquired += 1;
+                } else {
+                    state.stats.queued += 1;
+                }
                 state.made += 1;
             }
         }
@@ -415,11 +425,12 @@ impl Core {
     /// Looks at the channel until the operation is over, with the state locked, for as long as threads do not sleep. `None`: it is time to.
     fn look(&self, state: &mut State, me: Token, number: u64, deadline: Option<Instant>) -> Result<Option<Result<()>>> {
         let mut gear = self.shared.gear(deadline);
+        let mut rounds = 0_u32;
         loop {
             for _ in 0..LOOKS {
                 self.advance(state);
-                if state.ended.as_ref().is_some_and(|ended| ended.0 == number)
-                    && let Some((_, result)) = state.ended.take()
+                if state.ended.is_some()
+                    && let Some((_, result)) = state.ended.take_if(|ended| ended.0 == number)
                 {
                     return Ok(Some(result));
                 }
@@ -428,7 +439,14 @@ impl Core {
             if self.shared.progress() == Progress::Poller {
                 return Ok(None);
             }
-            if self.shared.turn(me) > 0 {
+            rounds += 1;
+            if self.is_crowded && rounds <= YIELDS {
+                // Whoever is waited for may have to run here.
+                std::thread::yield_now();
+                if rounds % TURN_EVERY != 0 {
+                    continue;
+                }
+            } else if rounds % TURN_EVERY == 0 && self.shared.turn(me) > 0 {
                 gear.awake();
             }
             match gear.step() {
@@ -442,9 +460,9 @@ impl Core {
     /// Waits until all have left the channel that was used last.
     fn synchronise(&self, me: Token, operation: &'static str, deadline: Option<Instant>) -> Result<()> {
         let (channel, turns) = {
-            let (state, channels) = (self.lock(), self.memory.layout().channels as u64);
-            let last = state.made - 1;
-            ((last % channels) as usize, last / channels + 1)
+            let state = self.lock();
+            let (next, before) = state.next;
+            if next == 0 { (self.memory.layout().channels - 1, before) } else { (next - 1, before + 1) }
         };
         let mut gear = self.shared.gear(deadline);
         loop {
@@ -497,6 +515,13 @@ impl Drop for Withdraw<'_> {
             }
         }
     }
+}
+
+/// How many the machine has: a thread that may use one alone still has the others beside it.
+fn processors() -> usize {
+    // SAFETY: asks for a number, and touches no memory of ours.
+    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    usize::try_from(online).unwrap_or(1).max(1)
 }
 
 fn again(error: &Error) -> Error {

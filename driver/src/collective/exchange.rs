@@ -441,9 +441,16 @@ impl Exchange {
         let len = (self.lengths.send(me) - begin).min(self.chunk);
         let own = self.part(len, me, view.members);
         let at = self.place(k, view, me) + own.start;
-        self.fold_range(view, room, 0..view.members, own.len(), (begin + own.start, begin + own.start), |source, offset, into| {
-            view.get(source, at + offset, into);
-        });
+        self.fold_range(
+            view,
+            room,
+            0..view.members,
+            own.len(),
+            (begin + own.start, begin + own.start),
+            |source, offset, into| {
+                view.get(source, at + offset, into);
+            },
+        );
         view.put(at, self.output.read(begin + own.start, own.len()));
         view.words.post(self.ticket(k) + 1, self.sign, left);
         *said = true;

@@ -123,7 +123,10 @@ impl Heard {
 pub(crate) enum Next {
     Wait,
     /// All are ready: map the region of this rank.
-    Map { owner: usize, region: (u32, u64) },
+    Map {
+        owner: usize,
+        region: (u32, u64),
+    },
     /// All have mapped it.
     Done,
     /// Others were told something new: say again what this member thinks.

@@ -146,7 +146,10 @@ impl Span {
     }
 
     /// A part of it, to be written.
-    #[expect(clippy::mut_from_ref, reason = "the memory is the caller's, and two spans may be of the same; programs use one part at a time")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the memory is the caller's, and two spans may be of the same; programs use one part at a time"
+    )]
     pub fn write(&self, at: usize, len: usize) -> &mut [u8] {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "it lies within the caller's memory");
         if len == 0 {

@@ -575,7 +575,8 @@ impl Team {
     /// # Errors
     /// See [`Team`].
     pub fn start_barrier(&self) -> Result<Collective<()>> {
-        self.start(false, Vec::<u8>::new(), What::of(Kind::Barrier, Span::NONE, Span::NONE, Lengths::Each(0))).map(Collective::empty)
+        self.start(false, Vec::<u8>::new(), What::of(Kind::Barrier, Span::NONE, Span::NONE, Lengths::Each(0)))
+            .map(Collective::empty)
     }
 
     /// Begins a [`broadcast`](Self::broadcast).
@@ -622,12 +623,7 @@ impl Team {
         self.start_allreduce_in(false, reduction, xs)
     }
 
-    fn start_allreduce_in<T: Value, R: Reduction<T>>(
-        &self,
-        open: bool,
-        reduction: R,
-        mut xs: Vec<T>,
-    ) -> Result<Collective<T>> {
+    fn start_allreduce_in<T: Value, R: Reduction<T>>(&self, open: bool, reduction: R, mut xs: Vec<T>) -> Result<Collective<T>> {
         let span = whole(&mut xs);
         let lengths = Lengths::Each(span.len());
         self.start(open, xs, What::of(Kind::AllReduce, span, span, lengths).folding(reduction)?)

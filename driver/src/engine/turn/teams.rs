@@ -2,8 +2,8 @@
 
 use super::Engine;
 use crate::collective::{Core, Heard, Note};
-use std::collections::BTreeMap;
 use doorbell_fabric::{Incarnation, NodeId};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 /// The teams of a node.
