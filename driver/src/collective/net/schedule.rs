@@ -159,7 +159,6 @@ pub enum Operation<'a> {
 
 /// Operations without their lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "as Operation has them")]
 pub enum Kind {
     Barrier,
     Broadcast,
@@ -280,7 +279,9 @@ impl Operation<'_> {
     /// The root, where there is one.
     pub const fn root(&self) -> Option<usize> {
         match self {
-            Self::Broadcast { root, .. } | Self::Reduce { root, .. } | Self::Gather { root, .. } | Self::Scatter { root, .. } => Some(*root),
+            Self::Broadcast { root, .. } | Self::Reduce { root, .. } | Self::Gather { root, .. } | Self::Scatter { root, .. } => {
+                Some(*root)
+            }
             _ => None,
         }
     }
