@@ -10,7 +10,7 @@
 //! [`Streams::take`] what came, and calls [`Run::advance`] afterwards.
 
 // Who has the lanes comes next.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 mod memory;
 mod run;

@@ -7,6 +7,9 @@
 //! its place and counts as taken; what comes early is kept. The receiver reports each time that it has taken a quarter of the window: that is
 //! soon enough, as less than a quarter is unreported when it has taken everything.
 //!
+//! Who finds that members called different things, or drops a run before its end, tells all others that nothing goes on, so that none
+//! waits for ever.
+//!
 //! Nothing that comes is believed before it was checked.
 
 use super::memory::{Memory, Span};
@@ -84,9 +87,17 @@ pub enum Failure {
     /// Members called different things.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
-    /// An operation was given up before its end: others may still wait for what it had to send.
+    /// This member gave up an operation before its end: others may still wait for what it had to send.
     #[error("an operation of this team was given up before its end: no other can follow it")]
     GivenUp,
+    /// Another member says that nothing can go on.
+    #[error(
+        "rank {rank} ended this team's operations: it gave one up, or found that members called different ones, and says which"
+    )]
+    Ended {
+        /// Who says so.
+        rank: usize,
+    },
 }
 
 /// What a packet is, as its tag: the team in the upper half, the kind in the next byte, and nothing in the rest.
@@ -96,6 +107,8 @@ enum Word {
     Data,
     /// How many bytes were taken since the team began.
     Taken,
+    /// Nothing goes on any more. No bytes.
+    Ended,
 }
 
 /// The team that a packet is for, from its tag.
@@ -108,6 +121,7 @@ impl Word {
         let kind = match self {
             Self::Data => 1,
             Self::Taken => 2,
+            Self::Ended => 3,
         };
         u64::from(team) << 32 | kind << 24
     }
@@ -116,6 +130,7 @@ impl Word {
         match tag as u32 {
             0x0100_0000 => Some(Self::Data),
             0x0200_0000 => Some(Self::Taken),
+            0x0300_0000 => Some(Self::Ended),
             _ => None,
         }
     }
@@ -172,6 +187,7 @@ impl Message {
 enum Offer {
     Data(usize),
     Taken(u64),
+    Ended,
 }
 
 /// The streams to and from one member.
@@ -185,6 +201,8 @@ struct Peer {
     sent: u64,
     acked: u64,
     offer: Option<Offer>,
+    /// Whether it knows that nothing goes on any more.
+    knows: bool,
 
     /// To come, in order.
     expected: VecDeque<Message>,
@@ -290,19 +308,23 @@ impl Streams {
 
     /// Whether there is a packet for a member.
     pub fn wants(&self, to: usize) -> bool {
-        let peer = self.peers.get(to);
-        self.failure.is_none() && peer.is_some_and(|peer| peer.has_report() || peer.piece(QUARTER).is_some())
+        let Some(peer) = self.peers.get(to).filter(|_| to != self.me) else { return false };
+        if self.failure.is_some() { !peer.knows } else { peer.has_report() || peer.piece(QUARTER).is_some() }
     }
 
     /// Puts the next packet for a member into `room`, of at most `packet` bytes (more than [`HEAD`]), and returns its tag. It is the next again
     /// until [`sent`](Self::sent) is called. `memory` is that of the run under way.
     pub fn next(&mut self, memory: Option<&mut Memory>, to: usize, packet: usize, room: &mut Vec<u8>) -> Option<u64> {
         debug_assert!(packet > HEAD);
-        if self.failure.is_some() || packet <= HEAD {
+        if !self.wants(to) || packet <= HEAD {
             return None;
         }
         let peer = self.peers.get_mut(to)?;
         room.clear();
+        if self.failure.is_some() {
+            peer.offer = Some(Offer::Ended);
+            return Some(Word::Ended.tag(self.team));
+        }
         if peer.has_report() {
             peer.offer = Some(Offer::Taken(peer.taken));
             room.extend_from_slice(&peer.taken.to_le_bytes());
@@ -321,6 +343,7 @@ impl Streams {
         let Some(peer) = self.peers.get_mut(to) else { return };
         match peer.offer.take() {
             Some(Offer::Taken(taken)) => peer.reported = taken,
+            Some(Offer::Ended) => peer.knows = true,
             Some(Offer::Data(len)) => {
                 peer.sent += (HEAD + len) as u64;
                 if let Some(message) = peer.out.front_mut() {
@@ -337,6 +360,8 @@ impl Streams {
 
     /// A packet came from a member. `memory` is that of the run under way. That members called different things is no fault of the lane: it is
     /// taken, and [`failure`](Self::failure) says so.
+    ///
+    /// `Broken` means that no more may be taken from that member.
     pub fn take(&mut self, memory: Option<&mut Memory>, from: usize, tag: u64, payload: Payload<'_>) -> Verdict {
         if from == self.me || from >= self.peers.len() || team_of(tag) != self.team {
             return Verdict::Broken("a packet of a collective from no member of its team");
@@ -344,6 +369,12 @@ impl Streams {
         let result = match Word::from_tag(tag) {
             Some(Word::Data) => self.data(memory, from, payload),
             Some(Word::Taken) => self.acked(from, payload),
+            Some(Word::Ended) if payload.is_empty() => {
+                self.peers[from].knows = true;
+                self.fail(Failure::Ended { rank: from });
+                Ok(())
+            }
+            Some(Word::Ended) => Err("the end of a collective's team with bytes behind it"),
             None => Err("a packet of a collective of unknown kind"),
         };
         result.map_or_else(Verdict::Broken, |()| Verdict::Taken)
@@ -466,7 +497,7 @@ impl Streams {
         self.fail(Failure::GivenUp);
     }
 
-    /// The first reason stays. What is kept or to come is forgotten, and with it where it was to go.
+    /// The first reason stays, and all others are told that there is one. What is kept or to come is forgotten, and with it where it was to go.
     fn fail(&mut self, why: Failure) {
         self.failure.get_or_insert(why);
         self.pending = 0;
