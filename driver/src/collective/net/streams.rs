@@ -517,6 +517,12 @@ impl Streams {
         peer.early.len() * HEAD + peer.early_bytes.len() - peer.early_read
     }
 
+    /// Bytes of memory for them, with those that were read.
+    #[cfg(test)]
+    pub(super) fn held(&self, from: usize) -> usize {
+        self.peers[from].early_bytes.len()
+    }
+
     /// Bytes on the way to a member that it has not reported as taken.
     #[cfg(test)]
     pub(super) fn on_the_way(&self, to: usize) -> usize {
