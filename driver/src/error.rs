@@ -163,6 +163,12 @@ pub enum Error {
         /// Which call.
         operation: &'static str,
     },
+    /// Something is under way, and this call can't wait for its end.
+    #[error("{operation} ended before the answer came, and nobody knows whether it took place; wait for it outside of callbacks")]
+    Abandoned {
+        /// Which call.
+        operation: &'static str,
+    },
     /// The node has left.
     #[error("this node has left its domain")]
     Closed,
@@ -255,6 +261,7 @@ impl Error {
         match self {
             // A call that waits when its own node leaves is told `Closed`, too: what it asked for may have been under way.
             Error::Closed
+            | Error::Abandoned { .. }
             | Error::PeerDied { .. }
             | Error::PeerLeft { .. }
             | Error::Damaged { .. }

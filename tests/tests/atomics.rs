@@ -21,7 +21,10 @@ use doorbell_tests::words::Words;
 use doorbell_tests::world::{Ground, World};
 use doorbell_udp::port::relay::{Badness, Relay};
 use rustix::process::Signal;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::Ordering::{AcqRel, SeqCst};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -661,6 +664,47 @@ fn updates_under_way_end_with_the_node_that_has_the_cell() {
     }
     assert!(matches!(atomic! { cell += 1 }, Err(Error::PeerDied { .. })));
     node.leave().unwrap();
+}
+
+#[test]
+fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
+    let _turn = Turn::take();
+    let domain = Domain::new("polled");
+    let builder = || Node::builder(domain.name()).fabric(FabricKind::Udp).progress(Progress::Poller).dead_after(DEAD_AFTER);
+    let owner = builder().id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let other = builder().id(1).connect(owner.address().unwrap()).join().unwrap();
+    let region = owner.region::<u64>(1).unwrap();
+    let cell = other.cell(region.key()).unwrap();
+    for count in 0..20_000 {
+        let mut update = cell.start::<Add, Old, _>(1).unwrap();
+        let mut context = Context::from_waker(Waker::noop());
+        let result = loop {
+            if let Poll::Ready(result) = Pin::new(&mut update).poll(&mut context) {
+                break result;
+            }
+        };
+        assert_eq!(result.unwrap(), count);
+    }
+}
+
+#[test]
+fn who_cannot_wait_for_an_update_is_not_told_that_it_did_not_take_place() {
+    let _turn = Turn::take();
+    let domain = Domain::new("abandoned");
+    let [owner, other] = two(&domain);
+    let region = owner.region::<u64>(1).unwrap();
+    let cell = other.cell(region.key()).unwrap();
+    let mut expected = 0;
+    for _ in 0..20 {
+        owner.send(other.id(), 1, &[1]).unwrap();
+        let update = cell.start::<Add, Old, _>(1).unwrap();
+        expected += 1;
+        // Unless it is over by then.
+        if let Err(error) = other.recv_with(Match::any(), |_, _| update.wait()).unwrap() {
+            assert!(matches!(error, Error::Abandoned { .. }) && error.certainty() == Certainty::Unknown, "{error}");
+        }
+    }
+    assert_eq!(cell.start_load().unwrap().wait().unwrap(), expected);
 }
 
 /// The role: updates a cell as long as it lives.

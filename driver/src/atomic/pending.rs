@@ -4,7 +4,7 @@ use super::code::AtomicRequest;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
-use crate::{Error, Node, Result};
+use crate::{Certainty, Error, Node, Result};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -14,10 +14,13 @@ use std::time::Instant;
 
 /// An update under way: see [`RemoteCell::start`](super::RemoteCell::start).
 ///
-/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future. Dropping it takes it back if it
-/// was not sent yet; one that was sent takes place, and nobody is told.
+/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future, which panics if it is polled again
+/// after it was ready. Dropping it takes it back if it was not sent yet, other than within a callback of `recv_with`; one that was sent takes place, and
+/// nobody is told.
 #[must_use = "an update that is dropped may or may not take place"]
 pub struct Pending<V>(State<V>);
+
+const READY: &str = "an update gives its result once, and it was taken";
 
 enum State<V> {
     /// It took place, with this value; none once that was given out.
@@ -41,14 +44,23 @@ impl<V> UnderWay<V> {
         match self.op.take() {
             Some(Outcome::Updated(old)) => Ok((self.of)(&self.request, &old)),
             Some(Outcome::Failed(error)) => Err(error),
-            _ => Err(Error::Cancelled),
+            _ => panic!("{READY}"),
         }
     }
 
-    fn take_back(&self) {
-        if !self.op.is_done() && !doorbell_shm::space::forked() {
-            self.node.shared().take_back(Token::current(), &self.op);
+    /// True if it was not sent, and never will be.
+    fn take_back(&self) -> bool {
+        !self.op.is_done() && !doorbell_shm::space::forked() && self.node.shared().take_back(Token::current(), &self.op)
+    }
+
+    /// Why it is waited for no longer, when it may be on its way.
+    fn abandon(&mut self, error: Error) -> Result<V> {
+        let is_back = self.take_back();
+        if self.op.is_done() {
+            return self.result();
         }
+        let is_certain = is_back || error.certainty() == Certainty::Unknown;
+        Err(if is_certain { error } else { Error::Abandoned { operation: "wait for an update of a cell" } })
     }
 }
 
@@ -85,17 +97,31 @@ impl<V> Pending<V> {
     /// Waits until it has ended.
     ///
     /// # Errors
-    /// As an update that waits: see [`RemoteCell`](super::RemoteCell).
+    /// As an update that waits: see [`RemoteCell`](super::RemoteCell). [`Error::Abandoned`] where nobody can wait, as within `recv_with`: the update may take
+    /// place all the same.
+    ///
+    /// # Panics
+    /// If its result was taken before, by polling it.
     pub fn wait(mut self) -> Result<V> {
-        self.drive(None).and_then(|_| self.result())
+        match self.drive(None) {
+            Ok(_) => self.result(),
+            Err(error) => self.abandon(error),
+        }
     }
 
-    /// Waits until it has ended, until `deadline` at most; after that it comes back and is still under way.
+    /// Waits until it has ended, until `deadline` at most; after that it comes back and is still under way. Errors and panics as [`wait`](Self::wait).
     pub fn wait_by(mut self, deadline: Instant) -> std::result::Result<Result<V>, Self> {
         match self.drive(Some(deadline)) {
             Ok(true) => Ok(self.result()),
             Ok(false) => Err(self),
-            Err(error) => Ok(Err(error)),
+            Err(error) => Ok(self.abandon(error)),
+        }
+    }
+
+    fn abandon(&mut self, error: Error) -> Result<V> {
+        match &mut self.0 {
+            State::Over(_) => Err(error),
+            State::UnderWay(under_way) => under_way.abandon(error),
         }
     }
 
@@ -110,7 +136,7 @@ impl<V> Pending<V> {
 
     fn result(&mut self) -> Result<V> {
         match &mut self.0 {
-            State::Over(value) => value.take().ok_or(Error::Cancelled),
+            State::Over(value) => Ok(value.take().expect(READY)),
             State::UnderWay(under_way) => under_way.result(),
         }
     }

@@ -147,7 +147,7 @@ fn failed(why: NoUpdate<Error>, member: &Member<'_>) -> Error {
             let why = "this thread is in an update of the same cell, and would wait for itself; make both of it one expression";
             Error::Unsupported { operation: UPDATE.name, why }
         }
-        // If this node has left meanwhile, that is no certainty either: `Closed` would claim it.
+        // If this node has left meanwhile, nobody knows either.
         NoUpdate::Lost => whole(member.region).err().unwrap_or(Error::LockLost { node: member.region.node() }),
     }
 }
@@ -264,7 +264,7 @@ impl<E: Element> RemoteCell<E> {
             let old = E::Value::from_bytes(&seen);
             let new = callback(old).ok_or(Error::NotPerformed(NotPerformed::Declined))?;
             let now = ask(OpCode::CompareSwap, bytes(new), seen)?;
-            if now == seen {
+            if now[..of.bytes()] == seen[..of.bytes()] {
                 return Ok(W::pick(old, || new));
             }
             seen = now;
@@ -272,7 +272,7 @@ impl<E: Element> RemoteCell<E> {
     }
 
     /// Begins an update by an operator and does not wait for its end. Of a node that only the network reaches up to 64 may be under way at once, puts and
-    /// gets among them; more wait here. Several that are begun closely on another go in one datagram. Updates of one node that one thread begins take place
+    /// gets among them; more wait here, some thousand of all nodes. Several that are begun closely on another go in one datagram. Updates of one node that one thread begins take place
     /// in the order in which they were begun. Over shared memory the update has taken place when this returns.
     ///
     /// ```
@@ -295,8 +295,8 @@ impl<E: Element> RemoteCell<E> {
     /// If it divides by zero.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an operator of a type of your own, which the other node does not know, and for a value under a lock; and as an update that
-    /// waits.
+    /// [`Error::Unsupported`] for an operator of a type of your own, which the other node does not know, and for a value under a lock; [`Error::Full`] if a
+    /// thousand wait at this node to be sent; and as an update that waits.
     pub fn start<O, W, R>(&self, operand: R) -> Result<Pending<W::Out>>
     where
         R: Copy,
@@ -357,7 +357,7 @@ impl<E: Element> RemoteCell<E> {
         let shared = self.node.shared();
         let (me, mut engine, op) = self.begin(request)?;
         if shared.progress() != Progress::Poller {
-            engine.push_update(me);
+            engine.push_update(me, self.place.node, &op)?;
         }
         drop(engine);
         shared.hand_over();

@@ -81,15 +81,22 @@ impl Op {
 
     /// Ends it, once; wakes whoever waits. Later calls change nothing.
     pub fn finish(&self, outcome: Outcome) {
-        let waker = {
+        let (waker, slept) = {
             let mut end = self.lock();
-            if end.outcome.is_some() || self.is_done() {
+            if self.is_done() {
                 return;
             }
             end.outcome = Some(outcome);
-            end.waker.take()
+            // While it is locked: who finds no place for its waker finds the outcome.
+            #[cfg(not(all(loom, planted_bug = "finish")))]
+            let slept = self.word.swap(DONE, Ordering::AcqRel) == SLEEPING;
+            #[cfg(all(loom, planted_bug = "finish"))]
+            let slept = false;
+            (end.waker.take(), slept)
         };
-        if self.word.swap(DONE, Ordering::AcqRel) == SLEEPING {
+        #[cfg(all(loom, planted_bug = "finish"))]
+        let slept = slept || self.word.swap(DONE, Ordering::AcqRel) == SLEEPING;
+        if slept {
             wake(&self.word);
         }
         if let Some(waker) = waker {
@@ -199,3 +206,20 @@ fn sleep(word: &AtomicU32, expected: u32, _timeout: Duration) {
 
 #[cfg(loom)]
 fn wake(_word: &AtomicU32) {}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+
+    #[test]
+    fn loom_who_finds_no_place_for_a_waker_finds_the_outcome() {
+        loom::model(|| {
+            let op = Op::new();
+            let other = op.clone();
+            let poll =
+                loom::thread::spawn(move || other.set_waker(Waker::noop()) || matches!(other.take(), Some(Outcome::Copied)));
+            op.finish(Outcome::Copied);
+            assert!(poll.join().unwrap());
+        });
+    }
+}

@@ -68,20 +68,13 @@ impl AnyLink {
         }
     }
 
-    /// As [`push`](Self::push), of a packet that goes with those that follow until [`release`](Self::release).
+    /// As [`push`](Self::push), of a packet that goes with those that follow until [`Fabrics::release`](super::Fabrics::release).
     #[inline]
     pub fn push_held(&mut self, head: &PacketHead, bytes: &[u8]) -> Push {
         match self {
             // SAFETY: a slice; the caller keeps to `packet_bytes`.
             AnyLink::Shm(link) => unsafe { link.push(head, bytes.as_ptr(), bytes.len()) },
             AnyLink::Udp(link) => link.push_held(head, bytes),
-        }
-    }
-
-    /// Sends what was held.
-    pub fn release(&self) {
-        if let AnyLink::Udp(link) = self {
-            link.release();
         }
     }
 

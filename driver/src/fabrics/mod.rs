@@ -61,6 +61,13 @@ pub struct Fabrics {
 }
 
 impl Fabrics {
+    /// Sends what links of the network hold: see [`AnyLink::push_held`].
+    pub fn release(&self) {
+        if let Some(net) = &self.net {
+            net.release();
+        }
+    }
+
     /// Of a node that shares memory with others, and perhaps is on a network.
     pub fn new(mut shm: ShmFabric, net: Option<Net>) -> Self {
         if net.is_some() {

@@ -41,6 +41,11 @@ fn lock(udp: &Mutex<UdpFabric>) -> MutexGuard<'_, UdpFabric> {
 }
 
 impl Net {
+    /// Sends what links hold.
+    pub fn release(&self) {
+        lock(&self.udp).release();
+    }
+
     /// A network for a domain of so many nodes.
     pub fn new(udp: Arc<Mutex<UdpFabric>>, nodes: usize) -> Self {
         let lives = (0..nodes).map(|_| None).collect();

@@ -494,7 +494,7 @@ impl OutState {
     }
 
     /// A packet of a put or get. It has no place in the order of messages, and may go between the packets of one.
-    /// If it is `held`, it may wait for others until [`release`](Self::release).
+    /// If it is `held`, it may wait for others until [`Fabrics::release`](crate::fabrics::Fabrics::release).
     pub fn push_region(&mut self, by: u8, tag: u64, bytes: &[u8], held: bool) -> Push {
         let head = PacketHead { kind: PacketKind::Region, tag, sequence: 0, total: bytes.len() as u64 };
         self.used_further |= by > 0;
@@ -504,13 +504,6 @@ impl OutState {
         }
         // SAFETY: a slice; the caller keeps to `region_bytes`.
         unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
-    }
-
-    /// Sends what was held.
-    pub fn release(&mut self) {
-        if let Some(link) = &self.link {
-            link.release();
-        }
     }
 
     /// A letter of the lock registry. It has no place in the order of messages, and may go between the packets of one.

@@ -246,12 +246,9 @@ impl Drop for TakeBack<'_> {
 
 impl Shared {
     /// Takes a put, get or update back that has not ended: its bytes are not touched any more.
-    pub(crate) fn take_back(&self, me: Token, op: &Arc<Op>) {
-        if !op.is_done()
-            && let Ok(mut engine) = self.enter(me, "put")
-        {
-            engine.take_back(op);
-        }
+    /// True if it was not sent, and never will be.
+    pub(crate) fn take_back(&self, me: Token, op: &Arc<Op>) -> bool {
+        !op.is_done() && self.enter(me, "put").is_ok_and(|mut engine| engine.take_back(op))
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) struct Gather {
     count: u32,
     bytes: usize,
     since: Time,
+    /// Whether the first of them was held.
+    holds: bool,
 }
 
 impl Gather {
@@ -39,7 +41,7 @@ impl Gather {
             return false;
         }
         if self.count == 0 {
-            self.since = now;
+            (self.since, self.holds) = (now, false);
         }
         self.count += 1;
         self.bytes += len + HEAD;
@@ -50,7 +52,7 @@ impl Gather {
     #[inline]
     pub fn hold(&mut self, now: Time, len: usize) {
         if self.count == 0 {
-            self.since = now;
+            (self.since, self.holds) = (now, true);
         }
         self.count += 1;
         self.bytes += len + HEAD;
@@ -63,10 +65,10 @@ impl Gather {
         self.count == 1
     }
 
-    /// Since when those wait that do.
+    /// Since when those wait that are held: as long as one who sends needs for all of them.
     #[inline]
     pub fn held_since(&self) -> Option<Time> {
-        (self.count > 0).then_some(self.since)
+        (self.count > 0 && self.holds).then_some(self.since)
     }
 
     /// Nothing waits any more.

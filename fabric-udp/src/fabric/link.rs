@@ -63,20 +63,13 @@ impl UdpLink {
         Some(fabric.begin_transfer((self.session, transfer), (part, total), self.priority, from))
     }
 
-    /// As [`push`](Link::push), of a packet that goes with those that follow: [`release`](Self::release) sends them. Whoever forgets it delays them.
+    /// As [`push`](Link::push), of a packet that goes with those that follow: [`UdpFabric::release`] sends them. Whoever forgets it delays them.
     pub fn push_held(&mut self, head: &PacketHead, bytes: &[u8]) -> Push {
         let Some(mut fabric) = self.enter(TRIES) else { return Push::Full };
         match fabric.push_held(self.session, self.priority, head, bytes) {
             // As in `push`.
             Push::Down(LinkDown::Damaged) => Push::Full,
             push => push,
-        }
-    }
-
-    /// Sends what was held.
-    pub fn release(&self) {
-        if let Some(mut fabric) = self.enter(TRIES_MOST) {
-            fabric.release();
         }
     }
 

@@ -63,13 +63,13 @@ impl UdpFabric {
         if push == Push::Done {
             self.gather.hold(now, bytes.len());
         } else {
-            self.flush(now);
+            self.flush(self.now());
         }
         push
     }
 
     /// Sends what was held.
-    pub(crate) fn release(&mut self) {
+    pub fn release(&mut self) {
         if self.gather.due().is_some() {
             self.flush(self.now());
         }

@@ -16,6 +16,8 @@ use std::sync::Arc;
 const PULL_BYTES: usize = 128 << 10;
 /// Packets of one put or get, or answer, in one turn.
 const PACKETS: usize = 16;
+/// Puts, gets and updates that wait to be sent, at which no more updates are begun.
+const WAITING_MAX: usize = 1024;
 /// Updates that wait for each other at most.
 const TOGETHER: usize = 32;
 /// Packets up to so many bytes go together, where several are to be sent.
@@ -101,15 +103,25 @@ impl Engine {
     }
 
     /// Sends an update that was begun and is not waited for; or lets it wait for others, if an answer is to come that will wake somebody who sends it.
-    pub(crate) fn push_update(&mut self, me: Token) {
-        if self.inbound.remote.is_idle() || self.inbound.remote.waiting().len() >= TOGETHER {
+    ///
+    /// # Errors
+    /// [`Error::Full`] if so many wait that it was taken back.
+    pub(crate) fn push_update(&mut self, me: Token, node: NodeId, op: &Arc<Op>) -> Result<(), Error> {
+        let remote = &mut self.inbound.remote;
+        if remote.waiting().len() > WAITING_MAX {
+            remote.remove(op);
+            return Err(Error::Full { node });
+        }
+        if remote.is_idle() || remote.waiting().len() >= TOGETHER && !remote.is_full(node) {
             self.push(me);
         }
+        Ok(())
     }
 
     /// Takes a put, get or update back: its bytes are not touched any more.
-    pub(crate) fn take_back(&mut self, op: &Arc<Op>) {
-        self.inbound.remote.remove(op);
+    /// True if it was not begun.
+    pub(crate) fn take_back(&mut self, op: &Arc<Op>) -> bool {
+        self.inbound.remote.remove(op)
     }
 
     /// Does something with a lane to this life of a node. `None`: this thread is in there already.
@@ -134,8 +146,8 @@ impl Engine {
         // Lanes in which nothing more can go in this turn.
         let mut full = Vec::new();
         let mut at = 0;
-        // A lane with something that waits for what follows.
-        let mut held = None;
+        // Whether something may have been held for what follows.
+        let mut held = false;
         // Taken out while it is looked at: to reach its node is to learn who is gone, and then some of these end.
         while let Some(mut answer) = take(self.inbound.remote.answers(), &mut at, |answer| !full.contains(&answer.lane)) {
             let lane = answer.lane;
@@ -144,13 +156,13 @@ impl Engine {
                 let more = !remote.answers().is_empty();
                 send_answer(&mut answer, remote, state, more)
             });
-            held = held.or(Some((lane, life)).filter(|_| !self.inbound.remote.answers().is_empty()));
+            held |= !self.inbound.remote.answers().is_empty();
             match flat(done) {
                 Step::Whole => work += 1,
                 Step::Partly(packets) => {
                     work += packets;
                     full.push(lane);
-                    put_back(self.inbound.remote.answers(), &mut at, answer);
+                    put_back(self.inbound.remote.answers(), &mut at, answer, |_, _| false);
                 }
                 // There is nobody to be told.
                 Step::Failed(_) => {}
@@ -169,7 +181,7 @@ impl Engine {
                     send_ask(&mut ask, remote, state, more)
                 }
             });
-            held = held.or(Some((lane, ask.life)).filter(|_| !self.inbound.remote.waiting().is_empty()));
+            held |= !self.inbound.remote.waiting().is_empty();
             match flat(done) {
                 Step::Whole => {
                     work += 1;
@@ -178,7 +190,7 @@ impl Engine {
                 Step::Partly(packets) => {
                     work += packets;
                     full.push(lane);
-                    put_back(self.inbound.remote.waiting(), &mut at, ask);
+                    put_back(self.inbound.remote.waiting(), &mut at, ask, Ask::is_behind);
                 }
                 Step::Failed(error) => {
                     work += 1;
@@ -186,9 +198,8 @@ impl Engine {
                 }
             }
         }
-        if let Some((lane, life)) = held {
-            // If its node is gone, there is nobody who waits for it; what others wait for goes when it is due.
-            let _ = self.on_lane(me, lane, life, |_, state| state.release());
+        if held {
+            self.fabric.release();
         }
         work
     }
@@ -234,11 +245,12 @@ fn take<T>(queue: &mut VecDeque<T>, at: &mut usize, may: impl Fn(&T) -> bool) ->
     queue.remove(*at)
 }
 
-/// Puts one back where it was taken, and goes on behind it.
-fn put_back<T>(queue: &mut VecDeque<T>, at: &mut usize, one: T) {
-    *at = (*at).min(queue.len());
-    queue.insert(*at, one);
-    *at += 1;
+/// Puts one back where it was taken, and goes on behind it. Some before it may be gone: then it is put before those that are `behind` it.
+fn put_back<T>(queue: &mut VecDeque<T>, at: &mut usize, one: T, behind: impl Fn(&T, &T) -> bool) {
+    let first = queue.iter().take(*at).position(|other| behind(other, &one));
+    let place = first.unwrap_or(*at).min(queue.len());
+    queue.insert(place, one);
+    *at = (*at + 1).min(queue.len());
 }
 
 fn send_answer(answer: &mut Answer, remote: &mut Remote, state: &mut OutState, more: bool) -> Step {

@@ -106,6 +106,11 @@ impl Ask {
         NodeId((self.lane / PRIORITIES) as u16)
     }
 
+    /// Whether it was begun later than another one that goes the same way.
+    pub fn is_behind(&self, other: &Ask) -> bool {
+        self.lane == other.lane && self.id > other.id
+    }
+
     /// Whether its request is in the lane.
     pub fn is_begun(&self) -> bool {
         self.begun
@@ -296,9 +301,15 @@ impl Asked {
         self.sent.retain_mut(&mut end);
     }
 
-    /// Takes one back: its bytes are not touched any more.
-    pub fn remove(&mut self, op: &Arc<Op>) {
-        self.waiting.retain(|ask| !Arc::ptr_eq(&ask.op, op));
-        self.sent.retain(|ask| !Arc::ptr_eq(&ask.op, op));
+    /// Takes one back: its bytes are not touched any more. True if nothing of it was sent.
+    pub fn remove(&mut self, op: &Arc<Op>) -> bool {
+        let is_it = |ask: &Ask| Arc::ptr_eq(&ask.op, op);
+        if let Some(at) = self.waiting.iter().position(is_it) {
+            return self.waiting.remove(at).is_some_and(|ask| !ask.begun);
+        }
+        if let Some(at) = self.sent.iter().position(is_it) {
+            self.sent.remove(at);
+        }
+        false
     }
 }

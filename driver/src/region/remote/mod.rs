@@ -102,8 +102,9 @@ impl Remote {
     }
 
     /// Takes a put or get back: its bytes are not touched any more.
-    pub fn remove(&mut self, op: &Arc<Op>) {
-        self.asked.remove(op);
+    /// True if nothing of it was sent.
+    pub fn remove(&mut self, op: &Arc<Op>) -> bool {
+        self.asked.remove(op)
     }
 
     /// A packet came, by a lane from this life of a node.
