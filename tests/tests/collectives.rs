@@ -2,7 +2,7 @@
 
 use doorbell::collective::reduction::{Max, Sum, by_ordered};
 use doorbell::collective::{Sync, Team};
-use doorbell::{Node, NodeId, Progress, Result, Space};
+use doorbell::{FabricKind, Node, NodeId, Progress, Result, Space};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,34 @@ struct Shape {
     slot: usize,
     sync: Sync,
     progress: Progress,
+    /// How many of the members are reached by the network alone.
+    apart: usize,
 }
 
 /// Runs a thread for each member of a team.
 fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + std::marker::Sync) -> Vec<V> {
     let space = Space::heap();
-    let node = || {
-        let builder = Node::builder("collectives").space(space.clone()).max_nodes(shape.members.max(2)).progress(shape.progress);
-        builder.join().unwrap()
+    let mut address = None;
+    let mut node = |at: usize| {
+        let builder = Node::builder("collectives").id(at as u16).max_nodes(shape.members.max(2)).progress(shape.progress);
+        if shape.apart == 0 {
+            return builder.space(space.clone()).join().unwrap();
+        }
+        // The last ones.
+        let builder =
+            if at + shape.apart >= shape.members { builder.fabric(FabricKind::Udp) } else { builder.space(space.clone()) };
+        let builder = builder.dead_after(Duration::from_secs(10));
+        let node = match address {
+            None => builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap(),
+            Some(address) => builder.connect(address).join().unwrap(),
+        };
+        address = address.or(node.address());
+        node
     };
-    let nodes: Vec<Node> = (0..shape.members).map(|_| node()).collect();
+    let nodes: Vec<Node> = (0..shape.members).map(&mut node).collect();
+    for node in &nodes {
+        node.wait_for(shape.members, Instant::now() + Duration::from_secs(10)).unwrap();
+    }
     let ids: Vec<NodeId> = nodes.iter().map(Node::id).collect();
     std::thread::scope(|scope| {
         let threads: Vec<_> = nodes
@@ -165,8 +183,17 @@ fn all(team: &Team, len: usize, root: usize) -> Result<()> {
 fn shape() -> impl Strategy<Value = Shape> {
     let sync = prop_oneof![Just(Sync::Background), Just(Sync::Foreground)];
     let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
-    (1..7_usize, 1..5_usize, prop_oneof![Just(4096_usize), Just(16 << 10), Just(256 << 10)], sync, progress)
-        .prop_map(|(members, channels, slot, sync, progress)| Shape { members, channels, slot, sync, progress })
+    let apart = prop_oneof![2 => Just(0_usize), 1 => 1..7_usize];
+    (1..7_usize, 1..5_usize, prop_oneof![Just(4096_usize), Just(16 << 10), Just(256 << 10)], sync, progress, apart).prop_map(
+        |(members, channels, slot, sync, progress, apart)| Shape {
+            members,
+            channels,
+            slot,
+            sync,
+            progress,
+            apart: apart.min(members),
+        },
+    )
 }
 
 proptest! {

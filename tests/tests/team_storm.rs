@@ -2,8 +2,8 @@
 //!
 //! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
 
-use doorbell::collective::reduction::{Max, Sum};
 use doorbell::collective::Team;
+use doorbell::collective::reduction::{Max, Sum};
 use doorbell::{Error, Node, NodeId};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, soon};
@@ -75,7 +75,9 @@ fn member() {
             words[me].fetch_add(1, SeqCst);
         };
         match error {
-            Error::PeerDied { node, .. } => assert_eq!(words[KILLED + node.index()].load(SeqCst), 1, "node {node} was not killed"),
+            Error::PeerDied { node, .. } => {
+                assert_eq!(words[KILLED + node.index()].load(SeqCst), 1, "node {node} was not killed")
+            }
             // Another member was faster, and shrinks the team already.
             Error::Team { .. } => {}
             error => panic!("{error}"),
@@ -108,7 +110,10 @@ fn a_team_survives_its_members() {
             for (me, member) in members.iter().enumerate() {
                 let Some(member) = member else { continue };
                 while words[me].load(SeqCst) < before[me] + rounds || words[SIZE + me].load(SeqCst) != living {
-                    assert!(Instant::now() < deadline && !member.ended_by(Instant::now()), "member {me} of {count} does not go on");
+                    assert!(
+                        Instant::now() < deadline && !member.ended_by(Instant::now()),
+                        "member {me} of {count} does not go on"
+                    );
                     std::thread::yield_now();
                 }
             }

@@ -9,8 +9,10 @@
 //! 5. *posting a background synchronisation*: [`Channel::leave`](doorbell_shm::channel::Channel::leave), one store. It completes when all members
 //!    have done so, without anybody's application; the next who looks finds the channel available.
 
+use super::apart::Apart;
 use super::exchange::{Exchange, Room};
 use super::memory::Memory;
+use super::net::{Failure, Run};
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
@@ -73,9 +75,24 @@ enum Tell {
     Op(Arc<Op>, Option<Kept>),
 }
 
+/// What a member does for an operation.
+pub(super) enum Body {
+    Exchange(Exchange),
+    /// None once it is under way.
+    Run(Option<Run>),
+}
+
+/// How the members reach each other.
+pub(super) enum Way {
+    /// By memory that all share.
+    Shared(Memory),
+    /// Some by the network.
+    Apart(Apart),
+}
+
 struct Task {
     number: u64,
-    exchange: Exchange,
+    body: Body,
     tell: Tell,
     /// This member has its result, but others may not have what they need of it.
     over: bool,
@@ -115,7 +132,7 @@ pub(super) struct State {
 /// A team, as one of its members has it.
 pub(crate) struct Core {
     pub(super) shared: Arc<Shared>,
-    pub(super) memory: Memory,
+    pub(super) way: Way,
     pub(super) fellows: Vec<Fellow>,
     pub(super) me: usize,
     inboxes: Vec<Arc<PeerInbox>>,
@@ -133,14 +150,14 @@ const OUT_OF_STEP: u64 = u64::MAX;
 impl Core {
     pub(super) fn new(
         shared: Arc<Shared>,
-        memory: Memory,
+        way: Way,
         fellows: Vec<Fellow>,
         me: usize,
         inboxes: Vec<Arc<PeerInbox>>,
         sync: Sync,
     ) -> Self {
         let state = State {
-            turns: VecDeque::with_capacity(memory.layout().channels + 1),
+            turns: VecDeque::with_capacity(8),
             made: 0,
             next: (0, 0),
             operations: 0,
@@ -151,12 +168,12 @@ impl Core {
             stats: ChannelStats::default(),
         };
         let is_crowded = fellows.len() > processors();
-        Self { shared, memory, fellows, me, inboxes, sync, is_crowded, state: Mutex::new(state), broken: AtomicU64::new(0) }
+        Self { shared, way, fellows, me, inboxes, sync, is_crowded, state: Mutex::new(state), broken: AtomicU64::new(0) }
     }
 
     /// A life of a node is over.
     pub(crate) fn gone(&self, node: NodeId, life: Incarnation, left: bool) {
-        if let Some(rank) = self.fellows.iter().position(|fellow| (fellow.node, fellow.life) == (node, life)) {
+        if let Some(rank) = self.rank_of(node, life) {
             let word = rank as u64 + 1 | if left { LEFT } else { 0 };
             let _ = self.broken.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -169,7 +186,7 @@ impl Core {
     /// Why nothing can be done with the team any more.
     fn end(&self) -> Option<Error> {
         match self.broken.load(Ordering::Acquire) {
-            0 if self.memory.is_cut() => Some(Error::Damaged { node: self.fellows[0].node }),
+            0 if self.memory().is_some_and(Memory::is_cut) => Some(Error::Damaged { node: self.fellows[0].node }),
             0 => None,
             OUT_OF_STEP => Some(Error::Team { operation: "go on with a team", why: TeamFault::OutOfStep }),
             word => {
@@ -189,6 +206,35 @@ impl Core {
         self.lock().stats
     }
 
+    fn memory(&self) -> Option<&Memory> {
+        match &self.way {
+            Way::Shared(memory) => Some(memory),
+            Way::Apart(_) => None,
+        }
+    }
+
+    /// The number by which packets name it, if its operations go by the network.
+    pub(crate) fn apart(&self) -> Option<&Apart> {
+        match &self.way {
+            Way::Shared(_) => None,
+            Way::Apart(apart) => Some(apart),
+        }
+    }
+
+    /// The rank of a node.
+    pub(crate) fn rank_of(&self, node: NodeId, life: Incarnation) -> Option<usize> {
+        self.fellows.iter().position(|fellow| (fellow.node, fellow.life) == (node, life))
+    }
+
+    /// The others, with their ranks.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, NodeId, Incarnation)> {
+        self.fellows
+            .iter()
+            .enumerate()
+            .filter(|(rank, _)| *rank != self.me)
+            .map(|(rank, fellow)| (rank, fellow.node, fellow.life))
+    }
+
     /// Wakes the others who sleep.
     fn ring(&self) {
         for inbox in &self.inboxes {
@@ -205,7 +251,7 @@ impl Core {
             Err(TryLockError::WouldBlock) => return false,
         };
         *work += usize::from(self.advance(&mut state));
-        state.turns.is_empty()
+        state.turns.is_empty() && !self.apart().is_some_and(Apart::wants)
     }
 
     /// Goes on as far as it can. True if it did anything.
@@ -241,10 +287,18 @@ impl Core {
     /// Acquires the channel of a turn, if it is available.
     fn acquire(&self, state: &mut State, at: usize) -> bool {
         let Turn { number, channel, before, .. } = state.turns[at];
-        let foreseen = state.known + self.memory.layout().channels as u64 > number;
-        if !foreseen && !self.memory.view(channel).words.is_available(before) {
-            return false;
-        }
+        let foreseen = match &self.way {
+            // One after the other.
+            Way::Apart(_) if at > 0 => return false,
+            Way::Apart(_) => false,
+            Way::Shared(memory) => {
+                let foreseen = state.known + memory.layout().channels as u64 > number;
+                if !foreseen && !memory.view(channel).words.is_available(before) {
+                    return false;
+                }
+                foreseen
+            }
+        };
         state.stats.foreseen += u64::from(foreseen);
         state.turns[at].acquired = true;
         true
@@ -257,11 +311,16 @@ impl Core {
         if turn.left {
             return false;
         }
+        let memory = match &self.way {
+            Way::Shared(memory) => memory,
+            Way::Apart(apart) => return self.advance_apart(apart, turn, ended, stats),
+        };
         let before = turn.before;
-        let view = self.memory.view(turn.channel);
+        let view = memory.view(turn.channel);
         let mut did = false;
         while let Some(task) = &mut turn.task {
-            match if task.over { Ok(true) } else { task.exchange.advance(&view, *left, room, said) } {
+            let Body::Exchange(exchange) = &mut task.body else { return did };
+            match if task.over { Ok(true) } else { exchange.advance(&view, *left, room, said) } {
                 Ok(false) => return did,
                 Ok(true) => {}
                 Err(mismatch) => {
@@ -277,13 +336,13 @@ impl Core {
                 (did, task.over) = (true, true);
                 stats.operations += 1;
                 if !is_last {
-                    view.words.take(task.exchange.end_ticket());
+                    view.words.take(exchange.end_ticket());
                     *said = true;
                 }
             }
             if !is_last {
                 // The next one writes over what others may still read.
-                let end = task.exchange.end_ticket();
+                let end = exchange.end_ticket();
                 let others = (0..view.members).filter(|other| *other != view.me);
                 if !others.into_iter().all(|other| view.words.has_taken(other, end)) {
                     return did;
@@ -304,8 +363,47 @@ impl Core {
         true
     }
 
+    /// The same over the network.
+    fn advance_apart(
+        &self,
+        apart: &Apart,
+        turn: &mut Turn,
+        ended: &mut Option<(u64, Result<()>)>,
+        stats: &mut ChannelStats,
+    ) -> bool {
+        let mut did = false;
+        while let Some(Task { body: Body::Run(next), .. }) = &mut turn.task {
+            match apart.advance(next) {
+                Ok(false) => return did,
+                Ok(true) => {}
+                Err(failure) => {
+                    let why = match failure {
+                        Failure::Mismatch(mismatch) => TeamFault::Mismatch { node: self.fellows[mismatch.rank].node },
+                        Failure::GivenUp | Failure::Ended { .. } => TeamFault::OutOfStep,
+                    };
+                    apart.give_up();
+                    tell(turn.task.take(), ended, Err(Error::Team { operation: "call a collective", why }));
+                    self.break_off();
+                    return true;
+                }
+            }
+            did = true;
+            stats.operations += 1;
+            tell(turn.task.take(), ended, Ok(()));
+            turn.task = turn.more.pop_front();
+        }
+        if !turn.open {
+            turn.left = true;
+            stats.synchronised += 1;
+        }
+        did
+    }
+
     /// Ends all that is under way.
     fn fail(&self, state: &mut State, error: &Error) {
+        if let Way::Apart(apart) = &self.way {
+            apart.give_up();
+        }
         for mut turn in state.turns.drain(..) {
             tell(turn.task.take(), &mut state.ended, Err(self.end().unwrap_or_else(|| again(error))));
             for task in turn.more {
@@ -315,13 +413,13 @@ impl Core {
         self.break_off();
     }
 
-    fn post(&self, state: &mut State, open: bool, tell: Tell, make: impl FnOnce(u64) -> Result<Exchange>) -> Result<u64> {
+    fn post(&self, state: &mut State, open: bool, tell: Tell, make: impl FnOnce(u64) -> Result<Body>) -> Result<u64> {
         self.shared.usable()?;
         if let Some(error) = self.end() {
             return Err(error);
         }
         let number = state.operations;
-        let task = Task { number, exchange: make(number + 1)?, tell, over: false };
+        let task = Task { number, body: make(number + 1)?, tell, over: false };
         state.operations += 1;
         match state.turns.back_mut() {
             Some(turn) if turn.open => {
@@ -331,7 +429,11 @@ impl Core {
             _ => {
                 let (channel, before) = state.next;
                 let next = channel + 1;
-                state.next = if next == self.memory.layout().channels { (0, before + 1) } else { (next, before) };
+                state.next = if next == self.memory().map_or(1, |memory| memory.layout().channels) {
+                    (0, before + 1)
+                } else {
+                    (next, before)
+                };
                 let waits = state.turns.iter().any(|turn| !turn.acquired);
                 let (number, task) = (state.made, Some(task));
                 let turn = Turn { number, channel, before, acquired: false, open, left: false, task, more: VecDeque::new() };
@@ -353,7 +455,7 @@ impl Core {
         self: &Arc<Self>,
         open: bool,
         kept: Option<Kept>,
-        make: impl FnOnce(u64) -> Result<Exchange>,
+        make: impl FnOnce(u64) -> Result<Body>,
     ) -> Result<Arc<Op>> {
         let me = self.shared.check()?;
         let op = Op::new();
@@ -383,9 +485,13 @@ impl Core {
         self: &Arc<Self>,
         operation: &'static str,
         deadline: Option<Instant>,
-        make: impl FnOnce(u64) -> Result<Exchange>,
+        make: impl FnOnce(u64) -> Result<Body>,
     ) -> Result<()> {
         let me = self.shared.check()?;
+        if self.apart().is_some() {
+            // Its packets go with turns of the engine.
+            self.shared.enter(me, operation)?.keep_team(self);
+        }
         let mut state = self.lock();
         state.ended = None;
         let number = self.post(&mut state, false, Tell::Caller, make)?;
@@ -427,7 +533,8 @@ impl Core {
         let mut gear = self.shared.gear(deadline);
         let mut rounds = 0_u32;
         loop {
-            for _ in 0..LOOKS {
+            let looks = if self.apart().is_some() { 1 } else { LOOKS };
+            for _ in 0..looks {
                 self.advance(state);
                 if state.ended.is_some()
                     && let Some((_, result)) = state.ended.take_if(|ended| ended.0 == number)
@@ -440,7 +547,11 @@ impl Core {
                 return Ok(None);
             }
             rounds += 1;
-            if self.is_crowded && rounds <= YIELDS {
+            if self.apart().is_some() {
+                if self.shared.turn(me) > 0 {
+                    gear.awake();
+                }
+            } else if self.is_crowded && rounds <= YIELDS {
                 // Whoever is waited for may have to run here.
                 std::thread::yield_now();
                 if rounds % TURN_EVERY != 0 {
@@ -459,15 +570,16 @@ impl Core {
 
     /// Waits until all have left the channel that was used last.
     fn synchronise(&self, me: Token, operation: &'static str, deadline: Option<Instant>) -> Result<()> {
+        let Some(memory) = self.memory() else { return Ok(()) };
         let (channel, turns) = {
             let state = self.lock();
             let (next, before) = state.next;
-            if next == 0 { (self.memory.layout().channels - 1, before) } else { (next - 1, before + 1) }
+            if next == 0 { (memory.layout().channels - 1, before) } else { (next - 1, before + 1) }
         };
         let mut gear = self.shared.gear(deadline);
         loop {
             for _ in 0..LOOKS {
-                if self.memory.view(channel).words.is_available(turns) {
+                if memory.view(channel).words.is_available(turns) {
                     return Ok(());
                 }
                 std::hint::spin_loop();
@@ -533,8 +645,8 @@ fn again(error: &Error) -> Error {
 }
 
 fn tell(task: Option<Task>, ended: &mut Option<(u64, Result<()>)>, result: Result<()>) {
-    let Some(Task { number, tell, exchange, .. }) = task else { return };
-    drop(exchange);
+    let Some(Task { number, tell, body, .. }) = task else { return };
+    drop(body);
     match tell {
         Tell::Caller => *ended = Some((number, result)),
         Tell::Op(op, kept) => {

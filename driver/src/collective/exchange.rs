@@ -21,6 +21,12 @@ pub(super) trait Folder: Send {
     /// `into = into ⊕ from`: as long as each other, whole elements, aligned.
     fn fold(&self, into: &mut [u8], from: &[u8]);
 
+    /// `into = from ⊕ into`.
+    fn fold_left(&self, into: &mut [u8], from: &[u8]);
+
+    /// Whether the order of the operands may be changed.
+    fn commutes(&self) -> bool;
+
     /// Bytes of an element: not more than [`ELEMENT_MAX`].
     fn element(&self) -> usize;
 }
@@ -91,14 +97,14 @@ pub(super) enum Lengths {
 }
 
 impl Lengths {
-    fn send(&self, to: usize) -> usize {
+    pub fn send(&self, to: usize) -> usize {
         match self {
             Lengths::Each(each) => *each,
             Lengths::Of { send, .. } => send[to],
         }
     }
 
-    fn get(&self, from: usize) -> usize {
+    pub fn get(&self, from: usize) -> usize {
         match self {
             Lengths::Each(each) => *each,
             Lengths::Of { get, .. } => get[from],

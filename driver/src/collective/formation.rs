@@ -147,7 +147,20 @@ pub(crate) struct Agreement {
     pub stage: Stage,
 }
 
+/// In the layout: some share no memory, and all goes by the network.
+const APART: u64 = 1 << 63;
+
 impl Agreement {
+    /// Some share no memory.
+    pub fn go_apart(&mut self) {
+        self.layout |= APART;
+    }
+
+    /// Whether some share no memory, as far as this member knows.
+    pub fn is_apart(&self) -> bool {
+        self.layout & APART != 0
+    }
+
     /// The first who is in.
     pub fn first(&self) -> usize {
         self.set.iter().position(|is_in| *is_in).unwrap_or(self.me)
@@ -176,8 +189,18 @@ impl Agreement {
                 (ready, mapped) = (false, false);
                 continue;
             };
-            if note.layout != self.layout {
+            if note.layout & !APART != self.layout & !APART {
                 return Next::Layout(rank);
+            }
+            if note.layout != self.layout {
+                if self.is_apart() {
+                    // It will hear of it.
+                    (ready, mapped) = (false, false);
+                    continue;
+                }
+                self.go_apart();
+                self.stage = Stage::Ready;
+                return Next::Say;
             }
             if !note.set[self.me] {
                 return Next::Out;
@@ -202,7 +225,7 @@ impl Agreement {
             return Next::Wait;
         }
         let owner = self.first();
-        if owner == self.me {
+        if owner == self.me || self.is_apart() {
             return Next::Map { owner, region: (0, 0) };
         }
         match said(owner).and_then(|note| note.region) {

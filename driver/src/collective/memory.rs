@@ -135,6 +135,10 @@ impl Span {
         self.len
     }
 
+    pub fn ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
     /// A part of it, to be read.
     pub fn read(&self, at: usize, len: usize) -> &[u8] {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "it lies within the caller's memory");

@@ -1,5 +1,6 @@
 //! Groups of nodes that broadcast, reduce and synchronise.
 
+mod apart;
 mod core;
 mod exchange;
 mod formation;
@@ -7,10 +8,13 @@ mod memory;
 mod net;
 mod pending;
 pub mod reduction;
+mod table;
 mod team;
 
 pub(crate) use core::Core;
 pub use core::{ChannelStats, Sync};
-pub(crate) use formation::{Heard, Note};
+pub(crate) use formation::Note;
 pub use pending::Collective;
+pub(crate) use table::PRIORITY;
+pub use table::Teams;
 pub use team::{Batch, CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, Team, TeamBuilder, Value};

@@ -1,6 +1,7 @@
 //! A team, and what its members do together.
 
-use super::core::{ChannelStats, Core, Fellow, Kept, Sync};
+use super::apart::Apart;
+use super::core::{Body, ChannelStats, Core, Fellow, Kept, Sync, Way};
 use super::exchange::{Cut, ELEMENT_MAX, Exchange, Folder, Kind, Lengths};
 use super::formation::{Agreement, Next, Note, Stage};
 use super::memory::{Layout, Memory, Span};
@@ -225,13 +226,14 @@ impl Team {
         let mut region = None;
         let mut made = 0;
         let mut memory = None;
+        let mut core: Option<Arc<Core>> = None;
         let mut say = true;
         let gives_up = GivesUp { node: &node, lineage: &lineage, over: std::cell::Cell::new(false) };
         loop {
             let count = agreement.set.iter().filter(|is_in| **is_in).count();
             let divided = Layout { members: count, channels: builder.channels, slot: builder.slot };
             let place = agreement.set[..rank].iter().filter(|is_in| **is_in).count();
-            if agreement.first() == rank && (region.is_none() || made != agreement.attempt) {
+            if agreement.first() == rank && !agreement.is_apart() && (region.is_none() || made != agreement.attempt) {
                 let number = shared.regions().next_number();
                 let own = shared.membership().create_region(number, divided.bytes())?;
                 region = Some((number, own.secret()));
@@ -239,6 +241,11 @@ impl Team {
                 made = agreement.attempt;
             }
             let mut engine = shared.enter(me, OPERATION)?;
+            let others = || lineage.list.iter().enumerate().filter(|(at, _)| *at != rank);
+            if others().any(|(at, fellow)| agreement.set[at] && engine.is_remote(fellow.node, fellow.life)) {
+                say |= !agreement.is_apart();
+                agreement.go_apart();
+            }
             if say {
                 let offered = region.filter(|_| agreement.first() == rank);
                 let bytes = agreement.note(offered).encode();
@@ -248,13 +255,6 @@ impl Team {
                     }
                 }
                 engine.push(me);
-            }
-            let others = || lineage.list.iter().enumerate().filter(|(at, _)| *at != rank);
-            let remote = others().find(|(at, fellow)| agreement.set[*at] && engine.is_remote(fellow.node, fellow.life));
-            if let Some((_, fellow)) = remote {
-                tracing::debug!(node = fellow.node.0, "a team over the network");
-                let why = "two of its members share no memory, and collectives do not go by the network yet; form teams of those who do";
-                return Err(Error::Unsupported { operation: OPERATION, why });
             }
             let gone = others().find(|(at, fellow)| agreement.set[*at] && engine.has_ended(fellow.node, fellow.life));
             if let Some((at, fellow)) = gone {
@@ -272,34 +272,48 @@ impl Team {
             match next {
                 Next::Say => continue,
                 Next::Map { owner, region: (number, secret) } => {
-                    if owner != rank {
-                        let Fellow { node, life } = lineage.list[owner];
-                        let opened = shared.regions().open(shared.membership(), node, life, number, true, divided.bytes());
-                        memory = match opened {
-                            Ok(region) if region.secret() == secret => Memory::peer(region, divided, place),
-                            _ => None,
-                        };
-                        if memory.is_none() {
-                            // It is of an attempt that is over, or its owner is gone: that is heard soon.
-                            say = false;
+                    let fellows = || -> Vec<Fellow> {
+                        let all = lineage.list.iter().zip(&agreement.set);
+                        all.filter(|(_, is_in)| **is_in).map(|(fellow, _)| *fellow).collect()
+                    };
+                    if agreement.is_apart() {
+                        let mut hasher = DefaultHasher::new();
+                        (lineage.id, agreement.attempt).hash(&mut hasher);
+                        // Before it is said: others may have the team, and send, before this member does.
+                        let way = Way::Apart(Apart::new(hasher.finish() as u32, place, count));
+                        let made = Arc::new(Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync));
+                        shared.enter(me, OPERATION)?.enter_team(&made, lineage.id, agreement.attempt);
+                        core = Some(made);
+                    } else {
+                        if owner != rank {
+                            let Fellow { node, life } = lineage.list[owner];
+                            let opened = shared.regions().open(shared.membership(), node, life, number, true, divided.bytes());
+                            memory = match opened {
+                                Ok(region) if region.secret() == secret => Memory::peer(region, divided, place),
+                                _ => None,
+                            };
+                        }
+                        if let Some(memory) = memory.take() {
+                            let inboxes = fellows().into_iter().filter(|fellow| *fellow != own).map(|fellow| {
+                                let inbox = shared.regions().inbox(shared.membership(), fellow.node, fellow.life);
+                                inbox.map_err(|_| Error::PeerDied { node: fellow.node, incarnation: fellow.life })
+                            });
+                            // One that is gone is heard of soon.
+                            if let Ok(inboxes) = inboxes.collect::<Result<Vec<Arc<PeerInbox>>>>() {
+                                let way = Way::Shared(memory);
+                                core = Some(Arc::new(Core::new(shared.clone(), way, fellows(), place, inboxes, builder.sync)));
+                            }
                         }
                     }
-                    if memory.is_some() {
+                    if core.is_some() {
                         agreement.stage = Stage::Mapped;
                         continue;
                     }
+                    // It is of an attempt that is over, or its owner is gone: that is heard soon.
+                    say = false;
                 }
                 Next::Done => {
-                    let fellows: Vec<Fellow> =
-                        lineage.list.iter().zip(&agreement.set).filter(|(_, is_in)| **is_in).map(|(fellow, _)| *fellow).collect();
-                    let inboxes = fellows.iter().filter(|fellow| **fellow != own).map(|fellow| {
-                        let inbox = shared.regions().inbox(shared.membership(), fellow.node, fellow.life);
-                        inbox.map_err(|_| Error::PeerDied { node: fellow.node, incarnation: fellow.life })
-                    });
-                    let inboxes = inboxes.collect::<Result<Vec<Arc<PeerInbox>>>>()?;
-                    let Some(memory) = memory.take() else { return Err(Error::Cancelled) };
-                    let core = Core::new(node.shared().clone(), memory, fellows, place, inboxes, builder.sync);
-                    let core = Arc::new(core);
+                    let Some(core) = core.take() else { return Err(Error::Cancelled) };
                     let mut engine = shared.enter(me, OPERATION)?;
                     engine.enter_team(&core, lineage.id, agreement.attempt);
                     // Whoever went since is not heard of by its end.
@@ -388,7 +402,7 @@ impl Team {
 
     fn run(&self, operation: &'static str, what: What) -> Result<()> {
         let deadline = self.deadline();
-        self.core.run(operation, deadline, |number| what.exchange(&self.core, number))
+        self.core.run(operation, deadline, |number| what.body(&self.core, number))
     }
 
     /// Waits until all members have called it.
@@ -639,7 +653,7 @@ impl Team {
     fn start<T: Value>(&self, open: bool, xs: Vec<T>, what: What) -> Result<Collective<T>> {
         let kept = Arc::new(Mutex::new(xs));
         let clone: Kept = Box::new(kept.clone());
-        let op = self.core.start(open, Some(clone), |number| what.exchange(&self.core, number))?;
+        let op = self.core.start(open, Some(clone), |number| what.body(&self.core, number))?;
         Ok(Collective::new(self.node.clone(), op, kept))
     }
 
@@ -745,14 +759,19 @@ impl What {
         Ok(Self { folder: Some(Box::new(Folds(reduction, PhantomData))), ..self })
     }
 
-    fn exchange(self, core: &Core, number: u64) -> Result<Exchange> {
-        let Layout { members, slot, .. } = core.memory.layout();
-        let cut = Cut { number, members, me: core.me, slot };
+    fn body(self, core: &Core, number: u64) -> Result<Body> {
+        let members = core.fellows.len();
+        let Way::Shared(memory) = &core.way else {
+            let run = super::apart::run(self.kind, (self.input, self.output), &self.lengths, self.folder, (core.me, members));
+            let what = || "the lengths of a collective do not fit its team".to_owned();
+            return run.map(|run| Body::Run(Some(run))).ok_or_else(|| Error::Invalid { what: what() });
+        };
+        let cut = Cut { number, members, me: core.me, slot: memory.layout().slot };
         let exchange = Exchange::new(self.kind, self.input, self.output, self.lengths, self.folder, cut);
         if exchange.is_too_long() {
             return Err(Error::Invalid { what: "the vectors are too long for the slots of this team; make larger slots".into() });
         }
-        Ok(exchange)
+        Ok(Body::Exchange(exchange))
     }
 }
 
@@ -765,6 +784,16 @@ impl<T: Value, R: Reduction<T>> Folder for Folds<T, R> {
         if let (Ok(into), Ok(from)) = (<[T]>::mut_from_bytes(into), <[T]>::ref_from_bytes(from)) {
             self.0.fold(into, from);
         }
+    }
+
+    fn fold_left(&self, into: &mut [u8], from: &[u8]) {
+        if let (Ok(into), Ok(from)) = (<[T]>::mut_from_bytes(into), <[T]>::ref_from_bytes(from)) {
+            self.0.fold_left(into, from);
+        }
+    }
+
+    fn commutes(&self) -> bool {
+        R::COMMUTATIVE
     }
 
     fn element(&self) -> usize {

@@ -20,7 +20,7 @@ mod streams;
 pub use memory::Memory;
 pub use run::{Fold, Run};
 pub use schedule::{Algorithm, Kind, Operation, Place, Schedule, Step, choose};
-pub use streams::{Call, Failure, Mismatch, Streams, WINDOW};
+pub use streams::{Call, Failure, Mismatch, Streams, WINDOW, team_of};
 
 #[cfg(test)]
 mod tests;

@@ -83,7 +83,6 @@ pub struct Engine {
     words: VecDeque<Word>,
     /// Keys that other nodes ask for, and those that are elsewhere.
     registry: Registry,
-    teams: teams::Teams,
     local: Local,
     copy: Copy,
     /// By which links and protocols messages go.
@@ -140,7 +139,6 @@ impl Engine {
             inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders, remote),
             words: VecDeque::new(),
             registry: Registry::new(fabric.membership().clone()),
-            teams: teams::Teams::default(),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
             local: Local::new(fabric.membership().clone(), regions),
             copy: settings.copy,
@@ -253,7 +251,7 @@ impl Engine {
             && self.inbound.incoming.is_empty()
             && self.words.is_empty()
             && self.inbound.mail.out.is_empty()
-            && !self.has_teams()
+            && !self.inbound.teams.is_active()
             && !self.inbound.remote.has_work()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
@@ -387,7 +385,7 @@ impl Engine {
         self.inbound.remote.end(&error);
         self.inbound.mail.end(&error);
         self.registry.offers.end(&error);
-        self.end_teams();
+        self.inbound.teams.end();
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;

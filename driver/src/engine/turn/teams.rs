@@ -1,29 +1,18 @@
 //! Collectives of this node that are under way.
 
 use super::Engine;
-use crate::collective::{Core, Heard, Note};
-use doorbell_fabric::{Incarnation, NodeId};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use crate::collective::{Core, Note, PRIORITY};
+use crate::engine::baton::Token;
+use doorbell_fabric::{Incarnation, NodeId, Push};
+use std::sync::Arc;
 
-/// The teams of a node.
-#[derive(Default)]
-pub(crate) struct Teams {
-    /// All of them, to be told who is gone.
-    all: Vec<Weak<Core>>,
-    /// Those of which operations wait for others.
-    active: Vec<Arc<Core>>,
-    heard: Heard,
-    /// The latest attempt at each lineage.
-    attempts: BTreeMap<u64, u32>,
-}
+/// The smallest packets by which collectives go.
+const PACKET_MIN: usize = 64;
 
 impl Engine {
     /// The number of another attempt to form a team.
     pub(crate) fn next_attempt(&mut self, lineage: u64) -> u32 {
-        let attempt = self.teams.attempts.entry(lineage).or_default();
-        *attempt += 1;
-        *attempt
+        self.inbound.teams.next_attempt(lineage)
     }
 
     /// Says something to those who form a team with this node.
@@ -33,12 +22,12 @@ impl Engine {
 
     /// What a node said last of a lineage.
     pub(crate) fn heard(&self, node: NodeId, life: Incarnation, lineage: u64) -> Option<&Note> {
-        self.teams.heard.of(node, life, lineage)
+        self.inbound.teams.said(node, life, lineage)
     }
 
     /// Changes with each note.
-    pub(crate) fn notes_heard(&self) -> u64 {
-        self.teams.heard.version
+    pub(crate) fn notes_heard(&mut self) -> u64 {
+        self.inbound.teams.heard().version
     }
 
     /// What came for those who form a team.
@@ -47,7 +36,7 @@ impl Engine {
         while let Some((node, life, bytes)) = self.inbound.mail.notes.pop_front() {
             work += 1;
             match Note::decode(&bytes) {
-                Some(note) => self.teams.heard.hear(node, life, note),
+                Some(note) => self.inbound.teams.heard().hear(node, life, note),
                 None => self.on_broken(node, "a note about a team that says nothing"),
             }
         }
@@ -56,47 +45,50 @@ impl Engine {
 
     /// A team was made.
     pub(crate) fn enter_team(&mut self, core: &Arc<Core>, lineage: u64, attempt: u32) {
-        let latest = self.teams.attempts.entry(lineage).or_default();
-        *latest = (*latest).max(attempt);
-        self.teams.all.retain(|team| team.strong_count() > 0);
-        self.teams.all.push(Arc::downgrade(core));
+        self.inbound.teams.enter(core, lineage, attempt);
     }
 
     /// A team has operations that go on with each turn from now on.
     pub(crate) fn keep_team(&mut self, core: &Arc<Core>) {
-        if !self.teams.active.iter().any(|active| Arc::ptr_eq(active, core)) {
-            self.teams.active.push(core.clone());
-        }
-    }
-
-    /// Whether operations of teams are under way.
-    #[inline(always)]
-    pub(super) fn has_teams(&self) -> bool {
-        !self.teams.active.is_empty()
-    }
-
-    /// A life of a node is over.
-    pub(super) fn fail_teams(&mut self, node: NodeId, life: Incarnation, left: bool) {
-        for core in self.teams.all.iter().filter_map(Weak::upgrade) {
-            core.gone(node, life, left);
-        }
-        self.teams.heard.forget(node, life);
+        self.inbound.teams.keep(core);
     }
 
     /// Goes on with all. Returns the amount of work done.
     #[cold]
-    pub(super) fn step_teams(&mut self) -> usize {
+    pub(super) fn step_teams(&mut self, me: Token) -> usize {
         let mut work = 0;
-        self.teams.active.retain(|core| !core.step(&mut work));
+        let mut active = std::mem::take(self.inbound.teams.active());
+        active.retain(|core| {
+            let over = core.step(&mut work);
+            let pushed = self.push_team(me, core);
+            work += pushed;
+            if pushed > 0 {
+                // What was waited for may have been room.
+                core.step(&mut work);
+            }
+            !over || pushed > 0
+        });
+        // What came active meanwhile, as somebody is gone.
+        for core in std::mem::replace(self.inbound.teams.active(), active) {
+            self.inbound.teams.keep(&core);
+        }
         work
     }
 
-    /// Ends all: the node leaves, or can do nothing any more.
-    pub(super) fn end_teams(&mut self) {
-        for core in self.teams.all.drain(..).filter_map(|core| core.upgrade()) {
-            core.break_off();
+    /// Sends what a team has for others.
+    fn push_team(&mut self, me: Token, core: &Arc<Core>) -> usize {
+        let Some(apart) = core.apart().filter(|apart| apart.wants()) else { return 0 };
+        let mut pushed = 0;
+        for (rank, node, life) in core.others() {
+            let Some(outbound) = self.ways.get(node, PRIORITY).cloned() else { continue };
+            let Some(mut state) = outbound.state.enter(me) else { continue };
+            // If it is gone, that is told to the team by its end.
+            if self.connect(&outbound, &mut state, life).is_err() {
+                continue;
+            }
+            let Some(packet) = state.region_bytes(0).filter(|packet| *packet >= PACKET_MIN) else { continue };
+            pushed += apart.push(rank, packet, |tag, bytes| state.push_team(tag, bytes) == Push::Done);
         }
-        self.step_teams();
-        self.teams.active.clear();
+        pushed
     }
 }

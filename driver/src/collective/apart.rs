@@ -1,0 +1,148 @@
+//! A team whose members do not all share memory: its operations go by the network, one after the other.
+
+use super::exchange::{Folder, Kind, Lengths};
+use super::memory::Span;
+use super::net::{self, Call, Failure, Operation, Run, Streams};
+use doorbell_fabric::{Payload, Verdict};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What one member has of it.
+pub(crate) struct Apart {
+    /// The number that packets bear: the same for all members.
+    pub number: u32,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    streams: Streams,
+    /// What is under way.
+    run: Option<Run>,
+    room: Vec<u8>,
+}
+
+impl Apart {
+    pub fn new(number: u32, me: usize, members: usize) -> Self {
+        Self { number, inner: Mutex::new(Inner { streams: Streams::new(number, me, members), run: None, room: Vec::new() }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A reduction of the application that panicked leaves a run that is not over: the team is of no use then.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes on with what is under way; begins `next` if nothing is. True when it is over: its memory is not touched any more.
+    pub fn advance(&self, next: &mut Option<Run>) -> Result<bool, Failure> {
+        let Inner { streams, run, .. } = &mut *self.lock();
+        if let Some(next) = next.take() {
+            *run = Some(next);
+        }
+        let Some(under_way) = run else { return Ok(true) };
+        let over = under_way.advance(streams)?;
+        if over {
+            *run = None;
+        }
+        Ok(over)
+    }
+
+    /// Drops what is under way.
+    pub fn give_up(&self) {
+        let Inner { streams, run, .. } = &mut *self.lock();
+        if run.take().is_some() {
+            streams.give_up();
+        }
+    }
+
+    /// A packet came from a member.
+    pub fn take(&self, from: usize, tag: u64, payload: Payload<'_>) -> Verdict {
+        let Inner { streams, run, .. } = &mut *self.lock();
+        streams.take(run.as_mut().map(Run::memory), from, tag, payload)
+    }
+
+    /// Whether this member waits for something of that one.
+    pub fn awaits(&self, from: usize) -> bool {
+        self.lock().streams.awaits(from)
+    }
+
+    /// Whether there is a packet for anybody.
+    pub fn wants(&self) -> bool {
+        let inner = self.lock();
+        (0..inner.streams.members()).any(|to| inner.streams.wants(to))
+    }
+
+    /// Gives packets for a member to `push`, as long as it takes them. Returns how many it took.
+    pub fn push(&self, to: usize, packet: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
+        let Inner { streams, run, room } = &mut *self.lock();
+        let mut pushed = 0;
+        while let Some(tag) = streams.next(run.as_mut().map(Run::memory), to, packet, room) {
+            if !push(tag, room) {
+                break;
+            }
+            streams.sent(to);
+            pushed += 1;
+            if let Some(run) = run {
+                // What fails is told by the next who goes on with it.
+                let _ = run.advance(streams);
+            }
+        }
+        pushed
+    }
+}
+
+/// What a member does for an operation, over the network. `None` if lengths don't fit the team.
+pub(super) fn run(
+    kind: Kind,
+    (input, output): (Span, Span),
+    lengths: &Lengths,
+    folder: Option<Box<dyn Folder>>,
+    (me, members): (usize, usize),
+) -> Option<Run> {
+    let element = folder.as_ref().map_or(1, |folder| folder.element()).max(1);
+    let commutative = folder.as_ref().is_none_or(|folder| folder.commutes());
+    let all = |bytes: &dyn Fn(usize) -> usize| -> Vec<usize> { (0..members).map(|rank| bytes(rank) / element).collect() };
+    let (sends, gets) = (all(&|rank| lengths.send(rank)), all(&|rank| lengths.get(rank)));
+    let len = gets.get(me).copied().unwrap_or(0);
+    // Who is not the root knows its own part alone.
+    let root_knows = |root: usize, known: &[usize], own: usize| {
+        let mut counts = if root == me { known.to_vec() } else { vec![0; members] };
+        counts[me] = own;
+        counts
+    };
+    let counts = match kind {
+        Kind::Gather { root } => root_knows(root, &gets, sends[me]),
+        Kind::Scatter { root } => root_knows(root, &sends, len),
+        Kind::AllGather => gets.clone(),
+        Kind::ReduceScatter => sends.clone(),
+        _ => Vec::new(),
+    };
+    let total = counts.iter().sum::<usize>() * element;
+    let (operation, bytes) = match kind {
+        Kind::Barrier => (Operation::Barrier, 0),
+        Kind::Broadcast { root } => (Operation::Broadcast { root, len }, len),
+        Kind::Reduce { root } => (Operation::Reduce { root, len, commutative }, len * element),
+        Kind::AllReduce => (Operation::AllReduce { len, commutative }, len * element),
+        Kind::Scan => (Operation::Scan { len }, len * element),
+        Kind::Gather { root } => (Operation::Gather { root, counts: &counts }, 0),
+        Kind::Scatter { root } => (Operation::Scatter { root, counts: &counts }, 0),
+        Kind::AllGather => (Operation::AllGather { counts: &counts }, total),
+        Kind::AllToAll => {
+            let bytes = if matches!(lengths, Lengths::Each(_)) { len * members } else { usize::MAX };
+            (Operation::AllToAll { sends: &sends, receives: &gets }, bytes)
+        }
+        Kind::ReduceScatter => (Operation::ReduceScatter { counts: &counts, commutative }, total),
+    };
+    let algorithm = net::choose(operation.kind(), members, bytes, commutative);
+    let schedule = operation.schedule(me, members, element, algorithm)?;
+    let call = Call::new(&operation, algorithm);
+    if schedule.input * element > input.len() || schedule.output * element > output.len() {
+        return None;
+    }
+    let fold: net::Fold = match folder {
+        Some(folder) => {
+            Box::new(move |into, from, left| if left { folder.fold_left(into, from) } else { folder.fold(into, from) })
+        }
+        None => Box::new(|_, _, _| {}),
+    };
+    // SAFETY: spans are of plain data, as long as the schedule says (checked), and stay until what was made of them is over or was dropped (Span::new); where both
+    // are of one vector the operation allows it (broadcast has no input; reduce, allreduce and scan allow it).
+    Some(unsafe { Run::new(schedule, call, element, input.ptr(), output.ptr(), fold) })
+}
