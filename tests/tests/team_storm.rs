@@ -4,7 +4,7 @@
 
 use doorbell::collective::Team;
 use doorbell::collective::reduction::{Max, Sum};
-use doorbell::{Error, Node, NodeId};
+use doorbell::{Error, FabricKind, Node, NodeId};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, soon};
 use doorbell_tests::process::{Process, told};
@@ -24,7 +24,7 @@ const STOP: usize = 3 * MEMBERS_MAX;
 const WORDS: usize = STOP + 1;
 
 fn value(node: NodeId, round: u64, at: usize) -> u64 {
-    (u64::from(node.0) + 3) * (round + 1) ^ at as u64
+    ((u64::from(node.0) + 3) * (round + 1)) ^ at as u64
 }
 
 /// One round of work: true if all are to stop.
@@ -54,8 +54,19 @@ fn member() {
     let me: usize = told("ME").parse().unwrap();
     let count: usize = told("COUNT").parse().unwrap();
     let words = Words::inherited();
-    let node = Node::builder(told("DOMAIN")).id(me as u16).max_nodes(count).join().unwrap();
-    node.wait_for(count, soon()).unwrap();
+    let builder = Node::builder(told("DOMAIN")).id(me as u16).max_nodes(count + 1);
+    let node = match &told("ADDRESS")[..] {
+        "none" => builder.join().unwrap(),
+        address => {
+            let kind = if me.is_multiple_of(2) { FabricKind::Udp } else { FabricKind::Auto };
+            builder.fabric(kind).connect(address.parse().unwrap()).dead_after(DEAD_AFTER).join().unwrap()
+        }
+    };
+    let all = (0..count as u16).map(NodeId);
+    while !all.clone().all(|id| node.members().unwrap().iter().any(|member| member.id == id)) {
+        node.wait_for(count, soon()).unwrap();
+        std::thread::yield_now();
+    }
     let ids: Vec<NodeId> = (0..count as u16).map(NodeId).collect();
     let mut team = match node.team().members(&ids).form_by(soon()) {
         Ok(team) => team,
@@ -86,10 +97,22 @@ fn member() {
     }
 }
 
+/// How long a member over the network is silent before it counts as dead.
+const DEAD_AFTER: Duration = Duration::from_secs(1);
+
 #[test]
 fn a_team_survives_its_members() {
+    storm(false, 20);
+}
+
+#[test]
+fn a_team_over_the_network_survives_its_members() {
+    storm(true, 4);
+}
+
+fn storm(networked: bool, kills: u64) {
     let _turn = Turn::take();
-    let (kills, seed) = (number("DOORBELL_KILLS", 20) as usize, seed());
+    let (kills, seed) = (number("DOORBELL_KILLS", kills) as usize, seed());
     println!("team storm: DOORBELL_SEED={seed} DOORBELL_KILLS={kills}");
     let mut random = Random::new(seed);
     let mut longest = Duration::ZERO;
@@ -98,9 +121,15 @@ fn a_team_survives_its_members() {
         let domain = Domain::new("team-storm");
         let count = 3 + random.below(MEMBERS_MAX - 2);
         let words = Words::new(WORDS);
+        // All others meet by it.
+        let meeting = networked.then(|| {
+            let builder = Node::builder(domain.name()).id(count as u16).max_nodes(count + 1);
+            builder.listen(([127, 0, 0, 1], 0).into()).dead_after(DEAD_AFTER).join().unwrap()
+        });
+        let address = meeting.as_ref().map_or("none".to_owned(), |node| node.address().unwrap().to_string());
         let start = |me: usize| {
             let start = Process::start("member").words(&words).tell("DOMAIN", domain.name());
-            start.tell("ME", me.to_string()).tell("COUNT", count.to_string()).go()
+            start.tell("ME", me.to_string()).tell("COUNT", count.to_string()).tell("ADDRESS", &address).go()
         };
         let mut members: Vec<_> = (0..count).map(|me| Some(start(me))).collect();
         let wait = |members: &[Option<Process>], rounds: u64| {
@@ -137,6 +166,9 @@ fn a_team_survives_its_members() {
         }
         words[STOP].store(1, SeqCst);
         members.into_iter().flatten().for_each(|member| member.end_well(PATIENCE));
+        if let Some(node) = meeting {
+            node.leave().unwrap();
+        }
     }
     println!("{killed} killed; the longest until all others had gone on for some rounds: {longest:?}");
 }

@@ -87,7 +87,7 @@ pub(super) enum Way {
     /// By memory that all share.
     Shared(Memory),
     /// Some by the network.
-    Apart(Apart),
+    Apart(Box<Apart>),
 }
 
 struct Task {
@@ -174,7 +174,7 @@ impl Core {
     /// A life of a node is over.
     pub(crate) fn gone(&self, node: NodeId, life: Incarnation, left: bool) {
         if let Some(rank) = self.rank_of(node, life) {
-            let word = rank as u64 + 1 | if left { LEFT } else { 0 };
+            let word = (rank as u64 + 1) | if left { LEFT } else { 0 };
             let _ = self.broken.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
@@ -554,10 +554,10 @@ impl Core {
             } else if self.is_crowded && rounds <= YIELDS {
                 // Whoever is waited for may have to run here.
                 std::thread::yield_now();
-                if rounds % TURN_EVERY != 0 {
+                if !rounds.is_multiple_of(TURN_EVERY) {
                     continue;
                 }
-            } else if rounds % TURN_EVERY == 0 && self.shared.turn(me) > 0 {
+            } else if rounds.is_multiple_of(TURN_EVERY) && self.shared.turn(me) > 0 {
                 gear.awake();
             }
             match gear.step() {

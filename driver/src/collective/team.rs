@@ -280,7 +280,7 @@ impl Team {
                         let mut hasher = DefaultHasher::new();
                         (lineage.id, agreement.attempt).hash(&mut hasher);
                         // Before it is said: others may have the team, and send, before this member does.
-                        let way = Way::Apart(Apart::new(hasher.finish() as u32, place, count));
+                        let way = Way::Apart(Box::new(Apart::new(hasher.finish() as u32, place, count)));
                         let made = Arc::new(Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync));
                         shared.enter(me, OPERATION)?.enter_team(&made, lineage.id, agreement.attempt);
                         core = Some(made);
