@@ -196,6 +196,26 @@ fn shape() -> impl Strategy<Value = Shape> {
     )
 }
 
+#[test]
+fn teams_are_split_and_work_side_by_side() {
+    let shape = Shape { members: 5, channels: 2, slot: 4096, sync: Sync::Background, progress: Progress::Adaptive, apart: 0 };
+    for apart in [0, 2] {
+        with_team(Shape { apart, ..shape }, |team| {
+            for _ in 0..3 {
+                // Backwards, and without the third.
+                let (color, order) = ((team.rank() != 2).then_some(team.rank() as u64 % 2), 9 - team.rank() as u64);
+                let Some(part) = team.split(color, order)? else { continue };
+                let expected: Vec<u16> = if team.rank() % 2 == 0 { vec![4, 0] } else { vec![3, 1] };
+                assert_eq!(part.members().iter().map(|node| node.0).collect::<Vec<_>>(), expected);
+                let mut sum = [team.rank() as u64];
+                part.allreduce(Sum, &mut sum)?;
+                assert_eq!(sum, [4]);
+            }
+            team.barrier()
+        });
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: doorbell_tests::number("DOORBELL_CASES", 40) as u32, failure_persistence: None, max_shrink_iters: 20, ..Default::default() })]
 

@@ -15,6 +15,7 @@ use doorbell_shm::domain::PeerInbox;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
@@ -204,6 +205,8 @@ pub struct Team {
     builder: TeamBuilder,
     lineage: Lineage,
     attempt: u32,
+    /// How often it was split.
+    splits: AtomicU64,
 }
 
 impl Team {
@@ -326,7 +329,7 @@ impl Team {
                     gives_up.over.set(true);
                     let attempt = agreement.attempt;
                     drop(gives_up);
-                    return Ok(Team { node, core, builder, lineage, attempt });
+                    return Ok(Team { node, core, builder, lineage, attempt, splits: AtomicU64::new(0) });
                 }
                 Next::Layout(at) => {
                     let node = lineage.list[at].node;
@@ -366,6 +369,35 @@ impl Team {
         self.core.break_off();
         let set = self.lineage.list.iter().map(|fellow| self.core.fellows.contains(fellow)).collect();
         Team::agree(self.builder.clone(), self.lineage.clone(), set, self.attempt + 1, deadline, true)
+    }
+
+    /// Teams of those members that say the same `color`, in the order of `order` and, where that is the same, of their ranks here; none for who says none. Called by all members; they wait
+    /// for each other.
+    ///
+    /// ```
+    /// # use doorbell::{Node, Space};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let node = Node::builder("split").space(Space::heap()).join()?;
+    /// # let team = node.team().form()?;
+    /// let halves = team.split(Some(team.rank() as u64 % 2), 0)?;
+    /// # assert_eq!(halves.unwrap().len(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Team`], and [`TeamBuilder::form`].
+    pub fn split(&self, color: Option<u64>, order: u64) -> Result<Option<Team>> {
+        let mut all = vec![[0; 3]; self.len()];
+        self.allgather(&[[u64::from(color.is_some()), color.unwrap_or(0), order]], &mut all)?;
+        let splits = self.splits.fetch_add(1, Ordering::Relaxed);
+        let Some(color) = color else { return Ok(None) };
+        let mut ranks: Vec<usize> = (0..self.len()).filter(|rank| all[*rank][..2] == [1, color]).collect();
+        ranks.sort_by_key(|rank| (all[*rank][2], *rank));
+        let members: Vec<NodeId> = ranks.into_iter().map(|rank| self.core.fellows[rank].node).collect();
+        let label = format!("{} {:x} {} {splits} {color}", self.builder.label, self.lineage.id, self.attempt);
+        let deadline = self.deadline();
+        self.builder.clone().members(&members).label(label).build(deadline).map(Some)
     }
 
     /// This member's rank: its place in the list, from 0.
