@@ -22,6 +22,7 @@ use doorbell_tests::world::{Ground, World};
 use doorbell_udp::port::relay::{Badness, Relay};
 use rustix::process::Signal;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering::{AcqRel, SeqCst};
 use std::task::{Context, Poll, Waker};
@@ -667,6 +668,32 @@ fn updates_under_way_end_with_the_node_that_has_the_cell() {
 }
 
 #[test]
+fn so_many_updates_wait_for_a_node_that_does_not_answer_and_no_more() {
+    let _turn = Turn::take();
+    for progress in [Progress::Adaptive, Progress::Inline, Progress::Poller] {
+        let domain = Domain::new("stopped-owner");
+        let builder = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).progress(progress);
+        let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let address = node.address().unwrap().to_string();
+        let owner = Process::start("owner").tell("DOMAIN", domain.name()).tell("ADDRESS", address).go();
+        let mut bytes = [0; KEY_BYTES];
+        node.recv_by(Match::any().tag(1), &mut bytes, soon()).unwrap();
+        let cell = node.cell(Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
+        assert_eq!(cell.start::<Add, Old, _>(1).unwrap().wait().unwrap(), 0);
+        owner.signal(Signal::STOP);
+        let (begun, refused): (Vec<_>, Vec<_>) = (0..2000).map(|_| cell.start::<Add, Old, _>(1)).partition(Result::is_ok);
+        // A thousand wait, and 64 are under way.
+        assert!((1024..=1024 + 64).contains(&begun.len()), "{progress:?}: {}", begun.len());
+        for error in refused.into_iter().filter_map(Result::err) {
+            assert!(matches!(error, Error::Full { .. }) && error.certainty() == Certainty::DidNotHappen, "{error}");
+        }
+        drop(begun);
+        owner.kill();
+        node.leave().unwrap();
+    }
+}
+
+#[test]
 fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
     let _turn = Turn::take();
     let domain = Domain::new("polled");
@@ -675,7 +702,7 @@ fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
     let other = builder().id(1).connect(owner.address().unwrap()).join().unwrap();
     let region = owner.region::<u64>(1).unwrap();
     let cell = other.cell(region.key()).unwrap();
-    for count in 0..20_000 {
+    for count in 0..3_000 {
         let mut update = cell.start::<Add, Old, _>(1).unwrap();
         let mut context = Context::from_waker(Waker::noop());
         let result = loop {
@@ -684,6 +711,11 @@ fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
             }
         };
         assert_eq!(result.unwrap(), count);
+        if count == 0 {
+            // Its result was given out.
+            assert!(catch_unwind(AssertUnwindSafe(|| Pin::new(&mut update).poll(&mut context))).is_err());
+            assert!(catch_unwind(AssertUnwindSafe(|| update.wait())).is_err());
+        }
     }
 }
 

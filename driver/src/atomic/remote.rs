@@ -356,8 +356,9 @@ impl<E: Element> RemoteCell<E> {
     fn start_apart<V>(&self, request: AtomicRequest, of: Of<V>) -> Result<Pending<V>> {
         let shared = self.node.shared();
         let (me, mut engine, op) = self.begin(request)?;
+        engine.keep_update(self.place.node)?;
         if shared.progress() != Progress::Poller {
-            engine.push_update(me, self.place.node, &op)?;
+            engine.push_update(me, self.place.node);
         }
         drop(engine);
         shared.hand_over();

@@ -138,6 +138,22 @@ mod tests {
         assert!(gather.due().unwrap() <= at(ALONE));
         gather.empty();
         assert!(gather.due().is_none());
+        assert!(gather.held_since().is_none());
+    }
+
+    #[test]
+    fn the_time_since_others_wait_is_no_clock_for_what_is_held() {
+        let mut gather = Gather::default();
+        gather.hold(at(0), 8);
+        assert_eq!(gather.held_since(), Some(at(0)));
+        gather.empty();
+        let mut now = 0;
+        while !gather.keeps(at(now), 8) {
+            now += 100;
+        }
+        assert_eq!(gather.held_since(), None);
+        gather.hold(at(now + 50_000), 8);
+        assert_eq!(gather.held_since(), None);
     }
 
     #[test]

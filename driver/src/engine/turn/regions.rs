@@ -102,20 +102,25 @@ impl Engine {
         Ok(op)
     }
 
-    /// Sends an update that was begun and is not waited for; or lets it wait for others, if an answer is to come that will wake somebody who sends it.
+    /// Keeps the update that was begun last, though nobody waits for it.
     ///
     /// # Errors
     /// [`Error::Full`] if so many wait that it was taken back.
-    pub(crate) fn push_update(&mut self, me: Token, node: NodeId, op: &Arc<Op>) -> Result<(), Error> {
-        let remote = &mut self.inbound.remote;
-        if remote.waiting().len() > WAITING_MAX {
-            remote.remove(op);
+    pub(crate) fn keep_update(&mut self, node: NodeId) -> Result<(), Error> {
+        let waiting = self.inbound.remote.waiting();
+        if waiting.len() > WAITING_MAX {
+            waiting.pop_back();
             return Err(Error::Full { node });
         }
+        Ok(())
+    }
+
+    /// Sends an update that was kept; or lets it wait for others, if an answer is to come that will wake somebody who sends it.
+    pub(crate) fn push_update(&mut self, me: Token, node: NodeId) {
+        let remote = &mut self.inbound.remote;
         if remote.is_idle() || remote.waiting().len() >= TOGETHER && !remote.is_full(node) {
             self.push(me);
         }
-        Ok(())
     }
 
     /// Takes a put, get or update back: its bytes are not touched any more.
@@ -292,4 +297,31 @@ fn send_ask(ask: &mut Ask, remote: &mut Remote, state: &mut OutState, more: bool
         }
     }
     Step::Partly(PACKETS)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_put_back_stays_before_those_behind_it() {
+        // Of each its lane and its number.
+        let behind = |other: &(u8, u8), one: &(u8, u8)| other.0 == one.0 && other.1 > one.1;
+        for gone in 0..=3 {
+            let mut queue = VecDeque::from([(1, 1), (1, 2), (1, 3), (0, 4), (0, 5), (1, 6), (0, 7)]);
+            let mut at = 0;
+            // Those of lane 1 are left alone.
+            let one = take(&mut queue, &mut at, |one| one.0 == 0).unwrap();
+            assert_eq!((one, at), ((0, 4), 3));
+            // Some before it end meanwhile.
+            queue.drain(..gone);
+            put_back(&mut queue, &mut at, one, behind);
+            assert!(at <= queue.len());
+            for lane in [0, 1] {
+                let numbers: Vec<_> = queue.iter().filter(|one| one.0 == lane).map(|one| one.1).collect();
+                assert!(numbers.is_sorted(), "{gone} gone: {queue:?}");
+            }
+            assert_eq!(queue.len(), 7 - gone);
+        }
+    }
 }

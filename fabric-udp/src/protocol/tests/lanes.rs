@@ -59,6 +59,24 @@ fn everything_arrives_once_and_in_order_whatever_the_network_does() {
     }
 }
 
+/// What updates of cells ask of a lane: each request is taken once, and so is each answer, though the target refuses some at first. `DOORBELL_REMOTE_UPDATES` says how many.
+#[test]
+fn requests_and_answers_are_taken_once_where_a_third_is_lost() {
+    let many = std::env::var("DOORBELL_REMOTE_UPDATES").ok().and_then(|many| many.parse().ok()).unwrap_or(20_000);
+    let talker = |len| {
+        let streams = vec![Stream::new(Priority::High, many, (len, len))];
+        Talker { refuse_some: 20, ..Talker::with(streams) }
+    };
+    let rules = Rules { loss: 0.3, duplicate: 0.1, reorder: 0.2, reorder_by: MS, ..Rules::clean(50_000) };
+    let mut network = pair(11, rules, patient, [talker(80), talker(16)]);
+    let done = network.run(Time::from_nanos(100_000 * SECOND), |n| {
+        n.nodes.iter().enumerate().all(|(index, node)| node.driver.count_from(1 - index as u16) >= many)
+    });
+    let counts = [0, 1].map(|index| network.nodes[index].driver.count_from(1 - index as u16));
+    assert!(done && counts == [many; 2], "{counts:?} {:?}", network.stats);
+    assert!(network.stats.duplicated > 0 && network.nodes.iter().all(|node| node.driver.damaged.is_empty()));
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = || {
