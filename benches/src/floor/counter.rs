@@ -1,4 +1,4 @@
-//! A barrier of a counter and a generation: what no barrier that several processes pass can do without.
+//! A barrier of a counter and a generation: the plainest one that several processes can pass. Not the fastest that could be: one of flags needs no addition.
 
 use super::patience::{Patience, Stopped};
 use super::ring::Line;
@@ -20,13 +20,14 @@ impl CounterBarrier {
     /// It was told to stop. Then the barrier is of no more use.
     #[inline(always)]
     pub fn pass(&self, parties: usize, patience: &Patience) -> Result<(), Stopped> {
-        let before = self.generation.0.load(Acquire);
-        if self.arrived.0.fetch_add(1, AcqRel) + 1 == parties as u64 {
-            self.arrived.0.store(0, Relaxed);
-            self.generation.0.store(before.wrapping_add(1), Release);
+        // The orders are those of the C program that measures the same.
+        let before = self.generation.0.load(SeqCst);
+        if self.arrived.0.fetch_add(1, SeqCst) + 1 == parties as u64 {
+            self.arrived.0.store(0, SeqCst);
+            self.generation.0.store(before.wrapping_add(1), SeqCst);
             return Ok(());
         }
-        patience.until(|| self.generation.0.load(Acquire) != before)
+        patience.until(|| self.generation.0.load(SeqCst) != before)
     }
 }
 
