@@ -216,6 +216,16 @@ fn teams_are_split_and_work_side_by_side() {
     }
 }
 
+#[test]
+fn a_slot_that_has_no_part_for_each_member_is_told_by_all() {
+    let shape = Shape { members: 20, channels: 1, slot: 4096, sync: Sync::Background, progress: Progress::Adaptive, apart: 0 };
+    with_team(shape, |team| {
+        let refused = team.alltoall(&[1_u64; 20], &mut [0; 20]);
+        assert!(matches!(refused, Err(doorbell::Error::Invalid { .. })), "{refused:?}");
+        team.barrier()
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: doorbell_tests::number("DOORBELL_CASES", 40) as u32, failure_persistence: None, max_shrink_iters: 20, ..Default::default() })]
 

@@ -231,12 +231,13 @@ impl Exchange {
     }
 
     fn chunks(&self, len: usize) -> u64 {
-        len.div_ceil(self.chunk) as u64
+        len.div_ceil(self.chunk.max(1)) as u64
     }
 
-    /// Whether it has more steps than can be counted.
+    /// Whether no whole element fits the part of a slot that it has, or it has more steps than can be counted. The first is so at all members, whatever
+    /// their lengths.
     pub fn is_too_long(&self) -> bool {
-        2 * self.rounds + 2 >= STEPS_MAX
+        self.chunk == 0 || 2 * self.rounds + 2 >= STEPS_MAX
     }
 
     /// Bytes that this member has for another one.
