@@ -22,7 +22,7 @@ pub enum Certainty {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no room for the message now. An ordinary result: receive something, or try again later.
+    /// There is no room for the message, or for another update, now. An ordinary result: receive something, wait for an update that was begun, or try again later.
     #[error(
         "no room for a message to node {node}: it has not read what it was sent; try again, receive first, or send with a deadline"
     )]

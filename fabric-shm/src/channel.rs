@@ -9,7 +9,7 @@
 //! channel, from its acquisition to the background synchronisation that ends it. A member that has reached the synchronisation point stores the turn's number
 //! and goes on: the channel is available again when all have, and nobody waits for that unless no other channel is.
 
-use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
 
 /// Bytes that a post carries beside its words: they need no slot, and come with the line that is watched anyway.
 pub const SHORT_BYTES: usize = 8 * SHORT_WORDS;
@@ -76,10 +76,7 @@ impl<'a> Channel<'a> {
     /// The background synchronisation of this member: it has left so many turns of this channel, and touches no slot of them any more.
     #[inline]
     pub fn leave(&self, turns: u64) {
-        #[cfg(not(all(loom, planted_bug = "leave")))]
-        let order = Ordering::Release;
-        #[cfg(all(loom, planted_bug = "leave"))]
-        let order = Ordering::Relaxed;
+        let order = if planted_bug("leave") { Ordering::Relaxed } else { Ordering::Release };
         // Release: what this member read and wrote in the slots comes before.
         self.ends[self.me].left.store(turns, order);
     }

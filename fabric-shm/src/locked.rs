@@ -11,7 +11,7 @@
 //! to repair, and the next one takes the lock from it. All zero is an unlocked value of zeros.
 
 use crate::keys::OwnerId;
-use doorbell_fabric::sync::{AtomicU64, Ordering, fence, spin_hint};
+use doorbell_fabric::sync::{AtomicU64, Ordering, fence, planted_bug, spin_hint};
 use std::time::Duration;
 
 /// Words before the copies.
@@ -258,18 +258,16 @@ impl<'a> Locked<'a> {
         }
         let Some(value) = made else { return Ok(None) };
         // The words that are written next were valid until the version that is there now.
-        #[cfg(not(all(loom, planted_bug = "overwrite")))]
-        fence(Ordering::Release);
+        if !planted_bug("overwrite") {
+            fence(Ordering::Release);
+        }
         write(&value, self.copy(version.wrapping_add(1)));
         fault_point!("value.written");
         if !held.is_mine() {
             return Err(NoUpdate::Lost);
         }
-        #[cfg(not(all(loom, planted_bug = "flip")))]
-        const FLIP: Ordering = Ordering::Release;
-        #[cfg(all(loom, planted_bug = "flip"))]
-        const FLIP: Ordering = Ordering::Relaxed;
-        self.version().store(version.wrapping_add(1), FLIP);
+        let flip = if planted_bug("flip") { Ordering::Relaxed } else { Ordering::Release };
+        self.version().store(version.wrapping_add(1), flip);
         fault_point!("value.flipped");
         Ok(Some(value))
     }
@@ -287,10 +285,12 @@ impl<'a> Locked<'a> {
             if seen == me.bits() && nested::has(std::ptr::from_ref(self.owner()).addr()) {
                 return Err(NoUpdate::Nested);
             }
-            #[cfg(not(all(loom, planted_bug = "inherit")))]
-            let take = |from| self.owner().compare_exchange(from, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_ok();
-            #[cfg(all(loom, planted_bug = "inherit"))]
-            let take = |_| self.owner().swap(me.bits(), Ordering::Acquire) != me.bits();
+            let take = |from| {
+                if planted_bug("inherit") {
+                    return self.owner().swap(me.bits(), Ordering::Acquire) != me.bits();
+                }
+                self.owner().compare_exchange(from, me.bits(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+            };
             if seen == 0 && take(0) {
                 return Ok(());
             }

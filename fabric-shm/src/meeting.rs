@@ -21,7 +21,7 @@ use crate::domain::{Membership, PeerInbox};
 use crate::layout::{MEETINGS_OFFSET, block_offset};
 #[cfg(not(loom))]
 use doorbell_fabric::NodeId;
-use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
 #[cfg(not(loom))]
 use std::sync::Arc;
 
@@ -168,18 +168,16 @@ impl Meeting {
                 End::Last => (Run { first: chunks - last - count, count }, word + (count << LAST_SHIFT)),
             };
             // CLAIM: one of two that saw the same word wins; a load and a store would let both have the chunks.
-            #[cfg(not(all(loom, planted_bug = "claim")))]
+            if planted_bug("claim") {
+                self.claims.store(next, Ordering::Release);
+                return Claim::Chunks(run);
+            }
             match self.claims.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
                     fault_point!("meeting.claimed");
                     return Claim::Chunks(run);
                 }
                 Err(now) => word = now,
-            }
-            #[cfg(all(loom, planted_bug = "claim"))]
-            {
-                self.claims.store(next, Ordering::Release);
-                return Claim::Chunks(run);
             }
         }
     }

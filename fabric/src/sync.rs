@@ -11,6 +11,21 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Order
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
+/// A named line that is wrong on purpose, so that the models can be seen to find it: under loom only.
+#[cfg(not(loom))]
+#[inline(always)]
+pub const fn planted_bug(_name: &str) -> bool {
+    false
+}
+
+/// A named line that is wrong on purpose, so that the models can be seen to find it: chosen by the environment variable
+/// `PLANTED_BUG`.
+#[cfg(loom)]
+pub fn planted_bug(name: &str) -> bool {
+    static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    CHOSEN.get_or_init(|| std::env::var("PLANTED_BUG").ok()).as_deref() == Some(name)
+}
+
 /// Tells the processor that this is a spin loop; under loom, lets another thread run.
 #[inline(always)]
 pub fn spin_hint() {
@@ -25,8 +40,10 @@ pub fn spin_hint() {
 pub fn light_barrier() {
     #[cfg(all(not(loom), not(miri)))]
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    #[cfg(all(any(loom, miri), not(planted_bug = "light_barrier")))]
-    fence(Ordering::SeqCst);
+    #[cfg(any(loom, miri))]
+    if !planted_bug("light_barrier") {
+        fence(Ordering::SeqCst);
+    }
 }
 
 /// Which processes a heavy barrier reaches.
@@ -94,8 +111,9 @@ pub fn heavy_barrier(reach: Reach) -> bool {
     #[cfg(any(loom, miri))]
     {
         let _ = reach;
-        #[cfg(not(planted_bug = "heavy_barrier"))]
-        fence(Ordering::SeqCst);
+        if !planted_bug("heavy_barrier") {
+            fence(Ordering::SeqCst);
+        }
         true
     }
 }

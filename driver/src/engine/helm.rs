@@ -5,7 +5,7 @@
 //! the bell is never left alone while somebody sleeps.
 
 use super::op::Op;
-use doorbell_fabric::sync::{AtomicU32, Ordering};
+use doorbell_fabric::sync::{AtomicU32, Ordering, planted_bug};
 #[cfg(loom)]
 use loom::sync::Mutex;
 use std::sync::Arc;
@@ -79,10 +79,7 @@ impl Helm {
         // the two sees the other.
         self.lock().push(op.clone());
         if op.will_sleep() {
-            #[cfg(not(all(loom, planted_bug = "helm")))]
-            let free = self.word.load(Ordering::SeqCst) == FREE;
-            #[cfg(all(loom, planted_bug = "helm"))]
-            let free = false;
+            let free = !planted_bug("helm") && self.word.load(Ordering::SeqCst) == FREE;
             if free {
                 op.nudge();
             } else {

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::message::Message;
 use crate::mode::Receipt;
 use doorbell_fabric::Envelope;
-use doorbell_fabric::sync::{AtomicU32, Ordering};
+use doorbell_fabric::sync::{AtomicU32, Ordering, planted_bug};
 #[cfg(loom)]
 use loom::sync::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -88,14 +88,16 @@ impl Op {
             }
             end.outcome = Some(outcome);
             // While it is locked: who finds no place for its waker finds the outcome.
-            #[cfg(not(all(loom, planted_bug = "finish")))]
-            let slept = self.word.swap(DONE, Ordering::AcqRel) == SLEEPING;
-            #[cfg(all(loom, planted_bug = "finish"))]
-            let slept = false;
-            (end.waker.take(), slept)
+            let publish = || self.word.swap(DONE, Ordering::AcqRel) == SLEEPING;
+            if planted_bug("finish") {
+                let waker = end.waker.take();
+                drop(end);
+                (waker, publish())
+            } else {
+                let slept = publish();
+                (end.waker.take(), slept)
+            }
         };
-        #[cfg(all(loom, planted_bug = "finish"))]
-        let slept = slept || self.word.swap(DONE, Ordering::AcqRel) == SLEEPING;
         if slept {
             wake(&self.word);
         }

@@ -10,7 +10,7 @@
 //! module. *Damaged* says that an owner died and nobody has repaired the resource since: in the same word as the owner, so that no
 //! owner can come in without being told.
 
-use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::fmt;
 
@@ -212,8 +212,7 @@ fn fence_after_swap() {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
     #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
-    {
-        #[cfg(not(planted_bug = "unlock"))]
+    if !planted_bug("unlock") {
         fence(Ordering::SeqCst);
     }
 }
@@ -282,10 +281,8 @@ impl LockWords {
 
     #[inline(always)]
     fn swap(&self, from: u64, to: u64) -> bool {
-        #[cfg(not(all(loom, planted_bug = "take")))]
-        return self.value.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        #[cfg(all(loom, planted_bug = "take"))]
-        return self.value.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let order = if planted_bug("take") { Ordering::Relaxed } else { Ordering::AcqRel };
+        self.value.compare_exchange(from, to, order, Ordering::Relaxed).is_ok()
     }
 
     /// Takes the key if it is free, sound and nobody's turn, as [`try_take`](Self::try_take) does.

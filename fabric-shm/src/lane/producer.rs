@@ -3,7 +3,7 @@
 use super::bulk::{BulkMemory, Filled, IN_BULK};
 use super::{Control, INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, data_room, stamp, word};
 use crate::copies::Distance;
-use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
 use std::time::Instant;
 
@@ -243,11 +243,8 @@ impl<M: LaneMemory> Producer<M> {
         self.memory.cell_word(cell, word::SEQUENCE).store(sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
         fault_point!("lane.written");
         // PUBLISH: release, so that whoever sees this word sees the rest of the cell and the data.
-        #[cfg(not(all(loom, planted_bug = "publish")))]
-        const PUBLISH: Ordering = Ordering::Release;
-        #[cfg(all(loom, planted_bug = "publish"))]
-        const PUBLISH: Ordering = Ordering::Relaxed;
-        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, kind as u8, len), PUBLISH);
+        let publish = if planted_bug("publish") { Ordering::Relaxed } else { Ordering::Release };
+        self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, kind as u8, len), publish);
         self.tail += 1;
         self.memory.own_cell((self.tail & (self.memory.cell_count() as u64 - 1)) as usize);
         fault_point!("lane.published");
@@ -334,12 +331,9 @@ impl<M: LaneMemory> Producer<M> {
 
     /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
     fn see_head(&mut self) -> Result<(), LinkDown> {
-        #[cfg(not(all(loom, planted_bug = "head")))]
-        const HEAD: Ordering = Ordering::Acquire;
-        #[cfg(all(loom, planted_bug = "head"))]
-        const HEAD: Ordering = Ordering::Relaxed;
-        let head = self.memory.control(Control::Head).load(HEAD);
-        let data_head = self.memory.control(Control::DataHead).load(HEAD);
+        let acquire = if planted_bug("head") { Ordering::Relaxed } else { Ordering::Acquire };
+        let head = self.memory.control(Control::Head).load(acquire);
+        let data_head = self.memory.control(Control::DataHead).load(acquire);
         // As with the data rings: as a distance.
         if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {
             return Err(LinkDown::Damaged);
@@ -348,10 +342,10 @@ impl<M: LaneMemory> Producer<M> {
         self.data.see(data_head)?;
         if let Some(bulk) = &mut self.bulk {
             if bulk.taken {
-                bulk.ring.see(self.memory.control(Control::BulkHead).load(HEAD))?;
+                bulk.ring.see(self.memory.control(Control::BulkHead).load(acquire))?;
                 bulk.ring.adapt(self.distance);
             } else {
-                bulk.taken = self.memory.control(Control::BulkTaken).load(HEAD) == bulk.offer;
+                bulk.taken = self.memory.control(Control::BulkTaken).load(acquire) == bulk.offer;
             }
         }
         Ok(())
