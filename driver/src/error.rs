@@ -201,7 +201,16 @@ pub enum TeamFault {
         /// The member.
         node: NodeId,
     },
-    /// A member gave an operation up: by a time-out, or as it shrinks the team.
+    /// Another member does nothing for the team any more: it dropped it, shrinks it, or gave an operation up.
+    #[error("node {node} gave the team up, or an operation of it; shrink the team, or form another one")]
+    GaveUp {
+        /// The member.
+        node: NodeId,
+    },
+    /// The reduction of the application panicked, here.
+    #[error("the reduction panicked, so the result is lost; mend it, and shrink the team or form another one")]
+    Panicked,
+    /// This member gave an operation up: by a time-out, or as it shrinks the team.
     #[error("its members are out of step, as one gave an operation up; shrink the team, or form another one")]
     OutOfStep,
 }

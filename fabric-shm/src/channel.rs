@@ -69,8 +69,14 @@ impl<'a> Channel<'a> {
     /// Whether all members have left so many turns of this channel: whoever is next may acquire it.
     #[inline]
     pub fn is_available(&self, turns: u64) -> bool {
-        // Acquire: what they read in the slots they read before.
-        self.ends.iter().all(|ends| ends.left.load(Ordering::Acquire) >= turns)
+        (0..self.ends.len()).all(|member| self.has_left(member, turns))
+    }
+
+    /// Whether a member has left so many turns of this channel.
+    #[inline]
+    pub fn has_left(&self, member: usize, turns: u64) -> bool {
+        // Acquire: what it read in the slots it read before.
+        self.ends[member].left.load(Ordering::Acquire) >= turns
     }
 
     /// The background synchronisation of this member: it has left so many turns of this channel, and touches no slot of them any more.

@@ -10,13 +10,10 @@
 //!    have done so, without anybody's application; the next who looks finds the channel available.
 
 use super::apart::Apart;
-use super::exchange::{Exchange, Room};
-use super::memory::Memory;
+use super::exchange::{Exchange, Mismatch, Room};
+use super::memory::{Memory, View};
 use super::net::{Failure, Run};
-use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
-use crate::engine::poller::Progress;
-use crate::engine::wait::Step;
 use crate::error::{Error, TeamFault};
 use crate::node::Shared;
 use crate::{Incarnation, NodeId, Result};
@@ -24,14 +21,6 @@ use doorbell_shm::domain::PeerInbox;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Instant;
-
-/// Looks at the words of a channel between two questions whether to wait on.
-const LOOKS: u32 = 8;
-/// How often somebody asks that before the engine is turned.
-const TURN_EVERY: u32 = 8;
-/// How often a member of a team that has more members than there are processors lets others run before it is asked.
-const YIELDS: u32 = 64;
 
 /// What became of channels, since the team was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +58,7 @@ pub(super) struct Fellow {
 /// Bytes that a nonblocking operation reads or writes, kept until it is over.
 pub(super) type Kept = Box<dyn std::any::Any + Send>;
 
-enum Tell {
+pub(super) enum Tell {
     /// A thread has the state locked until it is over.
     Caller,
     Op(Arc<Op>, Option<Kept>),
@@ -90,7 +79,7 @@ pub(super) enum Way {
     Apart(Box<Apart>),
 }
 
-struct Task {
+pub(super) struct Task {
     number: u64,
     body: Body,
     tell: Tell,
@@ -98,12 +87,25 @@ struct Task {
     over: bool,
 }
 
+impl Task {
+    pub fn new(number: u64, body: Body, tell: Tell) -> Self {
+        Self { number, body, tell, over: false }
+    }
+}
+
+/// Which use of which channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Of all turns, since the team was made.
+    pub number: u64,
+    pub channel: usize,
+    /// How many turns the channel had before.
+    pub before: u64,
+}
+
 /// One use of a channel.
 struct Turn {
-    number: u64,
-    /// Which channel, and how many turns it had before.
-    channel: usize,
-    before: u64,
+    place: Place,
     acquired: bool,
     /// More operations may come.
     open: bool,
@@ -115,17 +117,15 @@ struct Turn {
 /// What a member knows of its team's channels.
 pub(super) struct State {
     turns: VecDeque<Turn>,
-    made: u64,
-    /// The channel of the next turn, and how many turns it has had.
-    next: (usize, u64),
-    operations: u64,
+    pub next: Place,
+    pub operations: u64,
     /// Turns that this member has left, one after the other.
     left: u64,
     /// As many had all others left as far as their posts said.
     known: u64,
     /// The operation of the caller that has the state locked is over.
-    ended: Option<(u64, Result<()>)>,
-    room: Box<Room>,
+    pub ended: Option<(u64, Result<()>)>,
+    pub room: Box<Room>,
     stats: ChannelStats,
 }
 
@@ -136,9 +136,9 @@ pub(crate) struct Core {
     pub(super) fellows: Vec<Fellow>,
     pub(super) me: usize,
     inboxes: Vec<Arc<PeerInbox>>,
-    sync: Sync,
+    pub(super) sync: Sync,
     /// There are more members than processors.
-    is_crowded: bool,
+    pub(super) is_crowded: bool,
     state: Mutex<State>,
     /// One more than the rank of the member that is gone, in the upper half whether it left; all bits: out of step.
     broken: AtomicU64,
@@ -158,8 +158,7 @@ impl Core {
     ) -> Self {
         let state = State {
             turns: VecDeque::with_capacity(8),
-            made: 0,
-            next: (0, 0),
+            next: Place { number: 0, channel: 0, before: 0 },
             operations: 0,
             left: 0,
             known: 0,
@@ -179,12 +178,24 @@ impl Core {
         }
     }
 
+    /// This member does nothing for the team any more. The others are told.
     pub(crate) fn break_off(&self) {
         let _ = self.broken.compare_exchange(0, OUT_OF_STEP, Ordering::AcqRel, Ordering::Relaxed);
+        if let Way::Shared(memory) = &self.way {
+            memory.give_up();
+            self.ring();
+        }
+    }
+
+    /// Whether something is to be looked into: three loads, of what nobody writes as long as all is well.
+    #[inline]
+    pub(super) fn may_be_over(&self, memory: &Memory) -> bool {
+        self.broken.load(Ordering::Relaxed) != 0 || memory.has_anybody_given_up() || memory.is_cut()
     }
 
     /// Why nothing can be done with the team any more.
-    fn end(&self) -> Option<Error> {
+    #[cold]
+    pub(super) fn end(&self) -> Option<Error> {
         match self.broken.load(Ordering::Acquire) {
             0 if self.memory().is_some_and(Memory::is_cut) => Some(Error::Damaged { node: self.fellows[0].node }),
             0 => None,
@@ -196,8 +207,8 @@ impl Core {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in a reduction of the application leaves the operation where it was: the members are out of step then (advance_one).
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing of the application's panics while it is locked (go_on).
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -206,7 +217,7 @@ impl Core {
         self.lock().stats
     }
 
-    fn memory(&self) -> Option<&Memory> {
+    pub(super) fn memory(&self) -> Option<&Memory> {
         match &self.way {
             Way::Shared(memory) => Some(memory),
             Way::Apart(_) => None,
@@ -236,7 +247,7 @@ impl Core {
     }
 
     /// Wakes the others who sleep.
-    fn ring(&self) {
+    pub(super) fn ring(&self) {
         for inbox in &self.inboxes {
             inbox.ring();
         }
@@ -255,7 +266,7 @@ impl Core {
     }
 
     /// Goes on as far as it can. True if it did anything.
-    fn advance(&self, state: &mut State) -> bool {
+    pub(super) fn advance(&self, state: &mut State) -> bool {
         let (mut did, mut said) = (false, false);
         let mut at = 0;
         while at < state.turns.len() {
@@ -275,25 +286,59 @@ impl Core {
         if said {
             self.ring();
         }
-        if !state.turns.is_empty()
-            && let Some(error) = self.end()
+        if state.turns.is_empty() {
+            return did;
+        }
+        if self.memory().is_none_or(|memory| self.may_be_over(memory))
+            && let Some(error) = self.end().or_else(|| self.desertion(state))
         {
-            self.fail(state, &error);
+            self.fail(state, error);
             return true;
         }
         did
     }
 
+    /// Somebody is waited for who gave up.
+    fn desertion(&self, state: &State) -> Option<Error> {
+        let memory = self.memory().filter(|memory| memory.has_anybody_given_up())?;
+        let awaited = |turn: &Turn| {
+            let words = memory.view(turn.place.channel).words;
+            let others = || (0..self.fellows.len()).filter(|other| *other != self.me && memory.has_given_up(*other));
+            match &turn.task {
+                _ if !turn.acquired => others().find(|other| !words.has_left(*other, turn.place.before)),
+                Some(Task { body: Body::Exchange(exchange), over: true, .. }) => {
+                    others().find(|other| !words.has_taken(*other, exchange.end_ticket()))
+                }
+                Some(Task { body: Body::Exchange(exchange), .. }) => self.deserter(memory, exchange, turn.place.channel),
+                _ => None,
+            }
+        };
+        let member = state.turns.iter().find_map(awaited)?;
+        Some(self.gave_up(member))
+    }
+
+    /// Who gave up without what an exchange waits for.
+    pub(super) fn deserter(&self, memory: &Memory, exchange: &Exchange, channel: usize) -> Option<usize> {
+        let view = memory.view(channel);
+        // Asked again: it may have come right before its member gave up.
+        exchange.awaited(&view).filter(|member| memory.has_given_up(*member) && exchange.awaited(&view) == Some(*member))
+    }
+
+    pub(super) fn gave_up(&self, member: usize) -> Error {
+        let node = self.fellows[member].node;
+        Error::Team { operation: "go on with a team", why: TeamFault::GaveUp { node } }
+    }
+
     /// Acquires the channel of a turn, if it is available.
     fn acquire(&self, state: &mut State, at: usize) -> bool {
-        let Turn { number, channel, before, .. } = state.turns[at];
+        let place = state.turns[at].place;
         let foreseen = match &self.way {
             // One after the other.
             Way::Apart(_) if at > 0 => return false,
             Way::Apart(_) => false,
             Way::Shared(memory) => {
-                let foreseen = state.known + memory.layout().channels as u64 > number;
-                if !foreseen && !memory.view(channel).words.is_available(before) {
+                let foreseen = state.foresees(place, memory);
+                if !foreseen && !memory.view(place.channel).words.is_available(place.before) {
                     return false;
                 }
                 foreseen
@@ -315,18 +360,16 @@ impl Core {
             Way::Shared(memory) => memory,
             Way::Apart(apart) => return self.advance_apart(apart, turn, ended, stats),
         };
-        let before = turn.before;
-        let view = memory.view(turn.channel);
+        let Place { channel, before, .. } = turn.place;
+        let view = memory.view(channel);
         let mut did = false;
         while let Some(task) = &mut turn.task {
             let Body::Exchange(exchange) = &mut task.body else { return did };
-            match if task.over { Ok(true) } else { exchange.advance(&view, *left, room, said) } {
+            match if task.over { Ok(true) } else { self.go_on(exchange, &view, *left, room, said) } {
                 Ok(false) => return did,
                 Ok(true) => {}
-                Err(mismatch) => {
-                    let node = self.fellows[mismatch.member].node;
-                    let error = Error::Team { operation: "call a collective", why: TeamFault::Mismatch { node } };
-                    tell(turn.task.take(), ended, Err(error));
+                Err(error) => {
+                    tell(turn.task.take(), ended, Err(*error));
                     self.break_off();
                     return true;
                 }
@@ -354,13 +397,41 @@ impl Core {
         if turn.open {
             return did;
         }
-        let posted = (0..view.members).filter(|other| *other != view.me).map(|other| view.words.left(other)).min();
-        *known = (*known).max(posted.unwrap_or(u64::MAX >> 1));
+        *known = (*known).max(all_have_left(&view));
         view.words.leave(before + 1);
         *said = true;
         turn.left = true;
         stats.synchronised += 1;
         true
+    }
+
+    /// Goes on with an exchange. True when it is over.
+    #[inline]
+    pub(super) fn go_on(
+        &self,
+        exchange: &mut Exchange,
+        view: &View<'_>,
+        left: u64,
+        room: &mut Room,
+        said: &mut bool,
+    ) -> std::result::Result<bool, Box<Error>> {
+        let result = if exchange.calls_the_application() {
+            // Whoever drives comes by here, and must not end of it.
+            let advance = std::panic::AssertUnwindSafe(|| exchange.advance(view, left, room, said));
+            match std::panic::catch_unwind(advance) {
+                Ok(result) => result,
+                Err(_) => return Err(Box::new(Error::Team { operation: "combine vectors", why: TeamFault::Panicked })),
+            }
+        } else {
+            exchange.advance(view, left, room, said)
+        };
+        result.map_err(|mismatch| self.mismatched(mismatch))
+    }
+
+    #[cold]
+    fn mismatched(&self, Mismatch { member }: Mismatch) -> Box<Error> {
+        let node = self.fellows[member].node;
+        Box::new(Error::Team { operation: "call a collective", why: TeamFault::Mismatch { node } })
     }
 
     /// The same over the network.
@@ -400,26 +471,28 @@ impl Core {
     }
 
     /// Ends all that is under way.
-    fn fail(&self, state: &mut State, error: &Error) {
+    pub(super) fn fail(&self, state: &mut State, error: Error) {
         if let Way::Apart(apart) = &self.way {
             apart.give_up();
         }
-        for mut turn in state.turns.drain(..) {
-            tell(turn.task.take(), &mut state.ended, Err(self.end().unwrap_or_else(|| again(error))));
-            for task in turn.more {
-                tell(Some(task), &mut state.ended, Err(self.end().unwrap_or_else(|| again(error))));
+        self.break_off();
+        let mut error = Some(error);
+        for turn in std::mem::take(&mut state.turns) {
+            for task in turn.task.into_iter().chain(turn.more) {
+                let why = error.take().or_else(|| self.end()).unwrap_or(Error::Cancelled);
+                tell(Some(task), &mut state.ended, Err(why));
             }
         }
-        self.break_off();
     }
 
-    fn post(&self, state: &mut State, open: bool, tell: Tell, make: impl FnOnce(u64) -> Result<Body>) -> Result<u64> {
+    /// Queues an operation, and acquires a channel for it if one is available.
+    pub(super) fn post(&self, state: &mut State, open: bool, tell: Tell, make: impl FnOnce(u64) -> Result<Body>) -> Result<u64> {
         self.shared.usable()?;
         if let Some(error) = self.end() {
             return Err(error);
         }
         let number = state.operations;
-        let task = Task { number, body: make(number + 1)?, tell, over: false };
+        let task = Task::new(number, make(number + 1)?, tell);
         state.operations += 1;
         match state.turns.back_mut() {
             Some(turn) if turn.open => {
@@ -427,16 +500,9 @@ impl Core {
                 if turn.task.is_none() { turn.task = Some(task) } else { turn.more.push_back(task) }
             }
             _ => {
-                let (channel, before) = state.next;
-                let next = channel + 1;
-                state.next = if next == self.memory().map_or(1, |memory| memory.layout().channels) {
-                    (0, before + 1)
-                } else {
-                    (next, before)
-                };
                 let waits = state.turns.iter().any(|turn| !turn.acquired);
-                let (number, task) = (state.made, Some(task));
-                let turn = Turn { number, channel, before, acquired: false, open, left: false, task, more: VecDeque::new() };
+                let place = state.next_place(self.memory().map_or(1, |memory| memory.layout().channels));
+                let turn = Turn { place, acquired: false, open, left: false, task: Some(task), more: VecDeque::new() };
                 state.turns.push_back(turn);
                 let last = state.turns.len() - 1;
                 if !waits && self.acquire(state, last) {
@@ -444,163 +510,66 @@ impl Core {
                 } else {
                     state.stats.queued += 1;
                 }
-                state.made += 1;
             }
         }
         Ok(number)
     }
-
-    /// Begins an operation, and tells when it is over. `kept` are the bytes that it works on.
-    pub(super) fn start(
-        self: &Arc<Self>,
-        open: bool,
-        kept: Option<Kept>,
-        make: impl FnOnce(u64) -> Result<Body>,
-    ) -> Result<Arc<Op>> {
-        let me = self.shared.check()?;
-        let op = Op::new();
-        let mut state = self.lock();
-        self.post(&mut state, open, Tell::Op(op.clone(), kept), make)?;
-        self.advance(&mut state);
-        let is_over = state.turns.is_empty();
-        drop(state);
-        if !is_over {
-            self.shared.enter(me, "start a collective")?.keep_team(self);
-            self.shared.hand_over();
-        }
-        Ok(op)
-    }
-
-    /// Closes a batch: behind its last operation is the synchronisation point.
-    pub(super) fn close_batch(&self) {
-        let mut state = self.lock();
-        if let Some(turn) = state.turns.back_mut() {
-            turn.open = false;
-        }
-        self.advance(&mut state);
-    }
-
-    /// Does an operation, and waits until this member has its result.
-    pub(super) fn run(
-        self: &Arc<Self>,
-        operation: &'static str,
-        deadline: Option<Instant>,
-        make: impl FnOnce(u64) -> Result<Body>,
-    ) -> Result<()> {
-        let me = self.shared.check()?;
-        if self.apart().is_some() {
-            // Its packets go with turns of the engine.
-            self.shared.enter(me, operation)?.keep_team(self);
-        }
-        let mut state = self.lock();
-        state.ended = None;
-        let number = self.post(&mut state, false, Tell::Caller, make)?;
-        let op = match self.look(&mut state, me, number, deadline)? {
-            Some(result) => {
-                let left = state.turns.is_empty();
-                drop(state);
-                if !left {
-                    self.shared.enter(me, operation)?.keep_team(self);
-                }
-                result?;
-                return if self.sync == Sync::Foreground { self.synchronise(me, operation, deadline) } else { Ok(()) };
-            }
-            None => {
-                // From here on whoever drives the engine goes on with it, and this thread may sleep.
-                let op = Op::new();
-                state.hand(number, &op);
-                op
-            }
-        };
-        drop(state);
-        let guard = Withdraw { core: self, op: &op };
-        self.shared.enter(me, operation)?.keep_team(self);
-        self.shared.hand_over();
-        let in_time = self.shared.drive(me, &op, deadline, |_| false)?;
-        let is_over = op.is_done();
-        drop(guard);
-        match op.take() {
-            _ if !in_time && !is_over => Err(Error::Timeout { operation, node: None }),
-            Some(Outcome::Collected) if self.sync == Sync::Foreground => self.synchronise(me, operation, deadline),
-            Some(Outcome::Collected) => Ok(()),
-            Some(Outcome::Failed(error)) => Err(error),
-            _ => Err(Error::Cancelled),
-        }
-    }
-
-    /// Looks at the channel until the operation is over, with the state locked, for as long as threads do not sleep. `None`: it is time to.
-    fn look(&self, state: &mut State, me: Token, number: u64, deadline: Option<Instant>) -> Result<Option<Result<()>>> {
-        let mut gear = self.shared.gear(deadline);
-        let mut rounds = 0_u32;
-        loop {
-            let looks = if self.apart().is_some() { 1 } else { LOOKS };
-            for _ in 0..looks {
-                self.advance(state);
-                if state.ended.is_some()
-                    && let Some((_, result)) = state.ended.take_if(|ended| ended.0 == number)
-                {
-                    return Ok(Some(result));
-                }
-                std::hint::spin_loop();
-            }
-            if self.shared.progress() == Progress::Poller {
-                return Ok(None);
-            }
-            rounds += 1;
-            if self.apart().is_some() {
-                if self.shared.turn(me) > 0 {
-                    gear.awake();
-                }
-            } else if self.is_crowded && rounds <= YIELDS {
-                // Whoever is waited for may have to run here.
-                std::thread::yield_now();
-                if !rounds.is_multiple_of(TURN_EVERY) {
-                    continue;
-                }
-            } else if rounds.is_multiple_of(TURN_EVERY) && self.shared.turn(me) > 0 {
-                gear.awake();
-            }
-            match gear.step() {
-                Step::Again => {}
-                Step::Check => self.shared.check_peers(me),
-                Step::Park(_) | Step::Expired => return Ok(None),
-            }
-        }
-    }
-
-    /// Waits until all have left the channel that was used last.
-    fn synchronise(&self, me: Token, operation: &'static str, deadline: Option<Instant>) -> Result<()> {
-        let Some(memory) = self.memory() else { return Ok(()) };
-        let (channel, turns) = {
-            let state = self.lock();
-            let (next, before) = state.next;
-            if next == 0 { (memory.layout().channels - 1, before) } else { (next - 1, before + 1) }
-        };
-        let mut gear = self.shared.gear(deadline);
-        loop {
-            for _ in 0..LOOKS {
-                if memory.view(channel).words.is_available(turns) {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
-            }
-            if let Some(error) = self.end() {
-                return Err(error);
-            }
-            self.shared.turn(me);
-            match gear.step() {
-                Step::Again => {}
-                Step::Check => self.shared.check_peers(me),
-                Step::Park(_) => std::thread::yield_now(),
-                Step::Expired => return Err(Error::Timeout { operation, node: None }),
-            }
-        }
-    }
 }
 
 impl State {
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// Whether a channel is available as far as posts said.
+    #[inline]
+    pub fn foresees(&self, place: Place, memory: &Memory) -> bool {
+        self.known + memory.layout().channels as u64 > place.number
+    }
+
+    /// The turn that comes next.
+    #[inline]
+    pub fn next_place(&mut self, channels: usize) -> Place {
+        let Place { number, channel, before } = self.next;
+        let (channel_then, before_then) = if channel + 1 == channels { (0, before + 1) } else { (channel + 1, before) };
+        self.next = Place { number: number + 1, channel: channel_then, before: before_then };
+        Place { number, channel, before }
+    }
+
+    /// What a turn that was not queued was, now that it is over.
+    #[inline]
+    pub fn leave_at_once(&mut self, view: &View<'_>, place: Place) {
+        self.known = self.known.max(all_have_left(view));
+        view.words.leave(place.before + 1);
+        self.left += 1;
+        self.stats.operations += 1;
+        self.stats.acquired += 1;
+        self.stats.foreseen += 1;
+        self.stats.synchronised += 1;
+    }
+
+    /// A turn that was acquired at once is to go on by whoever drives.
+    pub fn hand_over(&mut self, place: Place, task: Task) {
+        self.stats.acquired += 1;
+        self.stats.foreseen += 1;
+        self.turns.push_back(Turn { place, acquired: true, open: false, left: false, task: Some(task), more: VecDeque::new() });
+    }
+
+    /// Turns that this member has left.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Behind the last operation of a batch is the synchronisation point.
+    pub fn close(&mut self) {
+        if let Some(turn) = self.turns.back_mut() {
+            turn.open = false;
+        }
+    }
+
     /// The caller's operation is told of by this from here on.
-    fn hand(&mut self, number: u64, op: &Arc<Op>) {
+    pub fn hand(&mut self, number: u64, op: &Arc<Op>) {
         for turn in &mut self.turns {
             for task in turn.task.iter_mut().chain(&mut turn.more).filter(|task| task.number == number) {
                 task.tell = Tell::Op(op.clone(), None);
@@ -609,24 +578,20 @@ impl State {
     }
 }
 
-/// Sees to it that nobody touches the caller's bytes when its call ends, however that is.
-struct Withdraw<'a> {
-    core: &'a Core,
-    op: &'a Arc<Op>,
-}
-
-impl Drop for Withdraw<'_> {
+impl Drop for Core {
     fn drop(&mut self) {
-        if !self.op.is_done() {
-            let mut state = self.core.lock();
-            if !self.op.is_done() {
-                // The others go on with an operation that this member gives up.
-                self.core.break_off();
-                let error = Error::Cancelled;
-                self.core.fail(&mut state, &error);
-            }
+        // In a child that was forked it is the parent's.
+        if !doorbell_shm::space::forked() {
+            self.break_off();
         }
     }
+}
+
+/// As many turns had all others left when they posted.
+#[inline]
+fn all_have_left(view: &View<'_>) -> u64 {
+    let posted = (0..view.members).filter(|other| *other != view.me).map(|other| view.words.left(other)).min();
+    posted.unwrap_or(u64::MAX >> 1)
 }
 
 /// How many the machine has: a thread that may use one alone still has the others beside it.
@@ -634,14 +599,6 @@ fn processors() -> usize {
     // SAFETY: asks for a number, and touches no memory of ours.
     let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     usize::try_from(online).unwrap_or(1).max(1)
-}
-
-fn again(error: &Error) -> Error {
-    match error {
-        Error::PeerDied { node, incarnation } => Error::PeerDied { node: *node, incarnation: *incarnation },
-        Error::PeerLeft { node, incarnation } => Error::PeerLeft { node: *node, incarnation: *incarnation },
-        _ => Error::Cancelled,
-    }
 }
 
 fn tell(task: Option<Task>, ended: &mut Option<(u64, Result<()>)>, result: Result<()>) {

@@ -180,6 +180,7 @@ pub(super) struct Cut {
 
 impl Exchange {
     /// What this member does for an operation.
+    #[inline]
     pub fn new(kind: Kind, input: Span, output: Span, lengths: Lengths, folder: Option<Box<dyn Folder>>, cut: Cut) -> Self {
         let Cut { number, members, me, slot } = cut;
         let whole = match lengths {
@@ -250,6 +251,37 @@ impl Exchange {
         if self.kind.reads(me, other) { self.lengths.get(other) } else { 0 }
     }
 
+    /// Whether code of the application may run in it.
+    #[inline]
+    pub fn calls_the_application(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    /// Whose word is missing for it to go on.
+    pub fn awaited(&self, view: &View<'_>) -> Option<usize> {
+        let (k, me) = (self.at, view.me);
+        let mut others = (0..view.members).filter(|other| *other != me);
+        let has_put = |other: usize| {
+            let begin = k as usize * self.chunk;
+            let needed = if self.kind == Kind::Barrier || self.shares { 1 } else { self.theirs(me, other).saturating_sub(begin) };
+            needed == 0 || view.words.has_posted(other, self.ticket(k))
+        };
+        if k == self.rounds {
+            return None;
+        }
+        match self.phase {
+            Phase::Put if self.shares || k < self.depth => None,
+            Phase::Put => others.find(|other| self.is_full_for(view, *other)),
+            Phase::Get(_) | Phase::Share => others.find(|other| !has_put(*other)),
+            Phase::Collect(_) => others.find(|other| !view.words.has_posted(*other, self.ticket(k) + 1)),
+        }
+    }
+
+    /// Whether a member has yet to take what lies where the next chunk goes. Who gets no more says nothing of what it took, and has a place of its own.
+    fn is_full_for(&self, view: &View<'_>, other: usize) -> bool {
+        self.chunks(self.mine(view.me, other)) > self.at && !view.words.has_taken(other, self.ticket(self.at - self.depth))
+    }
+
     /// The ticket behind all others.
     pub fn end_ticket(&self) -> u64 {
         self.base + STEPS_MAX - 1
@@ -289,13 +321,8 @@ impl Exchange {
         let (k, me) = (self.at, view.me);
         let begin = k as usize * self.chunk;
         let others = || (0..view.members).filter(|other| *other != me);
-        if k >= self.depth && !self.shares {
-            let before = k - self.depth;
-            // Who gets no more says nothing of what it took, and has a place of its own.
-            let gets = |other: usize| self.chunks(self.mine(me, other)) > k;
-            if others().any(|other| gets(other) && !view.words.has_taken(other, self.ticket(before))) {
-                return false;
-            }
+        if k >= self.depth && !self.shares && others().any(|other| self.is_full_for(view, other)) {
+            return false;
         }
         let mut puts = self.kind == Kind::Barrier;
         if self.kind.divides() {

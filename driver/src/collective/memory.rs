@@ -1,6 +1,7 @@
 //! The memory that members of a team share who are on one box: channels, each with its words and a slot for each member.
 
 use crate::region::copy;
+use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::channel::{Channel, Ends, Post};
 use doorbell_shm::region::{OwnRegion, PeerRegion};
 use std::sync::Arc;
@@ -15,6 +16,11 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// Who gave the team up: whether anybody did, and a word for each member.
+    fn farewells(&self) -> usize {
+        ((1 + self.members) * size_of::<u64>()).next_multiple_of(size_of::<Post>())
+    }
+
     fn words(&self) -> usize {
         self.members * (size_of::<Post>() + size_of::<Ends>())
     }
@@ -25,7 +31,7 @@ impl Layout {
 
     /// Of all channels.
     pub fn bytes(&self) -> usize {
-        self.channels * self.channel()
+        self.farewells() + self.channels * self.channel()
     }
 }
 
@@ -69,13 +75,38 @@ impl Memory {
         self.layout
     }
 
+    fn farewells(&self) -> &[AtomicU64] {
+        // SAFETY: they are the first bytes of what is mapped (own, peer), aligned as a page, and any bytes are some.
+        unsafe { std::slice::from_raw_parts(self.base.cast(), 1 + self.layout.members) }
+    }
+
+    /// Says that this member does nothing for the team any more. What it posted before stays.
+    pub fn give_up(&self) {
+        let farewells = self.farewells();
+        // Release, both: who sees it sees what was posted before.
+        farewells[1 + self.me].store(1, Ordering::Release);
+        farewells[0].store(1, Ordering::Release);
+    }
+
+    /// Whether any member gave up. A line that nobody writes as long as all go on.
+    #[inline]
+    pub fn has_anybody_given_up(&self) -> bool {
+        self.farewells()[0].load(Ordering::Acquire) != 0
+    }
+
+    /// Whether a member gave up.
+    pub fn has_given_up(&self, member: usize) -> bool {
+        self.farewells()[1 + member].load(Ordering::Acquire) != 0
+    }
+
     /// One channel.
+    #[inline]
     pub fn view(&self, channel: usize) -> View<'_> {
         let Layout { members, slot, .. } = self.layout;
         assert!(channel < self.layout.channels, "there is such a channel");
         // SAFETY: the layout's bytes are mapped (own, peer), and aligned as they begin at a page; all words are atomics, and any bytes are some.
         let (posts, ends, slots) = unsafe {
-            let base = self.base.add(channel * self.layout.channel());
+            let base = self.base.add(self.layout.farewells() + channel * self.layout.channel());
             let ends = base.add(members * size_of::<Post>());
             let posts = std::slice::from_raw_parts(base.cast::<Post>(), members);
             (posts, std::slice::from_raw_parts(ends.cast::<Ends>(), members), base.add(self.layout.words()))

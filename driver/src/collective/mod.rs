@@ -1,6 +1,7 @@
 //! Groups of nodes that broadcast, reduce and synchronise.
 
 mod apart;
+mod call;
 mod core;
 mod exchange;
 mod formation;

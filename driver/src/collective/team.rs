@@ -434,7 +434,7 @@ impl Team {
 
     fn run(&self, operation: &'static str, what: What) -> Result<()> {
         let deadline = self.deadline();
-        self.core.run(operation, deadline, |number| what.body(&self.core, number))
+        self.core.run(operation, deadline, what)
     }
 
     /// Waits until all members have called it.
@@ -685,7 +685,7 @@ impl Team {
     fn start<T: Value>(&self, open: bool, xs: Vec<T>, what: What) -> Result<Collective<T>> {
         let kept = Arc::new(Mutex::new(xs));
         let clone: Kept = Box::new(kept.clone());
-        let op = self.core.start(open, Some(clone), |number| what.body(&self.core, number))?;
+        let op = self.core.start(open, Some(clone), what)?;
         Ok(Collective::new(self.node.clone(), op, kept))
     }
 
@@ -770,7 +770,7 @@ impl Drop for Batch<'_> {
 }
 
 /// A collective of this member, but for its number.
-struct What {
+pub(super) struct What {
     kind: Kind,
     input: Span,
     output: Span,
@@ -791,20 +791,28 @@ impl What {
         Ok(Self { folder: Some(Box::new(Folds(reduction, PhantomData))), ..self })
     }
 
-    fn body(self, core: &Core, number: u64) -> Result<Body> {
+    /// What a member does for it in a channel, as the operation of this number.
+    #[inline]
+    pub fn exchange(self, core: &Core, memory: &Memory, number: u64) -> Exchange {
+        let cut = Cut { number, members: core.fellows.len(), me: core.me, slot: memory.layout().slot };
+        Exchange::new(self.kind, self.input, self.output, self.lengths, self.folder, cut)
+    }
+
+    pub fn body(self, core: &Core, number: u64) -> Result<Body> {
         let members = core.fellows.len();
         let Way::Shared(memory) = &core.way else {
             let run = super::apart::run(self.kind, (self.input, self.output), &self.lengths, self.folder, (core.me, members));
             let what = || "the lengths of a collective do not fit its team".to_owned();
             return run.map(|run| Body::Run(Some(run))).ok_or_else(|| Error::Invalid { what: what() });
         };
-        let cut = Cut { number, members, me: core.me, slot: memory.layout().slot };
-        let exchange = Exchange::new(self.kind, self.input, self.output, self.lengths, self.folder, cut);
-        if exchange.is_too_long() {
-            return Err(Error::Invalid { what: "the vectors are too long for the slots of this team; make larger slots".into() });
-        }
-        Ok(Body::Exchange(exchange))
+        let exchange = self.exchange(core, memory, number);
+        if exchange.is_too_long() { Err(too_long()) } else { Ok(Body::Exchange(exchange)) }
     }
+}
+
+#[cold]
+pub(super) fn too_long() -> Error {
+    Error::Invalid { what: "the vectors are too long for the slots of this team; make larger slots".into() }
 }
 
 /// Combines vectors of a type that is forgotten elsewhere.
