@@ -89,7 +89,7 @@ impl Core {
             if let Looked::Failed(error) = looked {
                 return Err(*error);
             }
-            return if self.sync == Sync::Foreground { self.synchronise(me, operation, deadline) } else { Ok(()) };
+            return Ok(());
         }
         // From here on whoever drives the engine goes on with it, and this thread may sleep.
         let op = Op::new();
@@ -103,7 +103,6 @@ impl Core {
         drop(guard);
         match op.take() {
             _ if !in_time && !is_over => Err(Error::Timeout { operation, node: None }),
-            Some(Outcome::Collected) if self.sync == Sync::Foreground => self.synchronise(me, operation, deadline),
             Some(Outcome::Collected) => Ok(()),
             Some(Outcome::Failed(error)) => Err(error),
             _ => Err(Error::Cancelled),
@@ -144,9 +143,45 @@ impl Core {
             Looked::Over => {
                 state.leave_at_once(&view, place);
                 self.ring();
+                if self.sync == Sync::Foreground {
+                    return self.synchronise_here(
+                        me,
+                        state,
+                        memory,
+                        place,
+                        Task::new(number, Body::Exchange(exchange), Tell::Caller),
+                        deadline,
+                    );
+                }
             }
             Looked::Failed(_) => self.break_off(),
             Looked::NotYet => state.hand_over(place, Task::new(number, Body::Exchange(exchange), Tell::Caller)),
+        }
+        looked
+    }
+
+    /// Waits until all have left the channel as well.
+    fn synchronise_here(
+        &self,
+        me: Token,
+        state: &mut State,
+        memory: &Memory,
+        place: Place,
+        task: Task,
+        deadline: Option<Instant>,
+    ) -> Looked {
+        let words = memory.view(place.channel).words;
+        let looked = self.look(me, deadline, || {
+            if words.is_available(place.before + 1) {
+                return Some(Looked::Over);
+            }
+            let error = if self.may_be_over(memory) { self.end().or_else(|| self.lingerer(memory, place)) } else { None };
+            error.map(|error| Looked::Failed(Box::new(error)))
+        });
+        match looked {
+            Looked::Over => {}
+            Looked::Failed(_) => self.break_off(),
+            Looked::NotYet => state.hold(place, task),
         }
         looked
     }
@@ -183,38 +218,6 @@ impl Core {
                 Step::Again => {}
                 Step::Check => self.shared.check_peers(me),
                 Step::Park(_) | Step::Expired => return Looked::NotYet,
-            }
-        }
-    }
-
-    /// Waits until all have left the channel that was used last.
-    fn synchronise(&self, me: Token, operation: &'static str, deadline: Option<Instant>) -> Result<()> {
-        let Some(memory) = self.memory() else { return Ok(()) };
-        let (channel, turns) = {
-            let Place { channel, before, .. } = self.lock().next;
-            if channel == 0 { (memory.layout().channels - 1, before) } else { (channel - 1, before + 1) }
-        };
-        let mut gear = self.shared.gear(deadline);
-        loop {
-            for _ in 0..LOOKS {
-                if memory.view(channel).words.is_available(turns) {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
-            }
-            let words = memory.view(channel).words;
-            let mut others =
-                (0..self.fellows.len()).filter(|other| memory.has_given_up(*other) && !words.has_left(*other, turns));
-            let deserter = if memory.has_anybody_given_up() { others.next() } else { None };
-            if let Some(error) = self.end().or_else(|| deserter.map(|member| self.gave_up(member))) {
-                return Err(error);
-            }
-            self.shared.turn(me);
-            match gear.step() {
-                Step::Again => {}
-                Step::Check => self.shared.check_peers(me),
-                Step::Park(_) => std::thread::yield_now(),
-                Step::Expired => return Err(Error::Timeout { operation, node: None }),
             }
         }
     }

@@ -110,6 +110,7 @@ struct Turn {
     /// More operations may come.
     open: bool,
     left: bool,
+    /// What is under way; of a turn that was left, what ends when all have left it.
     task: Option<Task>,
     more: VecDeque<Task>,
 }
@@ -279,7 +280,7 @@ impl Core {
             did |= self.advance_turn(state, at, &mut said);
             at += 1;
         }
-        while state.turns.front().is_some_and(|turn| turn.left) {
+        while state.turns.front().is_some_and(|turn| turn.left && turn.task.is_none()) {
             state.turns.pop_front();
             state.left += 1;
         }
@@ -306,6 +307,7 @@ impl Core {
             let others = || (0..self.fellows.len()).filter(|other| *other != self.me && memory.has_given_up(*other));
             match &turn.task {
                 _ if !turn.acquired => others().find(|other| !words.has_left(*other, turn.place.before)),
+                Some(_) if turn.left => others().find(|other| !words.has_left(*other, turn.place.before + 1)),
                 Some(Task { body: Body::Exchange(exchange), over: true, .. }) => {
                     others().find(|other| !words.has_taken(*other, exchange.end_ticket()))
                 }
@@ -315,6 +317,13 @@ impl Core {
         };
         let member = state.turns.iter().find_map(awaited)?;
         Some(self.gave_up(member))
+    }
+
+    /// Somebody gave up and has not left the channel.
+    pub(super) fn lingerer(&self, memory: &Memory, Place { channel, before, .. }: Place) -> Option<Error> {
+        let words = memory.view(channel).words;
+        let lingers = |other: &usize| memory.has_given_up(*other) && !words.has_left(*other, before + 1);
+        (0..self.fellows.len()).find(lingers).map(|member| self.gave_up(member))
     }
 
     /// Who gave up without what an exchange waits for.
@@ -353,9 +362,6 @@ impl Core {
     fn advance_turn(&self, state: &mut State, at: usize, said: &mut bool) -> bool {
         let State { turns, room, left, known, ended, stats, .. } = state;
         let turn = &mut turns[at];
-        if turn.left {
-            return false;
-        }
         let memory = match &self.way {
             Way::Shared(memory) => memory,
             Way::Apart(apart) => return self.advance_apart(apart, turn, ended, stats),
@@ -363,6 +369,13 @@ impl Core {
         let Place { channel, before, .. } = turn.place;
         let view = memory.view(channel);
         let mut did = false;
+        if turn.left {
+            if turn.task.is_some() && view.words.is_available(before + 1) {
+                tell(turn.task.take(), ended, Ok(()));
+                did = true;
+            }
+            return did;
+        }
         while let Some(task) = &mut turn.task {
             let Body::Exchange(exchange) = &mut task.body else { return did };
             match if task.over { Ok(true) } else { self.go_on(exchange, &view, *left, room, said) } {
@@ -390,6 +403,8 @@ impl Core {
                 if !others.into_iter().all(|other| view.words.has_taken(other, end)) {
                     return did;
                 }
+            } else if self.sync == Sync::Foreground {
+                break;
             }
             tell(turn.task.take(), ended, Ok(()));
             turn.task = turn.more.pop_front();
@@ -443,6 +458,9 @@ impl Core {
         stats: &mut ChannelStats,
     ) -> bool {
         let mut did = false;
+        if turn.left {
+            return did;
+        }
         while let Some(Task { body: Body::Run(next), .. }) = &mut turn.task {
             match apart.advance(next) {
                 Ok(false) => return did,
@@ -554,6 +572,14 @@ impl State {
         self.stats.acquired += 1;
         self.stats.foreseen += 1;
         self.turns.push_back(Turn { place, acquired: true, open: false, left: false, task: Some(task), more: VecDeque::new() });
+    }
+
+    /// The same of a turn that this member has left, and others have not.
+    pub fn hold(&mut self, place: Place, task: Task) {
+        // Counted again when it is over.
+        self.left -= 1;
+        let task = Some(Task { over: true, ..task });
+        self.turns.push_back(Turn { place, acquired: true, open: false, left: true, task, more: VecDeque::new() });
     }
 
     /// Turns that this member has left.
