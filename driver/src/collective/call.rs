@@ -44,6 +44,16 @@ impl Core {
         Ok(op)
     }
 
+    /// Looks for the end of an operation that was begun, for as long as threads do not sleep.
+    pub(super) fn look_for(&self, me: Token, op: &Op, deadline: Option<Instant>) {
+        self.look(me, deadline, || {
+            if !op.is_done() {
+                self.step(&mut 0);
+            }
+            op.is_done().then_some(Looked::Over)
+        });
+    }
+
     /// Closes a batch: behind its last operation is the synchronisation point.
     pub(super) fn close_batch(&self) {
         let mut state = self.lock();

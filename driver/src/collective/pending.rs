@@ -1,5 +1,6 @@
 //! Collectives under way, of which nobody waits for the end yet.
 
+use super::core::Core;
 use super::team::Value;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
@@ -18,6 +19,7 @@ use std::time::Instant;
 #[must_use = "the result of a collective is in the vector that comes back"]
 pub struct Collective<T> {
     node: Node,
+    core: Arc<Core>,
     op: Arc<Op>,
     /// What it works on; gone once that was given out.
     xs: Option<Arc<Mutex<Vec<T>>>>,
@@ -25,14 +27,14 @@ pub struct Collective<T> {
 
 impl Collective<u8> {
     pub(super) fn empty(self) -> Collective<()> {
-        let Self { node, op, .. } = &self;
-        Collective { node: node.clone(), op: op.clone(), xs: Some(Arc::default()) }
+        let Self { node, core, op, .. } = self;
+        Collective { node, core, op, xs: Some(Arc::default()) }
     }
 }
 
 impl<T: Send + 'static> Collective<T> {
-    pub(super) fn new(node: Node, op: Arc<Op>, xs: Arc<Mutex<Vec<T>>>) -> Self {
-        Self { node, op, xs: Some(xs) }
+    pub(super) fn new(node: Node, core: Arc<Core>, op: Arc<Op>, xs: Arc<Mutex<Vec<T>>>) -> Self {
+        Self { node, core, op, xs: Some(xs) }
     }
 
     /// Whether it has ended. Turns the engine once, so that a loop of tests gets on.
@@ -69,7 +71,9 @@ impl<T: Send + 'static> Collective<T> {
             return Ok(true);
         }
         let shared = self.node.shared();
-        shared.drive(shared.check()?, &self.op, deadline, |_| false)
+        let me = shared.check()?;
+        self.core.look_for(me, &self.op, deadline);
+        if self.op.is_done() { Ok(true) } else { shared.drive(me, &self.op, deadline, |_| false) }
     }
 
     fn result(&mut self) -> Result<Vec<T>> {

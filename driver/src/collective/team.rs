@@ -686,7 +686,7 @@ impl Team {
         let kept = Arc::new(Mutex::new(xs));
         let clone: Kept = Box::new(kept.clone());
         let op = self.core.start(open, Some(clone), what)?;
-        Ok(Collective::new(self.node.clone(), op, kept))
+        Ok(Collective::new(self.node.clone(), self.core.clone(), op, kept))
     }
 
     fn fits(&self, found: usize, expected: usize) -> Result<()> {

@@ -37,7 +37,7 @@ Examples:
   doorbell collective --pin 0,1                                a barrier, allreduce and broadcast of four processes on two processors
   doorbell collective --pin 0,1 --nodes 2 --floor              a processor for each; the barrier beside the bare counter barrier
   doorbell collective --op allgather,alltoall --sizes 8,64KiB,16MiB
-  doorbell collective --op allreduce --sync both --compute 50us  with 50 us of work before each, by both ways of synchronisation
+  doorbell collective --op allreduce --sync both --compute 5us  also computing while each is under way, by both ways of synchronisation
   doorbell collective --stats                                  also what became of the team's channels
   doorbell collective --floor --format json | jq 'select(.op == \"barrier\").ratio'
 
@@ -52,8 +52,9 @@ With --floor, `floor` is the bare counter barrier in memory of its own: one atom
 Who waits spins, if there is a processor for each; else it lets others run (sched_yield) after every 64 looks. It has a section in
 each round of the barrier, and `ratio` is the barrier's median over its. The other operations have none.
 
---compute adds rows in which every allreduce comes after so much work: as many steps as take that long on one processor that has
-nothing else to do. Their times have the work in them. With --sync both, `of fg` is the median in the background over that in the foreground.
+--compute adds rows of allreduces that are begun, computed beside and then waited for. The work of each process is another each time, from
+nothing to twice what is said, in steps that take that long on one processor that has nothing else to do: members of one processor
+take turns, so with 4 on 2 a call takes twice the work at least. Their times have the work in them. With --sync both, `of fg` is the median in the background over that in the foreground.
 
 Believe ratios rather than nanoseconds: the processors of a virtual machine move, and every time with them.")]
 pub struct CollectiveArgs {
@@ -81,7 +82,7 @@ pub struct CollectiveArgs {
     /// When channels are synchronised that were used; both: in turns, by two teams
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Background)]
     sync: When,
-    /// Also allreduces with so much work before each: 50us, 2ms
+    /// Also allreduces beside each of which so much is computed in the mean: 5us, 2ms
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     compute: Option<Duration>,
     /// Rounds, of which the median counts

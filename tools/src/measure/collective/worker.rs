@@ -258,6 +258,8 @@ struct Vectors {
     mine: Vec<f32>,
     /// Written by the others, if there are two vectors.
     theirs: Vec<f32>,
+    /// Of how much work comes next.
+    chance: u64,
 }
 
 impl Vectors {
@@ -269,14 +271,20 @@ impl Vectors {
             Op::Allgather => (elements, nodes * elements),
             Op::Alltoall => (nodes * elements, nodes * elements),
         };
-        Self { leg, mine: vec![0.0; mine], theirs: vec![0.0; theirs] }
+        Self { leg, mine: vec![0.0; mine], theirs: vec![0.0; theirs], chance: 0 }
     }
 
-    /// Works, if there is work to do, and takes part in the operation.
+    /// Takes part in the operation; works while it is under way, if there is work to do.
     #[inline(always)]
     fn call(&mut self, team: &Team) -> Result<(), Trouble> {
         if let Some(of) = self.leg.work {
-            work(of.steps);
+            let under_way = team.start_allreduce(Sum, std::mem::take(&mut self.mine))?;
+            // Other members, other numbers; the same for all ways of synchronisation.
+            self.chance =
+                (self.chance.wrapping_add(team.rank() as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.chance >> 29;
+            work((self.chance >> 32) * 2 * of.steps >> 32);
+            self.mine = under_way.wait()?;
+            return Ok(());
         }
         Ok(match self.leg.op {
             Op::Barrier => team.barrier(),
