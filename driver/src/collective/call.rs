@@ -46,10 +46,12 @@ impl Core {
 
     /// Looks for the end of an operation that was begun, for as long as threads do not sleep.
     pub(super) fn look_for(&self, me: Token, op: &Op, deadline: Option<Instant>) {
-        self.look(me, deadline, || {
+        self.look(me, deadline, |did| {
+            let mut work = 0;
             if !op.is_done() {
-                self.step(&mut 0);
+                self.step(&mut work);
             }
+            *did |= work > 0;
             op.is_done().then_some(Looked::Over)
         });
     }
@@ -82,8 +84,8 @@ impl Core {
                 state.ended = None;
                 let number = self.post(&mut state, false, Tell::Caller, |number| what.body(self, number))?;
                 let state = &mut *state;
-                let looked = self.look(me, deadline, || {
-                    self.advance(state);
+                let looked = self.look(me, deadline, |did| {
+                    *did |= self.advance(state);
                     let (_, result) = state.ended.take_if(|ended| ended.0 == number)?;
                     Some(result.map_or_else(|error| Looked::Failed(Box::new(error)), |()| Looked::Over))
                 });
@@ -133,11 +135,12 @@ impl Core {
         let view = memory.view(channel);
         let left = state.left();
         let room = &mut *state.room;
-        let looked = self.look(me, deadline, || {
+        let looked = self.look(me, deadline, |did| {
             let mut said = false;
             let result = self.go_on(&mut exchange, &view, left, room, &mut said);
             if said {
                 self.ring();
+                *did = true;
             }
             match result {
                 Ok(true) => Some(Looked::Over),
@@ -181,7 +184,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Looked {
         let words = memory.view(place.channel).words;
-        let looked = self.look(me, deadline, || {
+        let looked = self.look(me, deadline, |_| {
             if words.is_available(place.before + 1) {
                 return Some(Looked::Over);
             }
@@ -196,20 +199,26 @@ impl Core {
         looked
     }
 
-    /// Looks until there is something to tell, for as long as threads do not sleep.
+    /// Looks until there is something to tell, for as long as threads do not sleep. `look` says whether it went on.
     #[inline]
-    fn look(&self, me: Token, deadline: Option<Instant>, mut look: impl FnMut() -> Option<Looked>) -> Looked {
+    fn look(&self, me: Token, deadline: Option<Instant>, mut look: impl FnMut(&mut bool) -> Option<Looked>) -> Looked {
         let looks = if self.apart().is_some() { 1 } else { LOOKS };
         let mut gear = None;
         let mut rounds = 0_u32;
         loop {
+            let mut did = false;
             for _ in 0..looks {
-                if let Some(looked) = look() {
+                if let Some(looked) = look(&mut did) {
                     return looked;
                 }
                 std::hint::spin_loop();
             }
             let gear = gear.get_or_insert_with(|| self.shared.gear(deadline));
+            if did {
+                // A long operation is many short waits.
+                gear.awake();
+                rounds = 0;
+            }
             if self.shared.progress() == Progress::Poller {
                 return Looked::NotYet;
             }
