@@ -41,6 +41,8 @@ pub mod doorbell;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fabric;
+#[cfg(not(loom))]
+pub mod far_copy;
 #[cfg(feature = "fault-points")]
 pub mod fault;
 #[cfg(not(loom))]

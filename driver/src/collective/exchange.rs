@@ -8,9 +8,9 @@ use super::memory::{Span, View};
 use doorbell_shm::channel::SHORT_BYTES;
 
 /// The largest elements that can be combined.
-pub(super) const ELEMENT_MAX: usize = BLOCK;
-/// Bytes that are combined at once, in private memory: nobody changes them meanwhile, and they stay in the nearest cache.
-const BLOCK: usize = 4096;
+pub(super) const ELEMENT_MAX: usize = 4096;
+/// Bytes that are combined at once, in private memory: nobody changes them meanwhile, and two such stay in the nearest cache.
+const BLOCK: usize = 16 << 10;
 /// Steps of one operation at most.
 pub(super) const STEPS_MAX: u64 = 1 << 24;
 /// Where parts of a slot begin.
@@ -141,6 +141,9 @@ enum Phase {
     Get(usize),
     /// Of the sum of all shares, the own one.
     Share,
+    /// The chunk that comes after the one that is combined. Nobody reads its place any more: who has put a chunk has collected the one before the last, and
+    /// there are places for three.
+    Ahead,
     /// The others' shares.
     Collect(usize),
 }
@@ -195,7 +198,7 @@ impl Exchange {
         let (chunk, depth) = if kind.divides() {
             ((slot / 2 / members) & !(GRAIN - 1), 2)
         } else if shares {
-            (slot / 2, 2)
+            (slot / 4, 4)
         } else {
             // As small as several are under way at once, so that one is taken while the next is put.
             let chunk = match kind {
@@ -270,6 +273,7 @@ impl Exchange {
             return None;
         }
         match self.phase {
+            Phase::Ahead => None,
             Phase::Put if self.shares || k < self.depth => None,
             Phase::Put => others.find(|other| self.is_full_for(view, *other)),
             Phase::Get(_) | Phase::Share => others.find(|other| !has_put(*other)),
@@ -305,7 +309,7 @@ impl Exchange {
                 return Ok(true);
             }
             let on = match self.phase {
-                Phase::Put => self.put(view, left, said),
+                Phase::Put | Phase::Ahead => self.put(view, left, said),
                 Phase::Get(from) => self.get(view, from, room, said)?,
                 Phase::Share => self.share(view, left, room, said)?,
                 Phase::Collect(from) => self.collect(view, from)?,
@@ -318,7 +322,8 @@ impl Exchange {
 
     /// The next chunk of what this member contributes.
     fn put(&mut self, view: &View<'_>, left: u64, said: &mut bool) -> bool {
-        let (k, me) = (self.at, view.me);
+        let me = view.me;
+        let k = self.at + u64::from(self.phase == Phase::Ahead);
         let begin = k as usize * self.chunk;
         let others = || (0..view.members).filter(|other| *other != me);
         if k >= self.depth && !self.shares && others().any(|other| self.is_full_for(view, other)) {
@@ -352,7 +357,11 @@ impl Exchange {
             view.words.post(self.ticket(k), self.sign, left);
             *said = true;
         }
-        self.phase = if self.shares { Phase::Share } else { Phase::Get(0) };
+        self.phase = match self.phase {
+            Phase::Ahead => Phase::Collect(0),
+            _ if self.shares => Phase::Share,
+            _ => Phase::Get(0),
+        };
         true
     }
 
@@ -413,16 +422,19 @@ impl Exchange {
         let len = total.saturating_sub(begin).min(self.chunk);
         let own_at = if self.kind.divides() { self.lengths.send_at(me) } else { 0 };
         let place = self.place(begin as u64 / self.chunk as u64, view, me);
-        self.fold_range(view, room, sources, len, (begin + own_at, begin), |source, at, into| {
+        let fetch = |source, at, into: &mut [u8]| {
             if self.short {
                 view.words.short(source, into);
             } else {
                 view.get(source, place + at, into);
             }
-        });
+        };
+        self.fold_range(view, room, sources, len, (begin + own_at, begin), fetch, |_, _| {});
     }
 
-    /// Combines `len` bytes of some members, block by block, into the output: the own ones lie at `own` in the input, the others' are fetched.
+    /// Combines `len` bytes of some members, block by block, into the output: the own ones lie at `own` in the input, the others' are fetched. Each block is
+    /// shown to `show`.
+    #[expect(clippy::too_many_arguments, reason = "two places call it, with what they have at hand")]
     fn fold_range(
         &self,
         view: &View<'_>,
@@ -431,6 +443,7 @@ impl Exchange {
         len: usize,
         (own, into): (usize, usize),
         fetch: impl Fn(usize, usize, &mut [u8]),
+        show: impl Fn(usize, &[u8]),
     ) {
         let Some(folder) = &self.folder else { return };
         let Room { sum, other } = room;
@@ -453,6 +466,7 @@ impl Exchange {
                 }
             }
             self.output.write(into + at, block).copy_from_slice(sum);
+            show(at, sum);
             at += block;
         }
     }
@@ -475,20 +489,14 @@ impl Exchange {
         let len = (self.lengths.send(me) - begin).min(self.chunk);
         let own = self.part(len, me, view.members);
         let at = self.place(k, view, me) + own.start;
-        self.fold_range(
-            view,
-            room,
-            0..view.members,
-            own.len(),
-            (begin + own.start, begin + own.start),
-            |source, offset, into| {
-                view.get(source, at + offset, into);
-            },
-        );
-        view.put(at, self.output.read(begin + own.start, own.len()));
+        let places = (begin + own.start, begin + own.start);
+        let fetch = |source, offset, into: &mut [u8]| view.get(source, at + offset, into);
+        // To the others while it is near.
+        self.fold_range(view, room, 0..view.members, own.len(), places, fetch, |offset, sum| view.put(at + offset, sum));
         view.words.post(self.ticket(k) + 1, self.sign, left);
         *said = true;
-        self.phase = Phase::Collect(0);
+        // The next chunk is there for the others while this member waits for their shares of this one.
+        self.phase = if k + 1 < self.rounds { Phase::Ahead } else { Phase::Collect(0) };
         Ok(true)
     }
 
@@ -506,7 +514,7 @@ impl Exchange {
             view.get(other, self.place(k, view, other) + part.start, self.output.write(begin + part.start, part.len()));
         }
         self.at += 1;
-        self.phase = Phase::Put;
+        self.phase = Phase::Share;
         Ok(true)
     }
 

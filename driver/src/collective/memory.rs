@@ -3,6 +3,7 @@
 use crate::region::copy;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::channel::{Channel, Ends, Post};
+use doorbell_shm::far_copy::far_copy;
 use doorbell_shm::region::{OwnRegion, PeerRegion};
 use std::sync::Arc;
 
@@ -130,15 +131,21 @@ impl View<'_> {
     /// Copies into the own slot.
     pub fn put(&self, at: usize, from: &[u8]) {
         assert!(at + from.len() <= self.slot, "it fits the slot");
-        // SAFETY: within the own slot, which is mapped as long as the view.
-        unsafe { copy::inward(from.as_ptr(), self.slots.add(self.me * self.slot + at), from.len()) };
+        // SAFETY: within the own slot, which is mapped as long as the view, and no part of what the caller has.
+        unsafe {
+            let (src, dst, len) = (from.as_ptr(), self.slots.add(self.me * self.slot + at), from.len());
+            if cfg!(miri) { copy::inward(src, dst, len) } else { far_copy(src, dst, len) }
+        }
     }
 
     /// Copies out of a member's slot.
     pub fn get(&self, member: usize, at: usize, into: &mut [u8]) {
         assert!(member < self.members && at + into.len() <= self.slot, "it lies within the slot");
-        // SAFETY: within that slot, which is mapped as long as the view.
-        unsafe { copy::out(self.slots.add(member * self.slot + at), into.as_mut_ptr(), into.len()) };
+        // SAFETY: within that slot, which is mapped as long as the view, and no part of what the caller has.
+        unsafe {
+            let (src, dst, len) = (self.slots.add(member * self.slot + at), into.as_mut_ptr(), into.len());
+            if cfg!(miri) { copy::out(src, dst, len) } else { far_copy(src, dst, len) }
+        }
     }
 }
 

@@ -72,7 +72,7 @@ impl Node {
             members: None,
             label: String::new(),
             channels: 4,
-            slot: 256 << 10,
+            slot: 512 << 10,
             sync: Sync::Background,
             patience: None,
         }
@@ -98,7 +98,7 @@ impl TeamBuilder {
         self
     }
 
-    /// Bytes that each member has in each channel: from [`SLOT_MIN`] to [`SLOT_MAX`], a multiple of 128; 256 KiB by default. The team takes
+    /// Bytes that each member has in each channel: from [`SLOT_MIN`] to [`SLOT_MAX`], a multiple of 128; 512 KiB by default. The team takes
     /// this times channels times members of shared memory.
     pub fn slot_bytes(mut self, bytes: usize) -> Self {
         self.slot = bytes;

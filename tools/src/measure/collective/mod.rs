@@ -77,7 +77,7 @@ pub struct CollectiveArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=CHANNELS_MAX as i64))]
     channels: u16,
     /// Bytes that each process has in each channel: a multiple of 128, from 4KiB to 64MiB
-    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512KiB")]
     slot: Size,
     /// When channels are synchronised that were used; both: in turns, by two teams
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Background)]
