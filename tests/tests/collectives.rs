@@ -1,7 +1,7 @@
 //! Collectives beside a plain computation in one process: all operations, roots, lengths and teams.
 
 use doorbell::collective::reduction::{Max, Sum, by_ordered};
-use doorbell::collective::{Sync, Team};
+use doorbell::collective::{Algorithm, Sync, Team, TeamBuilder};
 use doorbell::{FabricKind, Node, NodeId, Progress, Result, Space};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -14,22 +14,49 @@ struct Shape {
     slot: usize,
     sync: Sync,
     progress: Progress,
-    /// How many of the members are reached by the network alone.
-    apart: usize,
+    /// How many boxes they are on: those of different ones share no memory.
+    boxes: usize,
+    /// Ranks that follow each other are on the same box or the next.
+    in_order: bool,
+    algorithm: Option<Algorithm>,
 }
+
+impl Shape {
+    /// On which box a member is.
+    fn home(&self, rank: usize) -> usize {
+        if self.in_order { rank * self.boxes / self.members } else { rank % self.boxes }
+    }
+
+    /// Ranks by box.
+    fn boxes(&self) -> Vec<Vec<usize>> {
+        let on = |home: usize| (0..self.members).filter(|rank| self.home(*rank) == home).collect();
+        (0..self.boxes).map(on).collect()
+    }
+}
+
+const ONE_BOX: Shape = Shape {
+    members: 5,
+    channels: 2,
+    slot: 4096,
+    sync: Sync::Background,
+    progress: Progress::Adaptive,
+    boxes: 1,
+    in_order: true,
+    algorithm: None,
+};
 
 /// Runs a thread for each member of a team.
 fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + std::marker::Sync) -> Vec<V> {
-    let space = Space::heap();
+    let spaces: Vec<Space> = (0..shape.boxes).map(|_| Space::heap()).collect();
     let mut address = None;
     let mut node = |at: usize| {
         let builder = Node::builder("collectives").id(at as u16).max_nodes(shape.members.max(2)).progress(shape.progress);
-        if shape.apart == 0 {
-            return builder.space(space.clone()).join().unwrap();
+        let home = shape.home(at);
+        if shape.boxes == 1 {
+            return builder.space(spaces[home].clone()).join().unwrap();
         }
-        // The last ones.
-        let builder =
-            if at + shape.apart >= shape.members { builder.fabric(FabricKind::Udp) } else { builder.space(space.clone()) };
+        let is_alone = shape.boxes()[home].len() == 1;
+        let builder = if is_alone { builder.fabric(FabricKind::Udp) } else { builder.space(spaces[home].clone()) };
         let builder = builder.dead_after(Duration::from_secs(10));
         let node = match address {
             None => builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap(),
@@ -50,7 +77,9 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + st
                 let (ids, act) = (&ids, &act);
                 scope.spawn(move || {
                     let team = node.team().members(ids).channels(shape.channels).slot_bytes(shape.slot).sync(shape.sync);
+                    let team = shape.algorithm.into_iter().fold(team, TeamBuilder::algorithm);
                     let team = team.patience(Duration::from_secs(10)).form_by(Instant::now() + Duration::from_secs(10)).unwrap();
+                    assert_eq!(team.boxes(), shape.boxes(), "{team:?}");
                     act(&team).unwrap_or_else(|error| panic!("rank {} of {shape:?}: {error}: {:?}", team.rank(), team.stats()))
                 })
             })
@@ -183,24 +212,27 @@ fn all(team: &Team, len: usize, root: usize) -> Result<()> {
 fn shape() -> impl Strategy<Value = Shape> {
     let sync = prop_oneof![Just(Sync::Background), Just(Sync::Foreground)];
     let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
-    let apart = prop_oneof![2 => Just(0_usize), 1 => 1..7_usize];
-    (1..7_usize, 1..5_usize, prop_oneof![Just(4096_usize), Just(16 << 10), Just(256 << 10)], sync, progress, apart).prop_map(
-        |(members, channels, slot, sync, progress, apart)| Shape {
+    let boxes = prop_oneof![2 => Just(1_usize), 1 => 2..9_usize];
+    let algorithm = proptest::option::of(proptest::sample::select(&Algorithm::ALL[..]));
+    let network = (boxes, any::<bool>(), algorithm);
+    (1..9_usize, 1..5_usize, prop_oneof![Just(4096_usize), Just(16 << 10), Just(256 << 10)], sync, progress, network).prop_map(
+        |(members, channels, slot, sync, progress, (boxes, in_order, algorithm))| Shape {
             members,
             channels,
             slot,
             sync,
             progress,
-            apart: apart.min(members),
+            boxes: boxes.min(members),
+            in_order,
+            algorithm,
         },
     )
 }
 
 #[test]
 fn teams_are_split_and_work_side_by_side() {
-    let shape = Shape { members: 5, channels: 2, slot: 4096, sync: Sync::Background, progress: Progress::Adaptive, apart: 0 };
-    for apart in [0, 2] {
-        with_team(Shape { apart, ..shape }, |team| {
+    for (boxes, in_order) in [(1, true), (3, true), (2, false)] {
+        with_team(Shape { boxes, in_order, ..ONE_BOX }, |team| {
             for _ in 0..3 {
                 // Backwards, and without the third.
                 let (color, order) = ((team.rank() != 2).then_some(team.rank() as u64 % 2), 9 - team.rank() as u64);
@@ -218,12 +250,44 @@ fn teams_are_split_and_work_side_by_side() {
 
 #[test]
 fn a_slot_that_has_no_part_for_each_member_is_told_by_all() {
-    let shape = Shape { members: 20, channels: 1, slot: 4096, sync: Sync::Background, progress: Progress::Adaptive, apart: 0 };
-    with_team(shape, |team| {
+    with_team(Shape { members: 20, channels: 1, ..ONE_BOX }, |team| {
         let refused = team.alltoall(&[1_u64; 20], &mut [0; 20]);
         assert!(matches!(refused, Err(doorbell::Error::Invalid { .. })), "{refused:?}");
         team.barrier()
     });
+}
+
+/// Two boxes with several members each: by two levels, unless something else is asked for, or the order of ranks forbids it.
+#[test]
+fn who_shares_memory_goes_by_it() {
+    let after_it = |team: &Team, begin: &dyn Fn(&Team) -> Result<()>| {
+        begin(team)?;
+        Ok::<_, doorbell::Error>(team.algorithm().unwrap())
+    };
+    for in_order in [true, false] {
+        for members in [4, 5, 7] {
+            let shape = Shape { members, boxes: 2, in_order, ..ONE_BOX };
+            with_team(shape, |team| {
+                assert_eq!(team.algorithm(), None);
+                assert_eq!(after_it(team, &|team| team.barrier())?, Algorithm::Hierarchical);
+                for len in [1, 1000, 40_000] {
+                    all(team, len, members / 2)?;
+                    assert_eq!(after_it(team, &|team| team.broadcast(1, &mut vec![1; len]))?, Algorithm::Hierarchical);
+                    assert_eq!(after_it(team, &|team| team.reduce(1, Sum, &mut vec![1; len]))?, Algorithm::Hierarchical);
+                    assert_eq!(after_it(team, &|team| team.allreduce(Sum, &mut vec![1; len]))?, Algorithm::Hierarchical);
+                    let used = after_it(team, &|team| team.allreduce(by_ordered("after", after), &mut maps(0, len)))?;
+                    assert_eq!(used, if in_order { Algorithm::Hierarchical } else { Algorithm::Doubling });
+                }
+                team.barrier()
+            });
+            with_team(Shape { algorithm: Some(Algorithm::Doubling), ..shape }, |team| {
+                assert_eq!(after_it(team, &|team| team.allreduce(Sum, &mut [1]))?, Algorithm::Doubling);
+                // Not by that one.
+                assert_eq!(after_it(team, &|team| team.broadcast(0, &mut [1]))?, Algorithm::Hierarchical);
+                team.barrier()
+            });
+        }
+    }
 }
 
 proptest! {
