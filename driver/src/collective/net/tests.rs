@@ -5,6 +5,9 @@ use doorbell_fabric::{Payload, Verdict};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
+#[cfg(not(miri))]
+mod network;
+
 /// Chance by a seed.
 pub struct Chance(u64);
 
