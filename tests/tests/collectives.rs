@@ -2,9 +2,17 @@
 
 use doorbell::collective::reduction::{Max, Sum, by_ordered};
 use doorbell::collective::{Algorithm, Sync, Team, TeamBuilder};
-use doorbell::{FabricKind, Node, NodeId, Progress, Result, Space};
+use doorbell::{FabricKind, Match, Node, NodeId, Progress, Result, Space};
+use doorbell_tests::Turn;
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::{PATIENCE, soon};
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::random::seed;
+use doorbell_udp::port::relay::{Badness, Relay};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
+
+doorbell_tests::roles! { "member" => member }
 
 /// What a team is like.
 #[derive(Clone, Copy, Debug)]
@@ -286,6 +294,77 @@ fn who_shares_memory_goes_by_it() {
                 assert_eq!(after_it(team, &|team| team.broadcast(0, &mut [1]))?, Algorithm::Hierarchical);
                 team.barrier()
             });
+        }
+    }
+}
+
+/// Members of two boxes, by rank.
+const HOMES: [usize; 4] = [0, 0, 1, 1];
+
+fn on_a_bad_network(node: &Node) {
+    node.wait_for(HOMES.len(), soon()).unwrap();
+    let ids: Vec<NodeId> = (0..HOMES.len() as u16).map(NodeId).collect();
+    for algorithm in [None, Some(Algorithm::Doubling), Some(Algorithm::Ring), Some(Algorithm::Direct)] {
+        let team = algorithm.into_iter().fold(node.team().members(&ids), TeamBuilder::algorithm);
+        let team = team.label(format!("{algorithm:?}")).patience(4 * PATIENCE).form_by(soon()).unwrap();
+        assert_eq!(team.boxes(), [[0, 1], [2, 3]]);
+        for (root, len) in [3, 700, 10_000].into_iter().enumerate() {
+            all(&team, len, root).unwrap();
+        }
+    }
+}
+
+/// The role: a member.
+fn member() {
+    let builder = Node::builder(told("DOMAIN")).id(told("ME").parse::<u16>().unwrap()).max_nodes(HOMES.len());
+    let builder = builder.space(Space::posix_at(told("BOX"))).dead_after(2 * PATIENCE);
+    let node = builder.connect(told("ADDRESS").parse().unwrap()).join().unwrap();
+    on_a_bad_network(&node);
+    // Nobody leaves before the others are through.
+    node.send(NodeId(0), 1, &[]).unwrap();
+    node.recv(Match::any().tag(2), &mut []).unwrap();
+    node.leave().unwrap();
+}
+
+/// Processes on two boxes. Of the datagrams between the leaders of the two three in ten are lost, each way. (Others can't be behind a relay: nobody but the first would
+/// find them.)
+#[test]
+fn results_are_the_same_over_a_network_that_loses_much() {
+    let _turn = Turn::take();
+    let domain = Domain::new("lossy");
+    let away = Directory(format!("/dev/shm/{}", domain.name()));
+    std::fs::create_dir(&away.0).unwrap();
+    let builder = Node::builder(domain.name()).id(0).max_nodes(HOMES.len()).dead_after(2 * PATIENCE);
+    let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let address = node.address().unwrap();
+    let badness = Badness { loss: 0.3, duplication: 0.1, reordering: 0.2, ..Badness::NONE };
+    let relay = Relay::start(None, address, [badness; 2], seed()).unwrap();
+    let start = |me: usize| {
+        let start = Process::start("member").tell("DOMAIN", domain.name()).tell("ME", me.to_string());
+        let start = start.tell("BOX", if HOMES[me] == 0 { "/dev/shm" } else { &away.0 });
+        start.tell("ADDRESS", if me == 2 { relay.front(0) } else { address }.to_string()).go()
+    };
+    let members: Vec<Process> = (1..HOMES.len()).map(start).collect();
+    on_a_bad_network(&node);
+    members.iter().for_each(|_| assert_eq!(node.recv_by(Match::any().tag(1), &mut [], soon()).unwrap().tag, 1));
+    (1..HOMES.len()).for_each(|me| node.send(NodeId(me as u16), 2, &[]).unwrap());
+    members.into_iter().for_each(|member| member.end_well(PATIENCE));
+    node.leave().unwrap();
+    let relayed = relay.relayed();
+    println!("{relayed:?}");
+    assert!(relayed.iter().all(|way| way.lost > 0), "{relayed:?}");
+    drop(away);
+}
+
+/// Nothing is left in it at the end.
+struct Directory(String);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        } else {
+            std::fs::remove_dir(&self.0).unwrap();
         }
     }
 }
