@@ -17,8 +17,8 @@ use std::ops::Range;
 
 /// Broadcasts and reductions of more bytes go in segments, so that members pass on one while the next is on its way.
 const SEGMENT_BYTES: usize = 64 << 10;
-/// At most so many segments: beyond that they grow.
-const SEGMENTS_MAX: usize = 1024;
+/// At most so many segments: beyond that they grow. Few in tests, so that they do.
+const SEGMENTS_MAX: usize = if cfg!(test) { 4 } else { 1024 };
 /// An allreduce of as many bytes goes round the ring.
 const RING_REDUCE_BYTES: usize = 64 << 10;
 /// An allgather of more bytes in all goes round the ring.

@@ -35,6 +35,12 @@ impl Blocks {
     }
 }
 
+/// `len` elements in segments: how many, and of how many elements.
+pub(super) fn segments(len: usize, element: usize) -> (usize, usize) {
+    let size = (SEGMENT_BYTES / element.max(1)).max(len.div_ceil(SEGMENTS_MAX)).max(1);
+    (len.div_ceil(size), size)
+}
+
 /// A schedule in the making. Rounds are numbered alike at all members.
 pub(super) struct Plan {
     pub me: usize,
@@ -92,9 +98,7 @@ impl Plan {
         (0..usize::BITS as usize).map(|round| (round, 1 << round)).take_while(move |(_, distance)| *distance < members)
     }
 
-    /// `len` elements in segments: how many, and of how many elements.
     pub fn segments(&self, len: usize) -> (usize, usize) {
-        let size = (SEGMENT_BYTES / self.element.max(1)).max(len.div_ceil(SEGMENTS_MAX)).max(1);
-        (len.div_ceil(size), size)
+        segments(len, self.element)
     }
 }

@@ -224,14 +224,15 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
 
     #[test]
     #[cfg_attr(miri, ignore = "too many elements")]
-    fn long_ones_go_in_segments(seed: u64, members in 1..=9_usize, len in 0..40_000_usize, mailboxes: bool, is_sum: bool) {
+    fn long_ones_go_in_segments(seed: u64, members in 1..=9_usize, len in 0..80_000_usize, mailboxes: bool, commutative: bool) {
         let mut chance = Chance::new(seed);
-        let (kind, root) = (if is_sum { Kind::Reduce } else { Kind::Broadcast }, chance.below(members));
-        let case = Case::new(kind, members, root, len, true, &mut chance);
+        let kind = [Kind::Broadcast, Kind::Reduce, Kind::AllReduce][chance.below(3)];
+        let root = chance.below(members);
+        let case = Case::new(kind, members, root, len, commutative, &mut chance);
         execute(&case, &mut chance, mailboxes);
     }
 
