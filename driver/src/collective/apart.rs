@@ -1,4 +1,4 @@
-//! A team whose members do not all share memory: its operations go by the network, one after the other.
+//! A team whose members do not all share memory: its operations go by packets, one after the other.
 
 use super::exchange::{Folder, Kind, Lengths};
 use super::memory::Span;

@@ -141,7 +141,7 @@ impl TeamBuilder {
     /// # Errors
     /// [`Error::Timeout`]; [`Error::PeerDied`] and [`Error::PeerLeft`] of a member that is gone; [`Error::NoSuchNode`]; [`Error::Team`] if another member
     /// divides the memory in another way; [`Error::Invalid`] for a list without this node, with a node twice, or figures out of range;
-    /// [`Error::Shm`] if there is no room; [`Error::Unsupported`] if two of them share no memory; [`Error::Closed`],
+    /// [`Error::Shm`] if there is no room; [`Error::Closed`],
     /// [`Error::Forked`], [`Error::Severed`], [`Error::Reentrant`].
     pub fn form_by(self, deadline: Instant) -> Result<Team> {
         self.build(Some(deadline))

@@ -1,6 +1,6 @@
-//! Collectives between members that share no memory: who sends what to whom, and how it gets there.
+//! Collectives of members of whom some share no memory: who sends what to whom, and how it gets there.
 //!
-//! 1. A [`Schedule`](schedule::Schedule) says what one member does for one operation, round by round. It depends on ranks, lengths and the algorithm only,
+//! 1. A [`Schedule`](schedule::Schedule) says what one member does for one operation, round by round. It depends on ranks, lengths, boxes and the algorithm only,
 //!    so that a result is the same from run to run.
 //! 2. [`Streams`] carry the bytes, between this member and each other one of the team, in packets that a lane delivers in order. No
 //!    member has more on the way to another than that one keeps.
