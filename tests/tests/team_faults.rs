@@ -25,12 +25,21 @@ fn with_team(members: usize, progress: Progress, patience: Duration, act: impl F
             scope.spawn(move || {
                 let soon = Instant::now() + Duration::from_secs(20);
                 node.wait_for(members, soon).unwrap();
+                // Nobody leaves before the others are through; who panics keeps nobody here.
+                let _meets = Meets(meet);
                 act(node.team().members(ids).patience(patience).form_by(soon).unwrap(), meet);
-                // Nobody leaves before the others are through.
-                meet.wait();
             });
         }
     });
+}
+
+/// Meets the others when it goes out of scope.
+struct Meets<'a>(&'a Barrier);
+
+impl Drop for Meets<'_> {
+    fn drop(&mut self) {
+        self.0.wait();
+    }
 }
 
 const LONG: Duration = Duration::from_secs(20);
@@ -126,12 +135,15 @@ fn lengths_that_differ_are_told() {
             for (change, len) in [(0, 3), (1, 3), (-1, 3), (1, 0), (-1, 1), (1, 20_000), (-20_000, 20_000)] {
                 with_team(members, Progress::Adaptive, LONG, |team, meet| {
                     let result = with_counts(&team, operation, odd, change, len);
+                    meet.wait();
+                    let next = team.barrier();
                     let why = match &result {
                         Err(Error::Team { why, .. }) => Some(why),
                         other => other.as_ref().map(|()| None).unwrap(),
                     };
                     if change == 0 {
-                        return assert_eq!(why, None);
+                        assert_eq!(why, None);
+                        return next.unwrap();
                     }
                     let (odd, other) = (NodeId(odd as u16), NodeId(((odd + 1) % members) as u16));
                     // Who reads what is not as long as it should be: of the root, or of the other one, or of the odd one.
@@ -145,8 +157,7 @@ fn lengths_that_differ_are_told() {
                     assert!(!of_all || why.is_some(), "operation {operation}");
                     let is_told = |why: &TeamFault| matches!(why, TeamFault::Mismatch { .. } | TeamFault::GaveUp { .. });
                     assert!(why.is_none_or(is_told), "operation {operation}: {why:?}");
-                    meet.wait();
-                    assert!(team.barrier().is_err(), "the next one fails at all");
+                    assert!(next.is_err(), "the next one fails at all");
                 });
             }
         }
