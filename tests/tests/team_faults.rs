@@ -25,12 +25,21 @@ fn with_team(members: usize, progress: Progress, patience: Duration, act: impl F
             scope.spawn(move || {
                 let soon = Instant::now() + Duration::from_secs(20);
                 node.wait_for(members, soon).unwrap();
+                // Nobody leaves before the others are through; who panics keeps nobody here.
+                let _meets = Meets(meet);
                 act(node.team().members(ids).patience(patience).form_by(soon).unwrap(), meet);
-                // Nobody leaves before the others are through.
-                meet.wait();
             });
         }
     });
+}
+
+/// Meets the others when it goes out of scope.
+struct Meets<'a>(&'a Barrier);
+
+impl Drop for Meets<'_> {
+    fn drop(&mut self) {
+        self.0.wait();
+    }
 }
 
 const LONG: Duration = Duration::from_secs(20);
@@ -99,6 +108,60 @@ fn members_that_call_different_things_are_told() {
         let other = NodeId(1 - team.rank() as u16);
         assert!([TeamFault::Mismatch { node: other }, TeamFault::GaveUp { node: other }].contains(why), "{why:?}");
     });
+}
+
+/// Operations with counts, of which `odd` counts on other lengths than the others do: on one element less from or to the next member, or on one more.
+fn with_counts(team: &Team, operation: usize, odd: usize, change: isize, len: usize) -> Result<(), Error> {
+    let (me, members) = (team.rank(), team.len());
+    let other = (odd + 1) % members;
+    let wrong = |at: usize| if me == odd && at == other { len.checked_add_signed(change).unwrap() } else { len };
+    let counts: Vec<usize> = (0..members).map(wrong).collect();
+    let total = counts.iter().sum();
+    match operation {
+        // The root is wrong about the other one.
+        0 => team.gather_v(odd, &vec![1; len], (me == odd).then_some((&mut vec![0; total][..], &counts[..]))),
+        1 => team.scatter_v(odd, (me == odd).then_some((&vec![1; total][..], &counts[..])), &mut vec![0; len]),
+        2 => team.allgather_v(&vec![1; counts[me]], &mut vec![0; total], &counts),
+        3 => team.alltoall_v(&vec![1; total], &counts, &mut vec![0; len * members], &vec![len; members]),
+        4 => team.alltoall_v(&vec![1; len * members], &vec![len; members], &mut vec![0; total], &counts),
+        _ => team.reduce_scatter_v(Sum, &vec![1; total], &counts, &mut vec![0; counts[me]]),
+    }
+}
+
+#[test]
+fn lengths_that_differ_are_told() {
+    for members in [2, 5, 17] {
+        for (operation, odd) in (0..6).flat_map(|operation| [(operation, 0), (operation, members - 1)]) {
+            for (change, len) in [(0, 3), (1, 3), (-1, 3), (1, 0), (-1, 1), (1, 20_000), (-20_000, 20_000)] {
+                with_team(members, Progress::Adaptive, LONG, |team, meet| {
+                    let result = with_counts(&team, operation, odd, change, len);
+                    meet.wait();
+                    let next = team.barrier();
+                    let why = match &result {
+                        Err(Error::Team { why, .. }) => Some(why),
+                        other => other.as_ref().map(|()| None).unwrap(),
+                    };
+                    if change == 0 {
+                        assert_eq!(why, None);
+                        return next.unwrap();
+                    }
+                    let (odd, other) = (NodeId(odd as u16), NodeId(((odd + 1) % members) as u16));
+                    // Who reads what is not as long as it should be: of the root, or of the other one, or of the odd one.
+                    let reader = if [0, 4].contains(&operation) { odd } else { other };
+                    let source = if reader == odd { other } else { odd };
+                    let of_all = [2, 5].contains(&operation);
+                    if NodeId(team.rank() as u16) == reader && !of_all {
+                        assert_eq!(why, Some(&TeamFault::Mismatch { node: source }), "operation {operation}");
+                    }
+                    // Of what all have to say alike all are told, if by nothing else by that one gave up.
+                    assert!(!of_all || why.is_some(), "operation {operation}");
+                    let is_told = |why: &TeamFault| matches!(why, TeamFault::Mismatch { .. } | TeamFault::GaveUp { .. });
+                    assert!(why.is_none_or(is_told), "operation {operation}: {why:?}");
+                    assert!(next.is_err(), "the next one fails at all");
+                });
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,15 +1,23 @@
-//! A team whose members do not all share memory: its operations go by the network, one after the other.
+//! A team whose members do not all share memory: its operations go by packets, one after the other.
 
 use super::exchange::{Folder, Kind, Lengths};
 use super::memory::Span;
-use super::net::{self, Call, Failure, Operation, Run, Streams};
+use super::net::{self, Algorithm, Boxes, Call, Failure, Operation, Run, Streams};
 use doorbell_fabric::{Payload, Verdict};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What one member has of it.
 pub(crate) struct Apart {
     /// The number that packets bear: the same for all members.
     pub number: u32,
+    me: usize,
+    /// Which of them share memory.
+    pub boxes: Boxes,
+    /// Where an operation can go by it.
+    wanted: Option<Algorithm>,
+    /// One more than the number of the algorithm that was used last.
+    used: AtomicUsize,
     inner: Mutex<Inner>,
 }
 
@@ -21,8 +29,14 @@ struct Inner {
 }
 
 impl Apart {
-    pub fn new(number: u32, me: usize, members: usize) -> Self {
-        Self { number, inner: Mutex::new(Inner { streams: Streams::new(number, me, members), run: None, room: Vec::new() }) }
+    pub fn new(number: u32, me: usize, boxes: Boxes, wanted: Option<Algorithm>) -> Self {
+        let inner = Inner { streams: Streams::new(number, me, boxes.members()), run: None, room: Vec::new() };
+        Self { number, me, boxes, wanted, used: AtomicUsize::new(0), inner: Mutex::new(inner) }
+    }
+
+    /// By which algorithm the latest operation goes or went.
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        Algorithm::ALL.get(self.used.load(Ordering::Relaxed).checked_sub(1)?).copied()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -94,8 +108,10 @@ pub(super) fn run(
     (input, output): (Span, Span),
     lengths: &Lengths,
     folder: Option<Box<dyn Folder>>,
-    (me, members): (usize, usize),
+    apart: &Apart,
 ) -> Option<Run> {
+    let (me, boxes) = (apart.me, &apart.boxes);
+    let members = boxes.members();
     let element = folder.as_ref().map_or(1, |folder| folder.element()).max(1);
     let commutative = folder.as_ref().is_none_or(|folder| folder.commutes());
     let all = |bytes: &dyn Fn(usize) -> usize| -> Vec<usize> { (0..members).map(|rank| bytes(rank) / element).collect() };
@@ -130,9 +146,11 @@ pub(super) fn run(
         }
         Kind::ReduceScatter => (Operation::ReduceScatter { counts: &counts, commutative }, total),
     };
-    let algorithm = net::choose(operation.kind(), members, bytes, commutative);
-    let schedule = operation.schedule(me, members, element, algorithm)?;
-    let call = Call::new(&operation, algorithm);
+    let wanted = apart.wanted.filter(|wanted| operation.goes_by(*wanted, boxes));
+    let algorithm = wanted.unwrap_or_else(|| net::choose(operation.kind(), boxes, bytes, commutative));
+    let schedule = operation.schedule(me, boxes, element, algorithm)?;
+    let call = Call::new(&operation, algorithm, schedule.between);
+    apart.used.store(algorithm as usize + 1, Ordering::Relaxed);
     if schedule.input * element > input.len() || schedule.output * element > output.len() {
         return None;
     }

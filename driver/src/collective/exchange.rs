@@ -3,6 +3,8 @@
 //! A member's contribution goes in chunks, of which the slot holds several: chunk *k* has place *k* mod *depth*, and a ticket. Whoever needs it watches for that ticket
 //! in its owner's post; the owner writes chunk *k* + *depth* when all who needed chunk *k* said that they have taken it. What fits a post goes with that.
 //! Vectors are combined in the order of ranks, chunk by chunk, so that results are the same from run to run.
+//!
+//! Where lengths differ by member all say with the first chunk what they count on: beside the post, or behind each reader's part.
 
 use super::memory::{Span, View};
 use doorbell_shm::channel::SHORT_BYTES;
@@ -15,6 +17,8 @@ const BLOCK: usize = 16 << 10;
 pub(super) const STEPS_MAX: u64 = 1 << 24;
 /// Where parts of a slot begin.
 const GRAIN: usize = 128;
+/// Bytes of a length that is said.
+const WORD: usize = 8;
 
 /// Combines vectors of some type, as bytes.
 pub(super) trait Folder: Send {
@@ -109,6 +113,12 @@ impl Lengths {
             Lengths::Each(each) => *each,
             Lengths::Of { get, .. } => get[from],
         }
+    }
+
+    /// What stands for a list of lengths that is the same at all members.
+    fn digest(lengths: &[usize]) -> u64 {
+        let prime = 0x0000_0100_0000_01b3;
+        lengths.iter().fold(0xcbf2_9ce4_8422_2325, |digest: u64, len| (digest.rotate_left(29) ^ *len as u64).wrapping_mul(prime))
     }
 
     /// Where what goes to a member lies among what goes to all.
@@ -208,7 +218,11 @@ impl Exchange {
             let chunk = chunk.max(GRAIN);
             (chunk, (slot / chunk) as u64)
         };
-        let chunk = chunk - chunk % grain;
+        let mut chunk = chunk - chunk % grain;
+        // Behind it is what is said of its length.
+        if matches!(lengths, Lengths::Of { .. }) && kind.divides() && kind != Kind::ReduceScatter {
+            chunk = chunk.saturating_sub(WORD);
+        }
         let mut exchange = Self {
             kind,
             input,
@@ -228,10 +242,51 @@ impl Exchange {
         };
         let pieces = (0..members).map(|other| exchange.mine(me, other).max(exchange.theirs(me, other)));
         exchange.rounds = exchange.chunks(pieces.max().unwrap_or(0));
-        if kind == Kind::Barrier && members > 1 {
-            exchange.rounds = 1;
+        if members > 1 && (kind == Kind::Barrier || matches!(exchange.lengths, Lengths::Of { .. })) {
+            exchange.rounds = exchange.rounds.max(1);
         }
         exchange
+    }
+
+    /// Whether a member says, with its first chunk, what lengths it counts on, to another one.
+    fn states(&self, from: usize, to: usize) -> bool {
+        matches!(self.lengths, Lengths::Of { .. }) && self.kind.reads(to, from)
+    }
+
+    /// Says it to all who need to know. True if there is anybody.
+    fn state(&self, view: &View<'_>) -> bool {
+        let Lengths::Of { send, get } = &self.lengths else { return false };
+        let me = view.me;
+        let mut readers = (0..view.members).filter(|other| self.kind.reads(*other, me)).peekable();
+        let states = readers.peek().is_some();
+        match self.kind {
+            Kind::Scatter { .. } | Kind::AllToAll => readers.for_each(|reader| {
+                view.put(self.place(0, view, reader) + self.chunk, &(send[reader] as u64).to_ne_bytes());
+            }),
+            Kind::Gather { root } => view.words.put_short(&(send[root] as u64).to_ne_bytes()),
+            Kind::ReduceScatter => view.words.put_short(&Lengths::digest(send).to_ne_bytes()),
+            _ => view.words.put_short(&Lengths::digest(get).to_ne_bytes()),
+        }
+        states
+    }
+
+    /// Whether what a member said of lengths is what this one counts on.
+    fn fits(&self, view: &View<'_>, from: usize) -> bool {
+        let Lengths::Of { send, get } = &self.lengths else { return true };
+        let mut stated = [0; WORD];
+        let expected = match self.kind {
+            Kind::Scatter { .. } | Kind::AllToAll => {
+                view.get(from, self.place(0, view, view.me) + self.chunk, &mut stated);
+                get[from] as u64
+            }
+            Kind::Gather { .. } => get[from] as u64,
+            Kind::ReduceScatter => Lengths::digest(send),
+            _ => Lengths::digest(get),
+        };
+        if !matches!(self.kind, Kind::Scatter { .. } | Kind::AllToAll) {
+            view.words.short(from, &mut stated);
+        }
+        u64::from_ne_bytes(stated) == expected
     }
 
     fn chunks(&self, len: usize) -> u64 {
@@ -267,7 +322,8 @@ impl Exchange {
         let has_put = |other: usize| {
             let begin = k as usize * self.chunk;
             let needed = if self.kind == Kind::Barrier || self.shares { 1 } else { self.theirs(me, other).saturating_sub(begin) };
-            needed == 0 || view.words.has_posted(other, self.ticket(k))
+            let needed = needed > 0 || k == 0 && self.states(other, me);
+            !needed || view.words.has_posted(other, self.ticket(k))
         };
         if k == self.rounds {
             return None;
@@ -298,7 +354,7 @@ impl Exchange {
     /// Where chunk `chunk` lies in a slot; of what goes to each another part, the part for a member.
     fn place(&self, chunk: u64, view: &View<'_>, reader: usize) -> usize {
         let at = (chunk % self.depth) as usize;
-        if self.kind.divides() { at * (view.slot / 2) + reader * self.chunk } else { at * self.chunk }
+        if self.kind.divides() { at * (view.slot / 2) + reader * self.chunk.next_multiple_of(GRAIN) } else { at * self.chunk }
     }
 
     /// Goes on as far as it can. True when it is over. `said` is set if others were told something; `left` is what goes with posts.
@@ -329,7 +385,7 @@ impl Exchange {
         if k >= self.depth && !self.shares && others().any(|other| self.is_full_for(view, other)) {
             return false;
         }
-        let mut puts = self.kind == Kind::Barrier;
+        let mut puts = self.kind == Kind::Barrier || k == 0 && self.state(view);
         if self.kind.divides() {
             for other in others() {
                 let len = self.mine(me, other).saturating_sub(begin).min(self.chunk);
@@ -380,12 +436,16 @@ impl Exchange {
         let ticket = self.ticket(k);
         for other in from..view.members {
             let len = if self.kind == Kind::Barrier { usize::from(other != me) } else { self.theirs(me, other) };
-            if len <= begin {
+            let is_stated = k == 0 && self.states(other, me);
+            if len <= begin && !is_stated {
                 continue;
             }
             if !self.has_come(view, other, ticket)? {
                 self.phase = Phase::Get(other);
                 return Ok(false);
+            }
+            if is_stated && !self.fits(view, other) {
+                return Err(Mismatch { member: other });
             }
             if self.kind == Kind::Barrier || self.kind.folds() {
                 continue;

@@ -2,9 +2,12 @@
 //!
 //! Each says to all others who it takes to be in (*ready*). Whoever hears of fewer, or learns that one is gone, says so anew; whoever hears of a later attempt joins
 //! that. When all whom a member takes to be in have said the same, it maps the team's memory and says so (*mapped*); when all have said that, it has the team.
+//! With who is in each says with whom it shares memory: of what all say all make the same boxes.
+//!
 //! A member that dies in between leaves others with a team that includes it, and others without: the first operation of those fails by name, they shrink
 //! their team, and meet those who still try, as both speak of the same lineage.
 
+use super::net::Boxes;
 use crate::{Incarnation, NodeId};
 use std::collections::BTreeMap;
 
@@ -22,6 +25,8 @@ pub(crate) struct Note {
     pub region: Option<(u32, u64)>,
     /// Who is in, by rank in the lineage's list.
     pub set: Vec<bool>,
+    /// With whom its sender shares memory: as many.
+    pub near: Vec<bool>,
 }
 
 /// How far its sender is.
@@ -37,7 +42,7 @@ const HEAD: usize = 8 + 4 + 1 + 8 + 1 + 12;
 
 impl Note {
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEAD + self.set.len().div_ceil(8) + 2);
+        let mut bytes = Vec::with_capacity(HEAD + 2 * self.set.len().div_ceil(8) + 2);
         bytes.extend(self.lineage.to_le_bytes());
         bytes.extend(self.attempt.to_le_bytes());
         bytes.push(self.stage as u8);
@@ -49,6 +54,7 @@ impl Note {
         bytes.extend((self.set.len() as u16).to_le_bytes());
         let bits = |eight: &[bool]| eight.iter().rev().fold(0_u8, |bits, bit| bits << 1 | u8::from(*bit));
         bytes.extend(self.set.chunks(8).map(bits));
+        bytes.extend(self.near.chunks(8).map(bits));
         bytes
     }
 
@@ -72,11 +78,13 @@ impl Note {
         let [has_region] = split(&mut rest)?;
         let region = (u32::from_le_bytes(split(&mut rest)?), u64::from_le_bytes(split(&mut rest)?));
         let members = usize::from(u16::from_le_bytes(split(&mut rest)?));
-        if rest.len() != members.div_ceil(8) || has_region > 1 {
+        let each = members.div_ceil(8);
+        if rest.len() != 2 * each || has_region > 1 {
             return None;
         }
-        let set = (0..members).map(|rank| rest[rank / 8] >> (rank % 8) & 1 == 1).collect();
-        Some(Self { lineage, attempt, stage, layout, region: (has_region == 1).then_some(region), set })
+        let bits = |bytes: &[u8]| (0..members).map(|rank| bytes[rank / 8] >> (rank % 8) & 1 == 1).collect();
+        let (set, near) = (bits(&rest[..each]), bits(&rest[each..]));
+        Some(Self { lineage, attempt, stage, layout, region: (has_region == 1).then_some(region), set, near })
     }
 }
 
@@ -143,6 +151,8 @@ pub(crate) struct Agreement {
     pub attempt: u32,
     pub me: usize,
     pub set: Vec<bool>,
+    /// With whom this member shares memory: the same as long as it tries.
+    pub near: Vec<bool>,
     pub layout: u64,
     pub stage: Stage,
 }
@@ -169,7 +179,7 @@ impl Agreement {
     /// What this member says, with the region if it is the first.
     pub fn note(&self, region: Option<(u32, u64)>) -> Note {
         let (lineage, attempt, stage, layout) = (self.lineage, self.attempt, self.stage, self.layout);
-        Note { lineage, attempt, stage, layout, region, set: self.set.clone() }
+        Note { lineage, attempt, stage, layout, region, set: self.set.clone(), near: self.near.clone() }
     }
 
     /// One is gone.
@@ -177,6 +187,14 @@ impl Agreement {
         self.set[rank] = false;
         self.attempt += 1;
         self.stage = Stage::Ready;
+    }
+
+    /// The boxes of those who are in, when all are ready.
+    pub fn boxes<'a>(&self, said: impl Fn(usize) -> Option<&'a Note>) -> Boxes {
+        let ranks: Vec<usize> = (0..self.set.len()).filter(|rank| self.set[*rank]).collect();
+        let near = |rank: usize| if rank == self.me { Some(&self.near) } else { said(rank).map(|note| &note.near) };
+        let rows: Vec<Option<&Vec<bool>>> = ranks.iter().map(|rank| near(*rank)).collect();
+        Boxes::new(ranks.len(), |a, b| rows[a].and_then(|row| row.get(ranks[b])).is_some_and(|near| *near))
     }
 
     /// Looks at what the others said.
@@ -245,10 +263,12 @@ mod tests {
 
         #[test]
         fn what_is_said_survives_the_way(
-            lineage: u64, attempt: u32, stage in 0..3_u8, layout: u64, region: Option<(u32, u64)>, set in proptest::collection::vec(any::<bool>(), 0..100),
+            lineage: u64, attempt: u32, stage in 0..3_u8, layout: u64, region: Option<(u32, u64)>,
+            bits in proptest::collection::vec(any::<(bool, bool)>(), 0..100),
         ) {
             let stage = [Stage::Gone, Stage::Ready, Stage::Mapped][usize::from(stage)];
-            let note = Note { lineage, attempt, stage, layout, region, set };
+            let (set, near) = bits.into_iter().unzip();
+            let note = Note { lineage, attempt, stage, layout, region, set, near };
             prop_assert_eq!(Note::decode(&note.encode()), Some(note));
         }
 
@@ -262,8 +282,16 @@ mod tests {
         /// Notes come in any order among members, and some members die at any moment: those who live agree.
         #[test]
         #[cfg_attr(miri, ignore)]
-        fn those_who_live_agree(members in 2..6_usize, steps in proptest::collection::vec((0..6_usize, 0..6_usize, 0..40_u8), 200)) {
-            let start = |me| Agreement { lineage: 1, attempt: 1, me, set: vec![true; members], layout: 7, stage: Stage::Ready };
+        fn those_who_live_agree(
+            members in 2..6_usize, steps in proptest::collection::vec((0..6_usize, 0..6_usize, 0..40_u8), 200),
+            homes: [bool; 6], odd in 0..9_usize,
+        ) {
+            // With whom each shares memory; one may be wrong about it.
+            let near = |me: usize| (0..members).map(|other| (homes[me] == homes[other]) ^ (me == odd)).collect();
+            let start = |me| Agreement {
+                lineage: 1, attempt: 1, me, set: vec![true; members], near: near(me), layout: 7, stage: Stage::Ready,
+            };
+            let mut boxes: Vec<Option<Boxes>> = vec![None; members];
             let mut all: Vec<Agreement> = (0..members).map(start).collect();
             let mut alive = vec![true; members];
             let mut done = vec![false; members];
@@ -299,7 +327,11 @@ mod tests {
                 let next = { let heard = &heard[to]; all[to].look(|rank| heard[rank].as_ref()) };
                 match next {
                     Next::Say => { done[to] = false; say(&all, to, &mut sent) }
-                    Next::Map { .. } => { all[to].stage = Stage::Mapped; say(&all, to, &mut sent) }
+                    Next::Map { .. } => {
+                        boxes[to] = Some(all[to].boxes(|rank| heard[to][rank].as_ref()));
+                        all[to].stage = Stage::Mapped;
+                        say(&all, to, &mut sent)
+                    }
                     Next::Done => done[to] = true,
                     Next::Wait => {}
                     other => prop_assert!(false, "{other:?}"),
@@ -308,6 +340,9 @@ mod tests {
             for rank in (0..members).filter(|rank| alive[*rank]) {
                 prop_assert!(done[rank], "member {rank} of {alive:?} has {:?} at {}", all[rank].set, all[rank].attempt);
                 prop_assert_eq!(&all[rank].set, &alive);
+                let living: Vec<usize> = (0..members).filter(|rank| alive[*rank]).collect();
+                let shares = |a: usize, b: usize| (homes[living[a]] == homes[living[b]]) ^ (living[a] == odd);
+                prop_assert_eq!(&boxes[rank], &Some(Boxes::new(living.len(), shares)));
             }
         }
     }

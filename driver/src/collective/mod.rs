@@ -15,6 +15,7 @@ mod team;
 pub(crate) use core::Core;
 pub use core::{ChannelStats, Sync};
 pub(crate) use formation::Note;
+pub use net::Algorithm;
 pub use pending::Collective;
 pub(crate) use table::PRIORITY;
 pub use table::Teams;

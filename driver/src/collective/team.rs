@@ -5,6 +5,7 @@ use super::core::{Body, ChannelStats, Core, Fellow, Kept, Sync, Way};
 use super::exchange::{Cut, ELEMENT_MAX, Exchange, Folder, Kind, Lengths};
 use super::formation::{Agreement, Next, Note, Stage};
 use super::memory::{Layout, Memory, Span};
+use super::net::Algorithm;
 use super::pending::Collective;
 use super::reduction::Reduction;
 use crate::engine::op::Op;
@@ -44,6 +45,7 @@ pub struct TeamBuilder {
     slot: usize,
     sync: Sync,
     patience: Option<Duration>,
+    algorithm: Option<Algorithm>,
 }
 
 impl Node {
@@ -75,6 +77,7 @@ impl Node {
             slot: 512 << 10,
             sync: Sync::Background,
             patience: None,
+            algorithm: None,
         }
     }
 }
@@ -118,6 +121,13 @@ impl TeamBuilder {
         self
     }
 
+    /// By which algorithm operations go where some members share no memory, as far as they can: others go by that which is chosen by operation, length
+    /// and team, as all do by default. All members say the same. A team of which all share memory does not ask.
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
     /// Forms the team: waits until all members do. Without a deadline.
     ///
     /// # Errors
@@ -131,7 +141,7 @@ impl TeamBuilder {
     /// # Errors
     /// [`Error::Timeout`]; [`Error::PeerDied`] and [`Error::PeerLeft`] of a member that is gone; [`Error::NoSuchNode`]; [`Error::Team`] if another member
     /// divides the memory in another way; [`Error::Invalid`] for a list without this node, with a node twice, or figures out of range;
-    /// [`Error::Shm`] if there is no room; [`Error::Unsupported`] if two of them share no memory; [`Error::Closed`],
+    /// [`Error::Shm`] if there is no room; [`Error::Closed`],
     /// [`Error::Forked`], [`Error::Severed`], [`Error::Reentrant`].
     pub fn form_by(self, deadline: Instant) -> Result<Team> {
         self.build(Some(deadline))
@@ -225,7 +235,11 @@ impl Team {
         let own = Fellow { node: node.id(), life: node.incarnation() };
         let rank = lineage.list.iter().position(|fellow| *fellow == own).ok_or(Error::Closed)?;
         let layout = (builder.channels as u64) << 32 | builder.slot as u64;
-        let mut agreement = Agreement { lineage: lineage.id, attempt, me: rank, set, layout, stage: Stage::Ready };
+        let near = {
+            let engine = shared.enter(me, OPERATION)?;
+            lineage.list.iter().map(|fellow| !engine.is_remote(fellow.node, fellow.life)).collect()
+        };
+        let mut agreement = Agreement { lineage: lineage.id, attempt, me: rank, set, near, layout, stage: Stage::Ready };
         let mut region = None;
         let mut made = 0;
         let mut memory = None;
@@ -268,7 +282,9 @@ impl Team {
                 say = true;
                 continue;
             }
-            let next = agreement.look(|at| engine.heard(lineage.list[at].node, lineage.list[at].life, lineage.id));
+            let said = |at: usize| engine.heard(lineage.list[at].node, lineage.list[at].life, lineage.id);
+            let next = agreement.look(said);
+            let boxes = (agreement.is_apart() && matches!(next, Next::Map { .. })).then(|| agreement.boxes(said));
             let seen = engine.notes_heard();
             drop(engine);
             say = true;
@@ -279,11 +295,12 @@ impl Team {
                         let all = lineage.list.iter().zip(&agreement.set);
                         all.filter(|(_, is_in)| **is_in).map(|(fellow, _)| *fellow).collect()
                     };
-                    if agreement.is_apart() {
+                    if let Some(boxes) = boxes {
                         let mut hasher = DefaultHasher::new();
                         (lineage.id, agreement.attempt).hash(&mut hasher);
                         // Before it is said: others may have the team, and send, before this member does.
-                        let way = Way::Apart(Box::new(Apart::new(hasher.finish() as u32, place, count)));
+                        let way = Apart::new(hasher.finish() as u32, place, boxes, builder.algorithm);
+                        let way = Way::Apart(Box::new(way));
                         let made = Arc::new(Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync));
                         shared.enter(me, OPERATION)?.enter_team(&made, lineage.id, agreement.attempt);
                         core = Some(made);
@@ -414,6 +431,16 @@ impl Team {
     /// The members, in the order of ranks.
     pub fn members(&self) -> Vec<NodeId> {
         self.core.fellows.iter().map(|fellow| fellow.node).collect()
+    }
+
+    /// The members that share memory with each other: ranks, by box. One box if all do. Each member for itself if they do not agree on it.
+    pub fn boxes(&self) -> Vec<Vec<usize>> {
+        self.core.apart().map_or_else(|| vec![(0..self.len()).collect()], |apart| apart.boxes.ranks().to_vec())
+    }
+
+    /// By which algorithm the operation goes, or went, that this member began last. `None` if there was none, and if all members share memory.
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        self.core.apart().and_then(Apart::algorithm)
     }
 
     /// What became of its channels so far.
@@ -727,7 +754,9 @@ impl Team {
 
 impl fmt::Debug for Team {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Team").field("rank", &self.rank()).field("members", &self.members()).finish_non_exhaustive()
+        let mut team = f.debug_struct("Team");
+        team.field("rank", &self.rank()).field("members", &self.members());
+        team.field("boxes", &self.boxes()).field("algorithm", &self.algorithm()).finish_non_exhaustive()
     }
 }
 
@@ -799,11 +828,13 @@ impl What {
     }
 
     pub fn body(self, core: &Core, number: u64) -> Result<Body> {
-        let members = core.fellows.len();
-        let Way::Shared(memory) = &core.way else {
-            let run = super::apart::run(self.kind, (self.input, self.output), &self.lengths, self.folder, (core.me, members));
-            let what = || "the lengths of a collective do not fit its team".to_owned();
-            return run.map(|run| Body::Run(Some(run))).ok_or_else(|| Error::Invalid { what: what() });
+        let memory = match &core.way {
+            Way::Shared(memory) => memory,
+            Way::Apart(apart) => {
+                let run = super::apart::run(self.kind, (self.input, self.output), &self.lengths, self.folder, apart);
+                let what = || "the lengths of a collective do not fit its team".to_owned();
+                return run.map(|run| Body::Run(Some(run))).ok_or_else(|| Error::Invalid { what: what() });
+            }
         };
         let exchange = self.exchange(core, memory, number);
         if exchange.is_too_long() { Err(too_long()) } else { Ok(Body::Exchange(exchange)) }
@@ -876,6 +907,7 @@ impl Drop for GivesUp<'_> {
             layout: 0,
             region: None,
             set: vec![true; self.lineage.list.len()],
+            near: vec![true; self.lineage.list.len()],
         };
         for fellow in self.lineage.list.iter().filter(|fellow| fellow.node != self.node.id()) {
             engine.send_note(fellow.node, fellow.life, note.encode());

@@ -56,16 +56,6 @@ impl Memory {
         Self { input, input_len, output, output_len, scratch: lines(scratch), coming: Vec::new() }
     }
 
-    /// Bytes of the input.
-    pub fn input_len(&self) -> usize {
-        self.input_len
-    }
-
-    /// Bytes of the output.
-    pub fn output_len(&self) -> usize {
-        self.output_len
-    }
-
     /// Makes room for what comes to be folded. What was there is lost.
     pub(super) fn expect(&mut self, bytes: usize) {
         if self.coming.len() < bytes.div_ceil(LINE) {

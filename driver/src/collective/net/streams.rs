@@ -30,17 +30,18 @@ const QUARTER: usize = WINDOW / 4;
 pub struct Call(u32);
 
 impl Call {
-    /// Of an operation that is carried out so.
-    pub fn new(operation: &Operation<'_>, algorithm: Algorithm) -> Self {
+    /// Of an operation that is carried out so; `between` is how leaders of boxes do it, where there are two levels.
+    pub fn new(operation: &Operation<'_>, algorithm: Algorithm, between: Option<Algorithm>) -> Self {
         let root = operation.root().unwrap_or(0) as u16;
-        Self((operation.kind() as u32) << 24 | (algorithm as u32) << 16 | u32::from(root))
+        let between = between.map_or(0, |between| between as u32 + 1);
+        Self((operation.kind() as u32) << 24 | between << 20 | (algorithm as u32) << 16 | u32::from(root))
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = Kind::ALL.get((self.0 >> 24) as usize);
-        let algorithm = Algorithm::ALL.get((self.0 >> 16) as usize & 0xff);
+        let algorithm = Algorithm::ALL.get((self.0 >> 16) as usize & 0xf);
         let (Some(kind), Some(algorithm)) = (kind, algorithm) else { return write!(f, "an unknown operation") };
         write!(f, "{} by {}", kind.name(), algorithm.name())?;
         match kind {
@@ -279,11 +280,6 @@ impl Streams {
     pub fn new(team: u32, me: usize, members: usize) -> Self {
         let peers = std::iter::repeat_with(Peer::default).take(members).collect();
         Self { team, me, peers, call: Call(u32::MAX), sequence: 0, pending: 0, failure: None }
-    }
-
-    /// The own rank.
-    pub fn me(&self) -> usize {
-        self.me
     }
 
     /// How many members there are.

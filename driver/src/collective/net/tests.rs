@@ -1,8 +1,12 @@
-use super::streams::HEAD;
+use super::schedule::{Kind, Schedule};
+use super::streams::{HEAD, WINDOW};
 use super::*;
 use doorbell_fabric::{Payload, Verdict};
 use proptest::prelude::*;
 use std::collections::VecDeque;
+
+#[cfg(not(miri))]
+mod network;
 
 /// Chance by a seed.
 pub struct Chance(u64);
@@ -53,12 +57,25 @@ fn elements(len: usize, chance: &mut Chance) -> Vec<Element> {
     (0..len).map(|_| [chance.word() as u32 | 1, chance.word() as u32]).collect()
 }
 
+/// Members in boxes: in order, or as it comes; or each alone.
+fn boxes(members: usize, chance: &mut Chance) -> Boxes {
+    let many = 1 + chance.below(members.min(5));
+    let mut homes: Vec<usize> = (0..members).map(|_| chance.below(many)).collect();
+    match chance.below(4) {
+        0 => return Boxes::alone(members),
+        1 => (),
+        _ => homes.sort_unstable(),
+    }
+    Boxes::new(members, |a, b| homes[a] == homes[b])
+}
+
 /// An operation of all members, and what they should get.
 #[derive(Debug)]
 pub struct Case {
     pub kind: Kind,
     pub algorithm: Algorithm,
     pub members: usize,
+    pub boxes: Boxes,
     pub root: usize,
     pub len: usize,
     pub commutative: bool,
@@ -76,10 +93,11 @@ impl Case {
         let counts = (0..members).map(|_| count()).collect();
         let sends: Vec<Vec<_>> = (0..members).map(|_| (0..members).map(|_| count()).collect()).collect();
         let receives = (0..members).map(|to| sends.iter().map(|row| row[to]).collect()).collect();
-        let algorithm = choose(kind, members, len * ELEMENT, commutative);
+        let boxes = boxes(members, chance);
+        let algorithm = choose(kind, &boxes, len * ELEMENT, commutative);
         let may = matches!(kind, Kind::Reduce | Kind::AllReduce | Kind::Scan);
         let in_place = may && chance.one_in(2);
-        Self { kind, algorithm, members, root, len, commutative, in_place, counts, sends, receives }
+        Self { kind, algorithm, members, boxes, root, len, commutative, in_place, counts, sends, receives }
     }
 
     pub fn random(chance: &mut Chance, members: usize, len: usize) -> Self {
@@ -87,7 +105,7 @@ impl Case {
         let (root, commutative) = (chance.below(members), chance.one_in(2));
         let mut case = Self::new(kind, members, root, len, commutative, chance);
         let algorithm = Algorithm::ALL[chance.below(Algorithm::ALL.len())];
-        if case.operation(0).goes_by(algorithm) {
+        if case.operation(0).goes_by(algorithm, &case.boxes) {
             case.algorithm = algorithm;
         }
         case
@@ -110,7 +128,7 @@ impl Case {
     }
 
     pub fn schedule(&self, me: usize) -> Schedule {
-        self.operation(me).schedule(me, self.members, ELEMENT, self.algorithm).unwrap()
+        self.operation(me).schedule(me, &self.boxes, ELEMENT, self.algorithm).unwrap()
     }
 
     /// Inputs, what outputs hold before, and what they should hold afterwards.
@@ -152,7 +170,7 @@ impl Case {
     }
 
     fn call(&self, me: usize) -> Call {
-        Call::new(&self.operation(me), self.algorithm)
+        Call::new(&self.operation(me), self.algorithm, self.schedule(me).between)
     }
 }
 

@@ -189,10 +189,10 @@ fn every_operation_by_every_algorithm() {
                 for len in [0, 1, members / 2, 3 * members + 1] {
                     for commutative in [false, true] {
                         let mut case = Case::new(kind, members, root, len, commutative, &mut chance);
-                        assert!(case.operation(0).goes_by(case.algorithm), "{case:?}");
+                        assert!(case.operation(0).goes_by(case.algorithm, &case.boxes), "{case:?}");
                         for algorithm in Algorithm::ALL {
-                            if !case.operation(0).goes_by(algorithm) {
-                                assert_eq!(case.operation(0).schedule(0, members, 8, algorithm), None);
+                            if !case.operation(0).goes_by(algorithm, &case.boxes) {
+                                assert_eq!(case.operation(0).schedule(0, &case.boxes, 8, algorithm), None);
                                 continue;
                             }
                             case.algorithm = algorithm;
@@ -224,14 +224,15 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
 
     #[test]
     #[cfg_attr(miri, ignore = "too many elements")]
-    fn long_ones_go_in_segments(seed: u64, members in 1..=9_usize, len in 0..40_000_usize, mailboxes: bool, is_sum: bool) {
+    fn long_ones_go_in_segments(seed: u64, members in 1..=9_usize, len in 0..80_000_usize, mailboxes: bool, commutative: bool) {
         let mut chance = Chance::new(seed);
-        let (kind, root) = (if is_sum { Kind::Reduce } else { Kind::Broadcast }, chance.below(members));
-        let case = Case::new(kind, members, root, len, true, &mut chance);
+        let kind = [Kind::Broadcast, Kind::Reduce, Kind::AllReduce][chance.below(3)];
+        let root = chance.below(members);
+        let case = Case::new(kind, members, root, len, commutative, &mut chance);
         execute(&case, &mut chance, mailboxes);
     }
 
@@ -246,11 +247,47 @@ proptest! {
 
 #[test]
 fn what_does_not_fit_has_no_schedule() {
-    let schedule = |operation: Operation<'_>, me, algorithm| operation.schedule(me, 3, 8, algorithm);
+    let schedule = |operation: Operation<'_>, me, algorithm| operation.schedule(me, &Boxes::alone(3), 8, algorithm);
     assert_eq!(schedule(Operation::Barrier, 3, Algorithm::Dissemination), None);
     assert_eq!(schedule(Operation::Broadcast { root: 3, len: 1 }, 0, Algorithm::Tree), None);
     assert_eq!(schedule(Operation::AllGather { counts: &[1, 2] }, 0, Algorithm::Ring), None);
     let unequal = Operation::AllToAll { sends: &[1, 2, 3], receives: &[2, 2, 3] };
     assert_eq!(schedule(unequal, 0, Algorithm::Pairwise), None);
     assert_eq!(schedule(Operation::AllReduce { len: 8, commutative: false }, 0, Algorithm::Ring), None);
+}
+
+#[test]
+fn boxes_are_made_of_what_all_say() {
+    let homes = [0, 1, 0, 2, 1, 1];
+    let boxes = Boxes::new(6, |a, b| homes[a] == homes[b]);
+    assert_eq!(boxes.ranks(), [vec![0, 2], vec![1, 4, 5], vec![3]]);
+    assert!(boxes.have_two_levels() && !boxes.are_in_order());
+    assert_eq!((boxes.leaders(None), boxes.leaders(Some(5))), (vec![0, 1, 3], vec![0, 5, 3]));
+    assert!(Boxes::new(4, |a, b| a / 2 == b / 2).are_in_order());
+    // One denies what the other says, or a friend's friend is none.
+    assert_eq!(Boxes::new(3, |a, b| (a, b) == (0, 1)), Boxes::alone(3));
+    assert_eq!(Boxes::new(3, |a, b| a.abs_diff(b) == 1), Boxes::alone(3));
+    assert!(!Boxes::alone(3).have_two_levels() && !Boxes::new(3, |_, _| true).have_two_levels());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many elements")]
+fn between_boxes_goes_what_leaders_send() {
+    let homes = [0, 0, 0, 0, 1, 1, 1, 1];
+    let boxes = Boxes::new(8, |a, b| homes[a] == homes[b]);
+    let crossing = |algorithm: Algorithm, len: usize| -> usize {
+        let operation = Operation::AllReduce { len, commutative: true };
+        let of = |me: usize| operation.schedule(me, &boxes, 8, algorithm).unwrap();
+        let sent = |me: usize, step: &Step| match step {
+            Step::Send { to, from } if homes[*to] != homes[me] => from.len(),
+            _ => 0,
+        };
+        (0..8).map(|me| of(me).rounds.iter().flatten().map(|step| sent(me, step)).sum::<usize>()).sum()
+    };
+    assert_eq!((crossing(Algorithm::Hierarchical, 8000), crossing(Algorithm::Doubling, 8000)), (16_000, 64_000));
+    let kinds = [Kind::Barrier, Kind::Broadcast, Kind::Reduce, Kind::AllReduce, Kind::AllGather];
+    assert!(kinds.iter().all(|kind| choose(*kind, &boxes, 64, false) == Algorithm::Hierarchical));
+    let mixed = Boxes::new(8, |a, b| a % 2 == b % 2);
+    assert_eq!(choose(Kind::AllReduce, &mixed, 64, true), Algorithm::Hierarchical);
+    assert_eq!(choose(Kind::AllReduce, &mixed, 64, false), Algorithm::Doubling);
 }
