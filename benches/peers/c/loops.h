@@ -1,5 +1,5 @@
-/* The loops that are timed, for peers that are spoken to in C: the same as `exchange.rs` and `stream.rs`, and `collective.rs` beside this directory,
- * down to the order of the statements, so that nobody is compared with another loop.
+/* The loops that are timed, for peers that are spoken to in C: the same as `exchange.rs` and `stream.rs` beside this directory,
+ * and `src/collective.rs` in it, down to the order of the statements, so that nobody is compared with another loop.
  *
  * A peer includes this at its end, after defining
  *   struct peer;
@@ -32,8 +32,8 @@ enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMP
 /* From whom all get a broadcast, elements of a cache line, and steps of work: as in `collective.rs`. */
 #define ROOT 0
 #define LINE_ELEMENTS 8
-#define STEPS_LEAST 15000
-#define STEPS_MORE 22500
+#define STEPS_LEAST 20000
+#define STEPS_MORE 30000
 
 /* The layouts are those of `foreign.rs`. */
 struct setup {

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const SHARED: &str = "/dev/shm";
 /// Begins the names of directories, before the process that made them.
 const DIR: &str = "doorbell-peers.";
+/// Begins the names of MPICH's memory, which it gives numbers of its own, and leaves behind if it is killed.
+const MPICH_MEMORY: &str = "mpich_shm_";
 /// How long the others may go on when one has failed.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a process that was told to end may take.
@@ -171,10 +173,17 @@ fn prefix(process: u32) -> String {
 fn remove(dir: &Path, prefix: &str) {
     let _ = fs::remove_dir_all(dir);
     for entry in fs::read_dir(SHARED).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().contains(prefix) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.contains(prefix) || name.starts_with(MPICH_MEMORY) && !is_mapped(&name) {
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+/// Whether a process has a file of this name in its memory. Those of other users are not told, and their files cannot be removed.
+fn is_mapped(name: &str) -> bool {
+    let maps = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| fs::read_to_string(entry.path().join("maps")));
+    maps.flatten().any(|maps| maps.contains(name))
 }
 
 fn remove_those_of_the_dead() {

@@ -135,7 +135,7 @@ fn round_trips(bytes: usize) -> usize {
 fn collectives(work: Work, bytes: usize, crowded: bool) -> usize {
     match bytes {
         _ if work == Work::Computing => 1_000,
-        0..=4096 if crowded => 5_000,
+        0..=4096 if crowded => 2_000,
         0..=4096 => 50_000,
         4097..=65_536 => 1_000,
         _ => 10,

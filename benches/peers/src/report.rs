@@ -178,9 +178,9 @@ impl Display for Report<'_> {
 const BEHIND: &str = include_str!("../behind.md");
 
 /// What is said of all collectives.
-const COLLECTIVES: &str = "Teams of processes that share memory, in turn on the two processors: of two, one on each, and of four, two on each. Who \
-                           waits looks, with two, and lets others run, with four. One call comes right after the other; a figure is the mean of a \
-                           section of calls as the slowest member has it. Vectors are of `i64`, and combined in place; every result is checked.";
+const COLLECTIVES: &str = "Processes that share memory: of two, one on each of the two processors, and of four, two on each. Two look while \
+                           they wait, four let each other run. One call comes right after the other; a figure is the mean of a section of \
+                           calls, as the slowest member has it. Vectors are of `i64`, and combined in place; every result is checked.";
 
 /// What is said of all that goes over UDP.
 const OVER_UDP: &str = "The same two processes, which share no memory here: datagrams on the loopback interface. Whoever encrypts is \
@@ -333,16 +333,16 @@ impl Report<'_> {
             Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, as what \
                             matters is who waits for a processor."
                 .into(),
-            Work::Barrier => "All wait for all. The bare barrier is a counter and a generation in shared memory: an addition to arrive, and a word that the \
-                              last one raises."
-                .into(),
+            Work::Barrier => {
+                "All wait for all. The bare barrier is an addition in shared memory to arrive, and a word that the last one raises.".into()
+            }
             Work::Allreduce => "Each writes its vector, gets the sum of all in its place, and reads that.".into(),
-            Work::Broadcast => "The first writes its vector, and all others get it and read it. Who is done with one goes on to the next: the first may be \
-                                ahead by as many as have room on the way."
+            Work::Broadcast => "The first writes its vector; all others get it, and read it. The first may be ahead of them by as many \
+                                calls as have room on the way."
                 .into(),
-            Work::Computing => "Before each allreduce every member works for some time, by chance between one and two and a half times as long as it is at \
-                                least, and the same whoever is measured: here in the time. Doorbell synchronises its channels in the background, and in another column \
-                                in the foreground: before a call comes back all have left its channel."
+            Work::Computing => "Before each allreduce every member works for some 20 to 50 µs, as chance has it, but the same whoever is \
+                                measured. That is part of the time. Doorbell synchronises its channels in the background; in the \
+                                foreground, no call comes back before all have left its channel."
                 .into(),
         }
     }
