@@ -137,6 +137,7 @@ fn collectives(work: Work, bytes: usize, crowded: bool) -> usize {
         _ if work == Work::Computing => 1_000,
         0..=4096 if crowded => 2_000,
         0..=4096 => 50_000,
+        4097..=65_536 if crowded => 500,
         4097..=65_536 => 1_000,
         _ => 10,
     }
