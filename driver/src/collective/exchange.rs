@@ -201,10 +201,11 @@ impl Exchange {
             Lengths::Of { .. } => usize::MAX,
         };
         let short = whole <= SHORT_BYTES && !kind.divides();
-        let shares = kind == Kind::AllReduce && !short && members > 1 && whole > SHARES_FROM.max(members * GRAIN);
         // Whole elements, and whole lines as far as that goes.
         let element = folder.as_ref().map_or(1, |folder| folder.element()).max(1);
         let grain = if GRAIN.is_multiple_of(element) { GRAIN } else { element };
+        let is_long = whole > SHARES_FROM.max(members * GRAIN) && slot / 4 >= grain;
+        let shares = kind == Kind::AllReduce && !short && members > 1 && is_long;
         let (chunk, depth) = if kind.divides() {
             ((slot / 2 / members) & !(GRAIN - 1), 2)
         } else if shares {
