@@ -32,8 +32,8 @@ enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMP
 /* From whom all get a broadcast, elements of a cache line, and steps of work: as in `collective.rs`. */
 #define ROOT 0
 #define LINE_ELEMENTS 8
-#define STEPS_LEAST 20000
-#define STEPS_MORE 30000
+#define STEPS_LEAST 1000
+#define STEPS_MORE 2000
 
 /* The layouts are those of `foreign.rs`. */
 struct setup {

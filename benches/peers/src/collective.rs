@@ -19,7 +19,7 @@ pub const ROOT: usize = 0;
 /// Elements in a cache line.
 const LINE_ELEMENTS: usize = LINE / size_of::<i64>();
 /// Steps of work between two collectives: the fewest, and how many more it may be. The same in `c/loops.h`.
-const STEPS: [u64; 2] = [20_000, 30_000];
+const STEPS: [u64; 2] = [1_000, 2_000];
 
 /// Processes that do something together, as one of them sees them.
 pub trait Members {

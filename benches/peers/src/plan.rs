@@ -100,7 +100,7 @@ pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
         Work::Barrier => &[0],
         Work::Allreduce => &[8, 64 * KIB, 16 * MIB],
         Work::Broadcast => &[64 * KIB, 16 * MIB],
-        Work::Computing => &[8, KIB],
+        Work::Computing => &[8, KIB, 4 * KIB, 64 * KIB],
     };
     let part = if quick { 4 } else { 1 };
     let leg = |bytes: usize| match work {

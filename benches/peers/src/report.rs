@@ -340,7 +340,7 @@ impl Report<'_> {
             Work::Broadcast => "The first writes its vector; all others get it, and read it. The first may be ahead of them by as many \
                                 calls as have room on the way."
                 .into(),
-            Work::Computing => "Before each allreduce every member works for some 20 to 50 µs, as chance has it, but the same whoever is \
+            Work::Computing => "Before each allreduce every member works for some 1 to 3 µs, as chance has it, but the same whoever is \
                                 measured. That is part of the time. Doorbell synchronises its channels in the background; in the \
                                 foreground, no call comes back before all have left its channel."
                 .into(),
