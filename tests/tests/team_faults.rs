@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const ALL: [Progress; 3] = [Progress::Adaptive, Progress::Inline, Progress::Poller];
 
 /// Runs a thread for each member of a team, and gives it a barrier of all threads beside.
-fn with_team(members: usize, progress: Progress, patience: Duration, act: impl Fn(Team, &Barrier) + Sync) {
+fn with_team(members: usize, progress: Progress, patience: Duration, act: impl Fn(&Node, Team, &Barrier) + Sync) {
     let space = Space::heap();
     let node = |at: usize| {
         let builder = Node::builder("team-faults").id(at as u16).max_nodes(members).progress(progress);
@@ -27,7 +27,7 @@ fn with_team(members: usize, progress: Progress, patience: Duration, act: impl F
                 node.wait_for(members, soon).unwrap();
                 // Nobody leaves before the others are through; who panics keeps nobody here.
                 let _meets = Meets(meet);
-                act(node.team().members(ids).patience(patience).form_by(soon).unwrap(), meet);
+                act(node, node.team().members(ids).patience(patience).form_by(soon).unwrap(), meet);
             });
         }
     });
@@ -50,15 +50,18 @@ fn is_of(result: Result<(), Error>, node: u16) {
 }
 
 #[test]
-fn what_a_member_did_before_it_dropped_the_team_counts() {
-    for progress in ALL {
-        with_team(3, progress, LONG, |team, meet| {
+fn what_a_member_did_before_it_went_counts() {
+    for (progress, leaves) in ALL.into_iter().flat_map(|progress| [(progress, false), (progress, true)]) {
+        with_team(3, progress, LONG, |node, team, meet| {
             let rank = team.rank();
             let mut xs = [rank as u64; 40];
             if rank == 2 {
                 team.broadcast(2, &mut xs).unwrap();
                 team.reduce(0, Sum, &mut xs).unwrap();
                 drop(team);
+                if leaves {
+                    node.clone().leave().unwrap();
+                }
                 meet.wait();
                 return;
             }
@@ -71,7 +74,12 @@ fn what_a_member_did_before_it_dropped_the_team_counts() {
             }
             team.reduce(0, Sum, &mut xs).unwrap();
             assert_eq!(xs[7], if rank == 0 { 6 } else { 2 });
-            is_of(team.barrier(), 2);
+            let result = team.barrier();
+            if leaves {
+                assert!(matches!(result, Err(Error::PeerLeft { node: NodeId(2), .. })), "{result:?}");
+            } else {
+                is_of(result, 2);
+            }
         });
     }
 }
@@ -79,7 +87,7 @@ fn what_a_member_did_before_it_dropped_the_team_counts() {
 #[test]
 fn who_waits_no_longer_tells_the_others() {
     for progress in ALL {
-        with_team(3, progress, Duration::from_millis(30), |team, meet| {
+        with_team(3, progress, Duration::from_millis(30), |_, team, meet| {
             if team.rank() == 1 {
                 let late = team.barrier();
                 assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
@@ -102,7 +110,7 @@ fn who_waits_no_longer_tells_the_others() {
 
 #[test]
 fn members_that_call_different_things_are_told() {
-    with_team(2, Progress::Adaptive, LONG, |team, _| {
+    with_team(2, Progress::Adaptive, LONG, |_, team, _| {
         let result = if team.rank() == 0 { team.barrier() } else { team.allreduce(Sum, &mut [1_u64]) };
         let Err(Error::Team { why, .. }) = &result else { panic!("{result:?}") };
         let other = NodeId(1 - team.rank() as u16);
@@ -133,7 +141,7 @@ fn lengths_that_differ_are_told() {
     for members in [2, 5, 17] {
         for (operation, odd) in (0..6).flat_map(|operation| [(operation, 0), (operation, members - 1)]) {
             for (change, len) in [(0, 3), (1, 3), (-1, 3), (1, 0), (-1, 1), (1, 20_000), (-20_000, 20_000)] {
-                with_team(members, Progress::Adaptive, LONG, |team, meet| {
+                with_team(members, Progress::Adaptive, LONG, |_, team, meet| {
                     let result = with_counts(&team, operation, odd, change, len);
                     meet.wait();
                     let next = team.barrier();
@@ -168,7 +176,7 @@ fn lengths_that_differ_are_told() {
 fn a_reduction_that_panics_ends_its_operation_and_nothing_else() {
     for progress in ALL {
         for begun in [false, true] {
-            with_team(3, progress, LONG, |team, _| {
+            with_team(3, progress, LONG, |_, team, _| {
                 let rank = team.rank();
                 let fragile = by("fragile", move |left: &u64, right: &u64| {
                     assert!(rank != 1, "it panics on purpose");

@@ -11,7 +11,7 @@
 
 use super::apart::Apart;
 use super::exchange::{Exchange, Mismatch, Room};
-use super::memory::{Memory, View};
+use super::memory::{Farewell, Memory, View};
 use super::net::{Failure, Run};
 use crate::engine::op::{Op, Outcome};
 use crate::error::{Error, TeamFault};
@@ -174,6 +174,10 @@ impl Core {
     /// A life of a node is over.
     pub(crate) fn gone(&self, node: NodeId, life: Incarnation, left: bool) {
         if let Some(rank) = self.rank_of(node, life) {
+            if let (true, Way::Shared(memory)) = (left, &self.way) {
+                // What it posted counts: only who waits for more of it is told.
+                return memory.note(rank, Farewell::Left);
+            }
             let word = (rank as u64 + 1) | if left { LEFT } else { 0 };
             let _ = self.broken.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -181,9 +185,18 @@ impl Core {
 
     /// This member does nothing for the team any more. The others are told.
     pub(crate) fn break_off(&self) {
+        self.end_with(Farewell::GaveUp);
+    }
+
+    /// The same, as its node leaves.
+    pub(crate) fn leave(&self) {
+        self.end_with(Farewell::Left);
+    }
+
+    fn end_with(&self, farewell: Farewell) {
         let _ = self.broken.compare_exchange(0, OUT_OF_STEP, Ordering::AcqRel, Ordering::Relaxed);
         if let Way::Shared(memory) = &self.way {
-            memory.give_up();
+            memory.give_up(farewell);
             self.ring();
         }
     }
@@ -334,7 +347,10 @@ impl Core {
     }
 
     pub(super) fn gave_up(&self, member: usize) -> Error {
-        let node = self.fellows[member].node;
+        let Fellow { node, life: incarnation } = self.fellows[member];
+        if self.memory().is_some_and(|memory| memory.has_left(member)) {
+            return Error::PeerLeft { node, incarnation };
+        }
         Error::Team { operation: "go on with a team", why: TeamFault::GaveUp { node } }
     }
 

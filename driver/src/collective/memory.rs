@@ -36,6 +36,15 @@ impl Layout {
     }
 }
 
+/// How a member goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Farewell {
+    /// It has dropped the team, or given an operation up.
+    GaveUp = 1,
+    /// Its node has left.
+    Left = 2,
+}
+
 enum Keep {
     Own(#[expect(dead_code, reason = "keeps it mapped and offered")] OwnRegion),
     Peer(Arc<PeerRegion>),
@@ -82,10 +91,15 @@ impl Memory {
     }
 
     /// Says that this member does nothing for the team any more. What it posted before stays.
-    pub fn give_up(&self) {
+    pub fn give_up(&self, farewell: Farewell) {
+        self.note(self.me, farewell);
+    }
+
+    /// The same of any member.
+    pub fn note(&self, member: usize, farewell: Farewell) {
         let farewells = self.farewells();
-        // Release, both: who sees it sees what was posted before.
-        farewells[1 + self.me].store(1, Ordering::Release);
+        // Release, both: who sees it sees what was posted before. A team may be dropped after its node has left.
+        farewells[1 + member].fetch_max(farewell as u64, Ordering::AcqRel);
         farewells[0].store(1, Ordering::Release);
     }
 
@@ -98,6 +112,11 @@ impl Memory {
     /// Whether a member gave up.
     pub fn has_given_up(&self, member: usize) -> bool {
         self.farewells()[1 + member].load(Ordering::Acquire) != 0
+    }
+
+    /// Whether it did as its node left.
+    pub fn has_left(&self, member: usize) -> bool {
+        self.farewells()[1 + member].load(Ordering::Acquire) == Farewell::Left as u64
     }
 
     /// One channel.

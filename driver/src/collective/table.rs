@@ -77,7 +77,7 @@ impl Teams {
     /// Ends all: the node leaves, or can do nothing any more.
     pub(crate) fn end(&mut self) {
         for core in self.all.drain(..).filter_map(|core| core.upgrade()) {
-            core.break_off();
+            core.leave();
         }
         let mut work = 0;
         for core in self.active.drain(..) {
