@@ -2,6 +2,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// No file of failures: a model checker has no directories.
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: if cfg!(miri) { 2 } else { 48 }, failure_persistence: None, ..Default::default() }
+}
+
 use super::*;
 
 /// Whether two results are the same: to the bit, but for NaNs.
@@ -85,7 +90,7 @@ macro_rules! number_tests {
             use super::*;
 
             proptest! {
-                #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 48 }))]
+                #![proptest_config(config())]
 
                 #[test]
                 fn numbers(raw in vec(any::<(u128, u128)>(), 0..if cfg!(miri) { 40 } else { 1000 })) {
@@ -137,7 +142,7 @@ macro_rules! integer_tests {
             use super::*;
 
             $(proptest! {
-                #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 48 }))]
+                #![proptest_config(config())]
 
                 #[test]
                 fn $t(raw in vec(any::<(u128, u128)>(), 0..if cfg!(miri) { 40 } else { 1000 })) {
@@ -185,7 +190,7 @@ number_tests! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 48 }))]
+    #![proptest_config(config())]
 
     /// Maps x ↦ a·x + b, one after the other: associative, and seldom commutative.
     #[test]
