@@ -1,12 +1,13 @@
 //! A team, and what its members do together.
 
 use super::apart::Apart;
-use super::core::{Body, ChannelStats, Core, Fellow, Kept, Sync, Way};
+use super::core::{Body, Core, Fellow, Kept, Sync, Way};
 use super::exchange::{Cut, ELEMENT_MAX, Exchange, Folder, Kind, Lengths};
 use super::formation::{Agreement, Next, Note, Stage};
 use super::memory::{Layout, Memory, Span};
 use super::pending::Collective;
 use super::reduction::Reduction;
+use super::watch::{ChannelEvent, ChannelStats, Watch};
 use crate::engine::op::Op;
 use crate::error::{Error, TeamFault};
 use crate::region::Plain;
@@ -44,6 +45,7 @@ pub struct TeamBuilder {
     slot: usize,
     sync: Sync,
     patience: Option<Duration>,
+    watch: Option<Watch>,
 }
 
 impl Node {
@@ -75,6 +77,7 @@ impl Node {
             slot: 256 << 10,
             sync: Sync::Background,
             patience: None,
+            watch: None,
         }
     }
 }
@@ -115,6 +118,33 @@ impl TeamBuilder {
     /// be shrunk.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
+        self
+    }
+
+    /// Calls `watch` at each step of this member with a turn of a channel. For tests and for who wants to see; without it nothing is called. Teams that are split off
+    /// or shrunk are watched by the same.
+    ///
+    /// It is called right before others can see the step, in the order of this member's steps, by whichever thread does them: one that calls a collective,
+    /// or one that drives the engine, so at no certain thread. All of the team waits meanwhile. It may not block, nor call anything of
+    /// the team or its node but [`Team::stats`]: that would wait for itself. A panic in it is dropped.
+    ///
+    /// ```
+    /// # use doorbell::{Node, Space};
+    /// # use std::sync::{Arc, Mutex};
+    /// use doorbell::collective::ChannelStep;
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let node = Node::builder("watch").space(Space::heap()).join()?;
+    /// let seen = Arc::new(Mutex::new(Vec::new()));
+    /// let sees = seen.clone();
+    /// let team = node.team().watch(move |event| sees.lock().unwrap().push(event.step)).form()?;
+    /// team.barrier()?;
+    /// let last = seen.lock().unwrap().last().copied();
+    /// assert_eq!(last, Some(ChannelStep::SynchronisationPosted));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch(mut self, watch: impl Fn(ChannelEvent) + Send + std::marker::Sync + 'static) -> Self {
+        self.watch = Some(Watch::new(watch));
         self
     }
 
@@ -284,7 +314,15 @@ impl Team {
                         (lineage.id, agreement.attempt).hash(&mut hasher);
                         // Before it is said: others may have the team, and send, before this member does.
                         let way = Way::Apart(Box::new(Apart::new(hasher.finish() as u32, place, count)));
-                        let made = Arc::new(Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync));
+                        let made = Arc::new(Core::new(
+                            shared.clone(),
+                            way,
+                            fellows(),
+                            place,
+                            Vec::new(),
+                            builder.sync,
+                            builder.watch.clone(),
+                        ));
                         shared.enter(me, OPERATION)?.enter_team(&made, lineage.id, agreement.attempt);
                         core = Some(made);
                     } else {
@@ -304,7 +342,15 @@ impl Team {
                             // One that is gone is heard of soon.
                             if let Ok(inboxes) = inboxes.collect::<Result<Vec<Arc<PeerInbox>>>>() {
                                 let way = Way::Shared(memory);
-                                core = Some(Arc::new(Core::new(shared.clone(), way, fellows(), place, inboxes, builder.sync)));
+                                core = Some(Arc::new(Core::new(
+                                    shared.clone(),
+                                    way,
+                                    fellows(),
+                                    place,
+                                    inboxes,
+                                    builder.sync,
+                                    builder.watch.clone(),
+                                )));
                             }
                         }
                     }
