@@ -426,11 +426,11 @@ impl Core {
             return did;
         }
         *known = (*known).max(all_have_left(&view));
+        stats.synchronised.add(1);
         self.note(turn.place, &[PointReached, SynchronisationPosted]);
         view.words.leave(before + 1);
         *said = true;
         turn.left = true;
-        stats.synchronised.add(1);
         true
     }
 
@@ -490,9 +490,9 @@ impl Core {
             turn.task = turn.more.pop_front();
         }
         if !turn.open {
+            stats.synchronised.add(1);
             self.note(turn.place, &[PointReached, SynchronisationPosted]);
             turn.left = true;
-            stats.synchronised.add(1);
         }
         did
     }
@@ -565,10 +565,10 @@ impl State {
         self.turns.is_empty()
     }
 
-    /// Whether a channel is available as far as posts said.
+    /// Whether a channel is available as far as posts said: all others have left the turn before, and so has this member.
     #[inline]
     pub fn foresees(&self, place: Place, memory: &Memory) -> bool {
-        self.known + memory.layout().channels as u64 > place.number
+        self.known.min(self.left) + memory.layout().channels as u64 > place.number
     }
 
     /// The turn that comes next.
