@@ -444,7 +444,7 @@ fn the_longest_vectors() {
 }
 
 proptest! {
-    #![proptest_config(cases(40, 1))]
+    #![proptest_config(cases(60, 1))]
 
     #[test]
     fn results_are_those_of_a_plain_computation(
@@ -455,7 +455,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(5, 8))]
+    #![proptest_config(cases(15, 4))]
 
     #[test]
     fn reductions_are_those_of_a_plain_computation(shape in shape(), len in length(9), root in 0..16_usize) {
@@ -464,7 +464,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(20, 2))]
+    #![proptest_config(cases(60, 1))]
 
     #[test]
     fn long_vectors_are_those_of_a_plain_computation(

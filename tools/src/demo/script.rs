@@ -2,8 +2,9 @@
 
 use super::cast::PATIENCE;
 pub use crate::clock::{now, processor_time};
+use doorbell::collective::reduction::Sum;
 use doorbell::transfer::{Descriptor, Side};
-use doorbell::{Error, Key, LockKey, Node, ReadWrite, Stats, TransferReport, TryLock};
+use doorbell::{Error, Key, LockKey, Node, NodeId, ReadWrite, Stats, TransferReport, TryLock};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::thread;
@@ -55,6 +56,8 @@ pub mod order {
     pub const HOLD: u64 = 20;
     /// Lock the key of the story, tell from whom it comes, and say that what it guards is repaired.
     pub const INHERIT: u64 = 21;
+    /// Sum vectors with the others, and compute meanwhile.
+    pub const SUM: u64 = 22;
 }
 
 /// Answers of the accelerators.
@@ -87,6 +90,8 @@ pub mod answer {
     pub const CONTEST: u64 = 220;
     /// Who died with a key, in words.
     pub const HEIR: u64 = 230;
+    /// How it was to sum and to compute: an [`super::Overlap`].
+    pub const OVERLAP: u64 = 240;
 }
 
 /// The name of the key that all want.
@@ -267,4 +272,73 @@ impl Contest {
         }
         Ok(contest)
     }
+}
+
+/// Who sums.
+pub const TEAM: [NodeId; 4] = [NodeId(0), NodeId(1), NodeId(2), NodeId(3)];
+/// How many numbers each of them has.
+pub const SUMMED: usize = 256 << 10;
+
+/// How long it took one node to sum vectors with others, and to compute.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Overlap {
+    /// Every sum was right.
+    pub is_right: bool,
+    /// A sum with nothing to compute.
+    pub alone: Duration,
+    /// Computing, while the others do.
+    pub computing: Duration,
+    /// Computing while a sum is under way, and what was left to wait for.
+    pub both: Duration,
+}
+
+impl Overlap {
+    /// How often each is done.
+    pub const ROUNDS: usize = 9;
+    /// Parts of the computing. After each a node looks at its sum: that carries it on where no poller does.
+    const PARTS: usize = 16;
+
+    /// Sums, computes, and does both.
+    pub fn play(node: &Node) -> Result<Self, Error> {
+        let team = node.team().members(&TEAM).patience(PATIENCE).form_by(Instant::now() + PATIENCE)?;
+        let mine: Vec<f64> = (0..SUMMED).map(|at| ((team.rank() + 1) * (at % 1000)) as f64).collect();
+        let is_sum = |found: &[f64]| found.iter().enumerate().all(|(at, found)| *found == ((1 + 2 + 3 + 4) * (at % 1000)) as f64);
+        let mut is_right = true;
+        let mut times: [Vec<Duration>; 3] = Default::default();
+        for round in 0..3 * Self::ROUNDS {
+            let (what, sums, computes) = (round % 3, round % 3 != 1, round % 3 != 0);
+            let xs = if sums { mine.clone() } else { Vec::new() };
+            team.barrier()?;
+            let begin = Instant::now();
+            let sum = if sums { Some(team.start_allreduce(Sum, xs)?) } else { None };
+            if computes {
+                for _ in 0..Self::PARTS {
+                    compute();
+                    sum.as_ref().map(|sum| sum.test());
+                }
+            }
+            let sum = sum.map(|sum| sum.wait()).transpose()?;
+            times[what].push(begin.elapsed());
+            is_right &= sum.is_none_or(|sum| is_sum(&sum));
+        }
+        let [alone, computing, both] = times.map(|mut times| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        });
+        Ok(Self { is_right, alone, computing, both })
+    }
+
+    /// How much of a sum took no time of its own.
+    pub fn hidden(&self) -> Duration {
+        (self.alone + self.computing).saturating_sub(self.both).min(self.alone)
+    }
+}
+
+/// Some hundred microseconds of what an application does.
+fn compute() {
+    let mut x = std::hint::black_box(0.4);
+    for _ in 0..50_000 {
+        x = 3.9 * x * (1.0 - x);
+    }
+    std::hint::black_box(x);
 }

@@ -10,6 +10,7 @@ mod messages;
 mod modes;
 mod regions;
 mod sleep;
+mod team;
 mod threads;
 mod transfer;
 
@@ -41,6 +42,7 @@ pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result
         locks::play,
         death::play,
         latency::play,
+        team::play,
         attach::leave,
     ];
     for act in acts {
@@ -83,6 +85,11 @@ impl Stage<'_> {
     fn done<T>(&self, result: Result<T, Error>) -> Result<T, Failure> {
         result.map_err(|error| self.cast.explain(error))
     }
+}
+
+/// How many this process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
 }
 
 fn patience() -> Instant {
