@@ -12,7 +12,7 @@
 
 use doorbell::collective::reduction::{Max, Sum};
 use doorbell::collective::{ChannelEvent, ChannelStep, Team};
-use doorbell::{Node, NodeId, Progress, Result, Space};
+use doorbell::{Figure, Node, NodeId, Progress, Result, Space};
 use doorbell_tests::patience::{PATIENCE, soon};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -280,6 +280,26 @@ fn each_step_of_the_claim_is_taken_by_engines() {
 #[test]
 fn each_step_of_the_claim_is_taken_by_either() {
     the_claim([2, 5, 16].into_iter(), Progress::Adaptive);
+}
+
+#[test]
+fn a_node_shows_what_became_of_the_channels_of_all_its_teams() {
+    let node = Node::builder("shown").space(Space::heap()).join().unwrap();
+    for teams in 1..4 {
+        let team = node.team().label(teams.to_string()).form().unwrap();
+        (0..10).for_each(|_| team.barrier().unwrap());
+        let batch = team.batch();
+        let both = [1, 2].map(|x| batch.allreduce(Sum, vec![x]).unwrap());
+        drop(batch);
+        assert_eq!(both.map(|one| one.wait().unwrap()), [[1], [2]]);
+        let stats = team.stats();
+        assert_eq!((stats.operations, stats.acquired, stats.queued, stats.synchronised), (12, 11, 0, 11));
+        let shown = node.figures().unwrap();
+        let of = [Figure::Collectives, Figure::TurnsAcquired, Figure::TurnsQueued, Figure::TurnsSynchronised];
+        // Those of teams that are gone stay.
+        assert_eq!(of.map(|figure| shown[figure]), [12 * teams, 11 * teams, 0, 11 * teams]);
+        assert!(shown[Figure::TurnsForeseen] >= stats.foreseen);
+    }
 }
 
 #[test]

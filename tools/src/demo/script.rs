@@ -277,67 +277,71 @@ impl Contest {
 /// Who sums.
 pub const TEAM: [NodeId; 4] = [NodeId(0), NodeId(1), NodeId(2), NodeId(3)];
 /// How many numbers each of them has.
-pub const SUMMED: usize = 256 << 10;
+pub const SUMMED: usize = 8 << 10;
 
 /// How long it took one node to sum vectors with others, and to compute.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Overlap {
     /// Every sum was right.
     pub is_right: bool,
-    /// A sum with nothing to compute.
-    pub alone: Duration,
-    /// Computing, while the others do.
+    /// Computing alone.
     pub computing: Duration,
+    /// A sum, and then computing.
+    pub after: Duration,
     /// Computing while a sum is under way, and what was left to wait for.
-    pub both: Duration,
+    pub meanwhile: Duration,
 }
 
 impl Overlap {
     /// How often each is done.
-    pub const ROUNDS: usize = 9;
-    /// Parts of the computing. After each a node looks at its sum: that carries it on where no poller does.
-    const PARTS: usize = 16;
+    pub const ROUNDS: usize = 24;
+    /// How much more one of them computes than the others, in turn. After each part of it a node looks at its sum: that carries it on where
+    /// no poller does.
+    pub const MORE: usize = 8;
 
     /// Sums, computes, and does both.
     pub fn play(node: &Node) -> Result<Self, Error> {
         let team = node.team().members(&TEAM).patience(PATIENCE).form_by(Instant::now() + PATIENCE)?;
         let mine: Vec<f64> = (0..SUMMED).map(|at| ((team.rank() + 1) * (at % 1000)) as f64).collect();
-        let is_sum = |found: &[f64]| found.iter().enumerate().all(|(at, found)| *found == ((1 + 2 + 3 + 4) * (at % 1000)) as f64);
-        let mut is_right = true;
-        let mut times: [Vec<Duration>; 3] = Default::default();
-        for round in 0..3 * Self::ROUNDS {
-            let (what, sums, computes) = (round % 3, round % 3 != 1, round % 3 != 0);
-            let xs = if sums { mine.clone() } else { Vec::new() };
+        let is_sum =
+            |found: &Vec<f64>| found.iter().enumerate().all(|(at, found)| *found == ((1 + 2 + 3 + 4) * (at % 1000)) as f64);
+        let mut sums = Vec::with_capacity(2 * Self::ROUNDS);
+        let mut time = |sum: bool, meanwhile: bool| -> Result<Duration, Error> {
             team.barrier()?;
             let begin = Instant::now();
-            let sum = if sums { Some(team.start_allreduce(Sum, xs)?) } else { None };
-            if computes {
-                for _ in 0..Self::PARTS {
-                    compute();
-                    sum.as_ref().map(|sum| sum.test());
+            for round in 0..Self::ROUNDS {
+                let mut under_way = if sum { Some(team.start_allreduce(Sum, mine.clone())?) } else { None };
+                if !meanwhile {
+                    sums.extend(under_way.take().map(|sum| sum.wait()).transpose()?);
                 }
+                let has_more = (round + team.rank()).is_multiple_of(TEAM.len());
+                for _ in 0..if has_more { Self::MORE } else { 1 } {
+                    compute();
+                    under_way.as_ref().map(|sum| sum.test());
+                }
+                sums.extend(under_way.map(|sum| sum.wait()).transpose()?);
             }
-            let sum = sum.map(|sum| sum.wait()).transpose()?;
-            times[what].push(begin.elapsed());
-            is_right &= sum.is_none_or(|sum| is_sum(&sum));
-        }
-        let [alone, computing, both] = times.map(|mut times| {
-            times.sort_unstable();
-            times[times.len() / 2]
-        });
-        Ok(Self { is_right, alone, computing, both })
+            Ok(begin.elapsed() / Self::ROUNDS as u32)
+        };
+        let (computing, after, meanwhile) = (time(false, false)?, time(true, false)?, time(true, true)?);
+        Ok(Self { is_right: sums.iter().all(is_sum), computing, after, meanwhile })
     }
 
-    /// How much of a sum took no time of its own.
+    /// What a sum takes of a round, if it comes before the computing.
+    pub fn sum(&self) -> Duration {
+        self.after.saturating_sub(self.computing)
+    }
+
+    /// How much less it takes if it is under way meanwhile.
     pub fn hidden(&self) -> Duration {
-        (self.alone + self.computing).saturating_sub(self.both).min(self.alone)
+        self.after.saturating_sub(self.meanwhile).min(self.sum())
     }
 }
 
-/// Some hundred microseconds of what an application does.
+/// A part of a millisecond of what an application does.
 fn compute() {
     let mut x = std::hint::black_box(0.4);
-    for _ in 0..50_000 {
+    for _ in 0..200_000 {
         x = 3.9 * x * (1.0 - x);
     }
     std::hint::black_box(x);

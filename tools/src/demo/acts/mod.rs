@@ -87,11 +87,6 @@ impl Stage<'_> {
     }
 }
 
-/// How many this process may use.
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, Into::into)
-}
-
 fn patience() -> Instant {
     Instant::now() + PATIENCE
 }

@@ -282,7 +282,7 @@ impl Vectors {
             // Other members, other numbers; the same for all ways of synchronisation.
             self.chance =
                 (self.chance.wrapping_add(team.rank() as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.chance >> 29;
-            work((self.chance >> 32) * 2 * of.steps >> 32);
+            work(((self.chance >> 32) * 2 * of.steps) >> 32);
             self.mine = under_way.wait()?;
             return Ok(());
         }
