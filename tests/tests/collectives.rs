@@ -1,7 +1,9 @@
 //! Collectives beside a plain computation in one process: all operations, roots, lengths and teams.
 
-use doorbell::collective::reduction::{Max, Sum, by_ordered};
-use doorbell::collective::{Algorithm, Sync, Team, TeamBuilder};
+use doorbell::collective::reduction::{
+    And, Located, LogicalAnd, LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Or, Product, Reduction, Sum, Xor, by, by_ordered,
+};
+use doorbell::collective::{Algorithm, Sync, Team, TeamBuilder, Value};
 use doorbell::{FabricKind, Match, Node, NodeId, Progress, Result, Space};
 use doorbell_tests::Turn;
 use doorbell_tests::domain::Domain;
@@ -10,7 +12,7 @@ use doorbell_tests::process::{Process, told};
 use doorbell_tests::random::seed;
 use doorbell_udp::port::relay::{Badness, Relay};
 use proptest::prelude::*;
-use std::time::{Duration, Instant};
+use std::fmt::Debug;
 
 doorbell_tests::roles! { "member" => member }
 
@@ -65,7 +67,7 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + st
         }
         let is_alone = shape.boxes()[home].len() == 1;
         let builder = if is_alone { builder.fabric(FabricKind::Udp) } else { builder.space(spaces[home].clone()) };
-        let builder = builder.dead_after(Duration::from_secs(10));
+        let builder = builder.dead_after(PATIENCE);
         let node = match address {
             None => builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap(),
             Some(address) => builder.connect(address).join().unwrap(),
@@ -75,7 +77,7 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + st
     };
     let nodes: Vec<Node> = (0..shape.members).map(&mut node).collect();
     for node in &nodes {
-        node.wait_for(shape.members, Instant::now() + Duration::from_secs(10)).unwrap();
+        node.wait_for(shape.members, soon()).unwrap();
     }
     let ids: Vec<NodeId> = nodes.iter().map(Node::id).collect();
     std::thread::scope(|scope| {
@@ -86,7 +88,7 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + st
                 scope.spawn(move || {
                     let team = node.team().members(ids).channels(shape.channels).slot_bytes(shape.slot).sync(shape.sync);
                     let team = shape.algorithm.into_iter().fold(team, TeamBuilder::algorithm);
-                    let team = team.patience(Duration::from_secs(10)).form_by(Instant::now() + Duration::from_secs(10)).unwrap();
+                    let team = team.patience(PATIENCE).form_by(soon()).unwrap();
                     assert_eq!(team.boxes(), shape.boxes(), "{team:?}");
                     act(&team).unwrap_or_else(|error| panic!("rank {} of {shape:?}: {error}: {:?}", team.rank(), team.stats()))
                 })
@@ -217,13 +219,211 @@ fn all(team: &Team, len: usize, root: usize) -> Result<()> {
     team.barrier()
 }
 
+/// A number that looks random, for an element of a member.
+fn number(rank: usize, at: usize) -> u64 {
+    let x = (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
+}
+
+/// One reduction by all operations that reduce, beside the same done here, in the order of ranks.
+fn reduces<T: Value + PartialEq + Debug, R: Reduction<T>>(
+    (team, len, root): (&Team, usize, usize),
+    reduction: R,
+    value: impl Fn(usize, usize) -> T,
+    plain: impl Fn(T, T) -> T,
+) -> Result<()> {
+    let (me, members) = (team.rank(), team.len());
+    let name = format!("{} of {}", reduction.name(), std::any::type_name::<T>());
+    let vector = |rank: usize, len: usize| (0..len).map(|at| value(rank, at)).collect::<Vec<T>>();
+    let of = |ranks: usize, range: std::ops::Range<usize>| -> Vec<T> {
+        range.map(|at| (1..ranks).fold(value(0, at), |sum, rank| plain(sum, value(rank, at)))).collect()
+    };
+    let whole = of(members, 0..len);
+
+    let mut xs = vector(me, len);
+    team.allreduce(reduction, &mut xs)?;
+    assert_eq!(xs, whole, "allreduce: {name}");
+    let mut xs = vector(me, len);
+    team.reduce(root, reduction, &mut xs)?;
+    assert_eq!(xs, if me == root { whole.clone() } else { vector(me, len) }, "reduce: {name}");
+    let mut xs = vector(me, len);
+    team.scan(reduction, &mut xs)?;
+    assert_eq!(xs, of(me + 1, 0..len), "scan: {name}");
+    let mut mine = vector(me, len);
+    team.reduce_scatter(reduction, &vector(me, len * members), &mut mine)?;
+    assert_eq!(mine, of(members, me * len..(me + 1) * len), "reduce_scatter: {name}");
+    let begun = (team.start_allreduce(reduction, vector(me, len))?, team.start_reduce(root, reduction, vector(me, len))?);
+    assert_eq!(begun.0.wait()?, whole, "start_allreduce: {name}");
+    assert_eq!(begun.1.wait()?, if me == root { whole } else { vector(me, len) }, "start_reduce: {name}");
+    Ok(())
+}
+
+/// All reductions, of all types that they are for.
+fn reductions(team: &Team, len: usize, root: usize) -> Result<()> {
+    let at = (team, len, root % team.len());
+    macro_rules! integers {
+        ($($t:ident)*) => {$(
+            let value = |rank, at| number(rank, at) as $t;
+            // Zeros are rare else.
+            let truth = |rank, at| if number(rank, at).is_multiple_of(3) { 0 } else { value(rank, at) };
+            reduces(at, Sum, value, $t::wrapping_add)?;
+            reduces(at, Product, |rank, at| value(rank, at) | 1, $t::wrapping_mul)?;
+            reduces(at, Max, value, Ord::max)?;
+            reduces(at, Min, value, Ord::min)?;
+            reduces(at, And, |rank, at| value(rank, at) | value(rank + 99, at), |a, b| a & b)?;
+            reduces(at, Or, |rank, at| value(rank, at) & value(rank + 99, at), |a, b| a | b)?;
+            reduces(at, Xor, value, |a, b| a ^ b)?;
+            reduces(at, LogicalAnd, truth, |a, b| (a != 0 && b != 0).into())?;
+            reduces(at, LogicalOr, truth, |a, b| (a != 0 || b != 0).into())?;
+            reduces(at, LogicalXor, truth, |a, b| ((a != 0) != (b != 0)).into())?;
+            located!($t);
+        )*};
+    }
+    macro_rules! floats {
+        ($($t:ident)*) => {$(
+            // Sums and products that are exact in any order.
+            let value = |rank, at| (number(rank, at) % 1000) as $t - 500.0;
+            reduces(at, Sum, value, |a, b| a + b)?;
+            reduces(at, Product, |rank, at| [0.5, 1.0, -2.0, 4.0][number(rank, at) as usize % 4], |a, b| a * b)?;
+            reduces(at, Max, value, $t::max)?;
+            reduces(at, Min, value, $t::min)?;
+            located!($t);
+        )*};
+    }
+    // Few values, so that places decide.
+    macro_rules! located {
+        ($t:ident) => {
+            let value = |rank: usize, at: usize| Located { value: (number(rank, at) % 5) as $t, at: number(at, rank) % 100 };
+            let first = |a: Located<$t>, b: Located<$t>| if { a.at } <= { b.at } { a } else { b };
+            let (greater, less) = (
+                |a: Located<$t>, b: Located<$t>| { a.value } > { b.value },
+                |a: Located<$t>, b: Located<$t>| { a.value } < { b.value },
+            );
+            reduces(at, MaxLoc, value, |a, b| {
+                if greater(a, b) {
+                    a
+                } else if greater(b, a) {
+                    b
+                } else {
+                    first(a, b)
+                }
+            })?;
+            reduces(at, MinLoc, value, |a, b| {
+                if less(a, b) {
+                    a
+                } else if less(b, a) {
+                    b
+                } else {
+                    first(a, b)
+                }
+            })?;
+        };
+    }
+    integers!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
+    floats!(f32 f64);
+    let modulus = by("sum modulo p", |a: &u32, b: &u32| (a + b) % 1_000_003);
+    reduces(at, modulus, |rank, at| number(rank, at) as u32 % 1_000_003, |a, b| (a + b) % 1_000_003)?;
+    let map = |rank, at| [number(rank, at) as u32, number(at, rank) as u32];
+    reduces(at, by_ordered("after", after), map, |a, b| after(&a, &b))?;
+    // Of a size that divides nothing.
+    let odd = |rank: usize, at: usize| [number(rank, at) as u8, 1, 2, 3, at as u8, 5, rank as u8];
+    reduces(at, by_ordered("the last", |_: &[u8; 7], b: &[u8; 7]| *b), odd, |_, b| b)
+}
+
+/// One byte of a long vector.
+fn byte(rank: usize, at: usize) -> u8 {
+    ((at as u32).wrapping_mul(0x9E37_79B9) >> 24) as u8 ^ rank as u8
+}
+
+/// One operation with vectors of so many bytes in all, of a length that need not divide by anything.
+fn long(team: &Team, operation: usize, bytes: usize, root: usize) -> Result<()> {
+    let (me, members) = (team.rank(), team.len());
+    let (root, part) = (root % members, bytes / members);
+    let vector = |rank: usize, range: std::ops::Range<usize>| range.map(|at| byte(rank, at)).collect::<Vec<u8>>();
+    let is = |found: &[u8], what: &str, expected: &dyn Fn(usize) -> u8| {
+        let wrong = (0..found.len()).find(|at| found[*at] != expected(*at));
+        assert_eq!(wrong, None, "{what} of {bytes} bytes: the first wrong one");
+    };
+    let largest = |ranks: usize, at: usize| (0..ranks).map(|rank| byte(rank, at)).max().unwrap();
+    // Of each the part at the same place, and of each its first one.
+    let counts: Vec<usize> = (0..members).map(|rank| if rank % 3 == 1 { 0 } else { part }).collect();
+    let mut xs = vector(me, 0..bytes);
+    match operation {
+        0 => team.broadcast(root, &mut xs).map(|()| is(&xs, "broadcast", &|at| byte(root, at))),
+        1 => team.reduce(root, Max, &mut xs).map(|()| {
+            is(&xs, "reduce", &|at| if me == root { largest(members, at) } else { byte(me, at) });
+        }),
+        2 => team.allreduce(Max, &mut xs).map(|()| is(&xs, "allreduce", &|at| largest(members, at))),
+        3 => team.scan(Max, &mut xs).map(|()| is(&xs, "scan", &|at| largest(me + 1, at))),
+        4 => {
+            let mut all = vec![0; if me == root { part * members } else { 0 }];
+            team.gather(root, &xs[..part], (me == root).then_some(&mut all[..]))?;
+            is(&all, "gather", &|at| byte(at / part, at % part));
+            Ok(())
+        }
+        5 => {
+            let mut mine = vec![0; part];
+            team.scatter(root, (me == root).then_some(&xs[..part * members]), &mut mine)?;
+            is(&mine, "scatter", &|at| byte(root, me * part + at));
+            Ok(())
+        }
+        6 => {
+            let mut all = vec![0; part * members];
+            team.allgather(&xs[..part], &mut all)?;
+            is(&all, "allgather", &|at| byte(at / part, at % part));
+            Ok(())
+        }
+        7 => {
+            let mut into = vec![0; part * members];
+            team.alltoall(&xs[..part * members], &mut into)?;
+            is(&into, "alltoall", &|at| byte(at / part, me * part + at % part));
+            Ok(())
+        }
+        8 => {
+            let mut mine = vec![0; part];
+            team.reduce_scatter(Max, &xs[..part * members], &mut mine)?;
+            is(&mine, "reduce_scatter", &|at| largest(members, me * part + at));
+            Ok(())
+        }
+        9 => {
+            let mut all = vec![0; counts.iter().sum()];
+            team.allgather_v(&xs[..counts[me]], &mut all, &counts)?;
+            let mut rest = &all[..];
+            for (rank, count) in counts.iter().enumerate() {
+                let (of, others) = rest.split_at(*count);
+                is(of, "allgather_v", &|at| byte(rank, at));
+                rest = others;
+            }
+            Ok(())
+        }
+        10 => {
+            let ys = team.start_allreduce(Max, xs)?;
+            let zs = team.start_broadcast(root, vector(me, 0..bytes))?;
+            is(&ys.wait()?, "start_allreduce", &|at| largest(members, at));
+            is(&zs.wait()?, "start_broadcast", &|at| byte(root, at));
+            Ok(())
+        }
+        _ => {
+            let xs = team.start_reduce(root, Max, xs)?.wait()?;
+            is(&xs, "start_reduce", &|at| if me == root { largest(members, at) } else { byte(me, at) });
+            Ok(())
+        }
+    }
+}
+
+const LONG_OPERATIONS: usize = 12;
+const LONGEST: usize = 64 << 20;
+
 fn shape() -> impl Strategy<Value = Shape> {
     let sync = prop_oneof![Just(Sync::Background), Just(Sync::Foreground)];
     let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
+    // Most share memory; the others are on several boxes, in some order.
     let boxes = prop_oneof![2 => Just(1_usize), 1 => 2..9_usize];
     let algorithm = proptest::option::of(proptest::sample::select(&Algorithm::ALL[..]));
-    let network = (boxes, any::<bool>(), algorithm);
-    (1..9_usize, 1..5_usize, prop_oneof![Just(4096_usize), Just(16 << 10), Just(256 << 10)], sync, progress, network).prop_map(
+    let members = prop_oneof![3 => 1..7_usize, 1 => 7..17_usize];
+    let channels = prop_oneof![3 => 1..5_usize, 1 => 5..17_usize];
+    let slot = prop_oneof![Just(4096_usize), Just(4096 + 128), Just(16 << 10), Just(256 << 10), Just(1 << 20)];
+    (members, channels, slot, sync, progress, (boxes, any::<bool>(), algorithm)).prop_map(
         |(members, channels, slot, sync, progress, (boxes, in_order, algorithm))| Shape {
             members,
             channels,
@@ -235,6 +435,16 @@ fn shape() -> impl Strategy<Value = Shape> {
             algorithm,
         },
     )
+}
+
+/// As likely between 2 and 4 as between 2 and 4 millions; a half are odd, some are 0.
+fn length(bits: u32) -> impl Strategy<Value = usize> {
+    (0..=bits, any::<usize>()).prop_map(|(bits, random)| random & ((1 << bits) - 1) | (1 << bits) >> 1)
+}
+
+fn cases(otherwise: u64, share: u64) -> ProptestConfig {
+    let cases = doorbell_tests::number("DOORBELL_CASES", otherwise * share).div_ceil(share);
+    ProptestConfig { cases: cases as u32, failure_persistence: None, max_shrink_iters: 20, ..Default::default() }
 }
 
 #[test]
@@ -369,13 +579,42 @@ impl Drop for Directory {
     }
 }
 
+#[test]
+fn the_longest_vectors() {
+    with_team(Shape { members: 2, ..ONE_BOX }, |team| {
+        [0, 2].into_iter().try_for_each(|operation| long(team, operation, LONGEST - 1, 1))
+    });
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: doorbell_tests::number("DOORBELL_CASES", 40) as u32, failure_persistence: None, max_shrink_iters: 20, ..Default::default() })]
+    #![proptest_config(cases(60, 1))]
 
     #[test]
     fn results_are_those_of_a_plain_computation(
-        shape in shape(), lens in proptest::collection::vec(prop_oneof![0..20_usize, 0..700_usize, 0..20_000_usize], 1..4), root in 0..7_usize,
+        shape in shape(), lens in proptest::collection::vec(length(14), 1..4), root in 0..16_usize,
     ) {
         with_team(shape, |team| lens.iter().try_for_each(|len| all(team, *len, root)));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(15, 4))]
+
+    #[test]
+    fn reductions_are_those_of_a_plain_computation(shape in shape(), len in length(9), root in 0..16_usize) {
+        with_team(shape, |team| reductions(team, len, root));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(60, 1))]
+
+    #[test]
+    fn long_vectors_are_those_of_a_plain_computation(
+        shape in shape(), operation in 0..LONG_OPERATIONS, bytes in length(26), root in 0..16_usize,
+    ) {
+        // All members together: what the machine holds, and what the network carries in a second or two.
+        let most = if shape.boxes == 1 { 8 * LONGEST } else { LONGEST } / shape.members;
+        with_team(shape, |team| long(team, operation, bytes.min(most), root));
     }
 }

@@ -3,6 +3,7 @@
 use super::core::{Body, Core, Kept, Place, State, Sync, Task, Tell};
 use super::memory::Memory;
 use super::team::{What, too_long};
+use super::watch::ChannelStep::{Acquired, Available, PointReached, Posted, SynchronisationPosted};
 use crate::Result;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
@@ -59,7 +60,7 @@ impl Core {
     /// Closes a batch: behind its last operation is the synchronisation point.
     pub(super) fn close_batch(&self) {
         let mut state = self.lock();
-        state.close();
+        self.close(&mut state);
         self.advance(&mut state);
     }
 
@@ -132,6 +133,7 @@ impl Core {
         }
         state.operations += 1;
         let place @ Place { channel, .. } = state.next_place(memory.layout().channels);
+        self.note(place, &[Available, Acquired, Posted]);
         let view = memory.view(channel);
         let left = state.left();
         let room = &mut *state.room;
@@ -154,6 +156,7 @@ impl Core {
         });
         match looked {
             Looked::Over => {
+                self.note(place, &[PointReached, SynchronisationPosted]);
                 state.leave_at_once(&view, place);
                 self.ring();
                 if self.sync == Sync::Foreground {

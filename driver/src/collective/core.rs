@@ -13,6 +13,8 @@ use super::apart::Apart;
 use super::exchange::{Exchange, Mismatch, Room};
 use super::memory::{Farewell, Memory, View};
 use super::net::{Failure, Run};
+use super::watch::ChannelStep::{Acquired, Available, Moved, PointReached, Posted, Queued, SynchronisationPosted};
+use super::watch::{ChannelStats, ChannelStep, Counts, Watch};
 use crate::engine::op::{Op, Outcome};
 use crate::error::{Error, TeamFault};
 use crate::node::Shared;
@@ -21,22 +23,6 @@ use doorbell_shm::domain::PeerInbox;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-
-/// What became of channels, since the team was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ChannelStats {
-    /// Operations that were posted to a channel.
-    pub operations: u64,
-    /// Turns of channels that were acquired at once.
-    pub acquired: u64,
-    /// Turns that found no channel available, and were queued; they moved to the channel when it was.
-    pub queued: u64,
-    /// Synchronisation points that were reached, and background synchronisations that were posted.
-    pub synchronised: u64,
-    /// Of the acquired ones, those of which a post of the others had said already that the channel is available.
-    pub foreseen: u64,
-}
 
 /// When a channel is synchronised that was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,7 +113,7 @@ pub(super) struct State {
     /// The operation of the caller that has the state locked is over.
     pub ended: Option<(u64, Result<()>)>,
     pub room: Box<Room>,
-    stats: ChannelStats,
+    stats: Arc<Counts>,
 }
 
 /// A team, as one of its members has it.
@@ -140,6 +126,8 @@ pub(crate) struct Core {
     pub(super) sync: Sync,
     /// There are more members than processors.
     pub(super) is_crowded: bool,
+    watch: Option<Watch>,
+    counts: Arc<Counts>,
     state: Mutex<State>,
     /// One more than the rank of the member that is gone, in the upper half whether it left; all bits: out of step.
     broken: AtomicU64,
@@ -156,7 +144,9 @@ impl Core {
         me: usize,
         inboxes: Vec<Arc<PeerInbox>>,
         sync: Sync,
+        watch: Option<Watch>,
     ) -> Self {
+        let counts = Arc::<Counts>::default();
         let state = State {
             turns: VecDeque::with_capacity(8),
             next: Place { number: 0, channel: 0, before: 0 },
@@ -165,10 +155,11 @@ impl Core {
             known: 0,
             ended: None,
             room: Room::new(),
-            stats: ChannelStats::default(),
+            stats: counts.clone(),
         };
         let is_crowded = fellows.len() > processors();
-        Self { shared, way, fellows, me, inboxes, sync, is_crowded, state: Mutex::new(state), broken: AtomicU64::new(0) }
+        let (state, broken) = (Mutex::new(state), AtomicU64::new(0));
+        Self { shared, way, fellows, me, inboxes, sync, is_crowded, watch, counts, state, broken }
     }
 
     /// A life of a node is over.
@@ -228,7 +219,20 @@ impl Core {
 
     /// What became of channels.
     pub(super) fn stats(&self) -> ChannelStats {
-        self.lock().stats
+        self.counts.read()
+    }
+
+    /// Where that is counted, which stays when the team is gone.
+    pub(super) fn counts(&self) -> &Arc<Counts> {
+        &self.counts
+    }
+
+    /// Tells whoever watches what happened in a turn, before others can see it.
+    #[inline]
+    pub(super) fn note(&self, place: Place, steps: &[ChannelStep]) {
+        if let Some(watch) = &self.watch {
+            watch.tell(place.channel, place.number, steps);
+        }
     }
 
     pub(super) fn memory(&self) -> Option<&Memory> {
@@ -288,6 +292,8 @@ impl Core {
                 if !self.acquire(state, at) {
                     break;
                 }
+                self.note(state.turns[at].place, &[Available, Acquired, Moved]);
+                self.note_posted(&state.turns[at]);
                 did = true;
             }
             did |= self.advance_turn(state, at, &mut said);
@@ -354,6 +360,13 @@ impl Core {
         Error::Team { operation: "go on with a team", why: TeamFault::GaveUp { node } }
     }
 
+    /// Posts the synchronisation point behind the operations of a turn that has its channel, if no more can come.
+    fn note_posted(&self, turn: &Turn) {
+        if turn.acquired && !turn.open {
+            self.note(turn.place, &[Posted]);
+        }
+    }
+
     /// Acquires the channel of a turn, if it is available.
     fn acquire(&self, state: &mut State, at: usize) -> bool {
         let place = state.turns[at].place;
@@ -369,7 +382,7 @@ impl Core {
                 foreseen
             }
         };
-        state.stats.foreseen += u64::from(foreseen);
+        state.stats.foreseen.add(foreseen.into());
         state.turns[at].acquired = true;
         true
     }
@@ -406,7 +419,7 @@ impl Core {
             let is_last = turn.more.is_empty() && !turn.open;
             if !task.over {
                 (did, task.over) = (true, true);
-                stats.operations += 1;
+                stats.operations.add(1);
                 if !is_last {
                     view.words.take(exchange.end_ticket());
                     *said = true;
@@ -429,10 +442,11 @@ impl Core {
             return did;
         }
         *known = (*known).max(all_have_left(&view));
+        stats.synchronised.add(1);
+        self.note(turn.place, &[PointReached, SynchronisationPosted]);
         view.words.leave(before + 1);
         *said = true;
         turn.left = true;
-        stats.synchronised += 1;
         true
     }
 
@@ -466,13 +480,7 @@ impl Core {
     }
 
     /// The same over the network.
-    fn advance_apart(
-        &self,
-        apart: &Apart,
-        turn: &mut Turn,
-        ended: &mut Option<(u64, Result<()>)>,
-        stats: &mut ChannelStats,
-    ) -> bool {
+    fn advance_apart(&self, apart: &Apart, turn: &mut Turn, ended: &mut Option<(u64, Result<()>)>, stats: &Counts) -> bool {
         let mut did = false;
         if turn.left {
             return did;
@@ -493,13 +501,14 @@ impl Core {
                 }
             }
             did = true;
-            stats.operations += 1;
+            stats.operations.add(1);
             tell(turn.task.take(), ended, Ok(()));
             turn.task = turn.more.pop_front();
         }
         if !turn.open {
+            stats.synchronised.add(1);
+            self.note(turn.place, &[PointReached, SynchronisationPosted]);
             turn.left = true;
-            stats.synchronised += 1;
         }
         did
     }
@@ -519,6 +528,14 @@ impl Core {
         }
     }
 
+    /// Behind the last operation of a batch is the synchronisation point.
+    pub(super) fn close(&self, state: &mut State) {
+        if let Some(turn) = state.turns.back_mut().filter(|turn| turn.open) {
+            turn.open = false;
+            self.note_posted(turn);
+        }
+    }
+
     /// Queues an operation, and acquires a channel for it if one is available.
     pub(super) fn post(&self, state: &mut State, open: bool, tell: Tell, make: impl FnOnce(u64) -> Result<Body>) -> Result<u64> {
         self.shared.usable()?;
@@ -531,7 +548,12 @@ impl Core {
         match state.turns.back_mut() {
             Some(turn) if turn.open => {
                 turn.open = open;
-                if turn.task.is_none() { turn.task = Some(task) } else { turn.more.push_back(task) }
+                if turn.task.is_none() {
+                    turn.task = Some(task)
+                } else {
+                    turn.more.push_back(task)
+                }
+                self.note_posted(turn);
             }
             _ => {
                 let waits = state.turns.iter().any(|turn| !turn.acquired);
@@ -540,10 +562,13 @@ impl Core {
                 state.turns.push_back(turn);
                 let last = state.turns.len() - 1;
                 if !waits && self.acquire(state, last) {
-                    state.stats.acquired += 1;
+                    state.stats.acquired.add(1);
+                    self.note(place, &[Available, Acquired]);
                 } else {
-                    state.stats.queued += 1;
+                    state.stats.queued.add(1);
+                    self.note(place, &[Queued]);
                 }
+                self.note_posted(&state.turns[last]);
             }
         }
         Ok(number)
@@ -556,10 +581,10 @@ impl State {
         self.turns.is_empty()
     }
 
-    /// Whether a channel is available as far as posts said.
+    /// Whether a channel is available as far as posts said: all others have left the turn before, and so has this member.
     #[inline]
     pub fn foresees(&self, place: Place, memory: &Memory) -> bool {
-        self.known + memory.layout().channels as u64 > place.number
+        self.known.min(self.left) + memory.layout().channels as u64 > place.number
     }
 
     /// The turn that comes next.
@@ -577,16 +602,16 @@ impl State {
         self.known = self.known.max(all_have_left(view));
         view.words.leave(place.before + 1);
         self.left += 1;
-        self.stats.operations += 1;
-        self.stats.acquired += 1;
-        self.stats.foreseen += 1;
-        self.stats.synchronised += 1;
+        self.stats.operations.add(1);
+        self.stats.acquired.add(1);
+        self.stats.foreseen.add(1);
+        self.stats.synchronised.add(1);
     }
 
     /// A turn that was acquired at once is to go on by whoever drives.
     pub fn hand_over(&mut self, place: Place, task: Task) {
-        self.stats.acquired += 1;
-        self.stats.foreseen += 1;
+        self.stats.acquired.add(1);
+        self.stats.foreseen.add(1);
         self.turns.push_back(Turn { place, acquired: true, open: false, left: false, task: Some(task), more: VecDeque::new() });
     }
 
@@ -601,13 +626,6 @@ impl State {
     /// Turns that this member has left.
     pub fn left(&self) -> u64 {
         self.left
-    }
-
-    /// Behind the last operation of a batch is the synchronisation point.
-    pub fn close(&mut self) {
-        if let Some(turn) = self.turns.back_mut() {
-            turn.open = false;
-        }
     }
 
     /// The caller's operation is told of by this from here on.

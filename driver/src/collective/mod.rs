@@ -11,12 +11,14 @@ mod pending;
 pub mod reduction;
 mod table;
 mod team;
+mod watch;
 
 pub(crate) use core::Core;
-pub use core::{ChannelStats, Sync};
+pub use core::Sync;
 pub(crate) use formation::Note;
 pub use net::Algorithm;
 pub use pending::Collective;
 pub(crate) use table::PRIORITY;
 pub use table::Teams;
 pub use team::{Batch, CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, Team, TeamBuilder, Value};
+pub use watch::{ChannelEvent, ChannelStats, ChannelStep};

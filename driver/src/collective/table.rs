@@ -3,6 +3,7 @@
 use super::core::Core;
 use super::formation::{Heard, Note};
 use super::net::team_of;
+use super::watch::{ChannelStats, Counts};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -20,6 +21,9 @@ pub struct Teams {
     heard: Heard,
     /// The latest attempt at each lineage.
     attempts: BTreeMap<u64, u32>,
+    /// What is counted of all teams, and what was of those that are gone.
+    counts: Vec<Arc<Counts>>,
+    past: ChannelStats,
 }
 
 impl Teams {
@@ -52,6 +56,25 @@ impl Teams {
         *latest = (*latest).max(attempt);
         self.all.retain(|team| team.strong_count() > 0 && !std::ptr::eq(team.as_ptr(), Arc::as_ptr(core)));
         self.all.push(Arc::downgrade(core));
+        let Self { counts, past, .. } = self;
+        // What nobody else has is not counted any more.
+        counts.retain(|counts| {
+            let lives = Arc::strong_count(counts) > 1;
+            if !lives {
+                *past += counts.read();
+            }
+            lives
+        });
+        if !counts.iter().any(|counts| Arc::ptr_eq(counts, core.counts())) {
+            counts.push(core.counts().clone());
+        }
+    }
+
+    /// What became of the channels of all teams that this node ever had.
+    pub(crate) fn stats(&self) -> ChannelStats {
+        let mut sum = self.past;
+        self.counts.iter().for_each(|counts| sum += counts.read());
+        sum
     }
 
     /// It has operations that go on with each turn from now on.

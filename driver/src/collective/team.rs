@@ -1,13 +1,14 @@
 //! A team, and what its members do together.
 
 use super::apart::Apart;
-use super::core::{Body, ChannelStats, Core, Fellow, Kept, Sync, Way};
+use super::core::{Body, Core, Fellow, Kept, Sync, Way};
 use super::exchange::{Cut, ELEMENT_MAX, Exchange, Folder, Kind, Lengths};
 use super::formation::{Agreement, Next, Note, Stage};
 use super::memory::{Layout, Memory, Span};
 use super::net::Algorithm;
 use super::pending::Collective;
 use super::reduction::Reduction;
+use super::watch::{ChannelEvent, ChannelStats, Watch};
 use crate::engine::op::Op;
 use crate::error::{Error, TeamFault};
 use crate::region::Plain;
@@ -46,6 +47,7 @@ pub struct TeamBuilder {
     sync: Sync,
     patience: Option<Duration>,
     algorithm: Option<Algorithm>,
+    watch: Option<Watch>,
 }
 
 impl Node {
@@ -78,6 +80,7 @@ impl Node {
             sync: Sync::Background,
             patience: None,
             algorithm: None,
+            watch: None,
         }
     }
 }
@@ -125,6 +128,33 @@ impl TeamBuilder {
     /// and team, as all do by default. All members say the same. A team of which all share memory does not ask.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// Calls `watch` at each step of this member with a turn of a channel. For tests and for who wants to see; without it nothing is called. Teams that are split off
+    /// or shrunk are watched by the same.
+    ///
+    /// It is called right before others can see the step, in the order of this member's steps, by whichever thread does them: one that calls a collective,
+    /// or one that drives the engine, so at no certain thread. All of the team waits meanwhile. It may not block, nor call anything of
+    /// the team or its node but [`Team::stats`]: that would wait for itself. A panic in it is dropped.
+    ///
+    /// ```
+    /// # use doorbell::{Node, Space};
+    /// # use std::sync::{Arc, Mutex};
+    /// use doorbell::collective::ChannelStep;
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let node = Node::builder("watch").space(Space::heap()).join()?;
+    /// let seen = Arc::new(Mutex::new(Vec::new()));
+    /// let sees = seen.clone();
+    /// let team = node.team().watch(move |event| sees.lock().unwrap().push(event.step)).form()?;
+    /// team.barrier()?;
+    /// let last = seen.lock().unwrap().last().copied();
+    /// assert_eq!(last, Some(ChannelStep::SynchronisationPosted));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch(mut self, watch: impl Fn(ChannelEvent) + Send + std::marker::Sync + 'static) -> Self {
+        self.watch = Some(Watch::new(watch));
         self
     }
 
@@ -301,7 +331,9 @@ impl Team {
                         // Before it is said: others may have the team, and send, before this member does.
                         let way = Apart::new(hasher.finish() as u32, place, boxes, builder.algorithm);
                         let way = Way::Apart(Box::new(way));
-                        let made = Arc::new(Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync));
+                        let watch = builder.watch.clone();
+                        let made = Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync, watch);
+                        let made = Arc::new(made);
                         shared.enter(me, OPERATION)?.enter_team(&made, lineage.id, agreement.attempt);
                         core = Some(made);
                     } else {
@@ -321,7 +353,15 @@ impl Team {
                             // One that is gone is heard of soon.
                             if let Ok(inboxes) = inboxes.collect::<Result<Vec<Arc<PeerInbox>>>>() {
                                 let way = Way::Shared(memory);
-                                core = Some(Arc::new(Core::new(shared.clone(), way, fellows(), place, inboxes, builder.sync)));
+                                core = Some(Arc::new(Core::new(
+                                    shared.clone(),
+                                    way,
+                                    fellows(),
+                                    place,
+                                    inboxes,
+                                    builder.sync,
+                                    builder.watch.clone(),
+                                )));
                             }
                         }
                     }

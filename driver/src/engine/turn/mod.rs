@@ -204,6 +204,7 @@ impl Engine {
 
     fn show_now(&mut self, now: Instant, all: bool) -> Figures {
         let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
+        let teams = self.inbound.teams.stats();
         let (pooled_bytes, pooled_bytes_most) = pool.bytes();
         let mut figures = self.monitor.tallies.read();
         for way in self.ways.iter() {
@@ -222,6 +223,11 @@ impl Engine {
             (Figure::BytesLoaned, self.lender.lent()),
             (Figure::Turns, self.turns.load(Ordering::Relaxed)),
             (Figure::CountersUsed, self.monitor.counters.register().used() as u64),
+            (Figure::Collectives, teams.operations),
+            (Figure::TurnsAcquired, teams.acquired),
+            (Figure::TurnsQueued, teams.queued),
+            (Figure::TurnsSynchronised, teams.synchronised),
+            (Figure::TurnsForeseen, teams.foreseen),
         ] {
             figures[figure] = value;
         }
