@@ -1,9 +1,9 @@
 //! Members that do not go on: they drop the team, give an operation up, call something else, or their reduction panics. The others are told by name.
 
 use doorbell::collective::Team;
-use doorbell::collective::reduction::{Sum, by};
+use doorbell::collective::reduction::{Max, Sum, by};
 use doorbell::error::TeamFault;
-use doorbell::{Error, Node, NodeId, Progress, Space};
+use doorbell::{Error, FabricKind, Node, NodeId, Progress, Space};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,8 @@ fn is_of(result: Result<(), Error>, node: u16) {
 fn what_a_member_did_before_it_went_counts() {
     for (progress, leaves) in ALL.into_iter().flat_map(|progress| [(progress, false), (progress, true)]) {
         with_team(3, progress, LONG, |node, team, meet| {
+            // All have the team.
+            meet.wait();
             let rank = team.rank();
             let mut xs = [rank as u64; 40];
             if rank == 2 {
@@ -199,5 +201,94 @@ fn a_reduction_that_panics_ends_its_operation_and_nothing_else() {
                 assert_eq!(xs, [3]);
             });
         }
+    }
+}
+
+fn is_told(result: &Result<(), Error>) -> bool {
+    matches!(result, Err(Error::Team { why: TeamFault::Mismatch { .. } | TeamFault::GaveUp { .. }, .. }))
+}
+
+#[test]
+fn calls_that_differ_in_root_length_or_element_are_told() {
+    type Call = fn(&Team) -> Result<(), Error>;
+    let calls: [(&str, Call); 6] = [
+        ("roots of a reduction", |team| team.reduce(team.rank(), Sum, &mut [1_u64; 3])),
+        ("roots of a gathering", |team| {
+            let mut all = [0_u64; 2];
+            team.gather(team.rank(), &[1], Some(&mut all))
+        }),
+        ("nothing and something", |team| team.allreduce(Sum, &mut vec![1_u64; team.rank()])),
+        ("lengths of which one is short", |team| {
+            if team.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            team.broadcast(0, &mut vec![1_u8; if team.rank() == 0 { 256 << 10 } else { 8 }])
+        }),
+        (
+            "a long one and none",
+            |team| {
+                if team.rank() == 0 { team.broadcast(0, &mut vec![1_u8; 8 << 20]) } else { team.barrier() }
+            },
+        ),
+        ("elements of another size", |team| {
+            if team.rank() == 0 { team.allreduce(Max, &mut [1_u64; 1000]) } else { team.allreduce(Max, &mut [1_u32; 2000]) }
+        }),
+    ];
+    for (what, call) in calls {
+        with_team(2, Progress::Adaptive, LONG, |_, team, _| {
+            // Who has what it needs before the other one says anything else finds out by the next.
+            let result = call(&team).and_then(|()| team.barrier());
+            assert!(is_told(&result), "{what}: {result:?}");
+        });
+    }
+}
+
+#[test]
+fn a_reduction_may_not_call_its_team() {
+    with_team(2, Progress::Adaptive, LONG, |_, team, _| {
+        let team = &*Box::leak(Box::new(team));
+        let calls = by("calls", move |left: &u64, right: &u64| {
+            assert!(matches!(team.barrier(), Err(Error::Reentrant { .. })));
+            assert!(matches!(team.start_barrier(), Err(Error::Reentrant { .. })));
+            let _ = team.stats();
+            left + right
+        });
+        let mut xs = [1; 20];
+        team.allreduce(calls, &mut xs).unwrap();
+        assert_eq!(xs, [2; 20]);
+    });
+}
+
+#[test]
+fn a_reduction_that_panics_over_the_network_ends_its_operation_and_nothing_else() {
+    for progress in ALL {
+        let first = Node::builder("team-faults").id(0).max_nodes(2).progress(progress).fabric(FabricKind::Udp);
+        let first = first.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let second = Node::builder("team-faults").id(1).max_nodes(2).progress(progress).fabric(FabricKind::Udp);
+        let second = second.connect(first.address().unwrap()).join().unwrap();
+        std::thread::scope(|scope| {
+            for node in [&first, &second] {
+                scope.spawn(move || {
+                    let soon = Instant::now() + LONG;
+                    node.wait_for(2, soon).unwrap();
+                    let team = node.team().members(&[NodeId(0), NodeId(1)]).patience(LONG).form_by(soon).unwrap();
+                    let rank = team.rank();
+                    let fragile = by("fragile", move |left: &u64, right: &u64| {
+                        assert!(rank != 1, "it panics on purpose");
+                        left + right
+                    });
+                    let result = team.allreduce(fragile, &mut [1; 500]);
+                    if rank == 1 {
+                        assert!(matches!(result, Err(Error::Team { why: TeamFault::Panicked, .. })), "{result:?}");
+                    }
+                    assert!(result.is_err() || team.barrier().is_err());
+                    let next = team.shrink_by(soon).unwrap();
+                    let mut xs = [1_u64];
+                    next.allreduce(Sum, &mut xs).unwrap();
+                    assert_eq!(xs, [2]);
+                    next.barrier().unwrap();
+                });
+            }
+        });
     }
 }

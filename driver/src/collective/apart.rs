@@ -25,12 +25,36 @@ struct Inner {
     streams: Streams,
     /// What is under way.
     run: Option<Run>,
+    /// The application's reduction did, and the run was dropped.
+    has_panicked: bool,
     room: Vec<u8>,
+}
+
+impl Inner {
+    /// Goes on with what is under way. Whoever drives comes by here, and must not end of what the application's reduction does.
+    fn go_on(&mut self) -> Result<bool, Failure> {
+        let Inner { streams, run, has_panicked, .. } = self;
+        if *has_panicked {
+            return Err(Failure::Panicked);
+        }
+        let Some(under_way) = run else { return Ok(true) };
+        let over = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| under_way.advance(streams)));
+        if !matches!(over, Ok(Ok(false) | Err(_))) {
+            // Its memory is not touched any more.
+            *run = None;
+        }
+        over.unwrap_or_else(|_| {
+            *has_panicked = true;
+            streams.give_up();
+            Err(Failure::Panicked)
+        })
+    }
 }
 
 impl Apart {
     pub fn new(number: u32, me: usize, boxes: Boxes, wanted: Option<Algorithm>) -> Self {
-        let inner = Inner { streams: Streams::new(number, me, boxes.members()), run: None, room: Vec::new() };
+        let inner =
+            Inner { streams: Streams::new(number, me, boxes.members()), run: None, has_panicked: false, room: Vec::new() };
         Self { number, me, boxes, wanted, used: AtomicUsize::new(0), inner: Mutex::new(inner) }
     }
 
@@ -40,22 +64,17 @@ impl Apart {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A reduction of the application that panicked leaves a run that is not over: the team is of no use then.
+        // Nothing of the application's panics while it is locked (go_on).
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Goes on with what is under way; begins `next` if nothing is. True when it is over: its memory is not touched any more.
     pub fn advance(&self, next: &mut Option<Run>) -> Result<bool, Failure> {
-        let Inner { streams, run, .. } = &mut *self.lock();
+        let mut inner = self.lock();
         if let Some(next) = next.take() {
-            *run = Some(next);
+            inner.run = Some(next);
         }
-        let Some(under_way) = run else { return Ok(true) };
-        let over = under_way.advance(streams)?;
-        if over {
-            *run = None;
-        }
-        Ok(over)
+        inner.go_on()
     }
 
     /// Drops what is under way.
@@ -85,20 +104,19 @@ impl Apart {
 
     /// Gives packets for a member to `push`, as long as it takes them. Returns how many it took.
     pub fn push(&self, to: usize, packet: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
-        let Inner { streams, run, room } = &mut *self.lock();
+        let mut inner = self.lock();
         let mut pushed = 0;
-        while let Some(tag) = streams.next(run.as_mut().map(Run::memory), to, packet, room) {
+        loop {
+            let Inner { streams, run, room, .. } = &mut *inner;
+            let Some(tag) = streams.next(run.as_mut().map(Run::memory), to, packet, room) else { return pushed };
             if !push(tag, room) {
-                break;
+                return pushed;
             }
             streams.sent(to);
             pushed += 1;
-            if let Some(run) = run {
-                // What fails is told by the next who goes on with it.
-                let _ = run.advance(streams);
-            }
+            // What fails is told by the next who goes on with it.
+            let _ = inner.go_on();
         }
-        pushed
     }
 }
 

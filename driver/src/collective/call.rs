@@ -32,6 +32,9 @@ impl Core {
     /// Begins an operation, and tells when it is over. `kept` are the bytes that it works on.
     pub(super) fn start(self: &Arc<Self>, open: bool, kept: Option<Kept>, what: What) -> Result<Arc<Op>> {
         let me = self.shared.check()?;
+        if self.is_combining() {
+            return Err(Error::Reentrant { operation: "start a collective" });
+        }
         let op = Op::new();
         let mut state = self.lock();
         self.post(&mut state, open, Tell::Op(op.clone(), kept), |number| what.body(self, number))?;
@@ -59,6 +62,9 @@ impl Core {
 
     /// Closes a batch: behind its last operation is the synchronisation point.
     pub(super) fn close_batch(&self) {
+        if self.is_combining() || self.shared.usable().is_err() {
+            return;
+        }
         let mut state = self.lock();
         self.close(&mut state);
         self.advance(&mut state);
@@ -67,6 +73,10 @@ impl Core {
     /// Does an operation, and waits until this member has its result.
     pub(super) fn run(self: &Arc<Self>, operation: &'static str, deadline: Option<Instant>, what: What) -> Result<()> {
         let me = self.shared.check()?;
+        if self.is_combining() {
+            return Err(Error::Reentrant { operation });
+        }
+        let mut unwinds = Unwinds { core: self, over: false };
         let mut state = self.lock();
         let (number, looked) = match self.memory() {
             Some(memory) if state.is_idle() && state.foresees(state.next, memory) => {
@@ -93,6 +103,7 @@ impl Core {
                 (number, looked)
             }
         };
+        unwinds.over = true;
         if !matches!(looked, Looked::NotYet) {
             let is_idle = state.is_idle();
             drop(state);
@@ -241,6 +252,21 @@ impl Core {
                 Step::Check => self.shared.check_peers(me),
                 Step::Park(_) | Step::Expired => return Looked::NotYet,
             }
+        }
+    }
+}
+
+/// Sees to the same when something panics while a thread looks by itself.
+struct Unwinds<'a> {
+    core: &'a Core,
+    over: bool,
+}
+
+impl Drop for Unwinds<'_> {
+    fn drop(&mut self) {
+        if !self.over && std::thread::panicking() {
+            let mut state = self.core.lock();
+            self.core.fail(&mut state, Error::Cancelled);
         }
     }
 }

@@ -15,13 +15,14 @@ use super::memory::{Farewell, Memory, View};
 use super::net::{Failure, Run};
 use super::watch::ChannelStep::{Acquired, Available, Moved, PointReached, Posted, Queued, SynchronisationPosted};
 use super::watch::{ChannelStats, ChannelStep, Counts, Watch};
+use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::error::{Error, TeamFault};
 use crate::node::Shared;
 use crate::{Incarnation, NodeId, Result};
 use doorbell_shm::domain::PeerInbox;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// When a channel is synchronised that was used.
@@ -129,6 +130,8 @@ pub(crate) struct Core {
     watch: Option<Watch>,
     counts: Arc<Counts>,
     state: Mutex<State>,
+    /// The thread in which a reduction of the application runs, with the state locked.
+    combining: AtomicU32,
     /// One more than the rank of the member that is gone, in the upper half whether it left; all bits: out of step.
     broken: AtomicU64,
 }
@@ -158,8 +161,8 @@ impl Core {
             stats: counts.clone(),
         };
         let is_crowded = fellows.len() > processors();
-        let (state, broken) = (Mutex::new(state), AtomicU64::new(0));
-        Self { shared, way, fellows, me, inboxes, sync, is_crowded, watch, counts, state, broken }
+        let (state, combining, broken) = (Mutex::new(state), AtomicU32::new(0), AtomicU64::new(0));
+        Self { shared, way, fellows, me, inboxes, sync, is_crowded, watch, counts, state, combining, broken }
     }
 
     /// A life of a node is over.
@@ -185,6 +188,10 @@ impl Core {
     }
 
     fn end_with(&self, farewell: Farewell) {
+        // In a child that was forked it is the parent's, and its memory is not there.
+        if doorbell_shm::space::forked() {
+            return;
+        }
         let _ = self.broken.compare_exchange(0, OUT_OF_STEP, Ordering::AcqRel, Ordering::Relaxed);
         if let Way::Shared(memory) = &self.way {
             memory.give_up(farewell);
@@ -233,6 +240,20 @@ impl Core {
         if let Some(watch) = &self.watch {
             watch.tell(place.channel, place.number, steps);
         }
+    }
+
+    /// Whether the calling thread is in a reduction, or whatever else goes on with the state locked: nothing of the team may be called there.
+    pub(super) fn is_combining(&self) -> bool {
+        self.combining.load(Ordering::Relaxed) == Token::current().number()
+    }
+
+    /// Does what may run code of the application.
+    #[inline]
+    fn combining<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.combining.store(Token::current().number(), Ordering::Relaxed);
+        let done = act();
+        self.combining.store(0, Ordering::Relaxed);
+        done
     }
 
     pub(super) fn memory(&self) -> Option<&Memory> {
@@ -463,7 +484,7 @@ impl Core {
         let result = if exchange.calls_the_application() {
             // Whoever drives comes by here, and must not end of it.
             let advance = std::panic::AssertUnwindSafe(|| exchange.advance(view, left, room, said));
-            match std::panic::catch_unwind(advance) {
+            match self.combining(|| std::panic::catch_unwind(advance)) {
                 Ok(result) => result,
                 Err(_) => return Err(Box::new(Error::Team { operation: "combine vectors", why: TeamFault::Panicked })),
             }
@@ -486,12 +507,13 @@ impl Core {
             return did;
         }
         while let Some(Task { body: Body::Run(next), .. }) = &mut turn.task {
-            match apart.advance(next) {
+            match self.combining(|| apart.advance(next)) {
                 Ok(false) => return did,
                 Ok(true) => {}
                 Err(failure) => {
                     let why = match failure {
                         Failure::Mismatch(mismatch) => TeamFault::Mismatch { node: self.fellows[mismatch.rank].node },
+                        Failure::Panicked => TeamFault::Panicked,
                         Failure::GivenUp | Failure::Ended { .. } => TeamFault::OutOfStep,
                     };
                     apart.give_up();
@@ -584,7 +606,7 @@ impl State {
     /// Whether a channel is available as far as posts said: all others have left the turn before, and so has this member.
     #[inline]
     pub fn foresees(&self, place: Place, memory: &Memory) -> bool {
-        self.known.min(self.left) + memory.layout().channels as u64 > place.number
+        self.known.min(self.left).saturating_add(memory.layout().channels as u64) > place.number
     }
 
     /// The turn that comes next.
@@ -640,10 +662,7 @@ impl State {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // In a child that was forked it is the parent's.
-        if !doorbell_shm::space::forked() {
-            self.break_off();
-        }
+        self.break_off();
     }
 }
 

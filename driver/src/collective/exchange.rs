@@ -228,7 +228,8 @@ impl Exchange {
             kind,
             input,
             output,
-            sign: kind.sign(if whole == usize::MAX { 0 } else { whole }),
+            // Elements of another size are cut up in another way.
+            sign: kind.sign(if whole == usize::MAX { 0 } else { whole }) ^ (element as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             lengths,
             folder,
             base: number * STEPS_MAX,
@@ -243,7 +244,8 @@ impl Exchange {
         };
         let pieces = (0..members).map(|other| exchange.mine(me, other).max(exchange.theirs(me, other)));
         exchange.rounds = exchange.chunks(pieces.max().unwrap_or(0));
-        if members > 1 && (kind == Kind::Barrier || matches!(exchange.lengths, Lengths::Of { .. })) {
+        if members > 1 {
+            // Also of nothing: by its first post each member says what it calls.
             exchange.rounds = exchange.rounds.max(1);
         }
         exchange
@@ -323,7 +325,7 @@ impl Exchange {
         let has_put = |other: usize| {
             let begin = k as usize * self.chunk;
             let needed = if self.kind == Kind::Barrier || self.shares { 1 } else { self.theirs(me, other).saturating_sub(begin) };
-            let needed = needed > 0 || k == 0 && self.states(other, me);
+            let needed = needed > 0 || k == 0 && self.kind.reads(me, other);
             !needed || view.words.has_posted(other, self.ticket(k))
         };
         if k == self.rounds {
@@ -366,7 +368,7 @@ impl Exchange {
                 return Ok(true);
             }
             let on = match self.phase {
-                Phase::Put | Phase::Ahead => self.put(view, left, said),
+                Phase::Put | Phase::Ahead => self.put(view, left, said)?,
                 Phase::Get(from) => self.get(view, from, room, said)?,
                 Phase::Share => self.share(view, left, room, said)?,
                 Phase::Collect(from) => self.collect(view, from)?,
@@ -378,15 +380,23 @@ impl Exchange {
     }
 
     /// The next chunk of what this member contributes.
-    fn put(&mut self, view: &View<'_>, left: u64, said: &mut bool) -> bool {
+    fn put(&mut self, view: &View<'_>, left: u64, said: &mut bool) -> Result<bool, Mismatch> {
         let me = view.me;
         let k = self.at + u64::from(self.phase == Phase::Ahead);
         let begin = k as usize * self.chunk;
         let others = || (0..view.members).filter(|other| *other != me);
-        if k >= self.depth && !self.shares && others().any(|other| self.is_full_for(view, other)) {
-            return false;
+        if k >= self.depth
+            && !self.shares
+            && let Some(other) = others().find(|other| self.is_full_for(view, *other))
+        {
+            // Of who calls something else nothing is taken.
+            return self.has_come(view, other, self.ticket(0)).map(|_| false);
         }
-        let mut puts = self.kind == Kind::Barrier || k == 0 && self.state(view);
+        if k == 0 {
+            self.state(view);
+        }
+        // By its first post each member says what it calls, also if it has nothing for anybody.
+        let mut puts = k == 0;
         if self.kind.divides() {
             for other in others() {
                 let len = self.mine(me, other).saturating_sub(begin).min(self.chunk);
@@ -419,7 +429,7 @@ impl Exchange {
             _ if self.shares => Phase::Share,
             _ => Phase::Get(0),
         };
-        true
+        Ok(true)
     }
 
     /// Whether a member has put this chunk.
@@ -427,7 +437,7 @@ impl Exchange {
         if !view.words.has_posted(from, ticket) {
             return Ok(false);
         }
-        if view.words.agrees(from, ticket, self.sign) { Ok(true) } else { Err(Mismatch { member: from }) }
+        if view.words.agrees(from, self.sign) { Ok(true) } else { Err(Mismatch { member: from }) }
     }
 
     /// What this member needs of the chunk, of the others.
@@ -437,18 +447,18 @@ impl Exchange {
         let ticket = self.ticket(k);
         for other in from..view.members {
             let len = if self.kind == Kind::Barrier { usize::from(other != me) } else { self.theirs(me, other) };
-            let is_stated = k == 0 && self.states(other, me);
-            if len <= begin && !is_stated {
+            let is_first = k == 0 && self.kind.reads(me, other);
+            if len <= begin && !is_first {
                 continue;
             }
             if !self.has_come(view, other, ticket)? {
                 self.phase = Phase::Get(other);
                 return Ok(false);
             }
-            if is_stated && !self.fits(view, other) {
+            if is_first && self.states(other, me) && !self.fits(view, other) {
                 return Err(Mismatch { member: other });
             }
-            if self.kind == Kind::Barrier || self.kind.folds() {
+            if len <= begin || self.kind == Kind::Barrier || self.kind.folds() {
                 continue;
             }
             let into = self.output.write(self.lengths.get_at_for(self.kind, other) + begin, (len - begin).min(self.chunk));

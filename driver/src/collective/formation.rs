@@ -67,7 +67,8 @@ impl Note {
         }
         let mut rest = bytes;
         let lineage = u64::from_le_bytes(split(&mut rest)?);
-        let attempt = u32::from_le_bytes(split(&mut rest)?);
+        // Far from where counting on would overflow.
+        let attempt = Some(u32::from_le_bytes(split(&mut rest)?)).filter(|attempt| *attempt <= u32::MAX / 2)?;
         let stage = match split(&mut rest)? {
             [0] => Stage::Gone,
             [1] => Stage::Ready,

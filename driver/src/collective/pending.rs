@@ -72,6 +72,9 @@ impl<T: Send + 'static> Collective<T> {
         }
         let shared = self.node.shared();
         let me = shared.check()?;
+        if self.core.is_combining() {
+            return Err(Error::Reentrant { operation: "wait for a collective" });
+        }
         self.core.look_for(me, &self.op, deadline);
         if self.op.is_done() { Ok(true) } else { shared.drive(me, &self.op, deadline, |_| false) }
     }

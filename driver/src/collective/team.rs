@@ -423,6 +423,7 @@ impl Team {
     }
 
     fn shrink_within(&self, deadline: Option<Instant>) -> Result<Team> {
+        self.core.shared.usable()?;
         self.core.break_off();
         let set = self.lineage.list.iter().map(|fellow| self.core.fellows.contains(fellow)).collect();
         Team::agree(self.builder.clone(), self.lineage.clone(), set, self.attempt + 1, deadline, true)
@@ -883,7 +884,10 @@ impl What {
 
 #[cold]
 pub(super) fn too_long() -> Error {
-    Error::Invalid { what: "the vectors are too long for the slots of this team; make larger slots".into() }
+    Error::Invalid {
+        what: "the vectors are too long for the slots of this team, or a slot has no part for each member; make larger slots"
+            .into(),
+    }
 }
 
 /// Combines vectors of a type that is forgotten elsewhere.

@@ -91,6 +91,9 @@ pub enum Failure {
     /// This member gave up an operation before its end: others may still wait for what it had to send.
     #[error("an operation of this team was given up before its end: no other can follow it")]
     GivenUp,
+    /// The reduction of the application panicked.
+    #[error("the reduction panicked: no other operation of this team can follow")]
+    Panicked,
     /// Another member says that nothing can go on.
     #[error(
         "rank {rank} ended this team's operations: it gave one up, or found that members called different ones, and says which"
