@@ -417,8 +417,8 @@ const LONGEST: usize = 64 << 20;
 fn shape() -> impl Strategy<Value = Shape> {
     let sync = prop_oneof![Just(Sync::Background), Just(Sync::Foreground)];
     let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
-    // Most share memory; the others are on several boxes, in some order.
-    let boxes = prop_oneof![2 => Just(1_usize), 1 => 2..9_usize];
+    // Most share memory; the others are on several boxes, in some order: on one each if there are as many.
+    let boxes = prop_oneof![2 => Just(1_usize), 1 => 2..17_usize];
     let algorithm = proptest::option::of(proptest::sample::select(&Algorithm::ALL[..]));
     let members = prop_oneof![3 => 1..7_usize, 1 => 7..17_usize];
     let channels = prop_oneof![3 => 1..5_usize, 1 => 5..17_usize];
