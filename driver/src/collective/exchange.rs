@@ -152,7 +152,7 @@ enum Phase {
     /// Of the sum of all shares, the own one.
     Share,
     /// The chunk that comes after the one that is combined. Nobody reads its place any more: who has put a chunk has collected the one before the last, and
-    /// there are places for three.
+    /// there are places for more than three.
     Ahead,
     /// The others' shares.
     Collect(usize),
