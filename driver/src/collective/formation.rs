@@ -264,7 +264,7 @@ mod tests {
 
         #[test]
         fn what_is_said_survives_the_way(
-            lineage: u64, attempt: u32, stage in 0..3_u8, layout: u64, region: Option<(u32, u64)>,
+            lineage: u64, attempt in 0..=u32::MAX / 2, stage in 0..3_u8, layout: u64, region: Option<(u32, u64)>,
             bits in proptest::collection::vec(any::<(bool, bool)>(), 0..100),
         ) {
             let stage = [Stage::Gone, Stage::Ready, Stage::Mapped][usize::from(stage)];
