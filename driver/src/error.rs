@@ -137,6 +137,15 @@ pub enum Error {
         /// The node that has the region.
         node: NodeId,
     },
+    /// A team can't go on together.
+    #[cfg(not(loom))]
+    #[error("cannot {operation}: {why}")]
+    Team {
+        /// Which call.
+        operation: &'static str,
+        /// Why not.
+        why: TeamFault,
+    },
     /// It can't be done here.
     #[error("cannot {operation}: {why}")]
     Unsupported {
@@ -177,6 +186,33 @@ pub enum Error {
     #[cfg(not(loom))]
     #[error(transparent)]
     Udp(Box<UdpError>),
+}
+
+/// Why a team can't go on together.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum TeamFault {
+    /// Another member called something else, with another root, or with another number of elements; or it divides the team's memory in another way.
+    #[error(
+        "node {node} called something else, or with another root or length; all members make the same calls in the same order"
+    )]
+    Mismatch {
+        /// The member.
+        node: NodeId,
+    },
+    /// Another member does nothing for the team any more: it dropped it, shrinks it, or gave an operation up.
+    #[error("node {node} gave the team up, or an operation of it; shrink the team, or form another one")]
+    GaveUp {
+        /// The member.
+        node: NodeId,
+    },
+    /// The reduction of the application panicked, here.
+    #[error("the reduction panicked, so the result is lost; mend it, and shrink the team or form another one")]
+    Panicked,
+    /// This member gave an operation up: by a time-out, or as it shrinks the team.
+    #[error("its members are out of step, as one gave an operation up; shrink the team, or form another one")]
+    OutOfStep,
 }
 
 /// What is wrong with a key.

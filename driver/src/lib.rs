@@ -48,6 +48,8 @@ extern crate self as doorbell;
 #[cfg(not(loom))]
 pub mod atomic;
 #[cfg(not(loom))]
+pub mod collective;
+#[cfg(not(loom))]
 pub mod counter;
 pub mod engine;
 pub mod error;

@@ -80,7 +80,7 @@ pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
 pub const CONTROL_BYTES: usize = 256;
 
 /// Raised by whoever changes what shared memory means without changing the numbers hashed below.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// A number that differs when any offset or size differs: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[

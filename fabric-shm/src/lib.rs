@@ -29,6 +29,7 @@ macro_rules! fault_point {
 pub mod board;
 #[cfg(not(loom))]
 pub mod bus;
+pub mod channel;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cma;
@@ -40,6 +41,8 @@ pub mod doorbell;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fabric;
+#[cfg(not(loom))]
+pub mod far_copy;
 #[cfg(feature = "fault-points")]
 pub mod fault;
 #[cfg(not(loom))]

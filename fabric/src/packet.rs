@@ -27,6 +27,8 @@ pub enum PacketKind {
     Region = 9,
     /// A letter of the lock registry: `tag` says whether it asks, answers or tells.
     Letter = 10,
+    /// A part of a collective between members of a team that do not all share memory: `tag` says of which team.
+    Team = 11,
 }
 
 impl PacketKind {
@@ -44,6 +46,7 @@ impl PacketKind {
             8 => Some(PacketKind::Loan),
             9 => Some(PacketKind::Region),
             10 => Some(PacketKind::Letter),
+            11 => Some(PacketKind::Team),
             _ => None,
         }
     }

@@ -51,6 +51,7 @@ enum Command {
     Bandwidth(measure::bandwidth::BandwidthArgs),
     Lock(measure::lock::LockArgs),
     Atomics(atomics::AtomicsArgs),
+    Collective(measure::collective::CollectiveArgs),
     Modes(modes::ModesArgs),
     Top(top::TopArgs),
     Ls(ls::LsArgs),
@@ -64,6 +65,9 @@ enum Command {
     /// One of the processes of a measurement of locks; started by it.
     #[command(name = measure::lock::worker::COMMAND, hide = true)]
     LockWorker(measure::worker::WorkerArgs),
+    /// One of the processes of a measurement of collectives; started by it.
+    #[command(name = measure::collective::worker::COMMAND, hide = true)]
+    CollectiveWorker(measure::worker::WorkerArgs),
     /// One of the processes that carry out a load; started by it.
     #[command(name = modes::worker::COMMAND, hide = true)]
     ModesWorker(measure::worker::WorkerArgs),
@@ -79,7 +83,11 @@ impl Command {
     fn run(self) -> Result<(), Failure> {
         environment::check()?;
         // Of the processes of a measurement one speaks for all.
-        if !matches!(self, Command::MeasureWorker(_) | Command::LockWorker(_) | Command::ModesWorker(_)) {
+        let is_worker = matches!(
+            self,
+            Command::MeasureWorker(_) | Command::LockWorker(_) | Command::CollectiveWorker(_) | Command::ModesWorker(_)
+        );
+        if !is_worker {
             log::install(LevelFilter::WARN)?;
         }
         match self {
@@ -90,6 +98,7 @@ impl Command {
             Command::Bandwidth(args) => measure::bandwidth::run(&args),
             Command::Lock(args) => measure::lock::run(&args),
             Command::Atomics(args) => atomics::run(&args),
+            Command::Collective(args) => measure::collective::run(&args),
             Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
@@ -99,6 +108,7 @@ impl Command {
             Command::Info(args) => info::run(&args),
             Command::MeasureWorker(args) => measure::worker::run(&args),
             Command::LockWorker(args) => measure::lock::worker::run(&args),
+            Command::CollectiveWorker(args) => measure::collective::worker::run(&args),
             Command::ModesWorker(args) => modes::worker::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),

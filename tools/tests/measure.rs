@@ -1,4 +1,4 @@
-//! `doorbell latency`, `rate`, `bandwidth`, `lock`, `atomics` and `tune` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
+//! `doorbell latency`, `rate`, `bandwidth`, `lock`, `atomics`, `collective` and `tune` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
 
 mod as_usual;
 
@@ -80,7 +80,7 @@ fn endless_of(args: &[&str], domain: &str, (count, shared): (usize, usize), more
 
 #[test]
 fn mistakes_get_one_line_with_a_hint() {
-    let cases: [(&[&str], &str); 23] = [
+    let cases: [(&[&str], &str); 37] = [
         (&["latency", "--sizes", "8,4kib"], "units are B, KiB"),
         (&["latency", "--sizes", "big"], "sizes look like"),
         (&["latency", "--wait", "sleep"], "it can be auto, spin, yield, park"),
@@ -104,6 +104,20 @@ fn mistakes_get_one_line_with_a_hint() {
         (&["lock", "--wait", "sleep"], "it can be auto, spin, yield, park"),
         (&["lock", "--format", "hgrm"], "it can be table, json, csv"),
         (&["lock", "--domain", "no/such"], "A-Z a-z 0-9"),
+        (&["collective", "--op", "gossip"], "it can be barrier, broadcast, reduce, allreduce, allgather, alltoall"),
+        (&["collective", "--op", "barrier,gossip"], "it can be barrier, broadcast, reduce, allreduce, allgather, alltoall"),
+        (&["collective", "--nodes", "1"], "1 is not in 2..=64"),
+        (&["collective", "--nodes", "65"], "65 is not in 2..=64"),
+        (&["collective", "--sizes", "6"], "multiples of 4 bytes"),
+        (&["collective", "--sizes", "0"], "multiples of 4 bytes"),
+        (&["collective", "--sizes", "8,2GiB"], "that is too much"),
+        (&["collective", "--sizes", "8,257MiB"], "268435456 B at most"),
+        (&["collective", "--op", "alltoall", "--nodes", "4", "--sizes", "65MiB"], "67108864 B at most"),
+        (&["collective", "--channels", "65"], "65 is not in 1..=64"),
+        (&["collective", "--slot", "2KiB"], "a multiple of 128, from 4KiB to 64MiB"),
+        (&["collective", "--sync", "never"], "it can be background, foreground, both"),
+        (&["collective", "--compute", "50"], "times look like"),
+        (&["collective", "--pin", "9999"], "this process may run on"),
     ];
     for (args, hint) in cases {
         let output = run(args);
@@ -202,6 +216,95 @@ fn locks_are_told_in_json() {
     for (key, floor) in [(0, 1), (2, 3)] {
         assert!(figure(key, "ratio") > 0.0 && rows[floor]["ratio"].is_null());
     }
+}
+
+/// The rows of a measurement of collectives.
+fn collectives(args: &[&str]) -> Vec<Value> {
+    let output = run(&[&["collective", "--rounds", "3", "--iterations", "4", "--format", "json"], args].concat());
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for row in &rows {
+        let figure = |name: &str| row[name].as_f64().unwrap();
+        let figures = ["min_ns", "p50_ns", "max_ns"].map(figure);
+        assert!(figures[0] > 0.0 && figures.is_sorted(), "{row}");
+        assert_eq!((figure("rounds"), figure("calls")), (3.0, 4.0), "{row}");
+        // Every call of every process took a turn of a channel, at once or later.
+        let calls = 3.0 * 4.0 * figure("nodes");
+        assert_eq!((figure("operations"), figure("acquired") + figure("queued")), (calls, calls), "{row}");
+        assert!(figure("foreseen") <= figure("acquired"), "{row}");
+    }
+    rows
+}
+
+#[test]
+fn every_collective_has_figures_for_every_size() {
+    let names = "broadcast,reduce,allreduce,allgather,alltoall";
+    let rows = collectives(&["--nodes", "3", "--sizes", "8,600KiB", "--op", "barrier", "--op", names]);
+    let found: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["size_bytes"].as_u64())).collect();
+    let of_sizes = names.split(',').flat_map(|op| [8, 600 << 10].map(|bytes| (op, Some(bytes))));
+    assert_eq!(found, [("barrier", None)].into_iter().chain(of_sizes).collect::<Vec<_>>());
+    for row in rows {
+        assert_eq!((&row["sync"], row["nodes"].as_u64()), (&"background".into(), Some(3)));
+        assert_eq!(row["gb_per_s"].is_f64(), row["size_bytes"].is_u64(), "{row}");
+        assert!(["floor_p50_ns", "ratio", "of_foreground", "compute_ns"].iter().all(|name| row[name].is_null()), "{row}");
+    }
+}
+
+#[test]
+fn a_barrier_is_beside_its_floor_and_the_background_beside_the_foreground() {
+    let way = ["--nodes", "2", "--op", "allreduce", "--sizes", "64", "--floor", "--sync", "both", "--compute", "20us"];
+    let rows = collectives(&[&way[..], &["--channels", "2", "--slot", "4KiB", "--domain", "collective-both"]].concat());
+    let names: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["sync"].as_str().unwrap())).collect();
+    let ways = |op| [(op, "background"), (op, "foreground")];
+    assert_eq!(names, [ways("barrier"), ways("allreduce"), ways("allreduce")].concat());
+    let near = |found: &Value, expected: f64| {
+        let found = found.as_f64().unwrap();
+        // Figures are rounded.
+        assert!((found - expected).abs() <= 1e-4 + 1e-3 * expected, "{found} where {expected} was expected");
+    };
+    for (at, row) in rows.iter().enumerate() {
+        let p50 = |row: &Value| row["p50_ns"].as_f64().unwrap();
+        if at < 2 {
+            near(&row["ratio"], p50(row) / row["floor_p50_ns"].as_f64().unwrap());
+        } else {
+            assert!(row["ratio"].is_null() && row["floor_p50_ns"].is_null(), "{row}");
+        }
+        match at % 2 {
+            0 => near(&row["of_foreground"], p50(row) / p50(&rows[at + 1])),
+            _ => assert!(row["of_foreground"].is_null(), "{row}"),
+        }
+        assert_eq!(row["compute_ns"].as_u64(), (at >= 4).then_some(20_000), "{row}");
+        assert_eq!((row["channels"].as_u64(), row["slot_bytes"].as_u64()), (Some(2), Some(4096)), "{row}");
+    }
+    assert_eq!(leftovers("collective-both"), Vec::<String>::new());
+}
+
+#[test]
+fn the_other_ways_to_measure_collectives_work() {
+    let ways: [&[&str]; 4] = [
+        &["--wait", "park", "--pin", "0"],
+        &["--wait", "yield", "--progress", "inline"],
+        &["--progress", "poller", "--sync", "foreground"],
+        &["--nodes", "7", "--channels", "1"],
+    ];
+    for way in ways {
+        assert_eq!(collectives(&[way, &["--sizes", "4KiB"]].concat()).len(), 3, "{way:?}");
+    }
+    let table = |more: &[&str]| {
+        text(&run(&[&["collective", "--nodes", "2", "--sizes", "8", "--rounds", "2", "--floor"], more].concat()).stdout)
+    };
+    let (plain, with_stats) = (table(&[]), table(&["--stats", "--sync", "both"]));
+    assert!(plain.contains("ratio") && plain.contains("\nbarrier") && !plain.contains("foreseen"), "{plain}");
+    assert!(with_stats.contains("of fg") && with_stats.contains("foreseen"), "{with_stats}");
+}
+
+#[test]
+fn the_help_of_collectives_names_the_operations() {
+    let help = text(&run(&["collective", "--help"]).stdout);
+    for op in ["barrier", "broadcast", "reduce", "allreduce", "allgather", "alltoall"] {
+        assert!(help.contains(&format!("- {op}:")), "{op} is missing in\n{help}");
+    }
+    assert!(help.contains("slowest process") && help.contains("Examples:\n  doorbell collective"), "{help}");
 }
 
 #[test]
@@ -312,6 +415,24 @@ fn however_a_measurement_of_locks_ends_nothing_stays() {
         assert_eq!(output.status.code(), code, "{error}");
         if way == "worker" {
             assert!(error.contains("one of the processes that lock") && error.contains("killed by signal 9"), "{error}");
+        }
+        eventually("nothing is left", || leftovers(&domain).is_empty());
+        eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));
+    }
+}
+
+#[test]
+fn however_a_measurement_of_collectives_ends_nothing_stays() {
+    for (way, signal_sent, code) in [("worker", 9, Some(1)), ("interrupt", 2, Some(130)), ("command", 9, None)] {
+        let domain = format!("collectives-{way}-{}", std::process::id());
+        let args = ["collective", "--floor", "--iterations", "1000000000", "--domain", &domain];
+        let (command, workers) = endless_of(&args, &domain, (4, 4), &[]);
+        signal(if way == "worker" { workers[1] } else { command.id() }, signal_sent);
+        let output = command.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), code, "{error}");
+        if way == "worker" {
+            assert!(error.contains("one of the processes of the team") && error.contains("killed by signal 9"), "{error}");
         }
         eventually("nothing is left", || leftovers(&domain).is_empty());
         eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));

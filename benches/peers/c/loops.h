@@ -1,5 +1,5 @@
 /* The loops that are timed, for peers that are spoken to in C: the same as `exchange.rs` and `stream.rs` beside this directory,
- * down to the order of the statements, so that nobody is compared with another loop.
+ * and `src/collective.rs` in it, down to the order of the statements, so that nobody is compared with another loop.
  *
  * A peer includes this at its end, after defining
  *   struct peer;
@@ -7,6 +7,8 @@
  *   send_message, receive_message       one after the other, returning when the buffer is free, or filled
  *   start_send, finish_send, start_receive, finish_receive, with a `request`
  *   put, fence, looked                  into the other's memory; what must be done between two looks at one's own
+ * and, if it defines COLLECTIVES,
+ *   rank, members of the struct; barrier, allreduce, broadcast of i64, in place
  */
 #ifndef LOOPS_H
 #define LOOPS_H
@@ -25,7 +27,13 @@
 #define ARRIVED (UINT64_C(1) << 63)
 
 enum work { MESSAGES, PUTS };
-enum part { PING, PONG, POUR, DRAIN, STREAM };
+enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMPUTING };
+
+/* From whom all get a broadcast, elements of a cache line, and steps of work: as in `collective.rs`. */
+#define ROOT 0
+#define LINE_ELEMENTS 8
+#define STEPS_LEAST 1000
+#define STEPS_MORE 2000
 
 /* The layouts are those of `foreign.rs`. */
 struct setup {
@@ -211,6 +219,71 @@ static inline __attribute__((always_inline)) int stream(struct peer *peer, const
     return failed ? -1 : 0;
 }
 
+#ifdef COLLECTIVES
+
+static inline void write_elements(int64_t *vector, size_t elements, int64_t value)
+{
+    for (size_t at = 0; at < elements; at += LINE_ELEMENTS)
+        vector[at] = value;
+}
+
+static inline int64_t read_elements(const int64_t *vector, size_t elements)
+{
+    int64_t sum = 0;
+    for (size_t at = 0; at < elements; at += LINE_ELEMENTS)
+        sum += vector[at];
+    return sum;
+}
+
+static inline void compute(uint64_t call, uint64_t rank)
+{
+    uint64_t x = (call << 8 | rank) * UINT64_C(0x9E3779B97F4A7C15);
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    for (uint64_t steps = STEPS_LEAST + (x >> 32) % STEPS_MORE; steps > 0; steps--)
+        x = x * UINT64_C(0x9E3779B97F4A7C15) ^ 1;
+    __asm__ volatile("" : : "r"(x));
+}
+
+/* One copy for each operation, as above. */
+static inline __attribute__((always_inline)) int collect(struct peer *peer, const struct section *s, int part, int touched,
+                                                         struct why *why)
+{
+    int64_t *vector = (int64_t *)s->source, wrong = 0, members = peer->members;
+    int64_t shares = part == BROADCAST ? 1 : members * (members + 1) / 2;
+    size_t elements = s->bytes / sizeof *vector, all = s->warmup + s->count;
+    int64_t lines = (int64_t)((elements + LINE_ELEMENTS - 1) / LINE_ELEMENTS);
+    uint64_t start = 0;
+    for (size_t i = 0; i < all; i++) {
+        int64_t call = (int64_t)i + 1;
+        if (i == s->warmup) {
+            TRY(barrier(peer, why));
+            start = ticks();
+        }
+        if (part == COMPUTING)
+            compute(i, (uint64_t)peer->rank);
+        if (part == BARRIER) {
+            TRY(barrier(peer, why));
+        } else if (part == BROADCAST) {
+            if (touched && peer->rank == ROOT)
+                write_elements(vector, elements, call);
+            TRY(broadcast(peer, vector, elements, why));
+            if (touched && peer->rank != ROOT)
+                wrong |= read_elements(vector, elements) ^ (lines * call * shares);
+        } else {
+            if (touched)
+                write_elements(vector, elements, call * (peer->rank + 1));
+            TRY(allreduce(peer, vector, elements, why));
+            if (touched)
+                wrong |= read_elements(vector, elements) ^ (lines * call * shares);
+        }
+    }
+    *s->samples = ticks() - start;
+    return wrong == 0 ? 0 : FAIL(why, "part %d with %zu bytes gave member %d a wrong result", part, s->bytes, peer->rank);
+}
+
+#endif
+
 __attribute__((visibility("default"))) struct peer *peer_open(const struct setup *setup, struct why *why)
 {
     struct peer *peer = calloc(1, sizeof *peer);
@@ -228,6 +301,18 @@ __attribute__((visibility("default"))) struct peer *peer_open(const struct setup
 __attribute__((visibility("default"))) int peer_play(struct peer *peer, const struct section *s, struct why *why)
 {
     int puts = peer->landing != NULL;
+#ifdef COLLECTIVES
+    switch (s->part) {
+    case BARRIER:
+        return collect(peer, s, BARRIER, 0, why);
+    case ALLREDUCE:
+        return s->touched ? collect(peer, s, ALLREDUCE, 1, why) : collect(peer, s, ALLREDUCE, 0, why);
+    case BROADCAST:
+        return s->touched ? collect(peer, s, BROADCAST, 1, why) : collect(peer, s, BROADCAST, 0, why);
+    case COMPUTING:
+        return s->touched ? collect(peer, s, COMPUTING, 1, why) : collect(peer, s, COMPUTING, 0, why);
+    }
+#endif
     if (s->part == STREAM)
         return s->touched ? stream(peer, s, 1, why) : stream(peer, s, 0, why);
     if (puts)

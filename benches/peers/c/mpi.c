@@ -1,10 +1,10 @@
-/* MPI as a peer of Doorbell. */
+/* MPI as a peer of Doorbell: Open MPI and MPICH, by the compiler of each. */
 
 #include "loops.h"
 #include <mpi.h>
 
 struct peer {
-    int crowded, other;
+    int crowded, other, rank, members;
     uint64_t sent, received;
     uint8_t *landing;
     MPI_Win window;
@@ -27,6 +27,8 @@ static int open_peer(struct peer *peer, const struct setup *setup, struct why *w
     if (rank != setup->node)
         return FAIL(why, "this is rank %d, where %d was expected", rank, setup->node);
     peer->other = rank ^ 1;
+    peer->rank = rank;
+    CHECK(MPI_Comm_size(MPI_COMM_WORLD, &peer->members), "MPI_Comm_size");
     peer->window = MPI_WIN_NULL;
     if (setup->work == PUTS) {
         CHECK(MPI_Win_allocate((MPI_Aint)setup->bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &peer->landing, &peer->window),
@@ -52,7 +54,12 @@ static void version(struct why *text)
     int length;
     char all[MPI_MAX_LIBRARY_VERSION_STRING];
     MPI_Get_library_version(all, &length);
-    snprintf(text->text, sizeof text->text, "%.*s", (int)strcspn(all, ","), all);
+    /* One line, without what follows the number. */
+    all[strcspn(all, ",\n")] = '\0';
+    char *blank = strchr(all, '\t');
+    if (blank != NULL)
+        *blank = ' ';
+    snprintf(text->text, sizeof text->text, "%s", all);
 }
 
 static inline int send_message(struct peer *peer, const uint8_t *message, size_t bytes, struct why *why)
@@ -110,5 +117,27 @@ static inline int looked(struct peer *peer, struct why *why)
     return 0;
 }
 
+static inline int barrier(struct peer *peer, struct why *why)
+{
+    (void)peer;
+    CHECK(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
+    return 0;
+}
+
+static inline int allreduce(struct peer *peer, int64_t *vector, size_t elements, struct why *why)
+{
+    (void)peer;
+    CHECK(MPI_Allreduce(MPI_IN_PLACE, vector, (int)elements, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+    return 0;
+}
+
+static inline int broadcast(struct peer *peer, int64_t *vector, size_t elements, struct why *why)
+{
+    (void)peer;
+    CHECK(MPI_Bcast(vector, (int)elements, MPI_INT64_T, ROOT, MPI_COMM_WORLD), "MPI_Bcast");
+    return 0;
+}
+
+#define COLLECTIVES
 #define PEER
 #include "loops.h"

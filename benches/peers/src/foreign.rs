@@ -1,6 +1,7 @@
 //! Peers that are spoken to in C: a library made of `c/loops.h` and what it includes.
 
-use crate::order::Work;
+use crate::collective::{Calls, elements};
+use crate::order::{Player, Work};
 use crate::place::Place;
 use crate::transport::{Fault, Result, Setup, Transport};
 use doorbell_benches::exchange::{Part, Section};
@@ -68,6 +69,10 @@ const PONG: c_int = 1;
 const POUR: c_int = 2;
 const DRAIN: c_int = 3;
 const STREAM: c_int = 4;
+const BARRIER: c_int = 5;
+const ALLREDUCE: c_int = 6;
+const BROADCAST: c_int = 7;
+const COMPUTING: c_int = 8;
 
 /// Memory for a window of messages, and where each of them begins.
 #[derive(Debug, Default)]
@@ -142,7 +147,7 @@ unsafe extern "C" fn swap(
 impl Transport for Foreign {
     fn open(setup: &Setup<'_>) -> Result<Self> {
         let order = setup.order;
-        let path = order.library.as_ref().ok_or("the order names no library")?;
+        let Player::Library(path) = &order.player else { return Err("the order names no library".into()) };
         // SAFETY: it was made of the files beside this one.
         let library = unsafe { Library::new(path) }.map_err(|error| format!("could not load {}: {error}", path.display()))?;
         let raw = RawSetup {
@@ -162,7 +167,8 @@ impl Transport for Foreign {
         };
         let peer = NonNull::new(peer).ok_or_else(|| why.text())?;
         let bytes = if order.work.is_stream() { 0 } else { order.bytes() };
-        let (source, target) = (Memory::private(bytes)?, Memory::private(bytes)?);
+        let back = if order.work.is_collective() { 0 } else { bytes };
+        let (source, target) = (Memory::private(bytes)?, Memory::private(back)?);
         let (sources, targets) = Default::default();
         Ok(Self { peer, library, source, target, sources, targets, window: order.window })
     }
@@ -230,6 +236,36 @@ impl Transport for Foreign {
             targets: self.targets.starts.as_ptr(),
             samples: null_mut(),
         })
+    }
+
+    fn collect(&mut self, calls: Calls) -> Result<u64> {
+        let Calls { work, bytes, warmup, count, touched, .. } = calls;
+        let mut ticks = 0;
+        calls.prepare(elements(&mut self.source, bytes)?);
+        let raw = RawSection {
+            part: match work {
+                Work::Barrier => BARRIER,
+                Work::Allreduce => ALLREDUCE,
+                Work::Broadcast => BROADCAST,
+                Work::Computing => COMPUTING,
+                work => return Err(format!("{work:?} is no collective").into()),
+            },
+            touched: touched.into(),
+            bytes,
+            warmup,
+            count,
+            sends: 0,
+            receives: 0,
+            window: 0,
+            source: self.source.as_mut_ptr(),
+            target: null_mut(),
+            sources: null_mut(),
+            targets: null_mut(),
+            samples: &mut ticks,
+        };
+        self.call(&raw)?;
+        calls.check(elements(&mut self.source, bytes)?)?;
+        Ok(ticks)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Starts the processes of a measurement, waits for what they find, and leaves nothing behind however it ends.
 
-use crate::peers::{Peer, Program};
+use crate::peers::{Peer, Program, Who};
 use crate::plan::Table;
 use crate::{Failure, Ran, plan};
 use doorbell_benches::floor::Mapping;
-use doorbell_peers::order::{Answer, Order, Work};
+use doorbell_peers::order::{Answer, Order, Player};
 use doorbell_peers::worker;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const SHARED: &str = "/dev/shm";
 /// Begins the names of directories, before the process that made them.
 const DIR: &str = "doorbell-peers.";
+/// Begins the names of MPICH's memory, which it gives numbers of its own, and leaves behind if it is killed.
+const MPICH_MEMORY: &str = "mpich_shm_";
 /// How long the others may go on when one has failed.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a process that was told to end may take.
@@ -30,6 +32,13 @@ const END: Duration = Duration::from_secs(2);
 const LATER: u32 = 5;
 /// Messages under way at once in a direction, of streams.
 pub const WINDOW: usize = 8;
+
+/// What MPICH is tested with by its authors where there are more processes than processors: it yields after each look that found nothing.
+const MPICH_CROWDED: [(&str, &str); 3] = [
+    ("MPIR_CVAR_POLLS_BEFORE_YIELD", "1"),
+    ("MPIR_CVAR_CH4_PROGRESS_THROTTLE", "true"),
+    ("MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT", "1"),
+];
 
 /// What a run gave: figures, or why there are none.
 pub type Outcome = Result<Answer, String>;
@@ -74,12 +83,14 @@ impl Launcher {
 
     fn measure(&self, peer: &Peer, table: Table, quick: bool) -> io::Result<Outcome> {
         fs::create_dir_all(&self.dir)?;
-        let pairs = if table.work == Work::Pairs { 2 } else { 1 };
+        let pairs = table.pairs;
         let mapping = Mapping::create(worker::shape(pairs))?;
-        let library = match &peer.program {
-            Program::This(library) => library.clone(),
-            Program::Launched { library, .. } => Some(library.clone()),
-            Program::Own(_) => None,
+        let player = match &peer.program {
+            Program::This(Player::Library(library)) | Program::Launched { library, .. } => {
+                Player::Library(fs::canonicalize(library)?)
+            }
+            Program::This(player) => player.clone(),
+            Program::Own(_) => Player::Program,
         };
         let order = Order {
             work: table.work,
@@ -93,21 +104,21 @@ impl Launcher {
             prefix: self.prefix.clone(),
             memory: (id() as i32, mapping.descriptor()),
             limit: self.limit + LATER,
-            library: library.map(fs::canonicalize).transpose()?,
+            player,
         };
         let path = self.dir.join("order");
         fs::write(&path, serde_json::to_vec(&order)?)?;
         let mut processes = Processes::default();
         match &peer.program {
             Program::Launched { launcher, .. } => {
-                processes.start(self.launched(launcher, &order, &path)?, &self.dir, "launcher")?
+                processes.start(self.launched(peer.who, launcher, &order, &path)?, &self.dir, "launcher")?
             }
             program => {
                 let program = match program {
                     Program::Own(path) => path.clone(),
                     _ => std::env::current_exe()?,
                 };
-                for node in 0..2 * pairs {
+                for node in 0..order.processes() {
                     let mut command = Command::new(&program);
                     command.arg(worker::COMMAND).arg(&path).arg(node.to_string());
                     processes.start(command, &self.dir, &node.to_string())?;
@@ -120,16 +131,22 @@ impl Launcher {
         Ok(judge(&order, ended, &words, self.limit))
     }
 
-    fn launched(&self, launcher: &Path, order: &Order, path: &Path) -> io::Result<Command> {
+    fn launched(&self, who: Who, launcher: &Path, order: &Order, path: &Path) -> io::Result<Command> {
         let mut command = Command::new(launcher);
         // The workers pin themselves, as those of all other peers.
-        command.args(["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", &(2 * order.pairs).to_string()]);
-        if nix::unistd::geteuid().is_root() {
-            command.arg("--allow-run-as-root");
-        }
-        command.args(["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]);
-        if order.crowded() {
-            command.args(["--mca", "mpi_yield_when_idle", "1"]);
+        command.args(["--bind-to", "none", "-n", &order.processes().to_string()]);
+        if who == Who::Mpich {
+            if order.crowded() {
+                command.envs(MPICH_CROWDED);
+            }
+        } else {
+            command.args(["--map-by", ":OVERSUBSCRIBE", "--mca", "pml", "ob1", "--mca", "btl", "self,sm"]);
+            if nix::unistd::geteuid().is_root() {
+                command.arg("--allow-run-as-root");
+            }
+            if order.crowded() {
+                command.args(["--mca", "mpi_yield_when_idle", "1"]);
+            }
         }
         command.arg(std::env::current_exe()?).arg(worker::COMMAND).arg(path);
         command.env("OMPI_MCA_btl_sm_backing_directory", &self.dir).env("OMPI_MCA_osc_sm_backing_store", &self.dir);
@@ -156,10 +173,17 @@ fn prefix(process: u32) -> String {
 fn remove(dir: &Path, prefix: &str) {
     let _ = fs::remove_dir_all(dir);
     for entry in fs::read_dir(SHARED).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().contains(prefix) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.contains(prefix) || name.starts_with(MPICH_MEMORY) && !is_mapped(&name) {
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+/// Whether a process has a file of this name in its memory. Those of other users are not told, and their files cannot be removed.
+fn is_mapped(name: &str) -> bool {
+    let maps = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| fs::read_to_string(entry.path().join("maps")));
+    maps.flatten().any(|maps| maps.contains(name))
 }
 
 fn remove_those_of_the_dead() {
@@ -271,7 +295,7 @@ impl Drop for Processes {
 /// What the processes have to say.
 fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
     let answers: Vec<Option<Answer>> =
-        (0..2 * order.pairs).map(|node| serde_json::from_slice(&fs::read(order.answer(node)).ok()?).ok()).collect();
+        (0..order.processes()).map(|node| serde_json::from_slice(&fs::read(order.answer(node)).ok()?).ok()).collect();
     if let Some(error) = answers.iter().flatten().find_map(|answer| answer.error.as_ref()) {
         return Err(error.clone());
     }
@@ -285,12 +309,13 @@ fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
     let Some(answers) = answers.into_iter().collect::<Option<Vec<Answer>>>() else {
         return Err("ended without an answer".into());
     };
-    // Of several pairs, the mean; the first one knows how far apart the processors were.
-    let mut clocks = answers.into_iter().step_by(2);
+    // Of several pairs, the mean; of what all do together, the slowest. The first one knows how far apart the processors were.
+    let together = order.work.is_collective();
+    let mut clocks = answers.into_iter().step_by(if together { 1 } else { 2 });
     let Some(mut first) = clocks.next() else { return Err("ended without an answer".into()) };
     for other in clocks {
         for (seen, too) in first.legs.iter_mut().flatten().zip(other.legs.iter().flatten()) {
-            seen.ns += (too.ns - seen.ns) / order.pairs as f64;
+            seen.ns = if together { seen.ns.max(too.ns) } else { seen.ns + (too.ns - seen.ns) / order.pairs as f64 };
         }
     }
     Ok(first)

@@ -6,7 +6,8 @@ mod plan;
 mod report;
 
 use clap::Parser;
-use doorbell_peers::{foreign, native, worker};
+use doorbell_peers::order::Player;
+use doorbell_peers::{collective, foreign, native, worker};
 use launch::{Launcher, Outcome, Stopped};
 use peers::{Peer, Who};
 use plan::{Row, Table};
@@ -27,10 +28,11 @@ use std::process::ExitCode;
 Before the first time: benches/peers/install, which fetches and builds the peers into target/peers.
 
 Examples:
-  doorbell-peers                                  everything, into docs/performance.md (10 minutes)
-  doorbell-peers --quick                          everything, roughly, to the terminal (2 minutes)
+  doorbell-peers                                  everything, into docs/performance.md (13 minutes)
+  doorbell-peers --quick                          everything, roughly, to the terminal (3 minutes)
   doorbell-peers --only ucx,mpi --rows latency    one table, to the terminal
   doorbell-peers --rows udp                       what goes over UDP, to the terminal (1 minute)
+  doorbell-peers --rows collectives               teams, to the terminal (3 minutes)
   doorbell-peers --rounds 9 --output -            more rounds, to the terminal
 
 Columns with × say how many times as long as Doorbell the peer takes for a message: above 1
@@ -89,8 +91,11 @@ fn main() -> ExitCode {
 /// One of the processes of a measurement.
 fn work() -> ExitCode {
     match worker::arguments() {
-        Ok((order, node)) if order.library.is_some() => worker::run::<foreign::Foreign>(&order, node),
-        Ok((order, node)) => worker::run::<native::Doorbell>(&order, node),
+        Ok((order, node)) => match order.player {
+            Player::Library(_) => worker::run::<foreign::Foreign>(&order, node),
+            Player::Floor => worker::run::<collective::Floor>(&order, node),
+            _ => worker::run::<native::Doorbell>(&order, node),
+        },
         Err(error) => {
             eprintln!("error: {error}\n  hint: `doorbell-peers` starts this command");
             ExitCode::from(2)
@@ -150,7 +155,7 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
         }
     }
     say_no_more();
-    let failed = findings.failed(Who::Doorbell);
+    let failed = findings.failed(Who::Doorbell) || findings.failed(Who::Foreground);
     let report =
         Report { peers: &peers, tables: &tables, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
     if let Some(signal) = stopped {

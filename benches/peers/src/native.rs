@@ -1,7 +1,10 @@
 //! Doorbell, through its library.
 
-use crate::order::{Over, Work};
+use crate::collective::{self, Calls, Members, ROOT, elements};
+use crate::order::{Over, Player, Work};
 use crate::transport::{Result, Setup, StreamBuffers, TAG, Transport};
+use doorbell::collective::reduction::Sum;
+use doorbell::collective::{Sync, Team};
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, FabricKind, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Region, Request, Role};
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section, Side};
@@ -21,6 +24,8 @@ const SECRET: [u8; 32] = [7; 32];
 /// A node, and its way to the other one.
 #[derive(Debug)]
 pub struct Doorbell {
+    /// Of all processes, and what they combine; where that is measured.
+    team: Option<(Team, Memory)>,
     // The peer goes before the node.
     peer: Peer,
     node: Node,
@@ -74,8 +79,9 @@ impl Transport for Doorbell {
             }
             _ => (setup.buffers()?, None),
         };
+        let team = if order.work.is_collective() { Some((team(setup, &node)?, Memory::private(order.bytes())?)) } else { None };
         let (work, crowded, messages) = (order.work, order.crowded(), StreamBuffers::new(order));
-        Ok(Self { peer, node, work, crowded, buffers, messages, landing, count: 0 })
+        Ok(Self { team, peer, node, work, crowded, buffers, messages, landing, count: 0 })
     }
 
     fn version(&self) -> String {
@@ -105,6 +111,41 @@ impl Transport for Doorbell {
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()> {
         let messages = self.messages.of(bytes)?;
         Ok(stream::run(&mut Requests { node: &self.node, peer: &self.peer }, flow, messages)?)
+    }
+
+    fn collect(&mut self, calls: Calls) -> Result<u64> {
+        let (team, memory) = self.team.as_mut().ok_or("no team was formed")?;
+        let vector = elements(memory, calls.bytes)?;
+        calls.prepare(vector);
+        let ticks = collective::run(team, calls, vector)?;
+        calls.check(vector)?;
+        Ok(ticks)
+    }
+}
+
+/// All processes, in the order of their numbers.
+fn team(setup: &Setup<'_>, node: &Node) -> Result<Team> {
+    let ids: Vec<NodeId> = (0..setup.order.processes()).map(|id| NodeId(id as u16)).collect();
+    let sync = if setup.order.player == Player::Foreground { Sync::Foreground } else { Sync::Background };
+    Ok(node.team().members(&ids).sync(sync).form_by(Instant::now() + START)?)
+}
+
+impl Members for Team {
+    type Error = Error;
+
+    #[inline(always)]
+    fn barrier(&mut self) -> std::result::Result<(), Error> {
+        Team::barrier(self)
+    }
+
+    #[inline(always)]
+    fn allreduce(&mut self, vector: &mut [i64]) -> std::result::Result<(), Error> {
+        Team::allreduce(self, Sum, vector)
+    }
+
+    #[inline(always)]
+    fn broadcast(&mut self, vector: &mut [i64]) -> std::result::Result<(), Error> {
+        Team::broadcast(self, ROOT, vector)
     }
 }
 

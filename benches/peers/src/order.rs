@@ -20,12 +20,25 @@ pub enum Work {
     BothWays,
     /// Messages back and forth between two pairs of processes at once.
     Pairs,
+    /// All wait for all.
+    Barrier,
+    /// The sum of all vectors to all.
+    Allreduce,
+    /// The first one's vector to all.
+    Broadcast,
+    /// Work of each, not the same for all, before an allreduce.
+    Computing,
 }
 
 impl Work {
     /// Several messages are under way at once.
     pub fn is_stream(self) -> bool {
         matches!(self, Work::OneWay | Work::BothWays)
+    }
+
+    /// All processes do something together.
+    pub fn is_collective(self) -> bool {
+        matches!(self, Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing)
     }
 }
 
@@ -38,6 +51,21 @@ pub enum Over {
     Udp,
     /// UDP datagrams, encrypted and authenticated.
     Sealed,
+}
+
+/// Who does it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Player {
+    /// Doorbell.
+    Doorbell,
+    /// Doorbell whose teams synchronise before a call comes back.
+    Foreground,
+    /// The bare barrier.
+    Floor,
+    /// A peer that is spoken to in C, by this library.
+    Library(PathBuf),
+    /// A program of its own.
+    Program,
 }
 
 /// Messages of one size.
@@ -78,14 +106,19 @@ pub struct Order {
     pub memory: (i32, i32),
     /// Seconds after which a process ends itself.
     pub limit: u32,
-    /// The library of a peer that is spoken to in C; none for Doorbell.
-    pub library: Option<PathBuf>,
+    /// Who does it.
+    pub player: Player,
 }
 
 impl Order {
     /// Bytes of the longest message.
     pub fn bytes(&self) -> usize {
         self.legs.iter().map(|leg| leg.bytes).max().unwrap_or(0)
+    }
+
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        2 * self.pairs
     }
 
     /// More processes than processors.

@@ -1,7 +1,7 @@
 //! Who is measured, and whether it is there.
 
 use crate::plan::Table;
-use doorbell_peers::order::{Over, Work};
+use doorbell_peers::order::{Over, Player, Work};
 use std::path::{Path, PathBuf};
 
 /// A transport.
@@ -10,40 +10,51 @@ pub enum Who {
     /// What all others are compared with
     #[value(skip)]
     Doorbell,
+    /// Doorbell whose teams synchronise before a call comes back: of collectives
+    Foreground,
     /// Tagged messages and puts of UCX
     Ucx,
     /// Open MPI
     Mpi,
+    /// MPICH: of collectives
+    Mpich,
     /// iceoryx2
     Iceoryx2,
     /// Aeron over IPC, and over UDP
     Aeron,
     /// QUIC, which encrypts, over UDP
     Quinn,
+    /// The bare counter barrier
+    Floor,
 }
 
 impl Who {
     /// In the order of the columns.
-    pub const ALL: [Who; 6] = [Who::Doorbell, Who::Ucx, Who::Mpi, Who::Iceoryx2, Who::Aeron, Who::Quinn];
+    pub const ALL: [Who; 9] =
+        [Who::Doorbell, Who::Foreground, Who::Ucx, Who::Mpi, Who::Mpich, Who::Iceoryx2, Who::Aeron, Who::Quinn, Who::Floor];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Who::Doorbell => "Doorbell",
+            Who::Foreground => "in the foreground",
             Who::Ucx => "UCX",
             Who::Mpi => "Open MPI",
+            Who::Mpich => "MPICH",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "Aeron",
             Who::Quinn => "quinn",
+            Who::Floor => "bare barrier",
         }
     }
 
     /// The name under which `install` knows it.
     fn word(self) -> &'static str {
         match self {
-            Who::Doorbell => "doorbell",
+            Who::Doorbell | Who::Foreground | Who::Floor => "doorbell",
             Who::Ucx => "ucx",
             Who::Mpi => "mpi",
+            Who::Mpich => "mpich",
             Who::Iceoryx2 => "iceoryx2",
             Who::Aeron => "aeron",
             Who::Quinn => "quinn",
@@ -54,8 +65,8 @@ impl Who {
 /// What its processes run.
 #[derive(Clone, Debug)]
 pub enum Program {
-    /// This program, with a library or none.
-    This(Option<PathBuf>),
+    /// This program.
+    This(Player),
     /// This program with a library, started by a launcher.
     Launched {
         /// The launcher.
@@ -93,12 +104,20 @@ impl Peer {
         }
     }
 
+    /// Whether it is asked for collectives alone, whatever else it has.
+    pub fn is_for_collectives(&self) -> bool {
+        matches!(self.who, Who::Foreground | Who::Mpich | Who::Floor)
+    }
+
     /// Whether it has something for this table.
     pub fn knows(&self, table: Table) -> bool {
         let does = match table.work {
             Work::Loan => matches!(self.who, Who::Doorbell | Who::Iceoryx2),
             Work::Put => matches!(self.who, Who::Doorbell | Who::Ucx | Who::Mpi),
-            _ => true,
+            Work::Barrier => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Mpich | Who::Floor),
+            Work::Allreduce | Work::Broadcast => matches!(self.who, Who::Doorbell | Who::Mpi | Who::Mpich),
+            Work::Computing => matches!(self.who, Who::Doorbell | Who::Foreground | Who::Mpi | Who::Mpich),
+            _ => !self.is_for_collectives(),
         };
         does && self.goes_over(table.over)
     }
@@ -113,16 +132,19 @@ pub fn find(installed: &Path, only: &[Who]) -> Vec<Peer> {
 fn peer(installed: &Path, who: Who) -> Peer {
     let library = |name: &str| installed.join("lib").join(name);
     let program = match who {
-        Who::Doorbell => Program::This(None),
-        Who::Ucx => Program::This(Some(library("libpeer-ucx.so"))),
+        Who::Doorbell => Program::This(Player::Doorbell),
+        Who::Foreground => Program::This(Player::Foreground),
+        Who::Floor => Program::This(Player::Floor),
+        Who::Ucx => Program::This(Player::Library(library("libpeer-ucx.so"))),
         Who::Mpi => Program::Launched { launcher: installed.join("venv/bin/mpirun"), library: library("libpeer-mpi.so") },
+        Who::Mpich => Program::Launched { launcher: installed.join("mpich/bin/mpirun"), library: library("libpeer-mpich.so") },
         Who::Iceoryx2 => Program::Own(installed.join("bin/peer-iceoryx2")),
         Who::Aeron => Program::Own(installed.join("bin/peer-aeron")),
         Who::Quinn => Program::Own(installed.join("bin/peer-quinn")),
     };
     let file = match &program {
-        Program::This(library) => library.clone(),
-        Program::Launched { library, .. } => Some(library.clone()),
+        Program::This(Player::Library(library)) | Program::Launched { library, .. } => Some(library.clone()),
+        Program::This(_) => None,
         Program::Own(path) => Some(path.clone()),
     };
     let missing = match file {

@@ -9,6 +9,8 @@ pub struct Table {
     pub work: Work,
     /// What it goes over.
     pub over: Over,
+    /// Pairs of processes, one on each of the two processors.
+    pub pairs: usize,
 }
 
 /// A table, or several.
@@ -28,29 +30,38 @@ pub enum Row {
     Pairs,
     /// Messages and streams over UDP on the loopback interface, and encrypted streams
     Udp,
+    /// Barriers, allreduces and broadcasts of two and of four processes on the two processors
+    #[value(alias = "coll")]
+    Collectives,
 }
 
 impl Row {
     /// In the order of the tables.
-    pub const ALL: [Row; 7] = [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs, Row::Udp];
+    pub const ALL: [Row; 8] =
+        [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs, Row::Collectives, Row::Udp];
 
     /// What has to be done for it.
     pub fn tables(self) -> Vec<Table> {
-        let over = |over, works: &[Work]| works.iter().map(move |work| Table { work: *work, over }).collect::<Vec<_>>();
+        let over = |over, works: &[Work]| works.iter().map(move |work| Table { work: *work, over, pairs: 1 }).collect::<Vec<_>>();
+        let pairs = |pairs, work| Table { work, over: Over::Memory, pairs };
         match self {
             Row::Latency => over(Over::Memory, &[Work::Latency]),
             Row::Loan => over(Over::Memory, &[Work::Loan]),
             Row::Put => over(Over::Memory, &[Work::Put]),
             Row::Rate => over(Over::Memory, &[Work::Rate]),
             Row::Bandwidth => over(Over::Memory, &[Work::OneWay, Work::BothWays]),
-            Row::Pairs => over(Over::Memory, &[Work::Pairs]),
+            Row::Pairs => vec![pairs(2, Work::Pairs)],
+            Row::Collectives => {
+                let both = [Work::Barrier, Work::Allreduce, Work::Broadcast].map(|work| [pairs(1, work), pairs(2, work)]);
+                [both.as_flattened(), &[pairs(2, Work::Computing)]].concat()
+            }
             Row::Udp => [over(Over::Udp, &[Work::Latency, Work::OneWay]), over(Over::Sealed, &[Work::OneWay])].concat(),
         }
     }
 }
 
 /// What a table is called.
-pub fn title(Table { work, over }: Table) -> String {
+pub fn title(Table { work, over, pairs }: Table) -> String {
     let what = match work {
         Work::Latency => "Messages, one way",
         Work::Loan => "Loans, one way",
@@ -59,8 +70,13 @@ pub fn title(Table { work, over }: Table) -> String {
         Work::OneWay => "Bandwidth one way",
         Work::BothWays => "Bandwidth both ways",
         Work::Pairs => "Two pairs on two processors, one way",
+        Work::Barrier => "Barrier",
+        Work::Allreduce => "Allreduce",
+        Work::Broadcast => "Broadcast",
+        Work::Computing => "Allreduce after work",
     };
     match over {
+        Over::Memory if work.is_collective() => format!("{what}, {} members", 2 * pairs),
         Over::Memory => what.into(),
         Over::Udp => format!("{what}, over UDP"),
         Over::Sealed => format!("{what}, over UDP, encrypted"),
@@ -73,7 +89,7 @@ const MIB: usize = 1 << 20;
 const STREAM_BYTES: [usize; 2] = [256 * MIB, 64 * MIB];
 
 /// The messages that are measured.
-pub fn legs(Table { work, over }: Table, quick: bool) -> Vec<Leg> {
+pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
     let by_net = over != Over::Memory;
     let sizes: &[usize] = match work {
         Work::Latency if by_net => &[8, 64, KIB, 64 * KIB],
@@ -81,12 +97,20 @@ pub fn legs(Table { work, over }: Table, quick: bool) -> Vec<Leg> {
         Work::Latency | Work::Loan | Work::Put => &[8, 64, KIB, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB],
         Work::Rate | Work::Pairs => &[8],
         Work::OneWay | Work::BothWays => &[64 * KIB, MIB, 4 * MIB],
+        Work::Barrier => &[0],
+        Work::Allreduce => &[8, 64 * KIB, 16 * MIB],
+        Work::Broadcast => &[64 * KIB, 16 * MIB],
+        Work::Computing => &[8, KIB, 4 * KIB, 64 * KIB],
     };
     let part = if quick { 4 } else { 1 };
     let leg = |bytes: usize| match work {
         Work::Latency | Work::Loan | Work::Put | Work::Pairs => {
             let count = round_trips(bytes) / part;
             Leg { bytes, sections: 6, warmup: count / 10, count }
+        }
+        Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing => {
+            let count = collectives(work, bytes, pairs > 1).div_ceil(part);
+            Leg { bytes, sections: 6, warmup: count.div_ceil(10), count }
         }
         Work::Rate => Leg { bytes, sections: 6, warmup: 0, count: 400_000 / part },
         Work::OneWay | Work::BothWays => {
@@ -107,9 +131,22 @@ fn round_trips(bytes: usize) -> usize {
     }
 }
 
+/// In a section.
+fn collectives(work: Work, bytes: usize, crowded: bool) -> usize {
+    match bytes {
+        _ if work == Work::Computing => 1_000,
+        0..=4096 if crowded => 2_000,
+        0..=4096 => 50_000,
+        4097..=65_536 if crowded => 500,
+        4097..=65_536 => 1_000,
+        _ => 10,
+    }
+}
+
 /// A size as people write it.
 pub fn size(bytes: usize) -> String {
     match bytes {
+        0 => "–".into(),
         _ if bytes >= MIB && bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),
         _ if bytes >= KIB && bytes.is_multiple_of(KIB) => format!("{} KiB", bytes / KIB),
         _ => format!("{bytes} B"),

@@ -158,7 +158,11 @@ pub struct Report<'a> {
 impl Display for Report<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.head(f)?;
-        self.section(f, "##", |table| table.over == Over::Memory)?;
+        self.section(f, "##", |table| table.over == Over::Memory && !table.work.is_collective())?;
+        if self.tables.iter().any(|table| table.work.is_collective()) {
+            writeln!(f, "\n## Collectives\n\n{COLLECTIVES}")?;
+            self.section(f, "###", |table| table.work.is_collective())?;
+        }
         if self.tables.iter().any(|table| table.over != Over::Memory) {
             writeln!(f, "\n## Over UDP\n\n{OVER_UDP}")?;
             self.section(f, "###", |table| table.over != Over::Memory)?;
@@ -172,6 +176,11 @@ impl Display for Report<'_> {
 
 /// What people found out about rows in which others are ahead.
 const BEHIND: &str = include_str!("../behind.md");
+
+/// What is said of all collectives.
+const COLLECTIVES: &str = "Processes that share memory: of two, one on each of the two processors, and of four, two on each. Two look while \
+                           they wait, four let each other run. One call comes right after the other; a figure is the mean of a section of \
+                           calls, as the slowest member has it. Vectors are of `i64`, and combined in place; every result is checked.";
 
 /// What is said of all that goes over UDP.
 const OVER_UDP: &str = "The same two processes, which share no memory here: datagrams on the loopback interface. Whoever encrypts is \
@@ -268,7 +277,7 @@ impl Report<'_> {
         let others: Vec<&str> = self
             .peers
             .iter()
-            .filter(|peer| !peer.knows(table) && peer.goes_over(table.over))
+            .filter(|peer| !peer.knows(table) && peer.goes_over(table.over) && !peer.is_for_collectives())
             .map(|peer| peer.who.name())
             .collect();
         if !others.is_empty() {
@@ -323,6 +332,17 @@ impl Report<'_> {
             Work::BothWays => format!("Both send and receive, {WINDOW} messages under way in each direction; the sum of both."),
             Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, as what \
                             matters is who waits for a processor."
+                .into(),
+            Work::Barrier => {
+                "All wait for all. The bare barrier is an addition in shared memory to arrive, and a word that the last one raises.".into()
+            }
+            Work::Allreduce => "Each writes its vector, gets the sum of all in its place, and reads that.".into(),
+            Work::Broadcast => "The first writes its vector; all others get it, and read it. The first may be ahead of them by as many \
+                                calls as have room on the way."
+                .into(),
+            Work::Computing => "Before each allreduce every member works for some 1 to 3 µs, as chance has it, but the same whoever is \
+                                measured. That is part of the time. Doorbell synchronises its channels in the background; in the \
+                                foreground, no call comes back before all have left its channel."
                 .into(),
         }
     }
@@ -388,7 +408,7 @@ mod tests {
     use super::*;
     use doorbell_peers::order::{Answer, Seen};
 
-    const RATE: Table = Table { work: Work::Rate, over: Over::Memory };
+    const RATE: Table = Table { work: Work::Rate, over: Over::Memory, pairs: 1 };
 
     #[test]
     fn days_become_dates() {

@@ -1,5 +1,6 @@
 //! What a peer has to be able to do.
 
+use crate::collective::Calls;
 use crate::order::{Order, Over, Work};
 use crate::place::Place;
 use doorbell_benches::exchange::{Buffers, Carrier, Part, Section, Side};
@@ -42,8 +43,9 @@ impl Setup<'_> {
     /// # Errors
     /// The system has no such memory.
     pub fn buffers(&self) -> Result<Buffers> {
-        // Streams have theirs.
-        let bytes = if self.order.work.is_stream() { 0 } else { self.order.bytes() };
+        // Streams have theirs, and collectives.
+        let work = self.order.work;
+        let bytes = if work.is_stream() || work.is_collective() { 0 } else { self.order.bytes() };
         Ok(Buffers::private(bytes)?)
     }
 }
@@ -128,6 +130,14 @@ pub trait Transport: Sized {
     /// # Errors
     /// Those of the peer.
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()>;
+
+    /// Takes part in a section of collectives, and tells the ticks of those that count.
+    ///
+    /// # Errors
+    /// Those of the peer; a result is wrong.
+    fn collect(&mut self, calls: Calls) -> Result<u64> {
+        Err(unknown("this peer", calls.work, Over::Memory))
+    }
 }
 
 /// What to say of work that a peer does not know.

@@ -1,5 +1,6 @@
 //! One of the processes of a measurement.
 
+use crate::collective::Calls;
 use crate::order::{Answer, Leg, Order, Seen, Work};
 use crate::place::Place;
 use crate::transport::{Result, Setup, Transport};
@@ -21,8 +22,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The name under which a program runs as a worker.
 pub const COMMAND: &str = "worker";
-/// Which of the processes this one is, where a launcher of its own counts them.
-const RANK: &str = "OMPI_COMM_WORLD_RANK";
+/// Which of the processes this one is, where a launcher of its own counts them: Open MPI's, and MPICH's.
+const RANKS: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 
 /// Runs as a worker: `worker ORDER [NODE]`. Without a node, the launcher's rank counts.
 pub fn main<T: Transport>() -> ExitCode {
@@ -51,7 +52,10 @@ pub fn run<T: Transport>(order: &Order, node: usize) -> ExitCode {
 pub fn arguments() -> Result<(Order, usize)> {
     let mut arguments = std::env::args().skip_while(|argument| argument != COMMAND).skip(1);
     let path = arguments.next().ok_or("there is no order")?;
-    let node = arguments.next().or_else(|| std::env::var(RANK).ok()).ok_or("nobody says which process this is")?;
+    let node = arguments
+        .next()
+        .or_else(|| RANKS.iter().find_map(|name| std::env::var(name).ok()))
+        .ok_or("nobody says which process this is")?;
     let order = std::fs::read(&path).map_err(|error| format!("could not read {path}: {error}"))?;
     Ok((serde_json::from_slice(&order)?, node.parse()?))
 }
@@ -95,8 +99,8 @@ fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
     Ok(answer)
 }
 
-/// The memory in which the processes keep step: that of the floor, which nobody uses here.
-fn mapping(order: &Order) -> Result<Mapping> {
+/// The memory in which the processes keep step: that of the floor, of which nobody uses more here but its barrier.
+pub(crate) fn mapping(order: &Order) -> Result<Mapping> {
     let (process, descriptor) = order.memory;
     let path = format!("/proc/{process}/fd/{descriptor}");
     let open = |path: &Path| OpenOptions::new().read(true).write(true).open(path);
@@ -123,7 +127,7 @@ struct Worker<'a, T> {
 
 impl<T: Transport> Worker<'_, T> {
     fn gate(&self) -> Result<()> {
-        Ok(self.mapping.gate().pass(2 * self.order.pairs, self.patience)?)
+        Ok(self.mapping.gate().pass(self.order.processes(), self.patience)?)
     }
 
     /// How far apart the processors of the first pair are, while all others sleep, and whether they seem to share a core.
@@ -135,14 +139,14 @@ impl<T: Transport> Worker<'_, T> {
         Ok(probe.probe(self.clock.ns_per_tick)?.map_or((0.0, false), |hop| (hop.ns, hop.shared_core)))
     }
 
-    /// What the sections gave, if this side has the clock.
+    /// What the sections gave, if this side has the clock; of collectives everybody has one.
     fn leg(&mut self, leg: Leg, probe: &mut HopProbe<'_>) -> Result<Vec<Seen>> {
         let mut found = Vec::new();
         let mut before = (0.0, false);
         for section in 0..leg.sections {
             let ticks = self.section(leg)?;
             let after = self.probe(probe)?;
-            if section > 0 && self.side == Side::Ping {
+            if section > 0 && (self.side == Side::Ping || self.order.work.is_collective()) {
                 let ns = self.ns(leg, ticks);
                 found.push(Seen { ns, hops: [before.0, after.0], shared: before.1 || after.1 });
             }
@@ -160,7 +164,9 @@ impl<T: Transport> Worker<'_, T> {
             Work::Latency | Work::Loan | Work::Put => summary.p50 / 2.0,
             // Who waits for a processor does so now and then, and long: the median would not know.
             Work::Pairs => summary.mean / 2.0,
-            Work::Rate | Work::OneWay => summary.p50 / leg.count as f64,
+            Work::Rate | Work::OneWay | Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing => {
+                summary.p50 / leg.count as f64
+            }
             Work::BothWays => summary.p50 / (2 * leg.count) as f64,
         }
     }
@@ -186,6 +192,10 @@ impl<T: Transport> Worker<'_, T> {
             (Work::Rate, Side::Pong) => {
                 self.transport.play(Part::Drain, section)?;
                 self.finish.tell();
+            }
+            (work @ (Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing), _) => {
+                let (rank, members) = (self.node, self.order.processes());
+                seen.push(self.transport.collect(Calls { work, rank, members, bytes, warmup, count, touched })?);
             }
             (work @ (Work::OneWay | Work::BothWays), side) => {
                 let turns = |mine: bool| if mine || work == Work::BothWays { count } else { 0 };

@@ -1,6 +1,7 @@
 //! The piece of memory that the processes of a measurement share.
 
 use super::copy::{Channel, ChannelControl, Slots};
+use super::counter::CounterBarrier;
 use super::gate::Gate;
 use super::hop::HopWords;
 use super::mutex::RobustMutex;
@@ -55,6 +56,8 @@ pub struct Common {
     pub under_mutex: Counters,
     /// Raised by who has a key of the driver.
     pub under_key: Counters,
+    /// The floor of a team's barrier.
+    pub barrier: CounterBarrier,
 }
 
 /// Single words that a pair shares.

@@ -6,6 +6,7 @@
 //! - `pull`: the receiver has the kernel copy, from the sender's own memory.
 //! - `udp`: datagrams by the plainest calls, one by one, together, and in runs that the kernel cuts and gathers.
 //! - `swaps`, `mutex`: what locking cannot do without; and what the C library has for it.
+//! - `counter`: the plainest barrier.
 //! - `hop`: how long a cache line takes from one processor to the other just now, and whether they share a core.
 //!
 //! There are no envelopes, no tags and no checks, and nobody ever sleeps. The loops are those of C programs that measure the
@@ -13,6 +14,7 @@
 //! keep step with the help of its [`Gate`], and talk through a [`Floor`] each.
 
 mod copy;
+mod counter;
 mod finish;
 mod gate;
 mod hop;
@@ -24,6 +26,7 @@ mod ring;
 mod swaps;
 mod udp;
 
+pub use counter::CounterBarrier;
 pub use finish::Finish;
 pub use gate::Gate;
 pub use hop::{Hop, HopProbe};

@@ -29,6 +29,8 @@ pub enum Outcome {
     Copied,
     /// The update took place: the old value, if that was asked for.
     Updated([u8; 16]),
+    /// This member has its result of a collective.
+    Collected,
     /// The answer to a letter.
     Answered(Vec<u8>),
     /// It did not take place, or not wholly.

@@ -2,6 +2,7 @@
 
 use super::pool::{Pool, Pooled};
 use super::{Match, Message};
+use crate::collective::Teams;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
@@ -40,6 +41,8 @@ pub struct Inbound {
     pub remote: Remote,
     /// Letters about keys.
     pub mail: Mail,
+    /// The teams of this node.
+    pub teams: Teams,
     /// The latest transfers that ended.
     pub reports: Reports,
     pub(super) membership: Arc<Membership>,
@@ -219,6 +222,7 @@ impl Inbound {
             news: Vec::new(),
             lenders,
             remote,
+            teams: Teams::default(),
             mail: Mail::default(),
             reports: Reports::default(),
             membership,
@@ -399,6 +403,7 @@ impl Inbound {
         let is_awaited = |incoming: &Incoming| incoming.receive().is_some() || self.is_watched(&incoming.envelope);
         let is_in_the_way = self.remote.awaits(lane)
             || self.mail.awaits(lane)
+            || self.teams.awaits(lane)
             || self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming));
         if !is_in_the_way {
             self.in_the_way = 0;

@@ -384,7 +384,9 @@ pub(super) fn received(outcome: Outcome, capacity: usize) -> Result<Envelope> {
         Outcome::Received(envelope) => Ok(envelope),
         Outcome::Truncated(message) => Err(Error::Truncated { message, capacity }),
         Outcome::Failed(error) => Err(error),
-        Outcome::Sent | Outcome::Counted | Outcome::Copied | Outcome::Updated(_) | Outcome::Answered(_) => Err(Error::Cancelled),
+        Outcome::Sent | Outcome::Counted | Outcome::Copied | Outcome::Updated(_) | Outcome::Collected | Outcome::Answered(_) => {
+            Err(Error::Cancelled)
+        }
     }
 }
 

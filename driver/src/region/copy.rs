@@ -11,7 +11,7 @@ use doorbell_fabric::sync::{Ordering, fence};
 /// # Safety
 /// `src` is the start of `len` readable, initialised bytes, and `dst` of `len` writable ones of shared memory.
 #[inline(always)]
-pub(super) unsafe fn inward(src: *const u8, dst: *mut u8, len: usize) {
+pub(crate) unsafe fn inward(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(miri)]
     for at in 0..len {
         // SAFETY: caller.

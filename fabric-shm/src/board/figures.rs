@@ -104,6 +104,16 @@ figures! {
     CounterZeros "counter_zeros" Total Count;
     /// Peers that died.
     PeersDied "peers_died" Total Count;
+    /// Collectives of which this node has its result.
+    Collectives "collectives" Total Count;
+    /// Turns of teams' channels that were acquired at once.
+    TurnsAcquired "turns_acquired" Total Count;
+    /// Turns that found no channel available, and were queued.
+    TurnsQueued "turns_queued" Total Count;
+    /// Background synchronisations that were posted.
+    TurnsSynchronised "turns_synchronised" Total Count;
+    /// Turns of which posts of the others had said that the channel is available.
+    TurnsForeseen "turns_foreseen" Total Count;
 }
 
 const _: () = assert!(COUNT <= crate::layout::FIGURE_WORDS);

@@ -2,7 +2,8 @@
 
 use super::cast::PATIENCE;
 use super::script::{
-    BULK_BYTES, Contest, FRAME, LATE, LONGEST, Moves, Report, answer, check_bulk, decode, encode, fill_bulk, now, number, order,
+    BULK_BYTES, Contest, FRAME, LATE, LONGEST, Moves, Overlap, Report, answer, check_bulk, decode, encode, fill_bulk, now,
+    number, order,
 };
 use crate::exit::Failure;
 use crate::processes::take_name;
@@ -142,6 +143,10 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
                 guard.mark_repaired()?;
                 guard.unlock()?;
                 host.send(answer::HEIR, dead.unwrap_or_default().as_bytes())?;
+            }
+            order::SUM => {
+                let overlap = Overlap::play(node)?;
+                host.send(answer::OVERLAP, &serde_json::to_vec(&overlap).unwrap_or_default())?;
             }
             order::LEAVE => return Ok(()),
             _ => {}

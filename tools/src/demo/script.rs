@@ -2,8 +2,9 @@
 
 use super::cast::PATIENCE;
 pub use crate::clock::{now, processor_time};
+use doorbell::collective::reduction::Sum;
 use doorbell::transfer::{Descriptor, Side};
-use doorbell::{Error, Key, LockKey, Node, ReadWrite, Stats, TransferReport, TryLock};
+use doorbell::{Error, Key, LockKey, Node, NodeId, ReadWrite, Stats, TransferReport, TryLock};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::thread;
@@ -55,6 +56,8 @@ pub mod order {
     pub const HOLD: u64 = 20;
     /// Lock the key of the story, tell from whom it comes, and say that what it guards is repaired.
     pub const INHERIT: u64 = 21;
+    /// Sum vectors with the others, and compute meanwhile.
+    pub const SUM: u64 = 22;
 }
 
 /// Answers of the accelerators.
@@ -87,6 +90,8 @@ pub mod answer {
     pub const CONTEST: u64 = 220;
     /// Who died with a key, in words.
     pub const HEIR: u64 = 230;
+    /// How it was to sum and to compute: an [`super::Overlap`].
+    pub const OVERLAP: u64 = 240;
 }
 
 /// The name of the key that all want.
@@ -267,4 +272,77 @@ impl Contest {
         }
         Ok(contest)
     }
+}
+
+/// Who sums.
+pub const TEAM: [NodeId; 4] = [NodeId(0), NodeId(1), NodeId(2), NodeId(3)];
+/// How many numbers each of them has.
+pub const SUMMED: usize = 8 << 10;
+
+/// How long it took one node to sum vectors with others, and to compute.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Overlap {
+    /// Every sum was right.
+    pub is_right: bool,
+    /// Computing alone.
+    pub computing: Duration,
+    /// A sum, and then computing.
+    pub after: Duration,
+    /// Computing while a sum is under way, and what was left to wait for.
+    pub meanwhile: Duration,
+}
+
+impl Overlap {
+    /// How often each is done.
+    pub const ROUNDS: usize = 24;
+    /// How much more one of them computes than the others, in turn. After each part of it a node looks at its sum: that carries it on where
+    /// no poller does.
+    pub const MORE: usize = 8;
+
+    /// Sums, computes, and does both.
+    pub fn play(node: &Node) -> Result<Self, Error> {
+        let team = node.team().members(&TEAM).patience(PATIENCE).form_by(Instant::now() + PATIENCE)?;
+        let mine: Vec<f64> = (0..SUMMED).map(|at| ((team.rank() + 1) * (at % 1000)) as f64).collect();
+        let is_sum =
+            |found: &Vec<f64>| found.iter().enumerate().all(|(at, found)| *found == ((1 + 2 + 3 + 4) * (at % 1000)) as f64);
+        let mut sums = Vec::with_capacity(2 * Self::ROUNDS);
+        let mut time = |sum: bool, meanwhile: bool| -> Result<Duration, Error> {
+            team.barrier()?;
+            let begin = Instant::now();
+            for round in 0..Self::ROUNDS {
+                let mut under_way = if sum { Some(team.start_allreduce(Sum, mine.clone())?) } else { None };
+                if !meanwhile {
+                    sums.extend(under_way.take().map(|sum| sum.wait()).transpose()?);
+                }
+                let has_more = (round + team.rank()).is_multiple_of(TEAM.len());
+                for _ in 0..if has_more { Self::MORE } else { 1 } {
+                    compute();
+                    under_way.as_ref().map(|sum| sum.test());
+                }
+                sums.extend(under_way.map(|sum| sum.wait()).transpose()?);
+            }
+            Ok(begin.elapsed() / Self::ROUNDS as u32)
+        };
+        let (computing, after, meanwhile) = (time(false, false)?, time(true, false)?, time(true, true)?);
+        Ok(Self { is_right: sums.iter().all(is_sum), computing, after, meanwhile })
+    }
+
+    /// What a sum takes of a round, if it comes before the computing.
+    pub fn sum(&self) -> Duration {
+        self.after.saturating_sub(self.computing)
+    }
+
+    /// How much less it takes if it is under way meanwhile.
+    pub fn hidden(&self) -> Duration {
+        self.after.saturating_sub(self.meanwhile).min(self.sum())
+    }
+}
+
+/// A part of a millisecond of what an application does.
+fn compute() {
+    let mut x = std::hint::black_box(0.4);
+    for _ in 0..200_000 {
+        x = 3.9 * x * (1.0 - x);
+    }
+    std::hint::black_box(x);
 }

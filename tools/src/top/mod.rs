@@ -34,7 +34,8 @@ priority. CTR: DMA counters in use. KEYS: keys of the lock registry that the nod
 one (below: which). By way, in bytes a second: FIFO/S as packets, PUT/S put by the origin, PULL/S pulled by the target,
 KEY/S put and got by key, LOAN/S loans. P50 and P99: one-way latency of sampled messages since the last look; if there
 were none, of all. MODES: the links by which the nodes send, as `doorbell ls --modes` has them, and how messages went of
-which a mode was asked or chosen. PARKS/S: how often a thread went to sleep. Nodes show figures when they sleep, leave, or look at them
+which a mode was asked or chosen. PARKS/S: how often a thread went to sleep. COLL/S: collectives of
+teams, and of their turns of channels the share that found none available and was queued. Nodes show figures when they sleep, leave, or look at them
 themselves, and every 50 ms while they wait or poll.")]
 pub struct TopArgs {
     /// Only this domain

@@ -146,6 +146,7 @@ pub const COLUMNS: &[Column] = &[
     Column { name: ">P50", cell: |row| nanoseconds(row.latency(0.5)), weight: |row| row.latency(0.5).unwrap_or(0) as f64 },
     Column { name: ">P99", cell: |row| nanoseconds(row.latency(0.99)), weight: |row| row.latency(0.99).unwrap_or(0) as f64 },
     Column { name: ">PARKS/S", cell: |row| short(row.rate(Figure::Parks)), weight: |row| row.rate(Figure::Parks) },
+    Column { name: ">COLL/S", cell: |row| row.collectives(), weight: |row| row.rate(Figure::Collectives) },
 ];
 
 impl Row {
@@ -185,6 +186,16 @@ impl Row {
         let list = |verb: &str, keys: Vec<String>| (!keys.is_empty()).then(|| format!("{verb} {}", keys.join(", ")));
         let all = [list("holds", held.collect()), list("waits for", awaited.collect())];
         all.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    }
+
+    /// Collectives, and of the turns of channels those that were queued.
+    fn collectives(&self) -> String {
+        if self.figures[Figure::Collectives] == 0 {
+            return "-".into();
+        }
+        let [acquired, queued] = [Figure::TurnsAcquired, Figure::TurnsQueued].map(|figure| self.rate(figure));
+        let percent = if queued > 0.0 { 100.0 * queued / (acquired + queued) } else { 0.0 };
+        format!("{} {percent:.0}%", short(self.rate(Figure::Collectives)))
     }
 
     fn depth(&self) -> u64 {

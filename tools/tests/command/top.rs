@@ -86,6 +86,28 @@ fn keys_are_seen_at_who_holds_them_and_who_waits() {
 }
 
 #[test]
+fn collectives_are_seen_at_each_node() {
+    let name = domain("top-team");
+    let nodes = [0, 1].map(|id| Node::builder(&name).id(id).join().unwrap());
+    let ids = nodes.each_ref().map(Node::id);
+    let member = |node: &Node| {
+        let team = node.team().members(&ids).channels(1).form().unwrap();
+        (0..7).for_each(|_| team.barrier().unwrap());
+        node.figures().unwrap();
+    };
+    let member = &member;
+    thread::scope(|scope| nodes.iter().for_each(|node| drop(scope.spawn(move || member(node)))));
+    for node in looked(&name) {
+        let figure = |word: &str| node["figures"][word].as_u64().unwrap();
+        assert_eq!((figure("collectives"), figure("turns_synchronised")), (7, 7), "{node}");
+        assert_eq!(figure("turns_acquired") + figure("turns_queued"), 7, "{node}");
+        assert_eq!(node["rates"]["collectives"], 0.0, "{node}");
+    }
+    let table = ended(&["top", "--once", "--interval", "10ms", "--domain", &name]).stdout;
+    assert!(table.contains("COLL/S") && table.contains(" 0%"), "{table}");
+}
+
+#[test]
 fn a_domain_that_is_not_there_is_not_watched_once() {
     let name = domain("untop");
     let missing = ended(&["top", "--once", "--interval", "10ms", "--domain", &name]);

@@ -106,7 +106,7 @@ impl Engine {
     /// Deals with what came, and sends what is to be sent. Returns the amount of work done.
     #[cold]
     pub(super) fn step_letters(&mut self, me: Token) -> usize {
-        let mut work = self.read_letters();
+        let mut work = self.read_letters() + self.read_notes();
         // Nodes to which nothing more can go in this turn.
         let mut full = Vec::new();
         let mut at = 0;

@@ -8,6 +8,7 @@ mod peers;
 mod receives;
 mod regions;
 mod sends;
+mod teams;
 
 pub use hot::HotTake;
 use peers::End;
@@ -203,6 +204,7 @@ impl Engine {
 
     fn show_now(&mut self, now: Instant, all: bool) -> Figures {
         let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
+        let teams = self.inbound.teams.stats();
         let (pooled_bytes, pooled_bytes_most) = pool.bytes();
         let mut figures = self.monitor.tallies.read();
         for way in self.ways.iter() {
@@ -221,6 +223,11 @@ impl Engine {
             (Figure::BytesLoaned, self.lender.lent()),
             (Figure::Turns, self.turns.load(Ordering::Relaxed)),
             (Figure::CountersUsed, self.monitor.counters.register().used() as u64),
+            (Figure::Collectives, teams.operations),
+            (Figure::TurnsAcquired, teams.acquired),
+            (Figure::TurnsQueued, teams.queued),
+            (Figure::TurnsSynchronised, teams.synchronised),
+            (Figure::TurnsForeseen, teams.foreseen),
         ] {
             figures[figure] = value;
         }
@@ -250,6 +257,7 @@ impl Engine {
             && self.inbound.incoming.is_empty()
             && self.words.is_empty()
             && self.inbound.mail.out.is_empty()
+            && !self.inbound.teams.is_active()
             && !self.inbound.remote.has_work()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
@@ -383,6 +391,7 @@ impl Engine {
         self.inbound.remote.end(&error);
         self.inbound.mail.end(&error);
         self.registry.offers.end(&error);
+        self.inbound.teams.end();
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;

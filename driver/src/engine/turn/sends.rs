@@ -33,12 +33,13 @@ impl Engine {
         let has_regions = self.inbound.remote.has_work();
         let has_transfers = !(self.outgoing.is_empty() && self.inbound.incoming.is_empty() && self.words.is_empty());
         let has_letters = self.inbound.mail.has_work();
-        if self.sending.is_empty() && !has_transfers && !has_regions && !has_letters {
+        if self.sending.is_empty() && !has_transfers && !has_regions && !has_letters && !self.inbound.teams.is_active() {
             return 0;
         }
         let regions = if has_regions { self.step_regions(me) } else { 0 };
         let letters = if has_letters { self.step_letters(me) } else { 0 };
-        let work = regions + letters + self.push_queues(me) + self.step_transfers(me);
+        let teams = if self.inbound.teams.is_active() { self.step_teams(me) } else { 0 };
+        let work = regions + letters + teams + self.push_queues(me) + self.step_transfers(me);
         if self.parked.is_some() {
             self.wake_parked();
         }

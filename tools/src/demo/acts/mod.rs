@@ -10,6 +10,7 @@ mod messages;
 mod modes;
 mod regions;
 mod sleep;
+mod team;
 mod threads;
 mod transfer;
 
@@ -41,6 +42,7 @@ pub fn play(cast: &mut Cast, say: &mut Say, trace: Option<&mut Trace>) -> Result
         locks::play,
         death::play,
         latency::play,
+        team::play,
         attach::leave,
     ];
     for act in acts {

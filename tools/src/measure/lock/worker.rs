@@ -38,7 +38,7 @@ const TAG: u64 = 1;
 /// The key that all want.
 const KEY: &str = "contended";
 /// Smaller ones there are not, and nobody sends messages here.
-const LANES: LaneGeometry = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] };
+pub const LANES: LaneGeometry = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] };
 
 /// What there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,620 @@
+//! Collectives beside a plain computation in one process: all operations, roots, lengths and teams.
+
+use doorbell::collective::reduction::{
+    And, Located, LogicalAnd, LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Or, Product, Reduction, Sum, Xor, by, by_ordered,
+};
+use doorbell::collective::{Algorithm, Sync, Team, TeamBuilder, Value};
+use doorbell::{FabricKind, Match, Node, NodeId, Progress, Result, Space};
+use doorbell_tests::Turn;
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::{PATIENCE, soon};
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::random::seed;
+use doorbell_udp::port::relay::{Badness, Relay};
+use proptest::prelude::*;
+use std::fmt::Debug;
+
+doorbell_tests::roles! { "member" => member }
+
+/// What a team is like.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    members: usize,
+    channels: usize,
+    slot: usize,
+    sync: Sync,
+    progress: Progress,
+    /// How many boxes they are on: those of different ones share no memory.
+    boxes: usize,
+    /// Ranks that follow each other are on the same box or the next.
+    in_order: bool,
+    algorithm: Option<Algorithm>,
+}
+
+impl Shape {
+    /// On which box a member is.
+    fn home(&self, rank: usize) -> usize {
+        if self.in_order { rank * self.boxes / self.members } else { rank % self.boxes }
+    }
+
+    /// Ranks by box.
+    fn boxes(&self) -> Vec<Vec<usize>> {
+        let on = |home: usize| (0..self.members).filter(|rank| self.home(*rank) == home).collect();
+        (0..self.boxes).map(on).collect()
+    }
+}
+
+const ONE_BOX: Shape = Shape {
+    members: 5,
+    channels: 2,
+    slot: 4096,
+    sync: Sync::Background,
+    progress: Progress::Adaptive,
+    boxes: 1,
+    in_order: true,
+    algorithm: None,
+};
+
+/// Runs a thread for each member of a team.
+fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + std::marker::Sync) -> Vec<V> {
+    let spaces: Vec<Space> = (0..shape.boxes).map(|_| Space::heap()).collect();
+    let mut address = None;
+    let mut node = |at: usize| {
+        let builder = Node::builder("collectives").id(at as u16).max_nodes(shape.members.max(2)).progress(shape.progress);
+        let home = shape.home(at);
+        if shape.boxes == 1 {
+            return builder.space(spaces[home].clone()).join().unwrap();
+        }
+        let is_alone = shape.boxes()[home].len() == 1;
+        let builder = if is_alone { builder.fabric(FabricKind::Udp) } else { builder.space(spaces[home].clone()) };
+        let builder = builder.dead_after(PATIENCE);
+        let node = match address {
+            None => builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap(),
+            Some(address) => builder.connect(address).join().unwrap(),
+        };
+        address = address.or(node.address());
+        node
+    };
+    let nodes: Vec<Node> = (0..shape.members).map(&mut node).collect();
+    for node in &nodes {
+        node.wait_for(shape.members, soon()).unwrap();
+    }
+    let ids: Vec<NodeId> = nodes.iter().map(Node::id).collect();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                let (ids, act) = (&ids, &act);
+                scope.spawn(move || {
+                    let team = node.team().members(ids).channels(shape.channels).slot_bytes(shape.slot).sync(shape.sync);
+                    let team = shape.algorithm.into_iter().fold(team, TeamBuilder::algorithm);
+                    let team = team.patience(PATIENCE).form_by(soon()).unwrap();
+                    assert_eq!(team.boxes(), shape.boxes(), "{team:?}");
+                    act(&team).unwrap_or_else(|error| panic!("rank {} of {shape:?}: {error}: {:?}", team.rank(), team.stats()))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// What a member has at the beginning of an operation.
+fn vector(rank: usize, operation: usize, len: usize) -> Vec<u64> {
+    (0..len as u64)
+        .map(|at| (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(operation as u32) ^ at.wrapping_mul(31))
+        .collect()
+}
+
+fn sum(vectors: impl IntoIterator<Item = Vec<u64>>) -> Vec<u64> {
+    vectors.into_iter().reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a.wrapping_add(*b)).collect()).unwrap()
+}
+
+/// `x -> a x + b`, one after the other: the order matters.
+fn after(first: &[u32; 2], second: &[u32; 2]) -> [u32; 2] {
+    [second[0].wrapping_mul(first[0]), second[0].wrapping_mul(first[1]).wrapping_add(second[1])]
+}
+
+fn maps(rank: usize, len: usize) -> Vec<[u32; 2]> {
+    (0..len as u32).map(|at| [2 * at + rank as u32 * 7 + 3, at ^ rank as u32]).collect()
+}
+
+/// Runs all operations.
+fn all(team: &Team, len: usize, root: usize) -> Result<()> {
+    let (me, members) = (team.rank(), team.len());
+    let root = root % members;
+    let of = |operation: usize, len: usize| (0..members).map(move |rank| vector(rank, operation, len));
+    let counts: Vec<usize> = (0..members).map(|rank| (len + rank * 37) % (len + 2)).collect();
+    let total: usize = counts.iter().sum();
+
+    team.barrier()?;
+    let mut xs = vector(me, 1, len);
+    team.broadcast(root, &mut xs)?;
+    assert_eq!(xs, vector(root, 1, len), "broadcast");
+
+    let mut xs = vector(me, 2, len);
+    team.reduce(root, Sum, &mut xs)?;
+    assert_eq!(xs, if me == root { sum(of(2, len)) } else { vector(me, 2, len) }, "reduce");
+
+    let mut xs = vector(me, 3, len);
+    team.allreduce(Sum, &mut xs)?;
+    assert_eq!(xs, sum(of(3, len)), "allreduce");
+
+    let mut xs = maps(me, len);
+    team.allreduce(by_ordered("after", after), &mut xs)?;
+    let expected: Vec<[u32; 2]> =
+        (0..members).map(|rank| maps(rank, len)).reduce(|a, b| a.iter().zip(&b).map(|(a, b)| after(a, b)).collect()).unwrap();
+    assert_eq!(xs, expected, "allreduce in order");
+
+    let mut xs = vector(me, 4, len);
+    team.scan(Sum, &mut xs)?;
+    assert_eq!(xs, sum(of(4, len).take(me + 1)), "scan");
+
+    let mut everything = vec![0; len * members];
+    team.gather(root, &vector(me, 5, len), (me == root).then_some(&mut everything[..]))?;
+    assert_eq!(everything, if me == root { of(5, len).flatten().collect() } else { vec![0; len * members] }, "gather");
+
+    let mut everything = vec![0; total];
+    let own = vector(me, 6, counts[me]);
+    team.gather_v(root, &own, (me == root).then_some((&mut everything[..], &counts[..])))?;
+    let expected: Vec<u64> = (0..members).flat_map(|rank| vector(rank, 6, counts[rank])).collect();
+    assert_eq!(everything, if me == root { expected.clone() } else { vec![0; total] }, "gather_v");
+
+    let (all, mut mine) = (vector(root, 7, len * members), vec![0; len]);
+    team.scatter(root, (me == root).then_some(&all[..]), &mut mine)?;
+    assert_eq!(mine, all[len * me..][..len], "scatter");
+
+    let (all, mut mine) = (vector(root, 8, total), vec![0; counts[me]]);
+    team.scatter_v(root, (me == root).then_some((&all[..], &counts[..])), &mut mine)?;
+    assert_eq!(mine, all[counts[..me].iter().sum()..][..counts[me]], "scatter_v");
+
+    let mut everything = vec![0; len * members];
+    team.allgather(&vector(me, 9, len), &mut everything)?;
+    assert_eq!(everything, of(9, len).flatten().collect::<Vec<_>>(), "allgather");
+
+    let mut everything = vec![0; total];
+    team.allgather_v(&own, &mut everything, &counts)?;
+    assert_eq!(everything, expected, "allgather_v");
+
+    let mut into = vec![0; len * members];
+    team.alltoall(&vector(me, 10, len * members), &mut into)?;
+    let expected: Vec<u64> = (0..members).flat_map(|rank| vector(rank, 10, len * members)[len * me..][..len].to_vec()).collect();
+    assert_eq!(into, expected, "alltoall");
+
+    // From a to b go (a + 2 b) mod 5 times as many.
+    let many = |from: usize, to: usize| (from + 2 * to) % 5 * len / 4;
+    let send: Vec<usize> = (0..members).map(|to| many(me, to)).collect();
+    let get: Vec<usize> = (0..members).map(|from| many(from, me)).collect();
+    let mut into = vec![0; get.iter().sum()];
+    team.alltoall_v(&vector(me, 11, send.iter().sum()), &send, &mut into, &get)?;
+    let part = |from: usize| {
+        let begin: usize = (0..me).map(|to| many(from, to)).sum();
+        let whole: usize = (0..members).map(|to| many(from, to)).sum();
+        vector(from, 11, whole)[begin..][..many(from, me)].to_vec()
+    };
+    assert_eq!(into, (0..members).flat_map(part).collect::<Vec<_>>(), "alltoall_v");
+
+    let mut mine = vec![0; len];
+    team.reduce_scatter(Sum, &vector(me, 12, len * members), &mut mine)?;
+    assert_eq!(mine, sum(of(12, len * members))[len * me..][..len], "reduce_scatter");
+
+    let mut mine = vec![0; counts[me]];
+    team.reduce_scatter_v(Sum, &vector(me, 13, total), &counts, &mut mine)?;
+    assert_eq!(mine, sum(of(13, total))[counts[..me].iter().sum()..][..counts[me]], "reduce_scatter_v");
+
+    // Several under way, and several in one channel.
+    let begun: Vec<_> = (0..6).map(|n| team.start_allreduce(Max, vector(me, n, len))).collect::<Result<_>>()?;
+    let shared = team.start_broadcast(root, vector(me, 14, len))?;
+    let batch = team.batch();
+    let together = [batch.allreduce(Sum, vector(me, 15, len))?, batch.broadcast(root, vector(me, 16, len))?];
+    let last = batch.reduce(root, Sum, vector(me, 17, len))?;
+    drop(batch);
+    let largest = |n| of(n, len).reduce(|a, b| a.iter().zip(&b).map(|(a, b)| *a.max(b)).collect()).unwrap();
+    for (n, begun) in begun.into_iter().enumerate() {
+        assert_eq!(begun.wait()?, largest(n), "start_allreduce");
+    }
+    assert_eq!(shared.wait()?, vector(root, 14, len));
+    let [first, second] = together;
+    assert_eq!((first.wait()?, second.wait()?), (sum(of(15, len)), vector(root, 16, len)), "batch");
+    assert_eq!(last.wait()?, if me == root { sum(of(17, len)) } else { vector(me, 17, len) });
+    team.barrier()
+}
+
+/// A number that looks random, for an element of a member.
+fn number(rank: usize, at: usize) -> u64 {
+    let x = (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
+}
+
+/// One reduction by all operations that reduce, beside the same done here, in the order of ranks.
+fn reduces<T: Value + PartialEq + Debug, R: Reduction<T>>(
+    (team, len, root): (&Team, usize, usize),
+    reduction: R,
+    value: impl Fn(usize, usize) -> T,
+    plain: impl Fn(T, T) -> T,
+) -> Result<()> {
+    let (me, members) = (team.rank(), team.len());
+    let name = format!("{} of {}", reduction.name(), std::any::type_name::<T>());
+    let vector = |rank: usize, len: usize| (0..len).map(|at| value(rank, at)).collect::<Vec<T>>();
+    let of = |ranks: usize, range: std::ops::Range<usize>| -> Vec<T> {
+        range.map(|at| (1..ranks).fold(value(0, at), |sum, rank| plain(sum, value(rank, at)))).collect()
+    };
+    let whole = of(members, 0..len);
+
+    let mut xs = vector(me, len);
+    team.allreduce(reduction, &mut xs)?;
+    assert_eq!(xs, whole, "allreduce: {name}");
+    let mut xs = vector(me, len);
+    team.reduce(root, reduction, &mut xs)?;
+    assert_eq!(xs, if me == root { whole.clone() } else { vector(me, len) }, "reduce: {name}");
+    let mut xs = vector(me, len);
+    team.scan(reduction, &mut xs)?;
+    assert_eq!(xs, of(me + 1, 0..len), "scan: {name}");
+    let mut mine = vector(me, len);
+    team.reduce_scatter(reduction, &vector(me, len * members), &mut mine)?;
+    assert_eq!(mine, of(members, me * len..(me + 1) * len), "reduce_scatter: {name}");
+    let begun = (team.start_allreduce(reduction, vector(me, len))?, team.start_reduce(root, reduction, vector(me, len))?);
+    assert_eq!(begun.0.wait()?, whole, "start_allreduce: {name}");
+    assert_eq!(begun.1.wait()?, if me == root { whole } else { vector(me, len) }, "start_reduce: {name}");
+    Ok(())
+}
+
+/// All reductions, of all types that they are for.
+fn reductions(team: &Team, len: usize, root: usize) -> Result<()> {
+    let at = (team, len, root % team.len());
+    macro_rules! integers {
+        ($($t:ident)*) => {$(
+            let value = |rank, at| number(rank, at) as $t;
+            // Zeros are rare else.
+            let truth = |rank, at| if number(rank, at).is_multiple_of(3) { 0 } else { value(rank, at) };
+            reduces(at, Sum, value, $t::wrapping_add)?;
+            reduces(at, Product, |rank, at| value(rank, at) | 1, $t::wrapping_mul)?;
+            reduces(at, Max, value, Ord::max)?;
+            reduces(at, Min, value, Ord::min)?;
+            reduces(at, And, |rank, at| value(rank, at) | value(rank + 99, at), |a, b| a & b)?;
+            reduces(at, Or, |rank, at| value(rank, at) & value(rank + 99, at), |a, b| a | b)?;
+            reduces(at, Xor, value, |a, b| a ^ b)?;
+            reduces(at, LogicalAnd, truth, |a, b| (a != 0 && b != 0).into())?;
+            reduces(at, LogicalOr, truth, |a, b| (a != 0 || b != 0).into())?;
+            reduces(at, LogicalXor, truth, |a, b| ((a != 0) != (b != 0)).into())?;
+            located!($t);
+        )*};
+    }
+    macro_rules! floats {
+        ($($t:ident)*) => {$(
+            // Sums and products that are exact in any order.
+            let value = |rank, at| (number(rank, at) % 1000) as $t - 500.0;
+            reduces(at, Sum, value, |a, b| a + b)?;
+            reduces(at, Product, |rank, at| [0.5, 1.0, -2.0, 4.0][number(rank, at) as usize % 4], |a, b| a * b)?;
+            reduces(at, Max, value, $t::max)?;
+            reduces(at, Min, value, $t::min)?;
+            located!($t);
+        )*};
+    }
+    // Few values, so that places decide.
+    macro_rules! located {
+        ($t:ident) => {
+            let value = |rank: usize, at: usize| Located { value: (number(rank, at) % 5) as $t, at: number(at, rank) % 100 };
+            let first = |a: Located<$t>, b: Located<$t>| if { a.at } <= { b.at } { a } else { b };
+            let (greater, less) = (
+                |a: Located<$t>, b: Located<$t>| { a.value } > { b.value },
+                |a: Located<$t>, b: Located<$t>| { a.value } < { b.value },
+            );
+            reduces(at, MaxLoc, value, |a, b| {
+                if greater(a, b) {
+                    a
+                } else if greater(b, a) {
+                    b
+                } else {
+                    first(a, b)
+                }
+            })?;
+            reduces(at, MinLoc, value, |a, b| {
+                if less(a, b) {
+                    a
+                } else if less(b, a) {
+                    b
+                } else {
+                    first(a, b)
+                }
+            })?;
+        };
+    }
+    integers!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
+    floats!(f32 f64);
+    let modulus = by("sum modulo p", |a: &u32, b: &u32| (a + b) % 1_000_003);
+    reduces(at, modulus, |rank, at| number(rank, at) as u32 % 1_000_003, |a, b| (a + b) % 1_000_003)?;
+    let map = |rank, at| [number(rank, at) as u32, number(at, rank) as u32];
+    reduces(at, by_ordered("after", after), map, |a, b| after(&a, &b))?;
+    // Of a size that divides nothing.
+    let odd = |rank: usize, at: usize| [number(rank, at) as u8, 1, 2, 3, at as u8, 5, rank as u8];
+    reduces(at, by_ordered("the last", |_: &[u8; 7], b: &[u8; 7]| *b), odd, |_, b| b)
+}
+
+/// One byte of a long vector.
+fn byte(rank: usize, at: usize) -> u8 {
+    ((at as u32).wrapping_mul(0x9E37_79B9) >> 24) as u8 ^ rank as u8
+}
+
+/// One operation with vectors of so many bytes in all, of a length that need not divide by anything.
+fn long(team: &Team, operation: usize, bytes: usize, root: usize) -> Result<()> {
+    let (me, members) = (team.rank(), team.len());
+    let (root, part) = (root % members, bytes / members);
+    let vector = |rank: usize, range: std::ops::Range<usize>| range.map(|at| byte(rank, at)).collect::<Vec<u8>>();
+    let is = |found: &[u8], what: &str, expected: &dyn Fn(usize) -> u8| {
+        let wrong = (0..found.len()).find(|at| found[*at] != expected(*at));
+        assert_eq!(wrong, None, "{what} of {bytes} bytes: the first wrong one");
+    };
+    let largest = |ranks: usize, at: usize| (0..ranks).map(|rank| byte(rank, at)).max().unwrap();
+    // Of each the part at the same place, and of each its first one.
+    let counts: Vec<usize> = (0..members).map(|rank| if rank % 3 == 1 { 0 } else { part }).collect();
+    let mut xs = vector(me, 0..bytes);
+    match operation {
+        0 => team.broadcast(root, &mut xs).map(|()| is(&xs, "broadcast", &|at| byte(root, at))),
+        1 => team.reduce(root, Max, &mut xs).map(|()| {
+            is(&xs, "reduce", &|at| if me == root { largest(members, at) } else { byte(me, at) });
+        }),
+        2 => team.allreduce(Max, &mut xs).map(|()| is(&xs, "allreduce", &|at| largest(members, at))),
+        3 => team.scan(Max, &mut xs).map(|()| is(&xs, "scan", &|at| largest(me + 1, at))),
+        4 => {
+            let mut all = vec![0; if me == root { part * members } else { 0 }];
+            team.gather(root, &xs[..part], (me == root).then_some(&mut all[..]))?;
+            is(&all, "gather", &|at| byte(at / part, at % part));
+            Ok(())
+        }
+        5 => {
+            let mut mine = vec![0; part];
+            team.scatter(root, (me == root).then_some(&xs[..part * members]), &mut mine)?;
+            is(&mine, "scatter", &|at| byte(root, me * part + at));
+            Ok(())
+        }
+        6 => {
+            let mut all = vec![0; part * members];
+            team.allgather(&xs[..part], &mut all)?;
+            is(&all, "allgather", &|at| byte(at / part, at % part));
+            Ok(())
+        }
+        7 => {
+            let mut into = vec![0; part * members];
+            team.alltoall(&xs[..part * members], &mut into)?;
+            is(&into, "alltoall", &|at| byte(at / part, me * part + at % part));
+            Ok(())
+        }
+        8 => {
+            let mut mine = vec![0; part];
+            team.reduce_scatter(Max, &xs[..part * members], &mut mine)?;
+            is(&mine, "reduce_scatter", &|at| largest(members, me * part + at));
+            Ok(())
+        }
+        9 => {
+            let mut all = vec![0; counts.iter().sum()];
+            team.allgather_v(&xs[..counts[me]], &mut all, &counts)?;
+            let mut rest = &all[..];
+            for (rank, count) in counts.iter().enumerate() {
+                let (of, others) = rest.split_at(*count);
+                is(of, "allgather_v", &|at| byte(rank, at));
+                rest = others;
+            }
+            Ok(())
+        }
+        10 => {
+            let ys = team.start_allreduce(Max, xs)?;
+            let zs = team.start_broadcast(root, vector(me, 0..bytes))?;
+            is(&ys.wait()?, "start_allreduce", &|at| largest(members, at));
+            is(&zs.wait()?, "start_broadcast", &|at| byte(root, at));
+            Ok(())
+        }
+        _ => {
+            let xs = team.start_reduce(root, Max, xs)?.wait()?;
+            is(&xs, "start_reduce", &|at| if me == root { largest(members, at) } else { byte(me, at) });
+            Ok(())
+        }
+    }
+}
+
+const LONG_OPERATIONS: usize = 12;
+const LONGEST: usize = 64 << 20;
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let sync = prop_oneof![Just(Sync::Background), Just(Sync::Foreground)];
+    let progress = prop_oneof![Just(Progress::Adaptive), Just(Progress::Inline), Just(Progress::Poller)];
+    // Most share memory; the others are on several boxes, in some order: on one each if there are as many.
+    let boxes = prop_oneof![2 => Just(1_usize), 1 => 2..17_usize];
+    let algorithm = proptest::option::of(proptest::sample::select(&Algorithm::ALL[..]));
+    let members = prop_oneof![3 => 1..7_usize, 1 => 7..17_usize];
+    let channels = prop_oneof![3 => 1..5_usize, 1 => 5..17_usize];
+    let slot = prop_oneof![Just(4096_usize), Just(4096 + 128), Just(16 << 10), Just(256 << 10), Just(1 << 20)];
+    (members, channels, slot, sync, progress, (boxes, any::<bool>(), algorithm)).prop_map(
+        |(members, channels, slot, sync, progress, (boxes, in_order, algorithm))| Shape {
+            members,
+            channels,
+            slot,
+            sync,
+            progress,
+            boxes: boxes.min(members),
+            in_order,
+            algorithm,
+        },
+    )
+}
+
+/// As likely between 2 and 4 as between 2 and 4 millions; a half are odd, some are 0.
+fn length(bits: u32) -> impl Strategy<Value = usize> {
+    (0..=bits, any::<usize>()).prop_map(|(bits, random)| random & ((1 << bits) - 1) | (1 << bits) >> 1)
+}
+
+fn cases(otherwise: u64, share: u64) -> ProptestConfig {
+    let cases = doorbell_tests::number("DOORBELL_CASES", otherwise * share).div_ceil(share);
+    ProptestConfig { cases: cases as u32, failure_persistence: None, max_shrink_iters: 20, ..Default::default() }
+}
+
+#[test]
+fn teams_are_split_and_work_side_by_side() {
+    for (boxes, in_order) in [(1, true), (3, true), (2, false)] {
+        with_team(Shape { boxes, in_order, ..ONE_BOX }, |team| {
+            for _ in 0..3 {
+                // Backwards, and without the third.
+                let (color, order) = ((team.rank() != 2).then_some(team.rank() as u64 % 2), 9 - team.rank() as u64);
+                let Some(part) = team.split(color, order)? else { continue };
+                let expected: Vec<u16> = if team.rank() % 2 == 0 { vec![4, 0] } else { vec![3, 1] };
+                assert_eq!(part.members().iter().map(|node| node.0).collect::<Vec<_>>(), expected);
+                let mut sum = [team.rank() as u64];
+                part.allreduce(Sum, &mut sum)?;
+                assert_eq!(sum, [4]);
+            }
+            team.barrier()
+        });
+    }
+}
+
+#[test]
+fn a_slot_that_has_no_part_for_each_member_is_told_by_all() {
+    with_team(Shape { members: 20, channels: 1, ..ONE_BOX }, |team| {
+        let refused = team.alltoall(&[1_u64; 20], &mut [0; 20]);
+        assert!(matches!(refused, Err(doorbell::Error::Invalid { .. })), "{refused:?}");
+        team.barrier()
+    });
+}
+
+/// Two boxes with several members each: by two levels, unless something else is asked for, or the order of ranks forbids it.
+#[test]
+fn who_shares_memory_goes_by_it() {
+    let after_it = |team: &Team, begin: &dyn Fn(&Team) -> Result<()>| {
+        begin(team)?;
+        Ok::<_, doorbell::Error>(team.algorithm().unwrap())
+    };
+    for in_order in [true, false] {
+        for members in [4, 5, 7] {
+            let shape = Shape { members, boxes: 2, in_order, ..ONE_BOX };
+            with_team(shape, |team| {
+                assert_eq!(team.algorithm(), None);
+                assert_eq!(after_it(team, &|team| team.barrier())?, Algorithm::Hierarchical);
+                for len in [1, 1000, 40_000] {
+                    all(team, len, members / 2)?;
+                    assert_eq!(after_it(team, &|team| team.broadcast(1, &mut vec![1; len]))?, Algorithm::Hierarchical);
+                    assert_eq!(after_it(team, &|team| team.reduce(1, Sum, &mut vec![1; len]))?, Algorithm::Hierarchical);
+                    assert_eq!(after_it(team, &|team| team.allreduce(Sum, &mut vec![1; len]))?, Algorithm::Hierarchical);
+                    let used = after_it(team, &|team| team.allreduce(by_ordered("after", after), &mut maps(0, len)))?;
+                    assert_eq!(used, if in_order { Algorithm::Hierarchical } else { Algorithm::Doubling });
+                }
+                team.barrier()
+            });
+            with_team(Shape { algorithm: Some(Algorithm::Doubling), ..shape }, |team| {
+                assert_eq!(after_it(team, &|team| team.allreduce(Sum, &mut [1]))?, Algorithm::Doubling);
+                // Not by that one.
+                assert_eq!(after_it(team, &|team| team.broadcast(0, &mut [1]))?, Algorithm::Hierarchical);
+                team.barrier()
+            });
+        }
+    }
+}
+
+/// Members of two boxes, by rank.
+const HOMES: [usize; 4] = [0, 0, 1, 1];
+
+fn on_a_bad_network(node: &Node) {
+    node.wait_for(HOMES.len(), soon()).unwrap();
+    let ids: Vec<NodeId> = (0..HOMES.len() as u16).map(NodeId).collect();
+    for algorithm in [None, Some(Algorithm::Doubling), Some(Algorithm::Ring), Some(Algorithm::Direct)] {
+        let team = algorithm.into_iter().fold(node.team().members(&ids), TeamBuilder::algorithm);
+        let team = team.label(format!("{algorithm:?}")).patience(4 * PATIENCE).form_by(soon()).unwrap();
+        assert_eq!(team.boxes(), [[0, 1], [2, 3]]);
+        for (root, len) in [3, 700, 10_000].into_iter().enumerate() {
+            all(&team, len, root).unwrap();
+        }
+    }
+}
+
+/// The role: a member.
+fn member() {
+    let builder = Node::builder(told("DOMAIN")).id(told("ME").parse::<u16>().unwrap()).max_nodes(HOMES.len());
+    let builder = builder.space(Space::posix_at(told("BOX"))).dead_after(2 * PATIENCE);
+    let node = builder.connect(told("ADDRESS").parse().unwrap()).join().unwrap();
+    on_a_bad_network(&node);
+    // Nobody leaves before the others are through.
+    node.send(NodeId(0), 1, &[]).unwrap();
+    node.recv(Match::any().tag(2), &mut []).unwrap();
+    node.leave().unwrap();
+}
+
+/// Processes on two boxes. Of the datagrams between the leaders of the two three in ten are lost, each way. (Others can't be behind a relay: nobody but the first would
+/// find them.)
+#[test]
+fn results_are_the_same_over_a_network_that_loses_much() {
+    let _turn = Turn::take();
+    let domain = Domain::new("lossy");
+    let away = Directory(format!("/dev/shm/{}", domain.name()));
+    std::fs::create_dir(&away.0).unwrap();
+    let builder = Node::builder(domain.name()).id(0).max_nodes(HOMES.len()).dead_after(2 * PATIENCE);
+    let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let address = node.address().unwrap();
+    let badness = Badness { loss: 0.3, duplication: 0.1, reordering: 0.2, ..Badness::NONE };
+    let relay = Relay::start(None, address, [badness; 2], seed()).unwrap();
+    let start = |me: usize| {
+        let start = Process::start("member").tell("DOMAIN", domain.name()).tell("ME", me.to_string());
+        let start = start.tell("BOX", if HOMES[me] == 0 { "/dev/shm" } else { &away.0 });
+        start.tell("ADDRESS", if me == 2 { relay.front(0) } else { address }.to_string()).go()
+    };
+    let members: Vec<Process> = (1..HOMES.len()).map(start).collect();
+    on_a_bad_network(&node);
+    members.iter().for_each(|_| assert_eq!(node.recv_by(Match::any().tag(1), &mut [], soon()).unwrap().tag, 1));
+    (1..HOMES.len()).for_each(|me| node.send(NodeId(me as u16), 2, &[]).unwrap());
+    members.into_iter().for_each(|member| member.end_well(PATIENCE));
+    node.leave().unwrap();
+    let relayed = relay.relayed();
+    println!("{relayed:?}");
+    assert!(relayed.iter().all(|way| way.lost > 0), "{relayed:?}");
+    drop(away);
+}
+
+/// Nothing is left in it at the end.
+struct Directory(String);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        } else {
+            std::fs::remove_dir(&self.0).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_longest_vectors() {
+    with_team(Shape { members: 2, ..ONE_BOX }, |team| {
+        [0, 2].into_iter().try_for_each(|operation| long(team, operation, LONGEST - 1, 1))
+    });
+}
+
+proptest! {
+    #![proptest_config(cases(60, 1))]
+
+    #[test]
+    fn results_are_those_of_a_plain_computation(
+        shape in shape(), lens in proptest::collection::vec(length(14), 1..4), root in 0..16_usize,
+    ) {
+        with_team(shape, |team| lens.iter().try_for_each(|len| all(team, *len, root)));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(15, 4))]
+
+    #[test]
+    fn reductions_are_those_of_a_plain_computation(shape in shape(), len in length(9), root in 0..16_usize) {
+        with_team(shape, |team| reductions(team, len, root));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(60, 1))]
+
+    #[test]
+    fn long_vectors_are_those_of_a_plain_computation(
+        shape in shape(), operation in 0..LONG_OPERATIONS, bytes in length(26), root in 0..16_usize,
+    ) {
+        // All members together: what the machine holds, and what the network carries in a second or two.
+        let most = if shape.boxes == 1 { 8 * LONGEST } else { LONGEST } / shape.members;
+        with_team(shape, |team| long(team, operation, bytes.min(most), root));
+    }
+}
