@@ -2,8 +2,9 @@
 
 use super::core::{Body, Core, Kept, Place, State, Sync, Task, Tell};
 use super::memory::Memory;
-use super::team::{What, too_long};
+
 use super::watch::ChannelStep::{Acquired, Available, PointReached, Posted, SynchronisationPosted};
+use super::what::{What, too_long};
 use crate::Result;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};

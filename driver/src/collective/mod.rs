@@ -12,6 +12,7 @@ pub mod reduction;
 mod table;
 mod team;
 mod watch;
+mod what;
 
 pub(crate) use core::Core;
 pub use core::Sync;
