@@ -558,6 +558,11 @@ impl View<'_> {
         self.root.port.0.compare_exchange(former, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// Gives the port up, if it is the caller's.
+    pub fn leave_port(&self, me: (NodeId, Incarnation)) {
+        let _ = self.root.port.0.compare_exchange(life_word(me.0, me.1), 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
     /// The processes that receive.
     pub fn attached(&self) -> impl Iterator<Item = (NodeId, Incarnation)> + '_ {
         let words = self.root.attached.0.iter().map(|word| word.load(Ordering::Acquire));

@@ -29,12 +29,12 @@ mod who;
 mod words;
 
 pub use held::{Counts, Held, Moved, Received};
-pub use lane::{NoWrite, Writer};
+pub use lane::{Client, NoWrite, Writer};
 #[cfg(not(loom))]
 pub use who::{has_ended, this_thread};
 #[cfg(not(loom))]
 pub(crate) use words::LAYOUT;
-pub use words::{Header, LaneWords, Line, Place, Root, Slot, View};
+pub use words::{Header, LaneWords, Line, Place, Root, Slot, View, lines};
 
 /// Threads that a device may serve, and lanes that it may have.
 pub const MOST: usize = 64;
