@@ -81,7 +81,9 @@ impl DeviceSender {
     #[inline]
     fn send_parts(&self, thread: u32, tag: u64, parts: &[&[u8]], deadline: Option<Instant>) -> Result<()> {
         let me = self.shared.check()?;
-        match self.writer.borrow_mut().try_write(&self.segment.view(), thread, tag, parts) {
+        // The writer is not borrowed any more while this waits.
+        let written = self.writer.borrow_mut().try_write(&self.segment.view(), thread, tag, parts);
+        match written {
             Ok(()) => Ok(()),
             Err(why) => self.send_when_there_is_room(me, thread, tag, parts, deadline, why),
         }
