@@ -2,7 +2,7 @@
 
 use super::super::plan::pack;
 use super::super::worker::pin;
-use super::scheme::{self, Ear, Fifo, FromHand, GLANCE, Hand, dispatch, sent_ns};
+use super::scheme::{self, Dispatcher, Ear, Fifo, FromHand, GLANCE, Hand, sent_ns};
 use super::worker::{DEVICE, Prepared, Round, Seen, Trouble, join};
 use super::{Leg, Scheme};
 use crate::clock;
@@ -12,6 +12,9 @@ use doorbell_benches::stats::Samples;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
+
+/// The longest message for which a device has room where nothing is said: a lane has room for two such.
+const ROOM: usize = 256 * 1024 - 128;
 
 /// What a thread saw: for each leg, for each scheme.
 type OfThread = Vec<Vec<Share>>;
@@ -26,7 +29,7 @@ struct Share {
 /// Has the threads of this process receive section after section.
 pub fn work(prepared: &Arc<Prepared>) -> Result<Vec<Vec<Seen>>, Trouble> {
     let plan = &prepared.order.plan;
-    let device = prepared.node.device(DEVICE).threads(plan.threads).senders(1).message_max(plan.longest()).attach()?;
+    let device = prepared.node.device(DEVICE).threads(plan.threads).senders(1).message_max(plan.longest().max(ROOM)).attach()?;
     let threads = prepared.threads();
     // Where the threads of this process meet, without looking again and again as at the gate.
     let barrier = Arc::new(Barrier::new(threads.len() + 1));
@@ -117,14 +120,16 @@ fn lead(prepared: &Prepared, barrier: &Barrier, hands: &[Option<Hand>], threads:
 /// The dispatcher: until each thread has got its last message.
 fn hand_out(prepared: &Prepared, leg: Leg, hands: &[Option<Hand>], threads: usize) -> Result<(), Trouble> {
     let (mut left, mut deadline) = (threads, Instant::now() + GLANCE);
+    let mut dispatcher = Dispatcher { node: &prepared.node, bytes: leg.bytes, hands, asleep: 0, given: 0 };
     while left > 0 {
-        match dispatch(&prepared.node, leg.bytes, hands, deadline)? {
+        match dispatcher.step(deadline)? {
             Some(tag) if sent_ns(tag).is_none() => left -= 1,
             Some(_) => {}
             None if prepared.patience.stopped() => return Err(Stopped.into()),
             None => deadline = Instant::now() + GLANCE,
         }
     }
+    dispatcher.wake();
     Ok(())
 }
 
