@@ -24,11 +24,14 @@
 //! Costs: a short message moves its header packet's line, the lock's line and two that say how far the lane was looked at; nothing is allocated and no
 //! system call is made unless somebody sleeps.
 
+mod far;
+pub(crate) mod net;
 mod sender;
 mod thread;
 mod watch;
 
 use crate::Result;
+use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error};
 use crate::node::{Node, Shared};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -116,7 +119,11 @@ impl DeviceBuilder {
         shared.check()?;
         let segment = Arc::new(shared.membership().attach_device(&self.name, self.geometry)?);
         let Self { fetch_within, watch, .. } = self;
-        Ok(Device { inner: Arc::new(Inner { shared, segment, fetch_within, watch, calls: AtomicU32::new(0) }) })
+        let inner = Arc::new(Inner { shared: shared.clone(), segment, fetch_within, watch, calls: AtomicU32::new(0) });
+        if shared.has_network() {
+            shared.enter(Token::current(), "attach to a device")?.devices().enter(&inner);
+        }
+        Ok(Device { inner })
     }
 }
 
@@ -200,6 +207,17 @@ impl Inner {
         OwnerId::user(membership.id(), membership.incarnation(), number)
     }
 
+    /// Whether this process is the one that feeds the device from the network; takes the port if whoever had it is gone.
+    fn holds_port(&self) -> bool {
+        let (view, membership) = (self.segment.view(), self.shared.membership());
+        let me = (membership.id(), membership.incarnation());
+        match view.port() {
+            Some(holder) if holder == me => true,
+            Some(holder) if membership.is_living(holder.0, holder.1) => false,
+            former => view.take_port(former, me),
+        }
+    }
+
     /// Whether whoever has the lock lives.
     fn lives(&self, owner: OwnerId) -> bool {
         self.shared.membership().is_receiver_living(owner, self.segment.view().tid_of(owner))
@@ -208,11 +226,22 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !doorbell_shm::space::forked()
-            && !self.shared.is_closed()
-            && let Err(error) = self.shared.membership().detach_device(&self.segment)
+        if doorbell_shm::space::forked() {
+            return;
+        }
+        let membership = self.shared.membership();
+        self.segment.view().leave_port((membership.id(), membership.incarnation()));
+        if !self.shared.is_closed()
+            && let Err(error) = membership.detach_device(&self.segment)
         {
             tracing::warn!(%error, device = self.segment.name(), "a device stays until somebody else cleans up");
+        }
+        let me = Token::current();
+        if self.shared.has_network()
+            && let Ok(mut engine) = self.shared.enter(me, "detach from a device")
+        {
+            // Who is fed is told so.
+            engine.push(me);
         }
     }
 }

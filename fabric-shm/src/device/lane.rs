@@ -3,7 +3,7 @@
 use super::words::{Place, View, life_word, lines, stamp};
 use super::{INLINE, PACKET};
 use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::{Incarnation, NodeId, Payload};
 
 /// Why a message was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,17 @@ pub enum NoWrite {
     TooLong,
     /// Somebody wrote into the lane what nobody should: it can't be used any more.
     Broken,
+}
+
+/// On whose behalf somebody writes who feeds a device from the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// Which node.
+    pub node: NodeId,
+    /// Which life of it.
+    pub life: Incarnation,
+    /// Which of its senders.
+    pub stream: u16,
 }
 
 /// The one who writes into a lane.
@@ -30,18 +41,18 @@ pub struct Writer {
 
 impl Writer {
     /// Takes a lane that nobody sends by, or one of a process that does not live (`lives` says so); goes on behind what is in it. With a
-    /// `client`, messages are of that node, and a lane that was that node's is taken before others.
+    /// `client`, messages are of that node, and a lane that was that sender's is taken before others: its [`sequence`](Self::sequence) goes on.
     ///
     /// `None`: all lanes are taken.
     pub fn claim(
         view: &View<'_>,
         me: (NodeId, Incarnation),
-        client: Option<(NodeId, Incarnation)>,
+        client: Option<Client>,
         lives: impl Fn(NodeId, Incarnation) -> bool,
     ) -> Option<Self> {
         let owner = life_word(me.0, me.1);
-        let source = client.map_or(owner, |client| life_word(client.0, client.1));
-        let clients = client.map_or(0, |_| source);
+        let source = client.map_or(owner, |client| life_word(client.node, client.life));
+        let clients = client.map_or(0, |client| (client.stream as u64) << 48 | source);
         let was_its = |lane: &usize| clients != 0 && view.lanes[*lane].client.load(Ordering::Acquire) == clients;
         let all = || 0..view.lanes.len();
         let free = |lane: &usize| view.lanes[*lane].broken.load(Ordering::Relaxed) == 0;
@@ -82,6 +93,16 @@ impl Writer {
         view.lanes[self.lane].sequence.load(Ordering::Relaxed)
     }
 
+    /// At which of all packets that were ever in its lane the next message begins.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+
+    /// Up to which packet its lane may be written now.
+    pub fn free_to(&self, view: &View<'_>) -> u64 {
+        view.lanes[self.lane].read.load(Ordering::Acquire).wrapping_add(view.ring())
+    }
+
     /// How many packets of the lane are free, as far as is known without another look.
     fn room(&self, ring: u64) -> Result<u64, NoWrite> {
         ring.checked_sub(self.at.wrapping_sub(self.read)).ok_or(NoWrite::Broken)
@@ -116,7 +137,7 @@ impl Writer {
         self.has_room(view, len)?;
         let mut at = 0;
         for part in parts {
-            self.put(view, len, at, part);
+            self.put(view, len, at, Payload::private(part));
             at += part.len();
         }
         self.publish(view, thread, tag, len);
@@ -124,7 +145,7 @@ impl Writer {
     }
 
     /// Stores bytes of a message of `len` bytes for which there is room, before it is [published](Self::publish).
-    pub fn put(&self, view: &View<'_>, len: usize, offset: usize, bytes: &[u8]) {
+    pub fn put(&self, view: &View<'_>, len: usize, offset: usize, bytes: Payload<'_>) {
         assert!(bytes.len() <= len && offset <= len - bytes.len() && lines(len) < view.ring(), "a part outside its message");
         if len <= INLINE {
             put_words(&view.line(self.lane, self.at).0[4..], offset, bytes);
@@ -137,7 +158,7 @@ impl Writer {
             let from = ((self.at as usize + 1) * PACKET + offset) & (ring - 1);
             let one = bytes.len().min(ring - from);
             // SAFETY: both pieces lie in this lane's ring, in atomics; the packets are this writer's until it publishes them, and whoever reads them all the
-            // same (it may not) copies raw bytes.
+            // same (it may not) copies raw bytes. A payload's bytes are readable, and no payload lies in a ring that is written.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(from), one);
                 std::ptr::copy_nonoverlapping(bytes.as_ptr().add(one), base, bytes.len() - one);
@@ -193,9 +214,9 @@ impl Writer {
 }
 
 /// Stores up to 32 bytes in words.
-fn put_words(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
-    if let (0, Ok(word)) = (offset, <[u8; 8]>::try_from(bytes)) {
-        words[0].store(u64::from_ne_bytes(word), Ordering::Relaxed);
+fn put_words(words: &[AtomicU64], offset: usize, bytes: Payload<'_>) {
+    if let (0, 8, Some(word)) = (offset, bytes.len(), bytes.u64_at(0)) {
+        words[0].store(word, Ordering::Relaxed);
         return;
     }
     let mut all = [0_u8; INLINE];
@@ -204,7 +225,7 @@ fn put_words(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
             all[8 * at..8 * at + 8].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
     }
-    all[offset..offset + bytes.len()].copy_from_slice(bytes);
+    bytes.copy_to(&mut all[offset..]);
     for (at, word) in words.iter().enumerate() {
         word.store(u64::from_ne_bytes(all[8 * at..8 * at + 8].try_into().unwrap_or_default()), Ordering::Relaxed);
     }

@@ -134,7 +134,7 @@ impl Header {
 }
 
 /// Packets of a message of so many bytes.
-pub(super) fn lines(len: usize) -> u64 {
+pub fn lines(len: usize) -> u64 {
     1 + if len > INLINE { len.div_ceil(PACKET) as u64 } else { 0 }
 }
 
