@@ -22,7 +22,9 @@ const LOOKS: u32 = 8;
 /// How often somebody asks that before the engine is turned.
 const TURN_EVERY: u32 = 8;
 /// For how many looks another's header is left to that other, who may be awake and about to take it.
-const GRACE: u32 = 16;
+const GRACE: u32 = 64;
+/// For how long a thread yields where processors are crowded: longer than its turn among others takes, as each of them stands in the way of the rest.
+const YIELD: Duration = Duration::from_micros(100);
 /// The longest sleep of a node whose engine nobody else may be turning.
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
 /// The longest sleep, so that what nobody fetches is noticed.
@@ -217,7 +219,7 @@ impl DeviceThread {
                 std::hint::spin_loop();
                 worth = self.is_worth(&inner.segment.view(), &mut others);
             }
-            let gear = gear.get_or_insert_with(|| shared.gear(deadline));
+            let gear = gear.get_or_insert_with(|| shared.gear(deadline).yielding_for(YIELD));
             rounds += 1;
             if rounds.is_multiple_of(TURN_EVERY) && shared.progress() != Progress::Poller && shared.turn(me) > 0 {
                 gear.awake();
