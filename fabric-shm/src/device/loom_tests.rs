@@ -37,7 +37,6 @@ impl Device {
             lock: LockWords::new(),
             busy: Apart(word()),
             port: Apart(word()),
-            holder: word(),
             turn: word(),
             counts: words(),
             names: Apart(words()),

@@ -21,8 +21,6 @@ pub struct Root {
     pub(super) busy: Apart<AtomicU64>,
     /// Who feeds the device from the network: a process.
     pub(super) port: Apart<AtomicU64>,
-    /// The thread that has the lock without having a slot.
-    pub(super) holder: AtomicU64,
     /// The lane that is looked at first. Under the lock.
     pub(super) turn: AtomicU64,
     /// Under the lock.
