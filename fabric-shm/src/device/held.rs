@@ -13,6 +13,8 @@ macro_rules! point {
         fault_point!($name);
         #[cfg(all(test, not(loom)))]
         super::tests::arrive();
+        #[cfg(all(test, loom))]
+        super::loom_tests::arrive();
     };
 }
 

@@ -32,7 +32,6 @@ pub use held::{Counts, Held, Moved, Received};
 pub use lane::{Client, NoWrite, Writer};
 #[cfg(not(loom))]
 pub use who::{has_ended, has_no_thread, this_thread};
-#[cfg(not(loom))]
 pub(crate) use words::LAYOUT;
 pub use words::{Header, LaneWords, Line, Place, Root, Slot, View, lines};
 

@@ -1,6 +1,8 @@
 //! The words of a device, and what they say.
 
-use super::{DeviceGeometry, INLINE, MOST, PACKET, STORED_MOST};
+#[cfg(not(loom))]
+use super::DeviceGeometry;
+use super::{INLINE, MOST, PACKET, STORED_MOST};
 use crate::doorbell::Bell;
 use crate::keys::LockWords;
 #[cfg(not(loom))]
@@ -76,7 +78,6 @@ pub struct LaneWords {
 }
 
 /// A layout hash of these structures.
-#[cfg(not(loom))]
 pub(crate) const LAYOUT: u64 = crate::layout::extend_hash(
     1,
     &[
