@@ -266,7 +266,7 @@ impl<'a> Held<'a> {
     /// The lane was looked at to behind this message.
     fn scanned(&self, header: &Header) {
         let words = &self.view.lanes[header.place.lane];
-        words.scan.0.store(header.place.at + header.lines(), Ordering::Release);
+        words.scan.0.store(header.place.at.wrapping_add(header.lines()), Ordering::Release);
         words.blocked.store(0, Ordering::Relaxed);
     }
 
@@ -274,27 +274,32 @@ impl<'a> Held<'a> {
     fn clear(&self, place: Place) {
         self.view.line(place.lane, place.at).0[0].store(0, Ordering::Relaxed);
         point!("device.cleared");
-        let words = &self.view.lanes[place.lane];
-        let (mut read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
-        let began = read;
-        if scan.wrapping_sub(read) > self.view.ring() {
-            return self.give_up(place.lane);
+        self.trim(place.lane);
+    }
+
+    /// Gives back to the sender what was taken at the beginning of a lane.
+    fn trim(&self, lane: usize) {
+        let words = &self.view.lanes[lane];
+        let (began, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
+        let (all, mut taken) = (scan.wrapping_sub(began), 0);
+        if all > self.view.ring() {
+            return self.give_up(lane);
         }
-        while read < scan {
-            let place = Place { lane: place.lane, at: read };
+        while taken < all {
+            let place = Place { lane, at: began.wrapping_add(taken) };
             match (self.view.header(place), self.view.extent(place)) {
-                (Ok(None), Ok(header)) => read += header.lines(),
-                (Err(()), _) | (_, Err(())) => return self.give_up(place.lane),
+                (Ok(None), Ok(header)) => taken += header.lines(),
+                (Err(()), _) | (_, Err(())) => return self.give_up(lane),
                 _ => break,
             }
         }
-        if read > scan {
-            return self.give_up(place.lane);
+        if taken > all {
+            return self.give_up(lane);
         }
-        if read != began {
+        if taken > 0 {
             // Release: who writes there afterwards does so after it was read.
             let order = if planted_bug("device-read") { Ordering::Relaxed } else { Ordering::Release };
-            words.read.store(read, order);
+            words.read.store(began.wrapping_add(taken), order);
             words.room.ring(false);
         }
     }
@@ -367,13 +372,14 @@ impl<'a> Held<'a> {
             slot.head.store(slot.tail.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         for (lane, words) in self.view.lanes.iter().enumerate() {
-            let (mut at, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
-            if scan < at || scan - at > self.view.ring() {
+            let (read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
+            let (all, mut walked) = (scan.wrapping_sub(read), 0);
+            if all > self.view.ring() {
                 self.give_up(lane);
                 continue;
             }
-            while at < scan {
-                let place = Place { lane, at };
+            while walked < all {
+                let place = Place { lane, at: read.wrapping_add(walked) };
                 let (Ok(found), Ok(extent)) = (self.view.header(place), self.view.extent(place)) else {
                     self.give_up(lane);
                     break;
@@ -385,8 +391,9 @@ impl<'a> Held<'a> {
                     self.give_up(lane);
                     break;
                 }
-                at += extent.lines();
+                walked += extent.lines();
             }
+            self.trim(lane);
         }
         for slot in self.view.slots {
             slot.bell.wake();

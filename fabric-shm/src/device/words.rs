@@ -271,7 +271,7 @@ impl<'a> View<'a> {
             return [unsafe { Payload::from_raw(words.as_ptr().cast(), header.len) }, Payload::private(&[])];
         }
         let ring = self.ring();
-        let first = ((at + 1) & (ring - 1)) as usize;
+        let first = (at.wrapping_add(1) & (ring - 1)) as usize;
         let before_end = (ring as usize - first) * PACKET;
         let one = header.len.min(before_end);
         let base = self.rings[lane * ring as usize..].as_ptr().cast::<u8>();
@@ -285,7 +285,7 @@ impl<'a> View<'a> {
 
 /// What the header packet of a message at this place begins with.
 pub(super) fn stamp(at: u64) -> u64 {
-    at + 1
+    at.wrapping_add(1)
 }
 
 /// Where the root lies.
