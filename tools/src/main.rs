@@ -9,6 +9,7 @@ mod environment;
 mod exit;
 mod guard;
 mod info;
+mod io;
 mod links_shown;
 mod log;
 mod ls;
@@ -52,6 +53,7 @@ enum Command {
     Lock(measure::lock::LockArgs),
     Atomics(atomics::AtomicsArgs),
     Collective(measure::collective::CollectiveArgs),
+    Io(io::IoArgs),
     Modes(modes::ModesArgs),
     Top(top::TopArgs),
     Ls(ls::LsArgs),
@@ -68,6 +70,9 @@ enum Command {
     /// One of the processes of a measurement of collectives; started by it.
     #[command(name = measure::collective::worker::COMMAND, hide = true)]
     CollectiveWorker(measure::worker::WorkerArgs),
+    /// One of the two processes of a measurement of an I/O node; started by it.
+    #[command(name = io::bench::worker::COMMAND, hide = true)]
+    IoWorker(measure::worker::WorkerArgs),
     /// One of the processes that carry out a load; started by it.
     #[command(name = modes::worker::COMMAND, hide = true)]
     ModesWorker(measure::worker::WorkerArgs),
@@ -85,7 +90,11 @@ impl Command {
         // Of the processes of a measurement one speaks for all.
         let is_worker = matches!(
             self,
-            Command::MeasureWorker(_) | Command::LockWorker(_) | Command::CollectiveWorker(_) | Command::ModesWorker(_)
+            Command::MeasureWorker(_)
+                | Command::LockWorker(_)
+                | Command::CollectiveWorker(_)
+                | Command::IoWorker(_)
+                | Command::ModesWorker(_)
         );
         if !is_worker {
             log::install(LevelFilter::WARN)?;
@@ -99,6 +108,7 @@ impl Command {
             Command::Lock(args) => measure::lock::run(&args),
             Command::Atomics(args) => atomics::run(&args),
             Command::Collective(args) => measure::collective::run(&args),
+            Command::Io(args) => io::run(&args),
             Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
@@ -109,6 +119,7 @@ impl Command {
             Command::MeasureWorker(args) => measure::worker::run(&args),
             Command::LockWorker(args) => measure::lock::worker::run(&args),
             Command::CollectiveWorker(args) => measure::collective::worker::run(&args),
+            Command::IoWorker(args) => io::bench::worker::run(&args),
             Command::ModesWorker(args) => modes::worker::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),
