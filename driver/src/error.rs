@@ -7,6 +7,8 @@ use doorbell_fabric::{Incarnation, NodeId};
 #[cfg(not(loom))]
 use doorbell_shm::error::ShmError;
 #[cfg(not(loom))]
+use doorbell_shm::keys::OwnerId;
+#[cfg(not(loom))]
 use doorbell_udp::UdpError;
 
 /// Whether an operation that failed may have taken place.
@@ -146,6 +148,17 @@ pub enum Error {
         /// Why not.
         why: TeamFault,
     },
+    /// A call about a device failed.
+    #[cfg(not(loom))]
+    #[error("cannot {operation} the device '{device}': {why}")]
+    Device {
+        /// Which call.
+        operation: &'static str,
+        /// The device's name.
+        device: Box<str>,
+        /// Why not.
+        why: Box<DeviceFault>,
+    },
     /// It can't be done here.
     #[error("cannot {operation}: {why}")]
     Unsupported {
@@ -213,6 +226,57 @@ pub enum TeamFault {
     /// This member gave an operation up: by a time-out, or as it shrinks the team.
     #[error("its members are out of step, as one gave an operation up; shrink the team, or form another one")]
     OutOfStep,
+}
+
+/// What is wrong with a device, or with what is asked of it.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceFault {
+    /// No living process is attached to a device of this name.
+    #[error("no living process is attached to it; see that the name is right, and that somebody attaches before others send")]
+    Absent,
+    /// A living thread has this id.
+    #[error("{owner} is thread {thread} of it already; take another id, or drop the other one first")]
+    Taken {
+        /// The thread id.
+        thread: u32,
+        /// Who has it.
+        owner: OwnerId,
+    },
+    /// It serves as many threads as it can.
+    #[error("it serves {threads} threads, and no more can be; have whoever makes it allow more, with DeviceBuilder::threads")]
+    Crowded {
+        /// How many.
+        threads: usize,
+    },
+    /// All its lanes are taken.
+    #[error("its {senders} lanes are taken; drop a sender, or have whoever makes it allow more, with DeviceBuilder::senders")]
+    NoLane {
+        /// How many there are.
+        senders: usize,
+    },
+    /// The message is longer than any of this device. It was not sent.
+    #[error(
+        "a message of {len} bytes is longer than the {max} it takes; send it in parts, put it into a region, or have whoever makes it allow more, with DeviceBuilder::message_max"
+    )]
+    TooLong {
+        /// Bytes of the message.
+        len: usize,
+        /// Bytes of the longest.
+        max: usize,
+    },
+    /// The buffer is shorter than the message, which is not lost: the next call with a longer buffer gets it.
+    #[error("the next message has {len} bytes, and the buffer {capacity}; it is not lost: call again with a longer one")]
+    TooSmall {
+        /// Bytes of the message.
+        len: usize,
+        /// Bytes of the buffer.
+        capacity: usize,
+    },
+    /// Somebody wrote over it, or truncated it.
+    #[error("another process wrote over its memory or truncated it; all should detach, and attach anew")]
+    Damaged,
 }
 
 /// What is wrong with a key.
@@ -334,6 +398,14 @@ impl From<Error> for std::io::Error {
                 LockFault::NotYours(_) => ErrorKind::PermissionDenied,
                 LockFault::Otherwise(_) | LockFault::Barred | LockFault::InUse(_) | LockFault::Home(_) => ErrorKind::ResourceBusy,
                 LockFault::AlreadyYours | LockFault::Circle(_) => ErrorKind::Deadlock,
+            },
+            #[cfg(not(loom))]
+            Error::Device { why, .. } => match **why {
+                DeviceFault::Absent => ErrorKind::NotFound,
+                DeviceFault::Taken { .. } => ErrorKind::AddrInUse,
+                DeviceFault::Crowded { .. } | DeviceFault::NoLane { .. } => ErrorKind::QuotaExceeded,
+                DeviceFault::TooLong { .. } | DeviceFault::TooSmall { .. } => ErrorKind::InvalidInput,
+                DeviceFault::Damaged => ErrorKind::InvalidData,
             },
             Error::Closed => ErrorKind::NotConnected,
             Error::Unsupported { .. } => ErrorKind::Unsupported,

@@ -36,7 +36,8 @@
 //! 8. [`registry`]: locks that know their owner, and survive it.
 //! 9. [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen.
 //! 10. [`mod@atomic`]: updates of shared memory as ordinary expressions, made atomic in the cheapest way.
-//! 11. [`io`]: files of a node that has some, for nodes that have none.
+//! 11. [`device`]: one reception FIFO that the threads of several processes share.
+//! 12. [`io`]: files of a node that has some, for nodes that have none.
 //!
 //! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree; and [`testing`]: a domain
 //! in one process for the tests of your own programs.
@@ -52,6 +53,8 @@ pub mod atomic;
 pub mod collective;
 #[cfg(not(loom))]
 pub mod counter;
+#[cfg(not(loom))]
+pub mod device;
 pub mod engine;
 pub mod error;
 #[cfg(not(loom))]
@@ -76,11 +79,15 @@ pub mod transfer;
 
 pub use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, Priority, Role};
 pub use engine::wait::Wait;
+#[cfg(not(loom))]
+pub use error::DeviceFault;
 pub use error::{Certainty, Error, KeyFault};
 pub use message::{Match, Message};
 
 #[cfg(not(loom))]
 pub use counter::{Counter, CounterKey, Lowered};
+#[cfg(not(loom))]
+pub use device::{Device, DeviceBuilder, DeviceCounts, DeviceEnvelope, DeviceSender, DeviceThread};
 #[cfg(not(loom))]
 pub use doorbell_macros::atomic;
 #[cfg(not(loom))]

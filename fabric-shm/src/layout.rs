@@ -103,6 +103,7 @@ pub const LAYOUT_HASH: u64 = hash(&[
     DECISIONS as u64,
     RECORDER_OFFSET as u64,
     RECORD_BYTES as u64,
+    crate::device::LAYOUT,
     BLOCK_HEAD_BYTES as u64,
     MEETINGS_OFFSET as u64,
     RETURNS_OFFSET as u64,
@@ -144,6 +145,8 @@ pub enum SegmentKind {
     Board = 3,
     /// Memory of one node that its peers may put to, get from, or read loans in.
     Region = 4,
+    /// A device, which belongs to no node.
+    Device = 5,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");

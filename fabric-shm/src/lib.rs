@@ -9,7 +9,7 @@
 //! 5. [`board`]: what a node shows of itself: figures, DMA counters, latencies, and what its engine did last.
 //!
 //! Beside the messages: [`region`], memory that peers write and read by themselves; [`returns`], by which loans come back; [`keys`], the
-//! lock registry of a domain; [`locked`], values that survive whoever updates them; and [`cma`], access to what is private.
+//! lock registry of a domain; [`locked`], values that survive whoever updates them; [`mod@device`], what several processes receive from; and [`cma`], access to what is private.
 //!
 //! [`layout`] says where everything lies. [`space`] says where segments live: in `/dev/shm`, or, for tests, in the heap of
 //! one process with everything above unchanged.
@@ -34,6 +34,7 @@ pub mod clock;
 #[cfg(not(loom))]
 pub mod cma;
 pub mod copies;
+pub mod device;
 #[cfg(not(loom))]
 pub mod domain;
 pub mod doorbell;

@@ -29,6 +29,8 @@ pub enum PacketKind {
     Letter = 10,
     /// A part of a collective between members of a team that do not all share memory: `tag` says of which team.
     Team = 11,
+    /// A part of a message for a device, or what is said about one, between nodes that share no memory: `tag` says what. Never in shared memory.
+    Device = 12,
 }
 
 impl PacketKind {
@@ -47,6 +49,7 @@ impl PacketKind {
             9 => Some(PacketKind::Region),
             10 => Some(PacketKind::Letter),
             11 => Some(PacketKind::Team),
+            12 => Some(PacketKind::Device),
             _ => None,
         }
     }

@@ -3,6 +3,7 @@
 use super::pool::{Pool, Pooled};
 use super::{Match, Message};
 use crate::collective::Teams;
+use crate::device::net::Devices;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
@@ -43,6 +44,8 @@ pub struct Inbound {
     pub mail: Mail,
     /// The teams of this node.
     pub teams: Teams,
+    /// Devices of other machines, and senders there.
+    pub devices: Devices,
     /// The latest transfers that ended.
     pub reports: Reports,
     pub(super) membership: Arc<Membership>,
@@ -223,6 +226,7 @@ impl Inbound {
             lenders,
             remote,
             teams: Teams::default(),
+            devices: Devices::default(),
             mail: Mail::default(),
             reports: Reports::default(),
             membership,

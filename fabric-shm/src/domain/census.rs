@@ -12,7 +12,9 @@ pub(super) struct Census {
     pub nodes: BTreeMap<NodeId, Vec<String>>,
     /// The nodes whose inbox is held by a living owner.
     pub living: BTreeSet<NodeId>,
-    /// Files that are no node's, neither the domain segment nor the lock file.
+    /// Devices, which belong to no node.
+    pub devices: Vec<String>,
+    /// Other files that are no node's, neither the domain segment nor the lock file.
     pub others: Vec<String>,
     /// There is a domain segment.
     pub domain: bool,
@@ -44,6 +46,7 @@ impl Census {
                 self.nodes.entry(id).or_default().push(name);
             }
             Part::OfNode(id) => self.nodes.entry(id).or_default().push(name),
+            Part::Device => self.devices.push(name),
             Part::Other => self.others.push(name),
         }
         Ok(())
@@ -51,7 +54,7 @@ impl Census {
 
     /// Whether there is any file at all.
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty() && self.others.is_empty() && !self.domain && !self.lock
+        self.nodes.is_empty() && self.devices.is_empty() && self.others.is_empty() && !self.domain && !self.lock
     }
 
     /// Removes the files of nodes that do not live; returns their names.
@@ -80,7 +83,7 @@ impl Census {
             return Ok(Vec::new());
         }
         let mut removed = self.remove_dead(lock)?;
-        for name in self.others.drain(..) {
+        for name in self.devices.drain(..).chain(self.others.drain(..)) {
             if lock.remove(&name, None)? {
                 removed.push(name);
             }

@@ -240,6 +240,13 @@ impl Census {
     /// Bytes of all files counted, the lock file too.
     fn bytes(&self, space: &Space, names: &Names) -> u64 {
         let fixed = [names.domain(), names.lock()];
-        self.nodes.values().flatten().chain(&self.others).chain(&fixed).map(|name| file_bytes(space, name)).sum()
+        self.nodes
+            .values()
+            .flatten()
+            .chain(&self.devices)
+            .chain(&self.others)
+            .chain(&fixed)
+            .map(|name| file_bytes(space, name))
+            .sum()
     }
 }

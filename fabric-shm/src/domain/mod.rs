@@ -10,6 +10,7 @@
 
 mod census;
 mod clean;
+mod device;
 mod directory;
 mod keys;
 mod layout;
@@ -26,6 +27,7 @@ use crate::segment::Segment;
 use crate::space::{Created, DomainLock, Hold, Identity, Names, Space, forked, valid_domain_name, watch};
 use census::Census;
 pub use clean::{CleanReport, DomainLayout, DomainStatus, Kept, NodeStatus, clean, files, list_domains};
+pub use device::DeviceSegment;
 pub use directory::Member;
 use directory::{Directory, DirectoryFault};
 use doorbell_fabric::sync::Barriers;
@@ -144,7 +146,7 @@ impl Membership {
         fault_point!("join.locked");
         let joined = Self::join_locked(&lock, &options);
         if joined.is_err() {
-            tidy(lock);
+            tidy(lock, None);
         }
         joined
     }
@@ -330,7 +332,7 @@ impl Membership {
         }
         drop(holds);
         self.directory.bump();
-        tidy(lock);
+        tidy(lock, Some(&self.directory));
         tracing::debug!(domain = self.domain(), id = %self.me.id, "left");
         result
     }
@@ -474,7 +476,8 @@ fn refusal(operation: &'static str, names: &Names, census: &Census, fault: Direc
 
 /// Removes what dead nodes left in a domain that lives, and says so to the living; returns the names removed.
 fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result<Vec<String>, ShmError> {
-    let removed = census.remove_dead(lock)?;
+    let mut removed = census.remove_dead(lock)?;
+    removed.extend(device::reap(lock, census, directory)?);
     let mut changed = !removed.is_empty();
     for id in directory.ids().filter(|id| !census.living.contains(id)) {
         changed |= directory.clear(id, None);
@@ -509,12 +512,14 @@ fn pick_id(options: &JoinOptions, census: &Census, directory: &Directory) -> Res
     }
 }
 
-/// Removes all that is left of a domain in which nobody lives, the lock file last.
-fn tidy(lock: DomainLock) {
+/// Removes all that is left of a domain in which nobody lives, the lock file last; else devices that nobody needs any more.
+fn tidy(lock: DomainLock, directory: Option<&Directory>) {
     let tidied = Census::take(lock.space(), lock.names()).and_then(|mut census| {
         if census.living.is_empty() {
             census.remove_all(&lock)?;
             lock.dissolve()?;
+        } else if let Some(directory) = directory {
+            device::reap(&lock, &mut census, directory)?;
         }
         Ok(())
     });

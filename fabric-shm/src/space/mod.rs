@@ -14,7 +14,7 @@ pub use fork::forked;
 pub(crate) use fork::word as fork_word;
 pub(crate) use fork::{HeldFile, watch};
 pub use heap::HeapSpace;
-pub(crate) use name::{Names, Part, parse, valid_domain_name};
+pub(crate) use name::{Names, Part, parse, valid_device_name, valid_domain_name};
 pub use posix::PosixSpace;
 use std::fs::File;
 use std::io;

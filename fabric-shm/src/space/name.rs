@@ -21,6 +21,8 @@ pub(crate) enum Part {
     Inbox(NodeId),
     /// Anything else of a node.
     OfNode(NodeId),
+    /// A device, which belongs to no node.
+    Device,
     /// Anything else of the domain: a segment that was being made, or something another layout has.
     Other,
 }
@@ -30,6 +32,12 @@ const MAX_ID: u16 = 1024;
 
 pub(crate) fn valid_domain_name(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+/// What a device may be called: it is part of a file's name.
+pub(crate) fn valid_device_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
 }
 
 impl Names {
@@ -62,6 +70,11 @@ impl Names {
         format!("{}.{id}.r{number}", self.domain())
     }
 
+    /// `device` must be a valid name.
+    pub fn device(&self, device: &str) -> String {
+        format!("{}.device-{device}", self.domain())
+    }
+
     /// A name for a segment that is being made, where it can't be made nameless.
     pub fn unfinished(&self, number: u32) -> String {
         format!("{}.new-{}-{number}", self.domain(), std::process::id())
@@ -74,6 +87,7 @@ pub(crate) fn parse(uid: u32, name: &str) -> Option<(&str, Part)> {
     let (domain, part) = match rest.split_once('.') {
         None => (rest, Part::Domain),
         Some((domain, "lock")) => (domain, Part::Lock),
+        Some((domain, rest)) if rest.strip_prefix("device-").is_some_and(valid_device_name) => (domain, Part::Device),
         Some((domain, rest)) => (domain, node_part(rest).unwrap_or(Part::Other)),
     };
     valid_domain_name(domain).then_some((domain, part))
@@ -102,6 +116,7 @@ mod tests {
             (names.inbox(NodeId(7)), Part::Inbox(NodeId(7))),
             (names.board(NodeId(1023)), Part::OfNode(NodeId(1023))),
             (names.region(NodeId(12), u32::MAX), Part::OfNode(NodeId(12))),
+            (names.device("io.3"), Part::Device),
             (names.unfinished(3), Part::Other),
         ] {
             assert_eq!(parse(1000, &name), Some(("grid-1_x", part)), "{name}");

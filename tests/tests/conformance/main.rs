@@ -4,6 +4,7 @@
 //! Each behaviour is a function over a [`World`]. The macro at the end makes every world and in it one test for each
 //! behaviour.
 
+mod devices;
 mod flow;
 mod loans;
 mod locks;
@@ -184,6 +185,12 @@ suite! {
         a_panic_gives_its_keys_up
         keys_are_locked_within_a_reader
         a_node_that_left_has_no_keys;
+    devices:
+        what_is_sent_to_a_thread_reaches_that_thread
+        a_message_that_does_not_fit_is_not_lost
+        a_sender_waits_for_room_in_a_device
+        a_device_that_is_not_there_is_told
+        what_was_sent_before_a_thread_came_is_there;
 }
 
 in_world!(posix_inline: Posix, Inline, Auto);

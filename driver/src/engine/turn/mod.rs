@@ -1,5 +1,6 @@
 //! What one turn of the engine does.
 
+mod devices;
 mod hot;
 mod letters;
 mod links;
@@ -258,6 +259,7 @@ impl Engine {
             && self.words.is_empty()
             && self.inbound.mail.out.is_empty()
             && !self.inbound.teams.is_active()
+            && !self.inbound.devices.is_active()
             && !self.inbound.remote.has_work()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
@@ -336,7 +338,8 @@ impl Engine {
             return None;
         }
         // Nobody rings when a target that does not answer is not waited for any longer, or when another thread lets go of the network.
-        let timeout = if self.words.is_empty() && self.inbound.mail.out.is_empty() { timeout } else { timeout.min(TRY_AGAIN) };
+        let is_quiet = self.words.is_empty() && self.inbound.mail.out.is_empty() && !self.inbound.devices.is_active();
+        let timeout = if is_quiet { timeout } else { timeout.min(TRY_AGAIN) };
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
 
@@ -392,6 +395,7 @@ impl Engine {
         self.inbound.mail.end(&error);
         self.registry.offers.end(&error);
         self.inbound.teams.end();
+        self.inbound.devices.end();
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;

@@ -200,6 +200,7 @@ impl Engine {
                 self.ends[node.index()] = Some(end);
                 self.fail_ways(node, incarnation, || end.error(node));
                 self.inbound.teams.fail(node, incarnation, !died);
+                self.inbound.devices.fail(node, incarnation);
                 self.registry.gone(node, incarnation);
                 self.see_to_succession();
                 // After its ways out were cut: nothing can be lent to it from here on.

@@ -33,13 +33,15 @@ impl Engine {
         let has_regions = self.inbound.remote.has_work();
         let has_transfers = !(self.outgoing.is_empty() && self.inbound.incoming.is_empty() && self.words.is_empty());
         let has_letters = self.inbound.mail.has_work();
-        if self.sending.is_empty() && !has_transfers && !has_regions && !has_letters && !self.inbound.teams.is_active() {
+        let (has_teams, has_devices) = (self.inbound.teams.is_active(), self.inbound.devices.has_work());
+        if self.sending.is_empty() && !has_transfers && !has_regions && !has_letters && !has_teams && !has_devices {
             return 0;
         }
         let regions = if has_regions { self.step_regions(me) } else { 0 };
         let letters = if has_letters { self.step_letters(me) } else { 0 };
-        let teams = if self.inbound.teams.is_active() { self.step_teams(me) } else { 0 };
-        let work = regions + letters + teams + self.push_queues(me) + self.step_transfers(me);
+        let teams = if has_teams { self.step_teams(me) } else { 0 };
+        let devices = if has_devices { self.step_devices(me) } else { 0 };
+        let work = regions + letters + teams + devices + self.push_queues(me) + self.step_transfers(me);
         if self.parked.is_some() {
             self.wake_parked();
         }

@@ -1,0 +1,589 @@
+//! What is done with the device's lock: the steps of the source.
+
+use super::STORED_MOST;
+use super::words::{Header, Place, View, life_word};
+use crate::keys::{OwnerId, Seen};
+use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
+use doorbell_fabric::{Incarnation, NodeId};
+use std::time::Duration;
+
+/// What a device counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Messages that were received.
+    pub received: u64,
+    /// ... of which others had stored the header.
+    pub stored: u64,
+    /// Messages that nobody fetched in time.
+    pub dropped: u64,
+    /// Their bytes.
+    pub dropped_bytes: u64,
+    /// Times that the lock was inherited from somebody who died with it.
+    pub inherited: u64,
+    /// Lanes that were given up, as something in them was not as senders write it.
+    pub broken: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Count {
+    Received,
+    Stored,
+    Dropped,
+    DroppedBytes,
+    Inherited,
+    Broken,
+}
+
+/// What a step with the lock came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A message for this thread, all of it; whether its header had been stored.
+    Message(Header, bool),
+    /// A message for this thread that was not wanted as it is: it waits in the storage.
+    Left(Header),
+    /// A header for this other thread, which is stored now.
+    Others(u32),
+    /// There is none.
+    Nothing,
+}
+
+/// What [`Held::receive`] did, in the words of the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// (b) The shared storage was looked at: whether there is a header for this thread.
+    Checked(bool),
+    /// (c) The rest of a message whose header was stored went to the user's buffer.
+    FromStorage,
+    /// (d) A header was taken from the device: for which thread. `None`: there is none.
+    Header(Option<u32>),
+    /// (e) The rest of it went to the user's buffer.
+    FromDevice,
+    /// (f) It is another's, and in the shared storage now.
+    Stored(u32),
+}
+
+/// The device's lock, held until it is dropped.
+pub struct Held<'a> {
+    view: View<'a>,
+    me: OwnerId,
+}
+
+impl<'a> Held<'a> {
+    /// (a) Takes the lock if nobody has it.
+    #[inline]
+    pub fn try_lock(view: View<'a>, me: OwnerId) -> Result<Self, Seen> {
+        let taken = view.root.lock.try_take(me, 0)?;
+        fault_point!("device.locked");
+        let held = Self { view, me };
+        if taken.damaged {
+            held.repair();
+        }
+        Ok(held)
+    }
+
+    /// Takes the lock of one who died, as it was seen.
+    #[cold]
+    pub fn inherit(view: View<'a>, me: OwnerId, seen: Seen) -> Option<Self> {
+        if !view.root.lock.take_from_dead(seen, me) {
+            return None;
+        }
+        let held = Self { view, me };
+        held.repair();
+        Some(held)
+    }
+
+    /// Sleeps until somebody gives the lock up, for `timeout` at most. May return early.
+    #[cfg(not(loom))]
+    pub fn await_lock(view: View<'_>, timeout: Duration) {
+        let heard = view.root.lock.arm();
+        if !view.root.lock.get().is_free() {
+            view.root.lock.sleep(heard, 0, timeout);
+        }
+    }
+
+    /// The same where loom watches.
+    #[cfg(loom)]
+    pub fn await_lock(view: View<'_>, _timeout: Duration) {
+        let heard = view.root.lock.arm();
+        if !view.root.lock.get().is_free() {
+            view.root.lock.sleep(heard);
+        }
+    }
+
+    #[cold]
+    fn repair(&self) {
+        self.rebuild();
+        self.count(Count::Inherited, 1);
+        // It is this owner's, so it can be repaired.
+        let _ = self.view.root.lock.repair(self.me);
+    }
+
+    fn count(&self, count: Count, by: u64) {
+        let word = &self.view.root.counts[count as usize];
+        word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    }
+
+    /// What was counted so far. Needs no lock.
+    pub fn counts(view: View<'_>) -> Counts {
+        let [received, stored, dropped, dropped_bytes, inherited, broken] =
+            [0, 1, 2, 3, 4, 5].map(|at: usize| view.root.counts[at].load(Ordering::Relaxed));
+        Counts { received, stored, dropped, dropped_bytes, inherited, broken }
+    }
+
+    /// Steps (b) to (f), once: what is stored for the thread of `slot`, else one header of the device. `take` gets a message of this thread,
+    /// and says whether it has it now; if not, the message stays. `told` hears what was done. `now` says nanoseconds.
+    #[inline]
+    pub fn receive(
+        &self,
+        slot: usize,
+        thread: u32,
+        now: impl Fn() -> u64,
+        mut take: impl FnMut(&View<'a>, &Header) -> bool,
+        mut told: impl FnMut(Moved),
+    ) -> Received {
+        let stored = self.first_stored(slot);
+        told(Moved::Checked(stored.is_some()));
+        if let Some(header) = stored {
+            if !take(&self.view, &header) {
+                return Received::Left(header);
+            }
+            fault_point!("device.copied");
+            let was_full = self.waiting(slot) >= STORED_MOST as u64 - 1;
+            self.clear(header.place);
+            self.fetched(slot);
+            self.count(Count::Received, 1);
+            self.count(Count::Stored, 1);
+            told(Moved::FromStorage);
+            if was_full {
+                self.unblock(now());
+            }
+            return Received::Message(header, true);
+        }
+        let next = self.next(thread);
+        told(Moved::Header(next.map(|header| header.thread)));
+        let Some(header) = next else { return Received::Nothing };
+        if header.thread != thread {
+            if !self.store(header, now()) {
+                return Received::Nothing;
+            }
+            told(Moved::Stored(header.thread));
+            return Received::Others(header.thread);
+        }
+        if !take(&self.view, &header) {
+            // Not lost: it waits where the next call looks first.
+            self.store(header, now());
+            return Received::Left(header);
+        }
+        fault_point!("device.copied");
+        // In this order: who finds the lock of a dead owner takes a cleared packet behind this word for one that was never written.
+        self.scanned(&header);
+        fault_point!("device.scanned");
+        self.clear(header.place);
+        self.count(Count::Received, 1);
+        told(Moved::FromDevice);
+        Received::Message(header, false)
+    }
+
+    /// The first header in the storage of a slot that is one still.
+    fn first_stored(&self, slot: usize) -> Option<Header> {
+        let words = &self.view.slots[slot];
+        loop {
+            let head = words.head.load(Ordering::Relaxed);
+            if head == words.tail.load(Ordering::Relaxed) {
+                return None;
+            }
+            let place = Place::from_word(words.stored[head as usize % STORED_MOST][0].load(Ordering::Relaxed));
+            if place.lane < self.view.lanes.len() && self.is_within(place) {
+                match self.view.header(place) {
+                    Ok(Some(header)) => return Some(header),
+                    Ok(None) => {}
+                    Err(()) => self.give_up(place.lane),
+                }
+            }
+            self.fetched(slot);
+        }
+    }
+
+    /// Whether a place lies between what was read and what was looked at.
+    fn is_within(&self, place: Place) -> bool {
+        let words = &self.view.lanes[place.lane];
+        let (read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
+        (read..scan).contains(&place.at)
+    }
+
+    fn fetched(&self, slot: usize) {
+        let head = &self.view.slots[slot].head;
+        head.store(head.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    /// The next header of any lane that nobody has looked at: of those for `thread` first, then of the lanes in turns.
+    fn next(&self, thread: u32) -> Option<Header> {
+        let (view, turn) = (&self.view, &self.view.root.turn);
+        let (first, count) = (turn.load(Ordering::Relaxed) as usize % view.lanes.len(), view.lanes.len());
+        let busy = view.root.busy.0.load(Ordering::Acquire);
+        let mut other = None;
+        for step in 0..count {
+            let lane = (first + step) % count;
+            if busy & 1 << lane == 0 {
+                continue;
+            }
+            let words = &view.lanes[lane];
+            if words.broken.load(Ordering::Relaxed) != 0 {
+                continue;
+            }
+            match view.header(Place { lane, at: words.scan.0.load(Ordering::Relaxed) }) {
+                Ok(None) => {}
+                Err(()) => self.give_up(lane),
+                Ok(Some(header)) if header.thread == thread => {
+                    turn.store((lane + 1) as u64, Ordering::Relaxed);
+                    return Some(header);
+                }
+                Ok(Some(header)) if other.is_none() && words.blocked.load(Ordering::Relaxed) == 0 => other = Some(header),
+                Ok(Some(_)) => {}
+            }
+        }
+        other
+    }
+
+    /// The lane was looked at to behind this message.
+    fn scanned(&self, header: &Header) {
+        let words = &self.view.lanes[header.place.lane];
+        words.scan.0.store(header.place.at + header.lines(), Ordering::Release);
+        words.blocked.store(0, Ordering::Relaxed);
+    }
+
+    /// The message at this place is taken: this is the step that counts.
+    fn clear(&self, place: Place) {
+        self.view.line(place.lane, place.at).0[0].store(0, Ordering::Relaxed);
+        fault_point!("device.cleared");
+        let words = &self.view.lanes[place.lane];
+        let (mut read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
+        let began = read;
+        while read < scan {
+            let place = Place { lane: place.lane, at: read };
+            match (self.view.header(place), self.view.extent(place)) {
+                (Ok(None), Ok(header)) => read += header.lines(),
+                (Err(()), _) | (_, Err(())) => return self.give_up(place.lane),
+                _ => break,
+            }
+        }
+        if read > scan || read - began > self.view.ring() {
+            return self.give_up(place.lane);
+        }
+        if read != began {
+            // Release: who writes there afterwards does so after it was read.
+            let order = if planted_bug("device-read") { Ordering::Relaxed } else { Ordering::Release };
+            words.read.store(read, order);
+            words.room.ring(false);
+        }
+    }
+
+    /// (f) Puts a header into the storage of its thread, and wakes that. False if there is no room: then its lane waits.
+    fn store(&self, header: Header, now: u64) -> bool {
+        let Some(slot) = self.slot_for(header.thread) else { return self.block(&header, now) };
+        // One is kept free, as after a death there may be one more than there was room for.
+        if !self.push(slot, header.place, now, STORED_MOST - 1) {
+            return self.block(&header, now);
+        }
+        fault_point!("device.stored");
+        self.scanned(&header);
+        self.view.ring_bell(slot);
+        true
+    }
+
+    /// Headers that wait for a thread.
+    fn waiting(&self, slot: usize) -> u64 {
+        let words = &self.view.slots[slot];
+        words.tail.load(Ordering::Relaxed).wrapping_sub(words.head.load(Ordering::Relaxed))
+    }
+
+    fn push(&self, slot: usize, place: Place, now: u64, most: usize) -> bool {
+        if self.waiting(slot) >= most as u64 {
+            return false;
+        }
+        let words = &self.view.slots[slot];
+        let tail = words.tail.load(Ordering::Relaxed);
+        let [at, when] = &words.stored[tail as usize % STORED_MOST];
+        at.store(place.word(), Ordering::Relaxed);
+        when.store(now, Ordering::Relaxed);
+        let order = if planted_bug("device-store") { Ordering::Relaxed } else { Ordering::Release };
+        words.tail.store(tail.wrapping_add(1), order);
+        true
+    }
+
+    /// The lane of a header waits until there is room for it.
+    fn block(&self, header: &Header, now: u64) -> bool {
+        let blocked = &self.view.lanes[header.place.lane].blocked;
+        if blocked.load(Ordering::Relaxed) == 0 {
+            blocked.store(now.max(1), Ordering::Relaxed);
+        }
+        false
+    }
+
+    /// The slot of a thread; a free one if it has none.
+    fn slot_for(&self, thread: u32) -> Option<usize> {
+        if let Some(slot) = self.view.slot_of(thread) {
+            return Some(slot);
+        }
+        let names = &self.view.root.names.0[..self.view.slots.len()];
+        let slot = names.iter().position(|name| name.load(Ordering::Relaxed) == 0)?;
+        names[slot].store(thread as u64 + 1, Ordering::Release);
+        Some(slot)
+    }
+
+    /// Nothing in a lane is used any more.
+    #[cold]
+    fn give_up(&self, lane: usize) {
+        if self.view.lanes[lane].broken.swap(1, Ordering::AcqRel) == 0 {
+            self.count(Count::Broken, 1);
+            self.view.lanes[lane].room.wake();
+        }
+    }
+
+    /// Finds again what the storage should hold, after an owner of the lock died.
+    fn rebuild(&self) {
+        for slot in self.view.slots {
+            slot.head.store(slot.tail.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        for (lane, words) in self.view.lanes.iter().enumerate() {
+            let (mut at, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
+            if scan < at || scan - at > self.view.ring() {
+                self.give_up(lane);
+                continue;
+            }
+            while at < scan {
+                let place = Place { lane, at };
+                let (Ok(found), Ok(extent)) = (self.view.header(place), self.view.extent(place)) else {
+                    self.give_up(lane);
+                    break;
+                };
+                // One was taken whose packet is cleared already.
+                if let Some(header) = found
+                    && !self.slot_for(header.thread).is_some_and(|slot| self.push(slot, place, 0, STORED_MOST))
+                {
+                    self.give_up(lane);
+                    break;
+                }
+                at += extent.lines();
+            }
+        }
+        for slot in self.view.slots {
+            slot.bell.wake();
+        }
+    }
+
+    /// Drops what nobody fetched within `limit` nanoseconds, forgets threads that died, and clears lanes that nobody needs. Says how many messages were
+    /// dropped.
+    #[cold]
+    pub fn sweep(&self, now: u64, limit: u64, lives: impl Fn(&View<'_>, usize) -> bool) -> u64 {
+        let mut dropped = 0;
+        for (slot, words) in self.view.slots.iter().enumerate() {
+            if words.owner.load(Ordering::Acquire) != 0 && !lives(&self.view, slot) {
+                words.owner.store(0, Ordering::Release);
+            }
+            while let Some(header) = self.first_stored(slot) {
+                let when = &words.stored[words.head.load(Ordering::Relaxed) as usize % STORED_MOST][1];
+                let since = when.load(Ordering::Relaxed);
+                if since == 0 || since > now {
+                    when.store(now, Ordering::Relaxed);
+                    break;
+                }
+                if now - since < limit {
+                    break;
+                }
+                self.clear(header.place);
+                self.fetched(slot);
+                self.dropped(&header);
+                dropped += 1;
+            }
+            if words.owner.load(Ordering::Acquire) == 0 && !self.view.has_stored(slot) {
+                self.view.root.names.0[slot].store(0, Ordering::Release);
+            }
+        }
+        for (lane, words) in self.view.lanes.iter().enumerate() {
+            let at = words.scan.0.load(Ordering::Relaxed);
+            let since = words.blocked.load(Ordering::Relaxed);
+            if since != 0
+                && let Ok(Some(header)) = self.view.header(Place { lane, at })
+            {
+                if since > now || now - since < limit {
+                    // There may be room by now.
+                    words.blocked.store(0, Ordering::Relaxed);
+                    if !self.store(header, since) {
+                        words.blocked.store(since.min(now), Ordering::Relaxed);
+                    }
+                } else {
+                    self.scanned(&header);
+                    self.clear(header.place);
+                    self.dropped(&header);
+                    dropped += 1;
+                }
+            }
+            let is_idle = || {
+                words.owner.load(Ordering::Acquire) == 0
+                    && words.scan.0.load(Ordering::Relaxed) == words.written.load(Ordering::Acquire)
+            };
+            let bit = 1 << lane;
+            if is_idle() && self.view.root.busy.0.load(Ordering::Relaxed) & bit != 0 {
+                self.view.root.busy.0.fetch_and(!bit, Ordering::AcqRel);
+                if !is_idle() {
+                    // Somebody took it meanwhile, and may have said so before.
+                    self.view.root.busy.0.fetch_or(bit, Ordering::AcqRel);
+                }
+            }
+        }
+        dropped
+    }
+
+    fn dropped(&self, header: &Header) {
+        self.count(Count::Dropped, 1);
+        self.count(Count::DroppedBytes, header.len as u64);
+    }
+
+    /// Looks again at the lanes that wait for room in the storage; after a thread of which the storage was full fetched from it.
+    fn unblock(&self, now: u64) {
+        for (lane, words) in self.view.lanes.iter().enumerate() {
+            let since = words.blocked.load(Ordering::Relaxed);
+            if since == 0 {
+                continue;
+            }
+            // What lies behind it, too: who waits for that may sleep, having seen the lane blocked. Ends when the lane does or the storage is full.
+            let place = || Place { lane, at: words.scan.0.load(Ordering::Relaxed) };
+            words.blocked.store(0, Ordering::Relaxed);
+            while let Ok(Some(header)) = self.view.header(place()) {
+                if !self.store(header, since.min(now)) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Makes somebody the receiver for a thread id: `owner` is who it is, `tid` the system's number of it. `None` if the device serves as many
+    /// threads as it can; an error says who has it, as far as `lives` knows.
+    pub fn attach(
+        &self,
+        thread: u32,
+        owner: impl Fn(usize) -> OwnerId,
+        tid: u64,
+        lives: impl Fn(&View<'_>, usize) -> bool,
+    ) -> Option<Result<usize, OwnerId>> {
+        let slot = self.slot_for(thread)?;
+        let words = &self.view.slots[slot];
+        if let Some(other) = OwnerId::from_bits(words.owner.load(Ordering::Acquire))
+            && lives(&self.view, slot)
+        {
+            return Some(Err(other));
+        }
+        words.tid.store(tid, Ordering::Relaxed);
+        words.owner.store(owner(slot).bits(), Ordering::Release);
+        Some(Ok(slot))
+    }
+
+    /// Nobody receives by this slot any more, if `owner` did. What is stored there waits for the next, up to the limit.
+    pub fn detach(&self, slot: usize, owner: OwnerId) {
+        let words = &self.view.slots[slot];
+        if words.owner.load(Ordering::Relaxed) == owner.bits() {
+            words.owner.store(0, Ordering::Release);
+            if !self.view.has_stored(slot) {
+                self.view.root.names.0[slot].store(0, Ordering::Release);
+            }
+        }
+    }
+
+    /// Gives the lock up.
+    pub fn release(self) {}
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        fault_point!("device.unlocking");
+        // If somebody took it for dead and inherited the lock, it is not this one's to give up.
+        let _ = self.view.root.lock.release(self.me);
+    }
+}
+
+impl View<'_> {
+    /// What the lock says.
+    pub fn lock_seen(&self) -> Seen {
+        self.root.lock.get()
+    }
+
+    /// Says which thread of the system is about to take the lock as somebody without a slot.
+    pub fn set_holder(&self, tid: u64) {
+        self.root.holder.store(tid, Ordering::Relaxed);
+    }
+
+    /// The system's number of the thread that has the lock, as far as it is known: of a slot's, or of one without.
+    pub fn tid_of(&self, owner: OwnerId) -> u64 {
+        let slot = if owner.is_users() { None } else { self.slots.get(owner.number() as usize) };
+        slot.map_or(&self.root.holder, |slot| &slot.tid).load(Ordering::Relaxed)
+    }
+
+    /// Who receives by a slot.
+    pub fn receiver(&self, slot: usize) -> Option<OwnerId> {
+        OwnerId::from_bits(self.slots[slot].owner.load(Ordering::Acquire))
+    }
+
+    /// This thread of the system receives by the slot from now on.
+    pub fn set_tid(&self, slot: usize, tid: u64) {
+        self.slots[slot].tid.store(tid, Ordering::Relaxed);
+    }
+
+    /// Says that the thread of a slot is about to sleep. Look for something to receive after this; then [`sleep`](Self::sleep).
+    pub fn arm(&self, slot: usize) -> bool {
+        self.slots[slot].bell.arm()
+    }
+
+    /// Takes it back.
+    pub fn disarm(&self, slot: usize) {
+        self.slots[slot].bell.disarm();
+    }
+
+    /// Sleeps until the thread of a slot is woken, for `timeout` at most. May return early.
+    pub fn sleep(&self, slot: usize, timeout: Duration) {
+        self.slots[slot].bell.sleep(timeout);
+    }
+
+    /// Who holds the port: which node's engine feeds the device from the network.
+    pub fn port(&self) -> Option<(NodeId, Incarnation)> {
+        let word = self.root.port.0.load(Ordering::Acquire);
+        (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
+    }
+
+    /// Takes the port from `former`, who died or left, or from nobody. Says whether it is the caller's.
+    pub fn take_port(&self, former: Option<(NodeId, Incarnation)>, me: (NodeId, Incarnation)) -> bool {
+        let [former, me] = [former, Some(me)].map(|who| who.map_or(0, |(node, life)| life_word(node, life)));
+        self.root.port.0.compare_exchange(former, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Gives the port up, if it is the caller's.
+    pub fn leave_port(&self, me: (NodeId, Incarnation)) {
+        let _ = self.root.port.0.compare_exchange(life_word(me.0, me.1), 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// The processes that receive.
+    pub fn attached(&self) -> impl Iterator<Item = (NodeId, Incarnation)> + '_ {
+        let words = self.root.attached.0.iter().map(|word| word.load(Ordering::Acquire));
+        words.filter(|word| *word != 0).map(|word| (NodeId((word >> 32) as u16), Incarnation(word as u32)))
+    }
+
+    /// Enters a process among those that receive, in place of one that does not live; false if there is no room. Under the domain's lock.
+    pub fn enter(&self, me: (NodeId, Incarnation), lives: impl Fn(NodeId, Incarnation) -> bool) -> bool {
+        let free = |word: &&AtomicU64| {
+            let was = word.load(Ordering::Acquire);
+            was == 0 || !lives(NodeId((was >> 32) as u16), Incarnation(was as u32))
+        };
+        let entry = self.root.attached.0.iter().find(free);
+        entry.map(|word| word.store(life_word(me.0, me.1), Ordering::Release)).is_some()
+    }
+
+    /// Takes one entry of a process out. Under the domain's lock.
+    pub fn quit(&self, me: (NodeId, Incarnation)) {
+        let word = life_word(me.0, me.1);
+        if let Some(entry) = self.root.attached.0.iter().find(|entry| entry.load(Ordering::Relaxed) == word) {
+            entry.store(0, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! How a message is written into a lane of a device.
+
+use super::words::{Place, View, life_word, lines, stamp};
+use super::{INLINE, PACKET};
+use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
+use doorbell_fabric::{Incarnation, NodeId, Payload};
+
+/// Why a message was not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoWrite {
+    /// The lane has no room now.
+    Full,
+    /// It is longer than any message of this device.
+    TooLong,
+    /// Somebody wrote into the lane what nobody should: it can't be used any more.
+    Broken,
+}
+
+/// On whose behalf somebody writes who feeds a device from the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// Which node.
+    pub node: NodeId,
+    /// Which life of it.
+    pub life: Incarnation,
+    /// Which of its senders.
+    pub stream: u16,
+}
+
+/// The one who writes into a lane.
+#[derive(Debug)]
+pub struct Writer {
+    lane: usize,
+    source: u64,
+    at: u64,
+    /// Up to where the lane was read when this writer looked last.
+    read: u64,
+    /// Where the thread was found that it wrote to last.
+    slot: usize,
+}
+
+impl Writer {
+    /// Takes a lane that nobody sends by, or one of a process that does not live (`lives` says so); goes on behind what is in it. With a
+    /// `client`, messages are of that node, and a lane that was that sender's is taken before others: its [`sequence`](Self::sequence) goes on.
+    ///
+    /// `None`: all lanes are taken.
+    pub fn claim(
+        view: &View<'_>,
+        me: (NodeId, Incarnation),
+        client: Option<Client>,
+        lives: impl Fn(NodeId, Incarnation) -> bool,
+    ) -> Option<Self> {
+        let owner = life_word(me.0, me.1);
+        let source = client.map_or(owner, |client| life_word(client.node, client.life));
+        let clients = client.map_or(0, |client| (client.stream as u64) << 48 | source);
+        let was_its = |lane: &usize| clients != 0 && view.lanes[*lane].client.load(Ordering::Acquire) == clients;
+        let all = || 0..view.lanes.len();
+        let free = |lane: &usize| view.lanes[*lane].broken.load(Ordering::Relaxed) == 0;
+        let lane = all().filter(was_its).chain(all().filter(|lane| !was_its(lane))).filter(free).find(|lane| {
+            let word = &view.lanes[*lane].owner;
+            let was = word.load(Ordering::Acquire);
+            let is_free = was == 0 || was != owner && !lives(NodeId((was >> 32) as u16), Incarnation(was as u32));
+            is_free && word.compare_exchange(was, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        })?;
+        let words = &view.lanes[lane];
+        if words.client.load(Ordering::Relaxed) != clients {
+            words.sequence.store(0, Ordering::Relaxed);
+            words.client.store(clients, Ordering::Release);
+        }
+        let mut at = words.written.load(Ordering::Relaxed);
+        // Its former owner may have died between a message and the word that counts it.
+        let place = Place { lane, at };
+        let is_there = words.scan.0.load(Ordering::Acquire) > at || view.header(place).is_ok_and(|header| header.is_some());
+        if is_there && let Ok(header) = view.extent(place) {
+            at += header.lines();
+            words.sequence.store(words.sequence.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            words.written.store(at, Ordering::Relaxed);
+        }
+        // What a writer leaves behind that died in the middle of one is not a message.
+        view.line(lane, at).0[0].store(0, Ordering::Relaxed);
+        let read = words.read.load(Ordering::Acquire);
+        view.root.busy.0.fetch_or(1 << lane, Ordering::AcqRel);
+        Some(Self { lane, source, at, read, slot: 0 })
+    }
+
+    /// Which lane.
+    pub fn lane(&self) -> usize {
+        self.lane
+    }
+
+    /// How many messages its client sent by it.
+    pub fn sequence(&self, view: &View<'_>) -> u64 {
+        view.lanes[self.lane].sequence.load(Ordering::Relaxed)
+    }
+
+    /// At which of all packets that were ever in its lane the next message begins.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+
+    /// Up to which packet its lane may be written now.
+    pub fn free_to(&self, view: &View<'_>) -> u64 {
+        view.lanes[self.lane].read.load(Ordering::Acquire).wrapping_add(view.ring())
+    }
+
+    /// How many packets of the lane are free, as far as is known without another look.
+    fn room(&self, ring: u64) -> Result<u64, NoWrite> {
+        ring.checked_sub(self.at.wrapping_sub(self.read)).ok_or(NoWrite::Broken)
+    }
+
+    /// Whether a message of so many bytes has room now.
+    pub fn has_room(&mut self, view: &View<'_>, len: usize) -> Result<(), NoWrite> {
+        let ring = view.ring();
+        // One packet more: the header of the next message is cleared before this one can be seen.
+        let need = lines(len) + 1;
+        if need > ring / 2 {
+            return Err(NoWrite::TooLong);
+        }
+        if self.room(ring)? < need {
+            let words = &view.lanes[self.lane];
+            self.read = words.read.load(Ordering::Acquire);
+            if words.broken.load(Ordering::Relaxed) != 0 {
+                return Err(NoWrite::Broken);
+            }
+            if self.room(ring)? < need {
+                return Err(NoWrite::Full);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a message of several parts and wakes its thread if that sleeps. Nothing is written if there is no room.
+    ///
+    /// Cost: the header packet's line, with up to 32 bytes; two lines that are only read.
+    pub fn try_write(&mut self, view: &View<'_>, thread: u32, tag: u64, parts: &[&[u8]]) -> Result<(), NoWrite> {
+        let len = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
+        self.has_room(view, len)?;
+        let mut at = 0;
+        for part in parts {
+            self.put(view, len, at, Payload::private(part));
+            at += part.len();
+        }
+        self.publish(view, thread, tag, len);
+        Ok(())
+    }
+
+    /// Stores bytes of a message of `len` bytes for which there is room, before it is [published](Self::publish).
+    pub fn put(&self, view: &View<'_>, len: usize, offset: usize, bytes: Payload<'_>) {
+        assert!(bytes.len() <= len && offset <= len - bytes.len() && lines(len) < view.ring(), "a part outside its message");
+        if len <= INLINE {
+            put_words(&view.line(self.lane, self.at).0[4..], offset, bytes);
+            return;
+        }
+        #[cfg(not(loom))]
+        {
+            let ring = view.ring() as usize * PACKET;
+            let base = view.rings[self.lane * (ring / PACKET)..].as_ptr().cast::<u8>().cast_mut();
+            let from = ((self.at as usize + 1) * PACKET + offset) & (ring - 1);
+            let one = bytes.len().min(ring - from);
+            // SAFETY: both pieces lie in this lane's ring, in atomics; the packets are this writer's until it publishes them, and whoever reads them all the
+            // same (it may not) copies raw bytes. A payload's bytes are readable, and no payload lies in a ring that is written.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(from), one);
+                std::ptr::copy_nonoverlapping(bytes.as_ptr().add(one), base, bytes.len() - one);
+            }
+        }
+        #[cfg(loom)]
+        let _ = PACKET;
+    }
+
+    /// Makes a message of `len` bytes visible and wakes its thread if that sleeps. There was [room](Self::has_room) for it.
+    pub fn publish(&mut self, view: &View<'_>, thread: u32, tag: u64, len: usize) {
+        let (words, next) = (&view.lanes[self.lane], self.at + lines(len));
+        // Bytes of a former message must not be taken for a header.
+        view.line(self.lane, next).0[0].store(0, Ordering::Relaxed);
+        let line = &view.line(self.lane, self.at).0;
+        line[1].store((thread as u64) << 32 | len as u64, Ordering::Relaxed);
+        line[2].store(tag, Ordering::Relaxed);
+        line[3].store(self.source, Ordering::Relaxed);
+        // Release: who sees the stamp sees the message.
+        let order = if planted_bug("device-publish") { Ordering::Relaxed } else { Ordering::Release };
+        line[0].store(stamp(self.at), order);
+        fault_point!("device.published");
+        self.at = next;
+        words.written.store(next, Ordering::Relaxed);
+        words.sequence.store(words.sequence.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let name = thread as u64 + 1;
+        if view.root.names.0.get(self.slot).is_none_or(|found| found.load(Ordering::Relaxed) != name) {
+            match view.slot_of(thread) {
+                Some(slot) => self.slot = slot,
+                // Nobody waits as that thread.
+                None => return,
+            }
+        }
+        if let Some(slot) = view.slots.get(self.slot) {
+            slot.bell.ring(false);
+        }
+    }
+
+    /// Sleeps until there may be room for a message, for `timeout` at most. May return early.
+    pub fn sleep(&mut self, view: &View<'_>, len: usize, timeout: std::time::Duration) {
+        let bell = &view.lanes[self.lane].room;
+        let timeout = if bell.arm() { timeout } else { timeout.min(std::time::Duration::from_millis(1)) };
+        if self.has_room(view, len) == Err(NoWrite::Full) {
+            bell.sleep(timeout);
+        }
+        bell.disarm();
+    }
+
+    /// Gives the lane up. What is in it is received all the same.
+    pub fn release(&self, view: &View<'_>) {
+        view.lanes[self.lane].owner.store(0, Ordering::Release);
+    }
+}
+
+/// Stores up to 32 bytes in words.
+fn put_words(words: &[AtomicU64], offset: usize, bytes: Payload<'_>) {
+    if let (0, 8, Some(word)) = (offset, bytes.len(), bytes.u64_at(0)) {
+        words[0].store(word, Ordering::Relaxed);
+        return;
+    }
+    let mut all = [0_u8; INLINE];
+    if offset > 0 {
+        for (at, word) in words.iter().enumerate() {
+            all[8 * at..8 * at + 8].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+    }
+    bytes.copy_to(&mut all[offset..]);
+    for (at, word) in words.iter().enumerate() {
+        word.store(u64::from_ne_bytes(all[8 * at..8 * at + 8].try_into().unwrap_or_default()), Ordering::Relaxed);
+    }
+}

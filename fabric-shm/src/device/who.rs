@@ -1,0 +1,50 @@
+//! Which thread of the system somebody is, and whether it lives.
+
+use std::cell::Cell;
+use std::path::Path;
+
+thread_local!(static ME: Cell<u64> = const { Cell::new(0) });
+
+/// The process and the thread that call this, by the system's numbers.
+#[inline]
+pub fn this_thread() -> u64 {
+    match ME.get() {
+        0 => {
+            let numbers = if cfg!(miri) {
+                1
+            } else {
+                let thread = rustix::thread::gettid().as_raw_nonzero().get();
+                u64::from(std::process::id()) << 32 | thread as u64
+            };
+            ME.set(numbers);
+            numbers
+        }
+        numbers => numbers,
+    }
+}
+
+/// Whether a thread of this pid namespace has certainly ended, while its process lives. A system call or two.
+#[cold]
+pub fn has_ended(thread: u64) -> bool {
+    if thread == 0 || cfg!(miri) {
+        return false;
+    }
+    let tasks = format!("/proc/{}/task", thread >> 32);
+    // Where /proc does not show the process at all nothing is known.
+    Path::new(&tasks).exists() && !Path::new(&format!("{tasks}/{}", thread as u32)).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_ends() {
+        assert!(!has_ended(this_thread()) && !has_ended(0));
+        let other = std::thread::spawn(this_thread).join().unwrap();
+        // Joined: the system may take a moment more to forget it.
+        while !has_ended(other) && !cfg!(miri) {
+            std::thread::yield_now();
+        }
+    }
+}

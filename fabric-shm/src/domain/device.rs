@@ -1,0 +1,210 @@
+//! Devices: segments that belong to no node. The first process that attaches makes one, the last removes it; what dead processes left is
+//! removed by the next who attaches, joins or cleans.
+
+use super::Membership;
+use super::census::Census;
+use super::directory::Directory;
+use crate::device::{DeviceGeometry, View, has_ended};
+use crate::error::ShmError;
+use crate::keys::OwnerId;
+use crate::layout::{PAGE, SegmentHeader, SegmentKind};
+use crate::segment::Segment;
+use crate::space::{DomainLock, OpenFile, forked, valid_device_name};
+use doorbell_fabric::{Incarnation, NodeId};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long attaching waits for the domain's lock.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Where its geometry lies in a device's first page.
+const GEOMETRY_OFFSET: usize = 1024;
+/// Devices of a domain that are counted when one is made; each has a file.
+const DEVICES_MAX: usize = 4096;
+
+/// A device, mapped. `Send` and `Sync`.
+#[derive(Debug)]
+pub struct DeviceSegment {
+    name: String,
+    segment: Segment,
+    geometry: DeviceGeometry,
+    nonce: u64,
+}
+
+impl DeviceSegment {
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How large it is.
+    pub fn geometry(&self) -> DeviceGeometry {
+        self.geometry
+    }
+
+    /// The number that no other segment has.
+    pub fn nonce(&self) -> u64 {
+        self.nonce
+    }
+
+    /// Its words. Not there in a forked child.
+    #[inline(always)]
+    pub fn view(&self) -> View<'_> {
+        // SAFETY: the segment is as long as this geometry needs (open), page-aligned, and mapped as long as `self`.
+        unsafe { View::at(self.segment.ptr(), &self.geometry) }
+    }
+
+    /// Whether somebody truncated it, and a page that was gone was touched. One load.
+    #[inline]
+    pub fn is_cut(&self) -> bool {
+        self.segment.is_cut()
+    }
+
+    fn check(name: &str, file: &OpenFile) -> Result<Self, ShmError> {
+        let damaged = |reason: String| ShmError::Damaged { operation: "open a device", segment: name.to_owned(), reason };
+        let fault = |error| ShmError::os("map segment", name, error);
+        let found = usize::try_from(file.len()).unwrap_or(usize::MAX).min(usize::try_from(file.reserved()).unwrap_or(usize::MAX));
+        if found <= PAGE {
+            return Err(damaged(format!("it has {found} bytes")));
+        }
+        let first = file.map_read(0, PAGE).map_err(fault)?;
+        // SAFETY: page-aligned, and mapped for its length.
+        let facts = unsafe { SegmentHeader::check(first.ptr(), first.len(), found, SegmentKind::Device) }
+            .map_err(|fault| damaged(fault.to_string()))?;
+        let [threads, senders, lane_bytes] =
+            geometry_words(&first).each_ref().map(|word| usize::try_from(word.load(Ordering::Relaxed)).unwrap_or(usize::MAX));
+        let geometry = DeviceGeometry { threads, senders, lane_bytes };
+        geometry.validate().map_err(|rule| damaged(rule.to_owned()))?;
+        let bytes = View::bytes(&geometry);
+        if bytes > found {
+            return Err(damaged(format!("it has {found} bytes, and should have {bytes}")));
+        }
+        let segment = file.map(0, bytes).map_err(fault)?;
+        Ok(Self { name: name.to_owned(), segment, geometry, nonce: facts.nonce })
+    }
+}
+
+fn geometry_words(segment: &Segment) -> &[AtomicU64; 3] {
+    // SAFETY: inside the first page of a segment, aligned, and mapped as long as it; atomics need no exclusive access.
+    unsafe { &*segment.ptr().add(GEOMETRY_OFFSET).cast() }
+}
+
+impl Membership {
+    /// Attaches this process to a device: makes it if nobody living is attached. If there is one, it stays as large as it is.
+    ///
+    /// Control path: makes system calls. Blocks on the domain's lock for up to a second.
+    pub fn attach_device(&self, name: &str, geometry: DeviceGeometry) -> Result<DeviceSegment, ShmError> {
+        const OPERATION: &str = "attach to a device of";
+        let invalid =
+            |value: String, rule| ShmError::InvalidOption { domain: self.domain().to_owned(), option: "device", value, rule };
+        if !valid_device_name(name) {
+            return Err(invalid(name.to_owned(), "use 1 to 64 of the characters A-Z a-z 0-9 _ - ."));
+        }
+        geometry.validate().map_err(|rule| invalid(format!("{geometry:?}"), rule))?;
+        if forked() {
+            return Err(ShmError::Forked { operation: OPERATION });
+        }
+        let lock = self.space().lock(OPERATION, self.names(), Instant::now() + PATIENCE)?;
+        // Asked under the lock: who leaves later finds nothing of this process that would keep a device.
+        if self.has_left() {
+            return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
+        }
+        let file_name = self.names().device(name);
+        let (me, lives) = ((self.id(), self.incarnation()), |node, life| self.is_living(node, life));
+        if let Some(file) = self.space().open(&file_name)? {
+            match DeviceSegment::check(name, &file) {
+                Ok(device) if device.view().attached().any(|(node, life)| lives(node, life)) => {
+                    if !device.view().enter(me, lives) {
+                        return Err(invalid(name.to_owned(), "64 processes are attached to it, and no more can be"));
+                    }
+                    return Ok(device);
+                }
+                Ok(_) => {}
+                Err(error) => tracing::info!(%error, device = name, "a device that nobody could use is made anew"),
+            }
+            lock.remove(&file_name, None)?;
+        }
+        if self.devices()? >= DEVICES_MAX {
+            return Err(invalid(name.to_owned(), "a domain has up to 4096 devices"));
+        }
+        let init = |segment: &Segment| {
+            // SAFETY: page-aligned, longer than a page, writable, and alive as long as the reference is used here.
+            let header = unsafe { SegmentHeader::init(segment.ptr(), SegmentKind::Device, NodeId(0), 0, segment.len(), 0) };
+            let words = [geometry.threads, geometry.senders, geometry.lane_bytes];
+            geometry_words(segment).iter().zip(words).for_each(|(word, value)| word.store(value as u64, Ordering::Relaxed));
+            // SAFETY: as long as the geometry needs (`View::bytes` below).
+            unsafe { View::at(segment.ptr(), &geometry) }.enter(me, |_, _| true);
+            header.publish();
+        };
+        let created = lock.create(&file_name, View::bytes(&geometry), false, &init)?;
+        fault_point!("device.named");
+        // SAFETY: page-aligned; its header was made above.
+        let nonce = unsafe { SegmentHeader::at(created.segment.ptr()) }.nonce();
+        Ok(DeviceSegment { name: name.to_owned(), segment: created.segment, geometry, nonce })
+    }
+
+    /// Opens a device to send to it; `None` if there is none in this machine's shared memory to which anybody living is attached. Control path.
+    pub fn open_device(&self, name: &str) -> Result<Option<DeviceSegment>, ShmError> {
+        if !valid_device_name(name) {
+            return Ok(None);
+        }
+        if forked() {
+            return Err(ShmError::Forked { operation: "open a device" });
+        }
+        let Some(file) = self.space().open(&self.names().device(name))? else { return Ok(None) };
+        let device = DeviceSegment::check(name, &file)?;
+        let is_used = device.view().attached().any(|(node, life)| self.is_living(node, life));
+        Ok(is_used.then_some(device))
+    }
+
+    /// Takes one entry of this process out, and removes the device if nobody living is attached any more. Blocks on the domain's lock for up to
+    /// a second; if that is in vain the device stays until somebody else cleans up.
+    pub fn detach_device(&self, device: &DeviceSegment) -> Result<(), ShmError> {
+        if forked() {
+            return Err(ShmError::Forked { operation: "detach from a device" });
+        }
+        let lock = self.space().lock("detach from a device of", self.names(), Instant::now() + PATIENCE)?;
+        device.view().quit((self.id(), self.incarnation()));
+        if device.view().attached().any(|(node, life)| self.is_living(node, life)) {
+            return Ok(());
+        }
+        let name = self.names().device(&device.name);
+        // Another of that name may have been made.
+        let is_it = |file: &OpenFile| DeviceSegment::check(&device.name, file).is_ok_and(|found| found.nonce == device.nonce);
+        match self.space().open(&name)? {
+            Some(file) if is_it(&file) => lock.remove(&name, None).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether whoever has a device's lock, or receives by one of its slots, lives: its process, and its thread `tid` where the system shows it.
+    /// Some system calls.
+    pub fn is_receiver_living(&self, owner: OwnerId, tid: u64) -> bool {
+        let (node, life) = (owner.node(), owner.life());
+        let is_seen = || self.member(node).is_some_and(|member| member.pid_namespace == self.pid_namespace());
+        self.is_living(node, life) && !(is_seen() && has_ended(tid))
+    }
+
+    fn devices(&self) -> Result<usize, ShmError> {
+        Ok(Census::take(self.space(), self.names())?.devices.len())
+    }
+}
+
+/// Removes devices to which nobody living is attached; returns their names.
+pub(super) fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result<Vec<String>, ShmError> {
+    let lives = |(node, life): (NodeId, Incarnation)| census.living.contains(&node) && directory.incarnation(node) == Some(life);
+    let mut removed = Vec::new();
+    let mut kept = Vec::new();
+    for name in std::mem::take(&mut census.devices) {
+        let is_used = match lock.space().open(&name) {
+            Ok(Some(file)) => DeviceSegment::check(&name, &file).is_ok_and(|device| device.view().attached().any(lives)),
+            _ => false,
+        };
+        if is_used {
+            kept.push(name);
+        } else if lock.remove(&name, None)? {
+            removed.push(name);
+        }
+    }
+    census.devices = kept;
+    Ok(removed)
+}
