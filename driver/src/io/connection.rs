@@ -4,7 +4,7 @@ use super::way::{Got, Letter, Mailbox, Outlet};
 use super::wire::{HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
 use crate::engine::baton::Token;
 use crate::error::Error;
-use crate::{Key, Node, NodeId, ReadWrite, Result};
+use crate::{Key, Node, NodeId, Peer, ReadWrite, Result};
 use rustix::io::Errno;
 use std::io;
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ pub(super) struct Connection {
     node: Node,
     server: NodeId,
     outlet: Outlet,
+    peer: Peer,
     mailbox: Mailbox,
     thread: u32,
     client: u32,
@@ -61,13 +62,15 @@ pub(super) struct At {
 
 impl Connection {
     pub(super) fn open(node: &Node, server: NodeId, thread: u32, staging: usize, patience: Duration) -> io::Result<Self> {
-        let outlet = Outlet::to_server(node, server)?;
-        let mailbox = Mailbox::of_thread(node, server, outlet.peer().incarnation(), thread)?;
+        let peer = node.peer(server)?;
+        let outlet = Outlet::to_server(node, server).map_err(|error| no_server(server, &error))?;
+        let mailbox = Mailbox::of_thread(node, server, peer.incarnation(), thread)?;
         let is_near = node.shared().is_near(Token::current(), server);
         let mut this = Self {
             node: node.clone(),
             server,
             outlet,
+            peer,
             mailbox,
             thread,
             client: 0,
@@ -83,10 +86,7 @@ impl Connection {
         let mut request = Request::new(Op::Hello);
         request.value = U64::new(VERSION.into());
         request.length = U32::new(u32::try_from(staging).unwrap_or(u32::MAX));
-        let (_, bytes) = this.call(request, &[]).map_err(|error| match error.kind() {
-            io::ErrorKind::TimedOut => no_server(server, patience),
-            _ => error,
-        })?;
+        let (_, bytes) = this.call(request, &[])?;
         let malformed = || io::Error::from(Errno::PROTO);
         let (welcome, _) = Welcome::read_from_prefix(bytes).map_err(|_| malformed())?;
         this.client = welcome.client.get();
@@ -153,7 +153,7 @@ impl Connection {
             let Some(key) = this.staging else { return Ok(()) };
             let got = piece.result.unwrap_or(0).clamp(0, piece.len as i64) as usize;
             // Read as long as it lies there.
-            this.outlet.peer().get(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
+            this.peer.get(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
         })
     }
 
@@ -178,7 +178,7 @@ impl Connection {
             return Ok(done);
         }
         self.in_pieces(Op::Write, at, from.len(), |this, piece, slot| match (this.staging, piece.result) {
-            (Some(key), None) => this.outlet.peer().put(&from[piece.at..piece.at + piece.len], key.at(slot * this.piece)),
+            (Some(key), None) => this.peer.put(&from[piece.at..piece.at + piece.len], key.at(slot * this.piece)),
             _ => Ok(()),
         })
     }
@@ -281,16 +281,7 @@ impl Connection {
         request.client = U32::new(self.client);
         self.number = self.number.wrapping_add(1);
         let tag = tag(self.thread, self.number);
-        let sent = if follows.is_empty() {
-            self.outlet.send(tag, request.as_bytes())
-        } else {
-            let len = HEAD + follows.len();
-            let room = self.room.get_mut(..len).ok_or(Errno::NAMETOOLONG)?;
-            room[..HEAD].copy_from_slice(request.as_bytes());
-            room[HEAD..].copy_from_slice(follows);
-            self.outlet.send(tag, room)
-        };
-        sent.map(|()| self.number).map_err(|error| self.fail(error))
+        self.outlet.send(tag, request.as_bytes(), follows).map(|()| self.number).map_err(|error| self.fail(error))
     }
 
     /// The next reply into the room.
@@ -350,7 +341,7 @@ fn broken(server: NodeId) -> io::Error {
 }
 
 #[cold]
-fn no_server(server: NodeId, patience: Duration) -> io::Error {
-    let what = format!("node {server} did not answer within {patience:?}: see that it serves files (`doorbell io serve`)");
-    io::Error::new(io::ErrorKind::TimedOut, what)
+fn no_server(server: NodeId, error: &Error) -> io::Error {
+    let what = format!("node {server} serves no files to this one ({error}); start `doorbell io serve` there");
+    io::Error::new(io::ErrorKind::NotFound, what)
 }

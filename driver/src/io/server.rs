@@ -637,12 +637,12 @@ impl Worker {
             to.room[..HEAD].copy_from_slice(Reply::new(result, value).as_bytes());
             to.reply = HEAD + follows;
             match client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
-                Err(Error::Full { .. }) => {
+                Ok(false) => {
                     self.stuck.push_back(job);
                     return;
                 }
                 // Who can't be reached is gone, which the next sweep finds.
-                Ok(()) | Err(_) => {}
+                Ok(true) | Err(_) => {}
             }
         }
         self.let_go(job);
@@ -656,7 +656,7 @@ impl Worker {
             let client = self.clients.get(to.client).filter(|client| !client.gone);
             let sent = client.map(|client| client.outlet.try_send(to.tag, &to.room[..to.reply]));
             match sent {
-                Some(Err(Error::Full { .. })) => self.stuck.push_back(job),
+                Some(Ok(false)) => self.stuck.push_back(job),
                 _ => self.let_go(job),
             }
         }

@@ -308,6 +308,14 @@ impl Shared {
         engine.fabric().live(node) != Some(incarnation)
     }
 
+    /// Why this life of a node can't be reached any more, if it can't.
+    #[cold]
+    pub(crate) fn why_over(&self, node: NodeId, incarnation: Incarnation) -> Option<Error> {
+        let mut engine = self.baton.enter(Token::current())?;
+        engine.check_peers();
+        (engine.fabric().live(node) != Some(incarnation)).then(|| engine.unreachable(node, Some(incarnation)))
+    }
+
     /// Whether this life of a node shares memory with this one.
     pub(crate) fn is_near(&self, me: Token, node: NodeId) -> bool {
         self.baton.enter(me).is_some_and(|mut engine| !engine.fabric().is_remote(node))

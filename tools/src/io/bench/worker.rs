@@ -152,12 +152,14 @@ fn measure(order: &Order, node: &Node, stop: &AtomicBool) -> Result<Vec<Found>, 
     let plan = &order.plan;
     let deadline = Instant::now() + START;
     let client = loop {
-        let found = node.members()?.iter().any(|member| member.role == Role::Io);
         match IoClient::builder(node).connect() {
             Ok(client) => break client,
-            Err(error) if found || Instant::now() > deadline => return Err(Trouble::Io("could not become a client", error)),
             Err(_) if stop.load(Ordering::SeqCst) => return Err(Trouble::Stopped),
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            // It is not there yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(Trouble::Io("could not become a client", error)),
         }
     };
     let far = client.options().read(true).write(true).create_new(true).open(&plan.name);
