@@ -1,7 +1,8 @@
 //! Operations on open files: at once, or by io_uring.
 //!
 //! What may have to wait for a medium goes through the ring, so that nobody else waits for it: opening, reading, writing, synchronising. What
-//! can't wait is done by a plain call, which takes less: everything on files that live in memory, and reads of what is cached (`RWF_NOWAIT`).
+//! can't wait is done by a plain call, which takes less: everything on files that live in memory, reads of what is cached (`RWF_NOWAIT`), and writes as long as
+//! there is one client alone.
 //! Where io_uring is forbidden all are plain calls, and one client's medium is waited for by all.
 
 use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
@@ -49,8 +50,8 @@ pub(super) struct Span {
     pub len: usize,
     /// `None`: at the descriptor's cursor.
     pub offset: Option<u64>,
-    /// The file can't make anybody wait.
-    pub in_memory: bool,
+    /// Nobody is made to wait by a plain call.
+    pub is_plain: bool,
 }
 
 /// Where operations are done. Used by one thread.
@@ -88,8 +89,8 @@ impl Files {
     /// # Safety
     /// The memory is writable for `len` bytes, and stays so until the operation is over.
     pub(super) unsafe fn read(&mut self, file: RawFd, span: Span, job: u64) -> Begun {
-        let Span { memory, len, offset, in_memory } = span;
-        if self.ring.is_none() || in_memory {
+        let Span { memory, len, offset, is_plain } = span;
+        if self.ring.is_none() || is_plain {
             // SAFETY: caller.
             return Begun::Over(again(|| unsafe {
                 match offset {
@@ -117,8 +118,8 @@ impl Files {
     /// # Safety
     /// The memory is readable for `len` bytes, and stays so until the operation is over.
     pub(super) unsafe fn write(&mut self, file: RawFd, span: Span, job: u64) -> Begun {
-        let Span { memory, len, offset, in_memory } = span;
-        if self.ring.is_none() || in_memory {
+        let Span { memory, len, offset, is_plain } = span;
+        if self.ring.is_none() || is_plain {
             // SAFETY: caller.
             return Begun::Over(again(|| unsafe {
                 match offset {

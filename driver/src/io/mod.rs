@@ -13,15 +13,18 @@
 //!
 //! What is read and written is not kept by either side: what one client wrote, the next one reads, as between processes of one machine.
 
+mod carry;
 mod client;
 mod clients;
 mod connection;
 mod export;
 mod file;
 mod files;
+mod introduce;
 mod server;
 mod way;
 mod wire;
+mod worker;
 
 pub use client::{IoClient, IoClientBuilder, IoOpenOptions};
 pub use file::{IoEntry, IoFile, IoMetadata};

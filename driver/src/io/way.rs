@@ -5,6 +5,7 @@
 
 use super::wire::{ROOM, thread_of};
 use crate::device::{Device, DeviceSender, DeviceThread};
+use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error};
 use crate::{Incarnation, Node, NodeId, Result};
 use std::time::{Duration, Instant};
@@ -12,11 +13,11 @@ use std::time::{Duration, Instant};
 /// The thread id of a server.
 const SERVER: u32 = 0;
 /// Lanes of a server's device: clients at a time.
-const CLIENTS: usize = 64;
+pub(super) const CLIENTS: usize = 64;
 /// Threads of a client's device: clients of one node at a time.
 const THREADS: usize = 64;
-/// Lanes of a client's device: servers at a time.
-const SERVERS: usize = 4;
+/// Lanes of a client's device: servers at a time, and then some, as a server may open two ways where one would do.
+const SERVERS: usize = 16;
 /// How often a client that waits asks whether the server lives.
 const ASK: Duration = Duration::from_millis(50);
 
@@ -139,17 +140,23 @@ fn letter(envelope: crate::device::DeviceEnvelope) -> Got {
 /// A way to a server, or to the threads of a client.
 pub(super) struct Outlet {
     sender: DeviceSender,
+    to: NodeId,
     is_of_server: bool,
 }
 
 impl Outlet {
     pub(super) fn to_server(node: &Node, server: NodeId) -> Result<Self> {
-        Ok(Self { sender: node.to_device(&of_server(server))?, is_of_server: true })
+        Ok(Self { sender: node.to_device(&of_server(server))?, to: server, is_of_server: true })
     }
 
     /// To the threads of this life of a node.
     pub(super) fn to_client(node: &Node, client: NodeId, life: Incarnation) -> Result<Self> {
-        Ok(Self { sender: node.to_device(&of_client(client, life))?, is_of_server: false })
+        Ok(Self { sender: node.to_device(&of_client(client, life))?, to: client, is_of_server: false })
+    }
+
+    /// Whether it may take time to end it.
+    pub(super) fn is_far(&self, node: &Node) -> bool {
+        !node.shared().is_near(Token::current(), self.to)
     }
 
     #[inline]
