@@ -32,9 +32,10 @@ fn wait<T>(
                 engine.push(me);
                 return Ok(Some(found));
             }
-            if let Some(why) = far.failed {
+            if let Some(why) = far.failed() {
                 return Err(fault(SEND, name, why));
             }
+            far.want();
             far.await_change()
         };
         shared.hand_over();
@@ -73,7 +74,7 @@ pub(super) fn send(
     let (shared, name) = (&*sender.shared, (sender.name(), stream));
     let len = parts.iter().map(|part| part.len()).sum();
     let give = |far: &mut Far| {
-        let has_room = far.failed.is_none() && far.has_room(len);
+        let has_room = !far.has_failed() && far.has_room(len);
         if has_room {
             far.give(thread, tag, parts);
         }
@@ -88,9 +89,10 @@ pub(super) fn try_send(sender: &DeviceSender, me: Token, stream: u32, thread: u3
     let mut engine = sender.shared.enter(me, SEND)?;
     engine.turn(me, false);
     let Some(far) = engine.devices().far(stream) else { return Err(Error::Closed) };
-    if let Some(why) = far.failed {
+    if let Some(why) = far.failed() {
         return Err(fault(SEND, sender.name(), why));
     }
+    far.want();
     let has_room = far.has_room(parts.iter().map(|part| part.len()).sum());
     if has_room {
         far.give(thread, tag, parts);

@@ -236,6 +236,13 @@ impl Drop for Inner {
         {
             tracing::warn!(%error, device = self.segment.name(), "a device stays until somebody else cleans up");
         }
+        let me = Token::current();
+        if self.shared.has_network()
+            && let Ok(mut engine) = self.shared.enter(me, "detach from a device")
+        {
+            // Who is fed is told so.
+            engine.push(me);
+        }
     }
 }
 

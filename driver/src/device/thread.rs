@@ -250,11 +250,7 @@ impl DeviceThread {
         if is_busy {
             return Held::await_lock(view, most.min(SLEEP_LOCK));
         }
-        let most = if view.arm(self.slot) { most } else { most.min(SLEEP_INLINE) };
-        if !view.has_stored(self.slot) && view.next_for(self.id).is_none() {
-            view.sleep(self.slot, most);
-        }
-        view.disarm(self.slot);
+        view.await_message(self.slot, self.id, most);
     }
 
     /// What a long wait has to see to: that the node lives, that the lock's owner does, and that what nobody fetches is dropped.

@@ -7,6 +7,15 @@ use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::time::Duration;
 
+/// A place where an owner of the lock may die: a fault point, and in unit tests the end of a thread that was told to die there.
+macro_rules! point {
+    ($name:literal) => {
+        fault_point!($name);
+        #[cfg(all(test, not(loom)))]
+        super::tests::arrive();
+    };
+}
+
 /// What a device counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -24,6 +33,9 @@ pub struct Counts {
     /// Lanes that were given up, as something in them was not as senders write it.
     pub broken: u64,
 }
+
+/// The longest sleep where a wake may be missed.
+const SLEEP_UNSURE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy)]
 enum Count {
@@ -74,7 +86,7 @@ impl<'a> Held<'a> {
     #[inline]
     pub fn try_lock(view: View<'a>, me: OwnerId) -> Result<Self, Seen> {
         let taken = view.root.lock.try_take(me, 0)?;
-        fault_point!("device.locked");
+        point!("device.locked");
         let held = Self { view, me };
         if taken.damaged {
             held.repair();
@@ -148,7 +160,7 @@ impl<'a> Held<'a> {
             if !take(&self.view, &header) {
                 return Received::Left(header);
             }
-            fault_point!("device.copied");
+            point!("device.copied");
             let was_full = self.waiting(slot) >= STORED_MOST as u64 - 1;
             self.clear(header.place);
             self.fetched(slot);
@@ -175,10 +187,10 @@ impl<'a> Held<'a> {
             self.store(header, now());
             return Received::Left(header);
         }
-        fault_point!("device.copied");
+        point!("device.copied");
         // In this order: who finds the lock of a dead owner takes a cleared packet behind this word for one that was never written.
         self.scanned(&header);
-        fault_point!("device.scanned");
+        point!("device.scanned");
         self.clear(header.place);
         self.count(Count::Received, 1);
         told(Moved::FromDevice);
@@ -189,8 +201,13 @@ impl<'a> Held<'a> {
     fn first_stored(&self, slot: usize) -> Option<Header> {
         let words = &self.view.slots[slot];
         loop {
-            let head = words.head.load(Ordering::Relaxed);
-            if head == words.tail.load(Ordering::Relaxed) {
+            let (head, tail) = (words.head.load(Ordering::Relaxed), words.tail.load(Ordering::Relaxed));
+            if head == tail {
+                return None;
+            }
+            if tail.wrapping_sub(head) > STORED_MOST as u64 {
+                // Nobody stores so many: somebody wrote over the counts.
+                words.head.store(tail, Ordering::Relaxed);
                 return None;
             }
             let place = Place::from_word(words.stored[head as usize % STORED_MOST][0].load(Ordering::Relaxed));
@@ -256,10 +273,13 @@ impl<'a> Held<'a> {
     /// The message at this place is taken: this is the step that counts.
     fn clear(&self, place: Place) {
         self.view.line(place.lane, place.at).0[0].store(0, Ordering::Relaxed);
-        fault_point!("device.cleared");
+        point!("device.cleared");
         let words = &self.view.lanes[place.lane];
         let (mut read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
         let began = read;
+        if scan.wrapping_sub(read) > self.view.ring() {
+            return self.give_up(place.lane);
+        }
         while read < scan {
             let place = Place { lane: place.lane, at: read };
             match (self.view.header(place), self.view.extent(place)) {
@@ -268,7 +288,7 @@ impl<'a> Held<'a> {
                 _ => break,
             }
         }
-        if read > scan || read - began > self.view.ring() {
+        if read > scan {
             return self.give_up(place.lane);
         }
         if read != began {
@@ -286,7 +306,7 @@ impl<'a> Held<'a> {
         if !self.push(slot, header.place, now, STORED_MOST - 1) {
             return self.block(&header, now);
         }
-        fault_point!("device.stored");
+        point!("device.stored");
         self.scanned(&header);
         self.view.ring_bell(slot);
         true
@@ -490,9 +510,6 @@ impl<'a> Held<'a> {
             }
         }
     }
-
-    /// Gives the lock up.
-    pub fn release(self) {}
 }
 
 impl Drop for Held<'_> {
@@ -531,19 +548,15 @@ impl View<'_> {
         self.slots[slot].tid.store(tid, Ordering::Relaxed);
     }
 
-    /// Says that the thread of a slot is about to sleep. Look for something to receive after this; then [`sleep`](Self::sleep).
-    pub fn arm(&self, slot: usize) -> bool {
-        self.slots[slot].bell.arm()
-    }
-
-    /// Takes it back.
-    pub fn disarm(&self, slot: usize) {
-        self.slots[slot].bell.disarm();
-    }
-
-    /// Sleeps until the thread of a slot is woken, for `timeout` at most. May return early.
-    pub fn sleep(&self, slot: usize, timeout: Duration) {
-        self.slots[slot].bell.sleep(timeout);
+    /// Sleeps until there is something for a thread to do at the device, for `timeout` at most. May return early.
+    pub fn await_message(&self, slot: usize, thread: u32, timeout: Duration) {
+        let bell = &self.slots[slot].bell;
+        let timeout = if bell.arm() { timeout } else { timeout.min(SLEEP_UNSURE) };
+        // Lanes first: who stores a header does so before it says that it has looked at it.
+        if self.next_for(thread).is_none() && !self.has_stored(slot) {
+            bell.sleep(timeout);
+        }
+        bell.disarm();
     }
 
     /// Who holds the port: which node's engine feeds the device from the network.

@@ -37,9 +37,9 @@ pub(crate) use words::LAYOUT;
 pub use words::{Header, LaneWords, Line, Place, Root, Slot, View, lines};
 
 /// Threads that a device may serve, and lanes that it may have.
-pub const MOST: usize = 64;
+pub const MOST: usize = if cfg!(loom) { 2 } else { 64 };
 /// Headers that wait for one thread.
-pub const STORED_MOST: usize = 64;
+pub const STORED_MOST: usize = if cfg!(loom) { 4 } else { 64 };
 /// Bytes of a packet.
 pub const PACKET: usize = 64;
 /// Bytes that lie in the header packet of a message that has no more.

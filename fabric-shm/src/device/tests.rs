@@ -1,1 +1,297 @@
+use super::words::View;
+use super::{Client, DeviceGeometry, Header, Held, NoWrite, Received, STORED_MOST, Writer};
+use crate::keys::OwnerId;
+use crate::segment::{HeapBlock, Segment};
+use doorbell_fabric::{Incarnation, NodeId};
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+const LIFE: Incarnation = Incarnation(1);
+const THREADS: usize = 3;
+const LIMIT: u64 = 1000;
+
+thread_local!(static DIES_AFTER: Cell<Option<usize>> = const { Cell::new(None) });
+
+/// Dies here, if this is the point at which it is to.
+pub(super) fn arrive() {
+    match DIES_AFTER.get() {
+        Some(0) => {
+            DIES_AFTER.set(None);
+            resume_unwind(Box::new("dies"))
+        }
+        left => DIES_AFTER.set(left.map(|left| left - 1)),
+    }
+}
+
+struct Device {
+    segment: Segment,
+    geometry: DeviceGeometry,
+}
+
+impl Device {
+    /// Threads 1 to 3 in slots 0 to 2.
+    fn new(senders: usize) -> Self {
+        let geometry = DeviceGeometry { threads: THREADS + 1, senders, lane_bytes: 8192 };
+        let bytes = View::bytes(&geometry);
+        let segment = Segment::heap(Arc::new(HeapBlock::new(bytes).unwrap()), 0, bytes).unwrap();
+        let device = Self { segment, geometry };
+        for slot in 0..THREADS {
+            let held = device.lock(slot);
+            let attached = held.attach(slot as u32 + 1, |slot| owner(slot), 0, |_, _| true);
+            assert_eq!(attached, Some(Ok(slot)));
+        }
+        device
+    }
+
+    fn view(&self) -> View<'_> {
+        // SAFETY: so many bytes, page-aligned.
+        unsafe { View::at(self.segment.ptr(), &self.geometry) }
+    }
+
+    fn lock(&self, slot: usize) -> Held<'_> {
+        Held::try_lock(self.view(), owner(slot)).ok().unwrap()
+    }
+
+    fn writer(&self, node: u16) -> Writer {
+        Writer::claim(&self.view(), (NodeId(node), LIFE), None, |_, _| true).unwrap()
+    }
+
+    /// Steps of one thread until it has a message or there is none; it dies at the point that was set.
+    fn receive(&self, slot: usize) -> Result<Option<(Header, Vec<u8>)>, ()> {
+        loop {
+            let held = ManuallyDrop::new(self.lock(slot));
+            let mut bytes = Vec::new();
+            let take = |view: &View<'_>, header: &Header| {
+                view.payload(header).iter().for_each(|piece| piece.append_to(&mut bytes));
+                true
+            };
+            let died = catch_unwind(AssertUnwindSafe(|| held.receive(slot, slot as u32 + 1, || 1, take, |_| ())));
+            match died {
+                Err(_) => return Err(()),
+                Ok(received) => {
+                    drop(ManuallyDrop::into_inner(held));
+                    match received {
+                        Received::Message(header, _) => return Ok(Some((header, bytes))),
+                        Received::Others(_) => {}
+                        Received::Nothing => return Ok(None),
+                        Received::Left(_) => unreachable!("it is taken"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next owner of the lock of one who died.
+    fn inherit(&self, slot: usize) {
+        let seen = self.view().lock_seen();
+        if seen.owner().is_some() {
+            drop(Held::inherit(self.view(), owner(slot), seen).unwrap());
+        }
+    }
+}
+
+fn owner(slot: usize) -> OwnerId {
+    OwnerId::thread(NodeId(1), LIFE, slot as u32)
+}
+
+fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    (0..len).map(|at| (at as u64 ^ seed) as u8).collect()
+}
+
+/// Wherever an owner of the lock dies, the next finds every message, and none of them twice but for the one that the dead was about to take.
+#[test]
+fn the_next_owner_finds_what_a_dead_one_did() {
+    let mut points = 0;
+    loop {
+        let device = Device::new(2);
+        let mut writers = [device.writer(5), device.writer(6)];
+        let mut sent: Vec<Vec<u64>> = vec![Vec::new(); THREADS];
+        for tag in 0..12_u64 {
+            let slot = (tag * 7 % 3) as usize;
+            let len = [0, 8, 32, 33, 100, 500][tag as usize % 6];
+            let writer = &mut writers[tag as usize % 2];
+            writer.try_write(&device.view(), slot as u32 + 1, tag, &[&bytes(len, tag)]).unwrap();
+            sent[slot].push(tag);
+        }
+        let mut got: Vec<Vec<u64>> = vec![Vec::new(); THREADS];
+        let mut died = false;
+        DIES_AFTER.set(Some(points));
+        for round in 0.. {
+            let mut none = true;
+            for slot in [1, 0, 2, 0] {
+                match device.receive(slot) {
+                    Ok(None) => {}
+                    Ok(Some((header, found))) => {
+                        none = false;
+                        assert_eq!(found, bytes(header.len, header.tag));
+                        got[slot].push(header.tag);
+                    }
+                    Err(()) => {
+                        (none, died) = (false, true);
+                        device.inherit(2);
+                    }
+                }
+            }
+            assert!(round < 100, "it goes on for ever");
+            if none {
+                break;
+            }
+        }
+        DIES_AFTER.set(None);
+        for got in &mut got {
+            got.sort_unstable();
+            let twice = got.windows(2).any(|pair| pair[0] == pair[1]);
+            assert!(!twice, "point {points}: {got:?}");
+        }
+        let lost = sent.concat().len() - got.concat().len();
+        // One that was taken by who died before it could say so.
+        assert!(lost <= usize::from(died), "point {points}: {lost} of {sent:?} are lost: {got:?}");
+        let view = device.view();
+        for (lane, words) in view.lanes.iter().enumerate() {
+            assert_eq!(words.read.load(Ordering::Relaxed), words.written.load(Ordering::Relaxed), "lane {lane}, point {points}");
+        }
+        if !died {
+            break;
+        }
+        points += 1;
+    }
+    assert!(points > 30, "{points}");
+}
+
+#[test]
+fn a_thread_that_fetches_nothing_stops_the_others_only_when_its_storage_is_full() {
+    let device = Device::new(1);
+    let mut writer = device.writer(5);
+    let view = device.view();
+    for tag in 0..STORED_MOST as u64 {
+        writer.try_write(&view, 1, tag, &[b"for one"]).unwrap();
+    }
+    writer.try_write(&view, 2, 0, &[b"for two"]).unwrap();
+    // One too many for the storage.
+    assert_eq!(device.receive(1), Ok(None));
+    assert_eq!(view.next_for(2), None, "it is of no use to look again");
+    assert_eq!(device.receive(0).unwrap().unwrap().0.tag, 0);
+    assert_eq!(device.receive(1).unwrap().unwrap().1, b"for two");
+    for tag in 1..STORED_MOST as u64 {
+        assert_eq!(device.receive(0).unwrap().unwrap().0.tag, tag);
+    }
+    assert_eq!((device.receive(0), device.receive(1)), (Ok(None), Ok(None)));
+}
+
+#[test]
+fn what_nobody_fetches_is_dropped_and_counted() {
+    let device = Device::new(1);
+    let (mut writer, view) = (device.writer(5), device.view());
+    writer.try_write(&view, 77, 0, &[&[1; 100]]).unwrap();
+    writer.try_write(&view, 2, 1, &[b"behind"]).unwrap();
+    assert_eq!(device.receive(1).unwrap().unwrap().1, b"behind");
+    let sweep = |now| device.lock(0).sweep(now, LIMIT, |_, _| true);
+    assert_eq!((sweep(2), sweep(LIMIT)), (0, 0));
+    assert_eq!(sweep(LIMIT + 1), 1);
+    let counts = Held::counts(view);
+    assert_eq!((counts.dropped, counts.dropped_bytes, counts.received), (1, 100, 1));
+    // Nobody is thread 77, and its slot is free.
+    assert_eq!(view.slot_of(77), None);
+    let words = &view.lanes[0];
+    assert_eq!(words.read.load(Ordering::Relaxed), words.written.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_lane_is_taken_over_where_its_owner_left_it() {
+    let device = Device::new(1);
+    let view = device.view();
+    let client = Client { node: NodeId(9), life: LIFE, stream: 3 };
+    let claim = |node, dead: u16| Writer::claim(&view, (NodeId(node), LIFE), Some(client), |node, _| node.0 != dead);
+    let mut first = claim(5, 0).unwrap();
+    first.try_write(&view, 1, 1, &[&bytes(300, 1)]).unwrap();
+    first.try_write(&view, 1, 2, &[&bytes(3, 2)]).unwrap();
+    // It died after it had published the second, and before it could count that.
+    let words = &view.lanes[0];
+    words.written.store(first.position() - 1, Ordering::Relaxed);
+    words.sequence.store(1, Ordering::Relaxed);
+    assert!(claim(6, 0).is_none(), "its owner lives");
+    let mut second = claim(6, 5).unwrap();
+    assert_eq!((second.sequence(&view), second.position()), (2, first.position()));
+    second.try_write(&view, 1, 3, &[&[]]).unwrap();
+    for tag in 1..=3 {
+        let (header, _) = device.receive(0).unwrap().unwrap();
+        assert_eq!((header.tag, header.source), (tag, NodeId(9)));
+    }
+    // Another client begins at nothing.
+    second.release(&view);
+    let other = Client { stream: 4, ..client };
+    let third = Writer::claim(&view, (NodeId(6), LIFE), Some(other), |_, _| true).unwrap();
+    assert_eq!(third.sequence(&view), 0);
+}
+
+#[test]
+fn bounds_of_messages() {
+    let device = Device::new(1);
+    let (mut writer, view) = (device.writer(5), device.view());
+    let max = device.geometry.message_max();
+    assert_eq!(writer.try_write(&view, 1, 0, &[&vec![0; max + 65]]), Err(NoWrite::TooLong));
+    for round in 0..20 {
+        writer.try_write(&view, 1, round, &[&bytes(max, round), &[]]).unwrap();
+        assert_eq!(device.receive(0).unwrap().unwrap().1, bytes(max, round));
+    }
+    while writer.try_write(&view, 1, 0, &[&[0; 100]]).is_ok() {}
+    assert_eq!(writer.try_write(&view, 1, 0, &[&[0; 100]]), Err(NoWrite::Full));
+    for broken in [DeviceGeometry { threads: 0, ..device.geometry }, DeviceGeometry { lane_bytes: 5000, ..device.geometry }] {
+        assert!(broken.validate().is_err());
+    }
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: if cfg!(miri) { 3 } else { 300 }, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// Whatever is written anywhere in a device, nothing panics, hangs or touches memory outside.
+    #[test]
+    fn hostile_words_harm_nobody_else(
+        steps in proptest::collection::vec((0..10_u8, any::<u64>(), any::<u64>()), 1..80),
+    ) {
+        let device = Device::new(2);
+        let mut writers = [device.writer(5), device.writer(6)];
+        let view = device.view();
+        let words = device.segment.len() / 8;
+        for (kind, at, value) in steps {
+            match kind {
+                0..=3 => {
+                    let len = (value % 600) as usize;
+                    let _ = writers[(at % 2) as usize].try_write(&view, (at % 5) as u32, value, &[&bytes(len, value)]);
+                }
+                4..=6 => {
+                    if Held::try_lock(view, owner(0)).is_ok() {
+                        let _ = device.receive((at % THREADS as u64) as usize);
+                    }
+                }
+                7 => {
+                    if let Ok(held) = Held::try_lock(view, owner(1)) {
+                        held.sweep(value, LIMIT, |_, _| at.is_multiple_of(2));
+                    }
+                    if let Some(held) = Held::inherit(view, owner(2), view.lock_seen()) {
+                        drop(held);
+                    }
+                    let _ = Writer::claim(&view, (NodeId(7), LIFE), None, |_, _| at.is_multiple_of(2)).map(|writer| writers[0] = writer);
+                }
+                _ => {
+                    // Words of the head more often than those of the rings.
+                    let first = crate::layout::PAGE / 8;
+                    let last = if at.is_multiple_of(3) { words } else { first + 1500 };
+                    let at = first + (at / 3) as usize % (last - first);
+                    let values = [0, 1, u64::MAX, value, value % 300, value % 300 << 56];
+                    // SAFETY: within the segment, aligned; all words of a device are atomics.
+                    let word = unsafe { &*device.segment.ptr().cast::<AtomicU64>().add(at) };
+                    word.store(values[value as usize % values.len()], Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}

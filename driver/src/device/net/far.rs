@@ -42,7 +42,9 @@ pub struct Far {
     granted: u64,
     /// The feeder is to say when there is news.
     asking: bool,
-    pub failed: Option<DeviceFault>,
+    failed: Option<DeviceFault>,
+    /// Somebody waits for whoever feeds it.
+    wanted: bool,
     /// Somebody waits until all is in the device.
     pub flushing: bool,
     /// Nobody sends by it any more: it goes when all is in the device.
@@ -84,6 +86,7 @@ impl Far {
             granted: 0,
             asking: false,
             failed: None,
+            wanted: true,
             flushing: false,
             closing: None,
             waiter: None,
@@ -96,8 +99,8 @@ impl Far {
 
     /// Whether it has to be stepped: somebody is to be found, something is to go, or its end is waited for.
     pub fn is_active(&self) -> bool {
-        self.failed.is_none() && (self.feeder.is_none() || self.flushing || self.pushed < self.queue.len())
-            || self.closing.is_some()
+        let is_sought = self.feeder.is_none() && (self.wanted || !self.queue.is_empty());
+        self.failed.is_none() && (is_sought || self.flushing || self.pushed < self.queue.len()) || self.closing.is_some()
     }
 
     /// Whether all that was given has gone to the feeder.
@@ -121,6 +124,27 @@ impl Far {
         self.queue.push_back(Item { sequence: self.sequence, thread, tag, bytes: parts.concat(), gone: None });
     }
 
+    /// Whether it has failed, and what was on its way is lost. It begins anew with the next message.
+    pub fn failed(&mut self) -> Option<DeviceFault> {
+        let failed = self.failed.take()?;
+        self.queue.clear();
+        (self.pushed, self.asked, self.flushing, self.wanted) = (0, None, false, false);
+        Some(failed)
+    }
+
+    /// Whether it can't go on.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Somebody waits for whoever feeds it.
+    pub fn want(&mut self) {
+        if self.feeder.is_none() && !self.wanted && self.queue.is_empty() {
+            self.lost = Instant::now();
+        }
+        self.wanted = true;
+    }
+
     /// Tells when something changed.
     pub fn await_change(&mut self) -> Arc<Op> {
         self.waiter.get_or_insert_with(Op::new).clone()
@@ -138,6 +162,9 @@ impl Far {
             return None;
         }
         let Some(feeder) = self.feeder else {
+            if !self.wanted && self.queue.is_empty() {
+                return None;
+            }
             if self.asked.is_none_or(|asked| now - asked >= ASK_EVERY) {
                 let is_first = self.asked.is_none();
                 self.asked = Some(now);
@@ -214,10 +241,14 @@ impl Far {
         self.feeder = Some(from);
         self.message_max = Some(max.min(MESSAGE_MAX) as usize);
         self.forget(published);
+        // A device that was made anew knows nothing of former messages: what is left is counted from where it stands.
+        let first = self.queue.front().map_or(self.sequence + 1, |item| item.sequence);
+        let published = published.min(self.sequence);
+        self.sequence = self.sequence + published + 1 - first;
         for item in &mut self.queue {
-            item.gone = None;
+            (item.gone, item.sequence) = (None, item.sequence + published + 1 - first);
         }
-        (self.pushed, self.used, self.granted, self.asking) = (0, 0, granted, false);
+        (self.pushed, self.used, self.granted, self.asking, self.wanted) = (0, 0, granted, false, false);
         self.changed();
         true
     }

@@ -90,6 +90,11 @@ impl Feed {
         Some(wire::words(&now))
     }
 
+    /// What is to be said before it is fed no longer.
+    pub fn last_words(&self) -> Vec<u8> {
+        wire::words(&self.now())
+    }
+
     /// Whether the sender waits for room, which others make.
     pub fn is_hungry(&self) -> bool {
         self.asked

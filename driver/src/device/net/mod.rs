@@ -143,6 +143,9 @@ impl Devices {
 
     fn drop_feed(&mut self, at: usize) {
         let feed = self.feeds.swap_remove(at);
+        // What is in the device need not come again.
+        let ack = Word { to: feed.client, tag: wire::tag(Kind::Ack, feed.stream), bytes: feed.last_words() };
+        self.out.push_back(ack);
         self.out.push_back(Word { to: feed.client, tag: wire::tag(Kind::Gone, feed.stream), bytes: Vec::new() });
     }
 
@@ -187,7 +190,7 @@ impl Devices {
                 }
             }
             let Some(since) = far.closing else { return true };
-            if !(far.is_in() || far.failed.is_some() || now - since > CLOSING) {
+            if !(far.is_in() || far.has_failed() || now - since > CLOSING) {
                 return true;
             }
             if !far.is_in() {

@@ -1,0 +1,123 @@
+//! A device that is fed from the network, by whichever process holds its port; and what becomes of what was on its way when that one dies.
+
+use doorbell::{DeviceFault, Error, FabricKind, Match, Node, NodeId};
+use doorbell_shm::domain::clean;
+use doorbell_tests::Turn;
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::{soon, until};
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::words::Words;
+use doorbell_tests::{number, pattern};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+doorbell_tests::roles! { "receiver" => receive }
+
+const LONG: usize = 20_000;
+const END: u64 = u64::MAX;
+
+fn length(tag: u64) -> usize {
+    if tag.is_multiple_of(7) { (tag as usize * 37) % LONG } else { tag as usize % 100 }
+}
+
+/// The role: receives as one thread until it is told the end. The tag that it expects next is its word, which another of that thread id goes on from.
+fn receive() {
+    let words = Words::inherited();
+    let thread = number("THREAD", 0);
+    let next = &words[thread as usize];
+    let node = Node::builder(told("DOMAIN")).connect(told("ADDRESS").parse().unwrap()).join().unwrap();
+    let device = node.device("net").message_max(10 * LONG).senders(3).attach().unwrap();
+    let mut receiver = device.thread(thread as u32).unwrap();
+    node.send_by(NodeId(0), thread, &[], soon()).unwrap();
+    let mut buf = vec![0; LONG];
+    loop {
+        let envelope = receiver.receive_by(&mut buf, soon()).unwrap();
+        if envelope.tag == END {
+            break;
+        }
+        let expected = next.load(SeqCst);
+        // Who died may have received one that it did not note any more.
+        assert!(
+            envelope.tag == expected || envelope.tag == expected + 1 && words[8].load(SeqCst) == 1,
+            "{envelope:?}, not {expected}"
+        );
+        assert_eq!(envelope.len, length(envelope.tag));
+        pattern::check(&buf[..envelope.len], envelope.tag);
+        words[8].store(0, SeqCst);
+        next.store(envelope.tag + 1, SeqCst);
+    }
+    drop(receiver);
+    drop(device);
+    node.leave().unwrap();
+}
+
+fn receiver(domain: &Domain, node: &Node, words: &Words, thread: u64) -> Process {
+    let start = Process::start("receiver").tell("DOMAIN", domain.name()).tell("THREAD", thread.to_string());
+    let process = start.tell("ADDRESS", node.address().unwrap().to_string()).words(words).go();
+    node.recv_by(Match::any().tag(thread), &mut [], soon()).unwrap();
+    process
+}
+
+#[test]
+fn another_feeds_a_device_when_the_one_that_did_dies() {
+    let _turn = Turn::take();
+    for round in 0..number("DOORBELL_KILLS", 4) {
+        let domain = Domain::new("device-port");
+        let builder = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).dead_after(Duration::from_secs(1));
+        let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let words = Words::new(16);
+        // The first takes the port with the first question. In every other round the one that does not hold it dies.
+        let first = receiver(&domain, &node, &words, 1);
+        let sender = node.to_device("net").unwrap();
+        let second = receiver(&domain, &node, &words, 2);
+        let mortal = if round.is_multiple_of(2) { 1 } else { 2 };
+        let count = 600;
+        let kill_at = 100 + (round * 97) % 400;
+        for tag in 0..count {
+            if tag == kill_at {
+                until("some arrive", || (words[mortal].load(SeqCst) > 20).then_some(()));
+                if mortal == 1 { first.kill() } else { second.kill() }
+            }
+            for thread in [1, 2] {
+                sender.send_by(thread, tag, &pattern::bytes(length(tag), tag), soon()).unwrap();
+            }
+            if tag == kill_at + 5 {
+                // Another comes in its place before its storage is full, and the lane has to wait for it.
+                words[8].store(1, SeqCst);
+                std::mem::forget(receiver(&domain, &node, &words, mortal as u64));
+            }
+        }
+        for thread in [1, 2] {
+            sender.send_by(thread, END, &[], soon()).unwrap();
+        }
+        sender.flush_by(soon()).unwrap();
+        until("all arrived", || [1, 2].iter().all(|thread| words[*thread].load(SeqCst) == count).then_some(()));
+        drop(sender);
+        drop((first, second));
+        until("all have left", || (node.members().unwrap().len() == 1).then_some(()));
+        node.leave().unwrap();
+        clean(domain.space(), Some(domain.name()), false).unwrap();
+        domain.assert_empty();
+    }
+}
+
+#[test]
+fn a_sender_is_told_when_nobody_feeds_a_device_any_more() {
+    let _turn = Turn::take();
+    let domain = Domain::new("device-gone");
+    let builder = Node::builder(domain.name()).id(0).fabric(FabricKind::Udp).dead_after(Duration::from_secs(1));
+    let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let words = Words::new(16);
+    let receiver = receiver(&domain, &node, &words, 1);
+    let sender = node.to_device("net").unwrap();
+    sender.send(1, 0, &[]).unwrap();
+    sender.flush_by(soon()).unwrap();
+    receiver.kill();
+    let error = until("an error", || sender.send_by(1, 1, &[0], soon()).err());
+    let Error::Device { why, .. } = &error else { panic!("{error}") };
+    assert_eq!(**why, DeviceFault::Absent);
+    drop(sender);
+    node.leave().unwrap();
+    clean(domain.space(), Some(domain.name()), false).unwrap();
+    domain.assert_empty();
+}
