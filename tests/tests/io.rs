@@ -558,7 +558,8 @@ fn a_server_that_is_killed_fails_its_clients_by_name() {
         assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::NotConnected), "{error:?}");
     }
     drop((file, client));
-    assert_eq!(IoClient::connect(&node, NodeId(0)).unwrap_err().kind(), ErrorKind::NotFound);
+    let error = IoClient::connect(&node, NodeId(0)).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::NotFound), "{error:?}");
     node.leave().unwrap();
     doorbell_shm::domain::clean(domain.space(), Some(domain.name()), false).unwrap();
 }
@@ -575,7 +576,8 @@ fn a_network_that_loses_and_reorders_copies_files_intact() {
     let badness = Badness { loss: 0.05, reordering: 0.05, duplication: 0.01, ..Badness::NONE };
     let home = SocketAddr::from(([127, 0, 0, 1], words[at::PORT].load(SeqCst) as u16));
     let relay = Relay::start(None, home, [badness; 2], number("DOORBELL_SEED", 1)).unwrap();
-    let node = Node::builder("io-relay").fabric(FabricKind::Udp).connect(relay.front(0)).join().unwrap();
+    // With an id: whoever asks for one does so from another port, and the relay knows one alone.
+    let node = Node::builder("io-relay").fabric(FabricKind::Udp).id(1).connect(relay.front(0)).join().unwrap();
     let client = IoClient::connect(&node, NodeId(0)).unwrap();
     let data = bytes(number("DOORBELL_NETWORK_MIB", 16) as usize * MIB, 5);
     let mut file = client.create("copy").unwrap();
