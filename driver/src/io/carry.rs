@@ -111,7 +111,7 @@ impl Worker {
                 }
                 let path = export::path(&mut to.room[HEAD..], follows)?;
                 let how = OpenHow::new().flags(u64::from(flags.bits())).mode(u64::from(mode.bits()));
-                *to.how = how.resolve(u64::from(export::RESOLVE.bits()));
+                *to.how = how.resolve(export::RESOLVE.bits());
                 // SAFETY: both lie in boxes of the job, which keeps them until it is answered.
                 unsafe { files.open(export.root(), path, &to.how, job as u64) }
             }

@@ -128,8 +128,8 @@ impl Connection {
         request.quiet = 1;
         request.client = U32::new(self.client);
         self.number = self.number.wrapping_add(1);
-        // Whoever can't be told learns it by the death of this node, or is dead itself. Not waited for: this may be called while a panic unwinds.
-        let _ = self.outlet.try_send(tag(self.thread, self.number), request.as_bytes());
+        // Whoever can't be told learns it by the death of this node, or is dead itself.
+        let _ = self.outlet.tell(tag(self.thread, self.number), request.as_bytes());
     }
 
     /// Reads until `into` is full or the file at its end; the bytes that were read.

@@ -18,6 +18,8 @@ pub(super) const CLIENTS: usize = 64;
 const THREADS: usize = 64;
 /// Lanes of a client's device: servers at a time, and then some, as a server may open two ways where one would do.
 const SERVERS: usize = 16;
+/// How long a server may take to make room for what nobody waits for an answer to.
+const TELL: Duration = Duration::from_secs(5);
 /// How often a client that waits asks whether the server lives.
 const ASK: Duration = Duration::from_millis(50);
 
@@ -170,7 +172,12 @@ impl Outlet {
         self.sender.send_vectored(self.thread(tag), tag, &[head, follows])
     }
 
-    /// Sends if there is room now; else [`Error::Full`].
+    /// The same, for a moment at most: what nobody waits for an answer to.
+    pub(super) fn tell(&self, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.sender.send_by(self.thread(tag), tag, bytes, Instant::now() + TELL)
+    }
+
+    /// Sends if there is room now; false if there is not.
     #[inline]
     pub(super) fn try_send(&self, tag: u64, bytes: &[u8]) -> Result<bool> {
         self.sender.try_send(self.thread(tag), tag, bytes)

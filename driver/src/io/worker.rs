@@ -259,13 +259,10 @@ impl Worker {
         {
             to.room[..HEAD].copy_from_slice(Reply::new(result, value).as_bytes());
             to.reply = HEAD + follows;
-            match client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
-                Ok(false) => {
-                    self.stuck.push_back(job);
-                    return;
-                }
-                // Who can't be reached is gone, which the next sweep finds.
-                Ok(true) | Err(_) => {}
+            // Who can't be reached is gone, which the next sweep finds.
+            if let Ok(false) = client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
+                self.stuck.push_back(job);
+                return;
             }
         }
         self.let_go(job);
