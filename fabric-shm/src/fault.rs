@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node comes by them.
-pub const PLACES: [&str; 38] = [
+pub const PLACES: [&str; 46] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -49,6 +49,14 @@ pub const PLACES: [&str; 38] = [
     "value.flipped",
     "region.named",
     "region.withdrawn",
+    "device.named",
+    "device.published",
+    "device.locked",
+    "device.stored",
+    "device.copied",
+    "device.scanned",
+    "device.cleared",
+    "device.unlocking",
     "leave.region",
     "leave.locked",
     "leave.cleared",

@@ -1,6 +1,8 @@
 //! The words of a device, and what they say.
 
-use super::{DeviceGeometry, INLINE, MOST, PACKET, STORED_MOST};
+#[cfg(not(loom))]
+use super::DeviceGeometry;
+use super::{INLINE, MOST, PACKET, STORED_MOST};
 use crate::doorbell::Bell;
 use crate::keys::LockWords;
 #[cfg(not(loom))]
@@ -21,8 +23,6 @@ pub struct Root {
     pub(super) busy: Apart<AtomicU64>,
     /// Who feeds the device from the network: a process.
     pub(super) port: Apart<AtomicU64>,
-    /// The thread that has the lock without having a slot.
-    pub(super) holder: AtomicU64,
     /// The lane that is looked at first. Under the lock.
     pub(super) turn: AtomicU64,
     /// Under the lock.
@@ -78,7 +78,6 @@ pub struct LaneWords {
 }
 
 /// A layout hash of these structures.
-#[cfg(not(loom))]
 pub(crate) const LAYOUT: u64 = crate::layout::extend_hash(
     1,
     &[
