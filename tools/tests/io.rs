@@ -81,8 +81,12 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // One that was ended in good order left nothing.
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            let _ = doorbell(&["clean", &self.domain]).output();
+        }
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
@@ -124,6 +128,7 @@ fn what_is_served_to_read_only_stays_as_it_is() {
     let source = served.path("source");
     fs::write(&source, b"x").unwrap();
     fails(&served.run(&["io", "cp", &source, "io:y"]), 1, "read only");
+    served.end();
 }
 
 #[test]
