@@ -53,6 +53,7 @@ enum Command {
     Lock(measure::lock::LockArgs),
     Atomics(atomics::AtomicsArgs),
     Collective(measure::collective::CollectiveArgs),
+    Device(measure::device::DeviceArgs),
     Io(io::IoArgs),
     Modes(modes::ModesArgs),
     Top(top::TopArgs),
@@ -70,6 +71,9 @@ enum Command {
     /// One of the processes of a measurement of collectives; started by it.
     #[command(name = measure::collective::worker::COMMAND, hide = true)]
     CollectiveWorker(measure::worker::WorkerArgs),
+    /// One of the processes of a measurement of threads that receive; started by it.
+    #[command(name = measure::device::worker::COMMAND, hide = true)]
+    DeviceWorker(measure::worker::WorkerArgs),
     /// One of the two processes of a measurement of an I/O node; started by it.
     #[command(name = io::bench::worker::COMMAND, hide = true)]
     IoWorker(measure::worker::WorkerArgs),
@@ -93,6 +97,7 @@ impl Command {
             Command::MeasureWorker(_)
                 | Command::LockWorker(_)
                 | Command::CollectiveWorker(_)
+                | Command::DeviceWorker(_)
                 | Command::IoWorker(_)
                 | Command::ModesWorker(_)
         );
@@ -108,6 +113,7 @@ impl Command {
             Command::Lock(args) => measure::lock::run(&args),
             Command::Atomics(args) => atomics::run(&args),
             Command::Collective(args) => measure::collective::run(&args),
+            Command::Device(args) => measure::device::run(&args),
             Command::Io(args) => io::run(&args),
             Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
@@ -119,6 +125,7 @@ impl Command {
             Command::MeasureWorker(args) => measure::worker::run(&args),
             Command::LockWorker(args) => measure::lock::worker::run(&args),
             Command::CollectiveWorker(args) => measure::collective::worker::run(&args),
+            Command::DeviceWorker(args) => measure::device::worker::run(&args),
             Command::IoWorker(args) => io::bench::worker::run(&args),
             Command::ModesWorker(args) => modes::worker::run(&args),
             Command::Guard(args) => guard::run(&args),

@@ -35,13 +35,12 @@ use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error};
 use crate::node::{Node, Shared};
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::device::{Counts, DeviceGeometry, Held};
+use doorbell_shm::device::{Counts, DeviceGeometry, Held, this_thread};
 use doorbell_shm::domain::DeviceSegment;
 use doorbell_shm::keys::OwnerId;
 pub use sender::DeviceSender;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 pub use thread::DeviceThread;
 use watch::Watch;
@@ -119,7 +118,7 @@ impl DeviceBuilder {
         shared.check()?;
         let segment = Arc::new(shared.membership().attach_device(&self.name, self.geometry)?);
         let Self { fetch_within, watch, .. } = self;
-        let inner = Arc::new(Inner { shared: shared.clone(), segment, fetch_within, watch, calls: AtomicU32::new(0) });
+        let inner = Arc::new(Inner { shared: shared.clone(), segment, fetch_within, watch });
         if shared.has_network() {
             shared.enter(Token::current(), "attach to a device")?.devices().enter(&inner);
         }
@@ -159,8 +158,6 @@ pub(crate) struct Inner {
     segment: Arc<DeviceSegment>,
     fetch_within: Duration,
     watch: Option<Watch>,
-    /// Numbers for calls that take the lock without having a slot.
-    calls: AtomicU32,
 }
 
 impl Device {
@@ -203,8 +200,8 @@ impl Inner {
     /// Who this call is, if it takes the lock without having a slot.
     fn caller(&self) -> OwnerId {
         let membership = self.shared.membership();
-        let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        OwnerId::user(membership.id(), membership.incarnation(), number)
+        // By its number others see whether it lives, from the moment at which it has the lock.
+        OwnerId::user(membership.id(), membership.incarnation(), this_thread() as u32)
     }
 
     /// Whether this process is the one that feeds the device from the network; takes the port if whoever had it is gone.

@@ -22,7 +22,9 @@ const LOOKS: u32 = 8;
 /// How often somebody asks that before the engine is turned.
 const TURN_EVERY: u32 = 8;
 /// For how many looks another's header is left to that other, who may be awake and about to take it.
-const GRACE: u32 = 16;
+const GRACE: u32 = 64;
+/// For how long a thread yields where processors are crowded: longer than its turn among others takes, as each of them stands in the way of the rest.
+const YIELD: Duration = Duration::from_micros(100);
 /// The longest sleep of a node whose engine nobody else may be turning.
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
 /// The longest sleep, so that what nobody fetches is noticed.
@@ -56,8 +58,13 @@ enum Got {
 
 impl DeviceThread {
     pub(super) fn attach(inner: Arc<Inner>, id: u32) -> Result<Self> {
-        const OPERATION: &str = "become a thread of";
         let tid = this_thread();
+        let (slot, me) = Self::take_slot(&inner, id, tid)?;
+        Ok(Self { inner, id, slot, me, tid, not_sync: PhantomData })
+    }
+
+    fn take_slot(inner: &Inner, id: u32, tid: u64) -> Result<(usize, OwnerId)> {
+        const OPERATION: &str = "become a thread of";
         let caller = inner.caller();
         let (node, life) = (caller.node(), caller.life());
         let owner = |slot: usize| OwnerId::thread(node, life, slot as u32);
@@ -73,15 +80,14 @@ impl DeviceThread {
                 attached => attached,
             }
         };
-        let slot = match attached {
-            Some(Ok(slot)) => slot,
-            Some(Err(owner)) => return Err(inner.fault(OPERATION, DeviceFault::Taken { thread: id, owner })),
+        match attached {
+            Some(Ok(slot)) => Ok((slot, owner(slot))),
+            Some(Err(owner)) => Err(inner.fault(OPERATION, DeviceFault::Taken { thread: id, owner })),
             None => {
                 let threads = inner.segment.geometry().threads;
-                return Err(inner.fault(OPERATION, DeviceFault::Crowded { threads }));
+                Err(inner.fault(OPERATION, DeviceFault::Crowded { threads }))
             }
-        };
-        Ok(Self { me: owner(slot), inner, id, slot, tid, not_sync: PhantomData })
+        }
     }
 
     /// Its thread id.
@@ -106,7 +112,7 @@ impl DeviceThread {
     /// Receives what is there now, if anything is. Does not wait, not even for the lock: `None` if somebody else has it.
     pub fn try_receive(&mut self, buf: &mut [u8]) -> Result<Option<DeviceEnvelope>> {
         let me = self.inner.shared.check()?;
-        self.be_here();
+        self.be_here()?;
         if self.inner.shared.progress() == Progress::Inline {
             self.inner.shared.turn(me);
         }
@@ -122,12 +128,19 @@ impl DeviceThread {
 
     /// Another thread of the system may use it than before.
     #[inline]
-    fn be_here(&mut self) {
+    fn be_here(&mut self) -> Result<()> {
         let tid = this_thread();
-        if tid != self.tid {
-            self.tid = tid;
-            self.inner.segment.view().set_tid(self.slot, tid);
+        if tid == self.tid { Ok(()) } else { self.move_here(tid) }
+    }
+
+    /// The thread that used it before may have ended, and been taken for dead with its id.
+    #[cold]
+    fn move_here(&mut self, tid: u64) -> Result<()> {
+        if !self.inner.segment.view().move_tid(self.slot, self.tid, tid) {
+            (self.slot, self.me) = Self::take_slot(&self.inner, self.id, tid)?;
         }
+        self.tid = tid;
+        Ok(())
     }
 
     #[inline]
@@ -197,7 +210,7 @@ impl DeviceThread {
 
     fn wait(&mut self, buf: &mut [u8], deadline: Option<Instant>) -> Result<DeviceEnvelope> {
         let me = self.inner.shared.check()?;
-        self.be_here();
+        self.be_here()?;
         let inner = self.inner.clone();
         let shared = &inner.shared;
         let (mut gear, mut rounds, mut others) = (None, 0_u32, 0);
@@ -217,7 +230,7 @@ impl DeviceThread {
                 std::hint::spin_loop();
                 worth = self.is_worth(&inner.segment.view(), &mut others);
             }
-            let gear = gear.get_or_insert_with(|| shared.gear(deadline));
+            let gear = gear.get_or_insert_with(|| shared.gear(deadline).yielding_for(YIELD));
             rounds += 1;
             if rounds.is_multiple_of(TURN_EVERY) && shared.progress() != Progress::Poller && shared.turn(me) > 0 {
                 gear.awake();
@@ -296,10 +309,7 @@ impl Inner {
         let mut gear = self.shared.gear(Some(Instant::now() + Duration::from_secs(2)));
         loop {
             let seen = match Held::try_lock(view, me) {
-                Ok(held) => {
-                    view.set_holder(this_thread());
-                    return Ok(held);
-                }
+                Ok(held) => return Ok(held),
                 Err(seen) => seen,
             };
             let is_dead = |owner| !self.lives(owner);
@@ -312,7 +322,6 @@ impl Inner {
             if seen.owner().is_some_and(is_dead)
                 && let Some(held) = Held::inherit(view, me, seen)
             {
-                view.set_holder(this_thread());
                 return Ok(held);
             }
         }
@@ -339,7 +348,7 @@ impl Drop for DeviceThread {
             return;
         }
         match self.inner.lock(self.inner.caller(), "leave") {
-            Ok(held) => held.detach(self.slot, self.me),
+            Ok(held) => held.detach(self.slot, self.me, self.tid),
             Err(error) => tracing::warn!(%error, thread = self.id, "a thread id of a device stays taken until its process ends"),
         }
     }

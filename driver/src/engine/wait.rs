@@ -88,6 +88,8 @@ pub struct Gear {
     checked: Option<Instant>,
     /// How long it spins at first.
     spin: Duration,
+    /// For how long it yields at most where processors are crowded.
+    yields: Duration,
     /// How long it sleeps at most.
     park: Duration,
     /// How long it has waited when it yields next.
@@ -110,6 +112,7 @@ impl Gear {
             began: None,
             checked: None,
             spin,
+            yields: YIELD_MOST,
             park: PARK_MOST,
             yield_at,
             yielding: false,
@@ -122,6 +125,12 @@ impl Gear {
     /// A wait for somebody who may have lost its processor, perhaps to this very thread: whoever yields again and again stands in its way.
     pub fn giving_way(mut self) -> Self {
         self.gives_way = true;
+        self
+    }
+
+    /// A wait beside others that may be as long: where processors are crowded it yields for `most`, and then sleeps.
+    pub fn yielding_for(mut self, most: Duration) -> Self {
+        self.yields = most;
         self
     }
 
@@ -193,7 +202,7 @@ impl Gear {
     }
 
     fn auto(&mut self, now: Instant, waited: Duration) -> Step {
-        let most = if self.yielding || self.crowded { YIELD_MOST } else { SPIN_ON };
+        let most = if self.yielding || self.crowded { self.yields } else { SPIN_ON };
         if self.slept || waited >= most {
             return Step::Park(self.park_at_most(now));
         }

@@ -13,6 +13,8 @@ macro_rules! point {
         fault_point!($name);
         #[cfg(all(test, not(loom)))]
         super::tests::arrive();
+        #[cfg(all(test, loom))]
+        super::loom_tests::arrive();
     };
 }
 
@@ -266,7 +268,7 @@ impl<'a> Held<'a> {
     /// The lane was looked at to behind this message.
     fn scanned(&self, header: &Header) {
         let words = &self.view.lanes[header.place.lane];
-        words.scan.0.store(header.place.at + header.lines(), Ordering::Release);
+        words.scan.0.store(header.place.at.wrapping_add(header.lines()), Ordering::Release);
         words.blocked.store(0, Ordering::Relaxed);
     }
 
@@ -274,27 +276,32 @@ impl<'a> Held<'a> {
     fn clear(&self, place: Place) {
         self.view.line(place.lane, place.at).0[0].store(0, Ordering::Relaxed);
         point!("device.cleared");
-        let words = &self.view.lanes[place.lane];
-        let (mut read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
-        let began = read;
-        if scan.wrapping_sub(read) > self.view.ring() {
-            return self.give_up(place.lane);
+        self.trim(place.lane);
+    }
+
+    /// Gives back to the sender what was taken at the beginning of a lane.
+    fn trim(&self, lane: usize) {
+        let words = &self.view.lanes[lane];
+        let (began, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
+        let (all, mut taken) = (scan.wrapping_sub(began), 0);
+        if all > self.view.ring() {
+            return self.give_up(lane);
         }
-        while read < scan {
-            let place = Place { lane: place.lane, at: read };
+        while taken < all {
+            let place = Place { lane, at: began.wrapping_add(taken) };
             match (self.view.header(place), self.view.extent(place)) {
-                (Ok(None), Ok(header)) => read += header.lines(),
-                (Err(()), _) | (_, Err(())) => return self.give_up(place.lane),
+                (Ok(None), Ok(header)) => taken += header.lines(),
+                (Err(()), _) | (_, Err(())) => return self.give_up(lane),
                 _ => break,
             }
         }
-        if read > scan {
-            return self.give_up(place.lane);
+        if taken > all {
+            return self.give_up(lane);
         }
-        if read != began {
+        if taken > 0 {
             // Release: who writes there afterwards does so after it was read.
             let order = if planted_bug("device-read") { Ordering::Relaxed } else { Ordering::Release };
-            words.read.store(read, order);
+            words.read.store(began.wrapping_add(taken), order);
             words.room.ring(false);
         }
     }
@@ -367,13 +374,14 @@ impl<'a> Held<'a> {
             slot.head.store(slot.tail.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         for (lane, words) in self.view.lanes.iter().enumerate() {
-            let (mut at, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
-            if scan < at || scan - at > self.view.ring() {
+            let (read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
+            let (all, mut walked) = (scan.wrapping_sub(read), 0);
+            if all > self.view.ring() {
                 self.give_up(lane);
                 continue;
             }
-            while at < scan {
-                let place = Place { lane, at };
+            while walked < all {
+                let place = Place { lane, at: read.wrapping_add(walked) };
                 let (Ok(found), Ok(extent)) = (self.view.header(place), self.view.extent(place)) else {
                     self.give_up(lane);
                     break;
@@ -382,11 +390,13 @@ impl<'a> Held<'a> {
                 if let Some(header) = found
                     && !self.slot_for(header.thread).is_some_and(|slot| self.push(slot, place, 0, STORED_MOST))
                 {
-                    self.give_up(lane);
-                    break;
+                    // There is no room only for what the dead one was about to drop.
+                    self.view.line(lane, place.at).0[0].store(0, Ordering::Relaxed);
+                    self.dropped(&header);
                 }
-                at += extent.lines();
+                walked += extent.lines();
             }
+            self.trim(lane);
         }
         for slot in self.view.slots {
             slot.bell.wake();
@@ -399,7 +409,9 @@ impl<'a> Held<'a> {
     pub fn sweep(&self, now: u64, limit: u64, lives: impl Fn(&View<'_>, usize) -> bool) -> u64 {
         let mut dropped = 0;
         for (slot, words) in self.view.slots.iter().enumerate() {
-            if words.owner.load(Ordering::Acquire) != 0 && !lives(&self.view, slot) {
+            let tid = words.tid.load(Ordering::Relaxed);
+            // Its value may come to a living thread at this moment: whoever changes the number first wins.
+            if words.owner.load(Ordering::Acquire) != 0 && !lives(&self.view, slot) && self.view.move_tid(slot, tid, 0) {
                 words.owner.store(0, Ordering::Release);
             }
             while let Some(header) = self.first_stored(slot) {
@@ -490,20 +502,20 @@ impl<'a> Held<'a> {
     ) -> Option<Result<usize, OwnerId>> {
         let slot = self.slot_for(thread)?;
         let words = &self.view.slots[slot];
-        if let Some(other) = OwnerId::from_bits(words.owner.load(Ordering::Acquire))
-            && lives(&self.view, slot)
-        {
-            return Some(Err(other));
+        let former = words.tid.load(Ordering::Relaxed);
+        match OwnerId::from_bits(words.owner.load(Ordering::Acquire)) {
+            Some(other) if lives(&self.view, slot) || !self.view.move_tid(slot, former, tid) => return Some(Err(other)),
+            Some(_) => {}
+            None => words.tid.store(tid, Ordering::Relaxed),
         }
-        words.tid.store(tid, Ordering::Relaxed);
         words.owner.store(owner(slot).bits(), Ordering::Release);
         Some(Ok(slot))
     }
 
-    /// Nobody receives by this slot any more, if `owner` did. What is stored there waits for the next, up to the limit.
-    pub fn detach(&self, slot: usize, owner: OwnerId) {
+    /// Nobody receives by this slot any more, if `owner` did with this thread of the system. What is stored there waits for the next, up to the limit.
+    pub fn detach(&self, slot: usize, owner: OwnerId, tid: u64) {
         let words = &self.view.slots[slot];
-        if words.owner.load(Ordering::Relaxed) == owner.bits() {
+        if words.owner.load(Ordering::Relaxed) == owner.bits() && self.view.move_tid(slot, tid, 0) {
             words.owner.store(0, Ordering::Release);
             if !self.view.has_stored(slot) {
                 self.view.root.names.0[slot].store(0, Ordering::Release);
@@ -527,15 +539,10 @@ impl View<'_> {
         self.root.lock.get()
     }
 
-    /// Says which thread of the system is about to take the lock as somebody without a slot.
-    pub fn set_holder(&self, tid: u64) {
-        self.root.holder.store(tid, Ordering::Relaxed);
-    }
-
-    /// The system's number of the thread that has the lock, as far as it is known: of a slot's, or of one without.
+    /// The system's number of the thread that has the lock by a slot; 0 for one without, whose own number says who it is.
     pub fn tid_of(&self, owner: OwnerId) -> u64 {
         let slot = if owner.is_users() { None } else { self.slots.get(owner.number() as usize) };
-        slot.map_or(&self.root.holder, |slot| &slot.tid).load(Ordering::Relaxed)
+        slot.map_or(0, |slot| slot.tid.load(Ordering::Relaxed))
     }
 
     /// Who receives by a slot.
@@ -543,9 +550,10 @@ impl View<'_> {
         OwnerId::from_bits(self.slots[slot].owner.load(Ordering::Acquire))
     }
 
-    /// This thread of the system receives by the slot from now on.
-    pub fn set_tid(&self, slot: usize, tid: u64) {
-        self.slots[slot].tid.store(tid, Ordering::Relaxed);
+    /// Another thread of the system receives by the slot from now on, in place of `former`. False if that was taken for dead meanwhile: then the
+    /// slot may be another's.
+    pub fn move_tid(&self, slot: usize, former: u64, tid: u64) -> bool {
+        self.slots[slot].tid.compare_exchange(former, tid, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Sleeps until there is something for a thread to do at the device, for `timeout` at most. May return early.

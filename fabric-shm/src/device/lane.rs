@@ -72,8 +72,8 @@ impl Writer {
         let place = Place { lane, at };
         let is_there = words.scan.0.load(Ordering::Acquire) > at || view.header(place).is_ok_and(|header| header.is_some());
         if is_there && let Ok(header) = view.extent(place) {
-            at += header.lines();
-            words.sequence.store(words.sequence.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            at = at.wrapping_add(header.lines());
+            words.sequence.store(words.sequence.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
             words.written.store(at, Ordering::Relaxed);
         }
         // What a writer leaves behind that died in the middle of one is not a message.
@@ -155,7 +155,7 @@ impl Writer {
         {
             let ring = view.ring() as usize * PACKET;
             let base = view.rings[self.lane * (ring / PACKET)..].as_ptr().cast::<u8>().cast_mut();
-            let from = ((self.at as usize + 1) * PACKET + offset) & (ring - 1);
+            let from = (self.at as usize).wrapping_add(1).wrapping_mul(PACKET).wrapping_add(offset) & (ring - 1);
             let one = bytes.len().min(ring - from);
             // SAFETY: both pieces lie in this lane's ring, in atomics; the packets are this writer's until it publishes them, and whoever reads them all the
             // same (it may not) copies raw bytes. A payload's bytes are readable, and no payload lies in a ring that is written.
@@ -170,7 +170,7 @@ impl Writer {
 
     /// Makes a message of `len` bytes visible and wakes its thread if that sleeps. There was [room](Self::has_room) for it.
     pub fn publish(&mut self, view: &View<'_>, thread: u32, tag: u64, len: usize) {
-        let (words, next) = (&view.lanes[self.lane], self.at + lines(len));
+        let (words, next) = (&view.lanes[self.lane], self.at.wrapping_add(lines(len)));
         // Bytes of a former message must not be taken for a header.
         view.line(self.lane, next).0[0].store(0, Ordering::Relaxed);
         let line = &view.line(self.lane, self.at).0;
@@ -183,7 +183,7 @@ impl Writer {
         fault_point!("device.published");
         self.at = next;
         words.written.store(next, Ordering::Relaxed);
-        words.sequence.store(words.sequence.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        words.sequence.store(words.sequence.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let name = thread as u64 + 1;
         if view.root.names.0.get(self.slot).is_none_or(|found| found.load(Ordering::Relaxed) != name) {
             match view.slot_of(thread) {

@@ -7,10 +7,29 @@ use crate::doorbell::Bell;
 use crate::keys::{LockWords, OwnerId};
 use doorbell_fabric::sync::AtomicU64;
 use doorbell_fabric::{Incarnation, NodeId};
-use loom::sync::atomic::Ordering;
-use loom::thread;
+use loom::sync::atomic::{Ordering, fence};
+use loom::thread::{self, ThreadId};
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering as Plain};
 use std::time::Duration;
+
+thread_local!(static DIES_AFTER: Cell<Option<(ThreadId, usize)>> = const { Cell::new(None) });
+
+/// Dies here, if this is the thread that is to, and the point at which it is.
+pub(super) fn arrive() {
+    match DIES_AFTER.get() {
+        Some((who, left)) if who == thread::current().id() => {
+            DIES_AFTER.set(left.checked_sub(1).map(|left| (who, left)));
+            if left == 0 {
+                resume_unwind(Box::new("dies"))
+            }
+        }
+        _ => {}
+    }
+}
 
 const LIFE: Incarnation = Incarnation(1);
 const SENDER: (NodeId, Incarnation) = (NodeId(9), LIFE);
@@ -37,7 +56,6 @@ impl Device {
             lock: LockWords::new(),
             busy: Apart(word()),
             port: Apart(word()),
-            holder: word(),
             turn: word(),
             counts: words(),
             names: Apart(words()),
@@ -178,4 +196,110 @@ fn what_is_stored_is_seen_whole() {
         assert_eq!(device.receive(1), 3);
         storing.join().unwrap();
     });
+}
+
+/// What a mortal came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Lives(Option<u64>),
+    /// Whether it had begun to receive its message.
+    Dead(bool),
+}
+
+impl Device {
+    /// One round of the thread of a slot, which dies at the point that was set.
+    fn step_and_die(&self, slot: usize) -> End {
+        let mut taking = false;
+        let steps = || {
+            let Ok(held) = Held::try_lock(self.view(), OwnerId::thread(NodeId(1), LIFE, slot as u32)) else { return None };
+            // Who dies with the lock does not give it up.
+            let held = ManuallyDrop::new(held);
+            let take = |_: &View<'_>, _: &super::Header| {
+                taking = true;
+                true
+            };
+            let received = held.receive(slot, slot as u32 + 1, || 1, take, |_| ());
+            drop(ManuallyDrop::into_inner(held));
+            match received {
+                Received::Message(header, _) => Some(header.tag - 100),
+                _ => None,
+            }
+        };
+        match catch_unwind(AssertUnwindSafe(steps)) {
+            Ok(got) => End::Lives(got),
+            Err(_) => End::Dead(taking),
+        }
+    }
+
+    /// As [`receive`](Self::receive), where the one who has the lock may have died: 1 says so.
+    fn receive_beside(&self, slot: usize, dead: &AtomicU64) -> u64 {
+        let (view, me) = (self.view(), OwnerId::thread(NodeId(1), LIFE, slot as u32));
+        loop {
+            let held = match Held::try_lock(view, me) {
+                Ok(held) => Some(held),
+                Err(seen) if dead.load(Ordering::Acquire) == 1 => Held::inherit(view, me, seen),
+                Err(_) => {
+                    let heard = self.root.lock.arm();
+                    // Outside of models it wakes now and then to ask that.
+                    if !self.root.lock.get().is_free() && dead.load(Ordering::Acquire) == 0 {
+                        self.root.lock.sleep(heard);
+                    }
+                    None
+                }
+            };
+            if let Some(held) = held {
+                if let Some(got) = self.step(&held, slot) {
+                    return got;
+                }
+                drop(held);
+                view.await_message(slot, slot as u32 + 1, Duration::MAX);
+            }
+        }
+    }
+}
+
+/// Wherever an owner of the lock dies, what is for others reaches them, and what was for itself its heir, unless it took that; nothing comes twice.
+#[test]
+fn the_next_owner_finds_all() {
+    static DIED: AtomicBool = AtomicBool::new(true);
+    let mut points = 0;
+    while DIED.swap(false, Plain::Relaxed) {
+        loom::model(move || {
+            let device = Device::new(8);
+            let mut writer = device.writer();
+            let dead = Arc::new(word());
+            assert!(send(&device, &mut writer, 2, 7) && send(&device, &mut writer, 1, 8));
+            let (other, sees) = (device.clone(), dead.clone());
+            let survivor = thread::spawn(move || other.receive_beside(1, &sees));
+            DIES_AFTER.set(Some((thread::current().id(), points)));
+            let mut end = device.step_and_die(0);
+            if end == End::Lives(None) {
+                end = device.step_and_die(0);
+            }
+            DIES_AFTER.set(None);
+            if let End::Dead(_) = end {
+                DIED.store(true, Plain::Relaxed);
+                dead.store(1, Ordering::Release);
+                fence(Ordering::SeqCst);
+                device.root.lock.wake_all();
+            }
+            assert_eq!(survivor.join().unwrap(), 7);
+            let view = device.view();
+            let heir = OwnerId::thread(NodeId(1), LIFE, 0);
+            let held = match Held::try_lock(view, heir) {
+                Ok(held) => held,
+                Err(seen) => Held::inherit(view, heir, seen).unwrap(),
+            };
+            let left = [(); 2].map(|()| device.step(&held, 0)).into_iter().flatten().collect::<Vec<_>>();
+            match end {
+                End::Lives(Some(got)) => assert_eq!((got, left), (8, vec![])),
+                End::Lives(None) | End::Dead(false) => assert_eq!(left, [8]),
+                End::Dead(true) => assert!(left.is_empty() || left == [8], "{left:?}"),
+            }
+            let words = &device.lanes[0];
+            assert_eq!(words.read.load(Ordering::Relaxed), words.written.load(Ordering::Relaxed));
+        });
+        points += 1;
+    }
+    assert!(points > 5, "{points}");
 }

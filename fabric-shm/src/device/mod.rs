@@ -31,8 +31,7 @@ mod words;
 pub use held::{Counts, Held, Moved, Received};
 pub use lane::{Client, NoWrite, Writer};
 #[cfg(not(loom))]
-pub use who::{has_ended, this_thread};
-#[cfg(not(loom))]
+pub use who::{has_ended, has_no_thread, this_thread};
 pub(crate) use words::LAYOUT;
 pub use words::{Header, LaneWords, Line, Place, Root, Slot, View, lines};
 

@@ -63,24 +63,23 @@ impl Device {
     /// Steps of one thread until it has a message or there is none; it dies at the point that was set.
     fn receive(&self, slot: usize) -> Result<Option<(Header, Vec<u8>)>, ()> {
         loop {
-            let held = ManuallyDrop::new(self.lock(slot));
             let mut bytes = Vec::new();
-            let take = |view: &View<'_>, header: &Header| {
-                view.payload(header).iter().for_each(|piece| piece.append_to(&mut bytes));
-                true
+            let step = || {
+                let held = ManuallyDrop::new(self.lock(slot));
+                let take = |view: &View<'_>, header: &Header| {
+                    view.payload(header).iter().for_each(|piece| piece.append_to(&mut bytes));
+                    true
+                };
+                let received = held.receive(slot, slot as u32 + 1, || 1, take, |_| ());
+                drop(ManuallyDrop::into_inner(held));
+                received
             };
-            let died = catch_unwind(AssertUnwindSafe(|| held.receive(slot, slot as u32 + 1, || 1, take, |_| ())));
-            match died {
+            match catch_unwind(AssertUnwindSafe(step)) {
                 Err(_) => return Err(()),
-                Ok(received) => {
-                    drop(ManuallyDrop::into_inner(held));
-                    match received {
-                        Received::Message(header, _) => return Ok(Some((header, bytes))),
-                        Received::Others(_) => {}
-                        Received::Nothing => return Ok(None),
-                        Received::Left(_) => unreachable!("it is taken"),
-                    }
-                }
+                Ok(Received::Message(header, _)) => return Ok(Some((header, bytes))),
+                Ok(Received::Others(_)) => {}
+                Ok(Received::Nothing) => return Ok(None),
+                Ok(Received::Left(_)) => unreachable!("it is taken"),
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Which thread of the system somebody is, and whether it lives.
 
+use crate::keys::OwnerId;
 use std::cell::Cell;
 use std::path::Path;
 
@@ -34,9 +35,31 @@ pub fn has_ended(thread: u64) -> bool {
     Path::new(&tasks).exists() && !Path::new(&format!("{tasks}/{}", thread as u32)).exists()
 }
 
+/// Whether certainly no thread of a process of this pid namespace has a number that ends in these 19 bits. Some system calls.
+#[cold]
+pub fn has_no_thread(pid: u32, number: u32) -> bool {
+    if cfg!(miri) {
+        return false;
+    }
+    // Where /proc does not show the process at all nothing is known.
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let numbers = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok());
+    !numbers.into_iter().any(|other| other % OwnerId::NUMBERS == number % OwnerId::NUMBERS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_is_known_by_the_end_of_its_number() {
+        let me = this_thread() as u32;
+        assert!(!has_no_thread(std::process::id(), me % OwnerId::NUMBERS));
+        let other = std::thread::spawn(|| this_thread() as u32).join().unwrap();
+        while !has_no_thread(std::process::id(), other) && !cfg!(miri) {
+            std::thread::yield_now();
+        }
+    }
 
     #[test]
     fn a_thread_ends() {

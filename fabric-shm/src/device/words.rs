@@ -1,6 +1,8 @@
 //! The words of a device, and what they say.
 
-use super::{DeviceGeometry, INLINE, MOST, PACKET, STORED_MOST};
+#[cfg(not(loom))]
+use super::DeviceGeometry;
+use super::{INLINE, MOST, PACKET, STORED_MOST};
 use crate::doorbell::Bell;
 use crate::keys::LockWords;
 #[cfg(not(loom))]
@@ -21,8 +23,6 @@ pub struct Root {
     pub(super) busy: Apart<AtomicU64>,
     /// Who feeds the device from the network: a process.
     pub(super) port: Apart<AtomicU64>,
-    /// The thread that has the lock without having a slot.
-    pub(super) holder: AtomicU64,
     /// The lane that is looked at first. Under the lock.
     pub(super) turn: AtomicU64,
     /// Under the lock.
@@ -78,7 +78,6 @@ pub struct LaneWords {
 }
 
 /// A layout hash of these structures.
-#[cfg(not(loom))]
 pub(crate) const LAYOUT: u64 = crate::layout::extend_hash(
     1,
     &[
@@ -271,7 +270,7 @@ impl<'a> View<'a> {
             return [unsafe { Payload::from_raw(words.as_ptr().cast(), header.len) }, Payload::private(&[])];
         }
         let ring = self.ring();
-        let first = ((at + 1) & (ring - 1)) as usize;
+        let first = (at.wrapping_add(1) & (ring - 1)) as usize;
         let before_end = (ring as usize - first) * PACKET;
         let one = header.len.min(before_end);
         let base = self.rings[lane * ring as usize..].as_ptr().cast::<u8>();
@@ -285,7 +284,7 @@ impl<'a> View<'a> {
 
 /// What the header packet of a message at this place begins with.
 pub(super) fn stamp(at: u64) -> u64 {
-    at + 1
+    at.wrapping_add(1)
 }
 
 /// Where the root lies.

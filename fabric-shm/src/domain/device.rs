@@ -4,7 +4,7 @@
 use super::Membership;
 use super::census::Census;
 use super::directory::Directory;
-use crate::device::{DeviceGeometry, View, has_ended};
+use crate::device::{DeviceGeometry, View, has_ended, has_no_thread};
 use crate::error::ShmError;
 use crate::keys::OwnerId;
 use crate::layout::{PAGE, SegmentHeader, SegmentKind};
@@ -176,12 +176,18 @@ impl Membership {
         }
     }
 
-    /// Whether whoever has a device's lock, or receives by one of its slots, lives: its process, and its thread `tid` where the system shows it.
-    /// Some system calls.
+    /// Whether whoever has a device's lock, or receives by one of its slots, lives: its process, and its thread where the system shows it: of a
+    /// slot `tid`, else the one whose number the owner has. Some system calls.
     pub fn is_receiver_living(&self, owner: OwnerId, tid: u64) -> bool {
         let (node, life) = (owner.node(), owner.life());
-        let is_seen = || self.member(node).is_some_and(|member| member.pid_namespace == self.pid_namespace());
-        self.is_living(node, life) && !(is_seen() && has_ended(tid))
+        if !self.is_living(node, life) {
+            return false;
+        }
+        match self.member(node).filter(|member| member.pid_namespace == self.pid_namespace()) {
+            Some(member) if owner.is_users() => !has_no_thread(member.pid, owner.number()),
+            Some(_) => !has_ended(tid),
+            None => true,
+        }
     }
 
     fn devices(&self) -> Result<usize, ShmError> {

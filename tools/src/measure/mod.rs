@@ -4,7 +4,7 @@
 //! gone, and prints. The workers run the loops of [`doorbell_benches::exchange`] and [`doorbell_benches::stream`] in short
 //! sections, over the driver and over the machine's floor in turns, so that both see the same moods of the machine.
 //!
-//! What a [`lock`] takes and what a [`collective`] takes is measured by processes of other orders, which the same [`workers`] starts and ends.
+//! What a [`lock`] takes, a [`collective`] and threads that receive by a [`device`] is measured by processes of other orders, which the same [`workers`] starts and ends.
 //!
 //! Over the [`net`]work two commands can be the [`halves`] of a measurement: then each of them measures itself.
 //!
@@ -16,6 +16,7 @@ pub mod bandwidth;
 pub mod bars;
 pub mod carrier;
 pub mod collective;
+pub mod device;
 pub mod halves;
 pub mod latency;
 pub mod lock;

@@ -174,7 +174,7 @@ impl Row {
 }
 
 /// Three digits behind the point: finer than any clock here.
-fn rounded(value: f64) -> Value {
+pub fn rounded(value: f64) -> Value {
     json!((value * 1e3).round() / 1e3)
 }
 
@@ -183,18 +183,18 @@ pub fn render(format: Format, plan: &Plan, rows: &[Row]) -> String {
     match format {
         Format::Table => [Section::Uncontended, Section::Contended].map(|section| table(plan, section, rows)).join("\n"),
         Format::Json => rows.iter().map(|row| object(&row.fields(plan))).collect(),
-        Format::Csv => csv(plan, rows),
+        Format::Csv => csv_of(rows.iter().map(|row| row.fields(plan)).collect()),
     }
 }
 
 /// Objects of serde_json sort their names; ours stay in order.
-fn object(fields: &[(&'static str, Value)]) -> String {
+pub fn object(fields: &[(&'static str, Value)]) -> String {
     let members: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
     format!("{{{}}}\n", members.join(","))
 }
 
-fn csv(plan: &Plan, rows: &[Row]) -> String {
-    let fields: Vec<_> = rows.iter().map(|row| row.fields(plan)).collect();
+/// A line of names, and a line for each row.
+pub fn csv_of(fields: Vec<Vec<(&'static str, Value)>>) -> String {
     let names = fields.first().map(|fields| fields.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
     let cell = |value: &Value| match value {
         Value::Null => String::new(),

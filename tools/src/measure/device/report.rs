@@ -1,0 +1,263 @@
+//! What was found of threads that receive, and the forms in which it is printed.
+
+use super::worker::{Found, Round, Seen, Sent};
+use super::{Leg, Plan, Scheme};
+use crate::exit::Failure;
+use crate::measure::lock::report::{Format, csv_of, object, rounded};
+use crate::measure::plan::unpack;
+use crate::measure::size::Size;
+use crate::measure::table::time;
+use crate::text::Table;
+use doorbell_benches::stats::{Samples, Summary};
+use serde_json::{Value, json};
+
+/// What was found of a leg by one scheme.
+#[derive(Clone, Debug)]
+pub struct Row {
+    leg: Leg,
+    scheme: Scheme,
+    /// Of all rounds.
+    messages: u64,
+    /// Medians of rounds, for each message.
+    ns_each: f64,
+    processor_ns: f64,
+    /// Median of rounds: processors that were used.
+    busy: f64,
+    /// From sender to thread, if that was measured.
+    times: Option<Summary>,
+    /// This row's figures over the dispatcher's: each, p50 and processor.
+    of_dispatcher: Option<[Option<f64>; 3]>,
+}
+
+impl Row {
+    /// The rows: one for each leg and scheme.
+    ///
+    /// # Errors
+    /// Not all messages came, or more.
+    pub fn all(plan: &Plan, found: &[Found]) -> Result<Vec<Row>, Failure> {
+        let sent = found.iter().find_map(|found| if let Found::Sent(sent) = found { Some(sent) } else { None });
+        let seen: Vec<_> =
+            found.iter().filter_map(|found| if let Found::Received(seen) = found { Some(seen) } else { None }).collect();
+        let mut rows = Vec::new();
+        for (at, leg) in plan.legs.iter().enumerate() {
+            let mut of_leg = Vec::new();
+            for (scheme, name) in plan.schemes.iter().enumerate() {
+                let sent = sent.map_or(&[][..], |sent| &sent[at][scheme]);
+                let seen: Vec<&Seen> = seen.iter().map(|seen| &seen[at][scheme]).collect();
+                of_leg.push(Row::new(*leg, *name, sent, &seen)?);
+            }
+            if let Some(dispatcher) = of_leg.iter().find(|row| row.scheme == Scheme::Dispatcher).cloned() {
+                of_leg.iter_mut().for_each(|row| row.of_dispatcher = Some(row.over(&dispatcher)));
+            }
+            rows.extend(of_leg);
+        }
+        Ok(rows)
+    }
+
+    fn new(leg: Leg, scheme: Scheme, sent: &[Sent], seen: &[&Seen]) -> Result<Self, Failure> {
+        let (mut each, mut processor, mut busy) = (Vec::new(), Vec::new(), Vec::new());
+        for (round, Sent { began_ns, messages }) in sent.iter().enumerate() {
+            let rounds: Vec<&Round> = seen.iter().map(|seen| &seen.rounds[round]).collect();
+            let came: u64 = rounds.iter().map(|round| round.messages).sum();
+            if came != *messages {
+                let what = format!("of {messages} messages that were sent by {} {came} came", scheme.name());
+                return Err(Failure::failed(what, "this is an error of Doorbell: please report it"));
+            }
+            let ended_ns = rounds.iter().map(|round| round.ended_ns).max().unwrap_or(0);
+            let used = rounds.iter().map(|round| round.processor_ns).sum::<u64>() as f64;
+            let (took, count) = (ended_ns.saturating_sub(*began_ns).max(1) as f64, (*messages).max(1) as f64);
+            each.push(took / count);
+            processor.push(used / count);
+            busy.push(used / took);
+        }
+        let mut times = Samples::new();
+        seen.iter().for_each(|seen| times.merge(&unpack(&seen.times)));
+        Ok(Self {
+            leg,
+            scheme,
+            messages: sent.iter().map(|sent| sent.messages).sum(),
+            ns_each: median(each),
+            processor_ns: median(processor),
+            busy: median(busy),
+            times: leg.load.is_timed().then(|| times.summary(1.0)),
+            of_dispatcher: None,
+        })
+    }
+
+    fn over(&self, other: &Row) -> [Option<f64>; 3] {
+        let p50 = self.times.zip(other.times).map(|(mine, its)| mine.p50 / its.p50);
+        [Some(self.ns_each / other.ns_each), p50, Some(self.processor_ns / other.processor_ns)]
+    }
+
+    /// Everything by name, in order, and the same names for all rows.
+    fn fields(&self, plan: &Plan) -> Vec<(&'static str, Value)> {
+        let times = |figure: fn(&Summary) -> f64| self.times.as_ref().map_or(Value::Null, |times| rounded(figure(times)));
+        let of = |at: usize| self.of_dispatcher.and_then(|ratios| ratios[at]).map_or(Value::Null, rounded);
+        vec![
+            ("test", json!("device")),
+            ("mode", json!(plan.mode)),
+            ("threads", json!(plan.threads)),
+            ("size_bytes", json!(self.leg.bytes)),
+            ("load", json!(self.leg.load)),
+            ("scheme", json!(self.scheme)),
+            ("rounds", json!(plan.rounds)),
+            ("messages", json!(self.messages)),
+            ("messages_per_s", json!((1e9 / self.ns_each).round())),
+            ("processor_ns", rounded(self.processor_ns)),
+            ("processors_busy", rounded(self.busy)),
+            ("min_ns", times(|times| times.min)),
+            ("p50_ns", times(|times| times.p50)),
+            ("p99_ns", times(|times| times.p99)),
+            ("p999_ns", times(|times| times.p999)),
+            ("max_ns", times(|times| times.max)),
+            ("each_of_dispatcher", of(0)),
+            ("p50_of_dispatcher", of(1)),
+            ("processor_of_dispatcher", of(2)),
+            ("rate", json!((plan.rate > 0).then_some(plan.rate))),
+            ("crowded", json!(plan.crowded)),
+            ("progress", json!(plan.progress)),
+            ("wait", json!(plan.wait)),
+        ]
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        count if count.is_multiple_of(2) => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    }
+}
+
+/// In the form that was asked for.
+pub fn render(format: Format, plan: &Plan, rows: &[Row]) -> String {
+    match format {
+        Format::Table => table(plan, rows),
+        Format::Json => rows.iter().map(|row| object(&row.fields(plan))).collect(),
+        Format::Csv => csv_of(rows.iter().map(|row| row.fields(plan)).collect()),
+    }
+}
+
+/// For people.
+fn table(plan: &Plan, rows: &[Row]) -> String {
+    let whose = if plan.receivers() == 1 { "of one process" } else { "of two processes" };
+    let crowded = if plan.crowded { "more than processors" } else { "a processor for each" };
+    let title = format!(
+        "{} threads {whose} ({}, {crowded}) receive what one process sends, over shared memory: progress {}, wait {}, {} rounds.",
+        plan.threads,
+        plan.mode.name(),
+        plan.progress,
+        plan.wait,
+        plan.rounds
+    );
+    let mut table = Table::new(&[
+        ">size",
+        "load",
+        "scheme",
+        ">messages",
+        ">M/s",
+        ">each",
+        ">p50",
+        ">p99",
+        ">p99.9",
+        ">processor",
+        ">busy",
+        ">of dispatcher:",
+        ">p50",
+        ">processor",
+    ]);
+    for row in rows {
+        let timed = |figure: fn(&Summary) -> f64| row.times.as_ref().map_or_else(String::new, |times| time(figure(times)));
+        let of = |at: usize| row.of_dispatcher.and_then(|of| of[at]).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+        table.row([
+            Size(row.leg.bytes).to_string(),
+            row.leg.load.name().into(),
+            row.scheme.name().into(),
+            row.messages.to_string(),
+            format!("{:.3}", 1e3 / row.ns_each),
+            time(row.ns_each),
+            timed(|times| times.p50),
+            timed(|times| times.p99),
+            timed(|times| times.p999),
+            time(row.processor_ns),
+            format!("{:.2}", row.busy),
+            of(0),
+            of(1),
+            of(2),
+        ]);
+    }
+    format!("{title}\n\n{}\n", table.lines().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Load, Mode};
+    use super::*;
+    use crate::measure::plan::pack;
+
+    fn plan() -> Plan {
+        Plan {
+            domain: "report".into(),
+            threads: 4,
+            mode: Mode::Dual,
+            legs: vec![Leg { bytes: 8, load: Load::Turn }, Leg { bytes: 1024, load: Load::Alone }],
+            rate: 0,
+            schemes: vec![Scheme::Claimed, Scheme::Dispatcher],
+            rounds: 3,
+            section_ns: 1000,
+            count: None,
+            progress: "adaptive".into(),
+            wait: "auto".into(),
+            pin: Vec::new(),
+            crowded: true,
+        }
+    }
+
+    /// Two processes: of three rounds with ten messages each, which took so long and used so much in each process.
+    fn found(timed: u64, figures: [(u64, [u64; 3], u64); 2]) -> Vec<Found> {
+        let sent: Vec<Vec<Sent>> = figures.iter().map(|_| vec![Sent { began_ns: 100, messages: 10 }; 3]).collect();
+        let seen = |(_, took, used): (u64, [u64; 3], u64), messages: u64| {
+            let mut times = Samples::new();
+            times.record_many(timed, messages);
+            let round = |took| Round { messages, ended_ns: 100 + took, processor_ns: used };
+            Seen { rounds: took.map(round).to_vec(), times: pack(&times) }
+        };
+        let of = |messages| Found::Received(vec![figures.map(|figures| seen(figures, messages)).to_vec(); 2]);
+        vec![Found::Sent(vec![sent; 2]), of(4), of(6)]
+    }
+
+    #[test]
+    fn medians_of_rounds_and_ratios_to_the_dispatcher() {
+        let rows = Row::all(&plan(), &found(50, [(0, [1000, 5000, 2000], 500), (0, [4000; 3], 2000)])).unwrap();
+        let figures: Vec<_> = rows.iter().map(|row| (row.ns_each, row.processor_ns, row.busy, row.of_dispatcher)).collect();
+        assert_eq!(figures[0], (200.0, 100.0, 0.5, Some([Some(0.5), None, Some(0.25)])));
+        assert_eq!(figures[1], (400.0, 400.0, 1.0, Some([Some(1.0), None, Some(1.0)])));
+        assert_eq!(rows[2].of_dispatcher, Some([Some(0.5), Some(1.0), Some(0.25)]));
+        assert_eq!((rows[0].messages, rows[2].times.map(|times| times.p50)), (30, Some(50.0)));
+    }
+
+    #[test]
+    fn what_did_not_come_is_no_figure() {
+        let mut found = found(50, [(0, [1000; 3], 1), (0, [1000; 3], 1)]);
+        found.pop();
+        let failure = Row::all(&plan(), &found).unwrap_err();
+        assert!(failure.to_string().contains("of 10 messages that were sent by claimed 4 came"), "{failure}");
+    }
+
+    #[test]
+    fn every_row_has_the_same_names() {
+        let rows = Row::all(&plan(), &found(50, [(0, [1000; 3], 10), (0, [1000; 3], 20)])).unwrap();
+        let text = render(Format::Json, &plan(), &rows);
+        let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let names = |object: &Value| object.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert!(objects.len() == 4 && objects.iter().all(|object| names(object) == names(&objects[0])));
+        assert_eq!((&objects[0]["load"], &objects[0]["p50_ns"]), (&json!("turn"), &Value::Null));
+        let csv = render(Format::Csv, &plan(), &rows);
+        let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
+        assert_eq!(columns, [objects[0].as_object().unwrap().len(); 5]);
+        let table = render(Format::Table, &plan(), &rows);
+        assert!(table.starts_with("4 threads of two processes (dual, more than processors)"), "{table}");
+    }
+}

@@ -1,0 +1,175 @@
+//! The process that sends.
+
+use super::scheme::{COPIED, end, tag};
+use super::worker::{DEVICE, Prepared, Sent, Trouble};
+use super::{Leg, Load, Scheme};
+use doorbell::{DeviceSender, Error, LoanMut, Peer};
+use doorbell_benches::floor::{Finish, Stopped};
+use doorbell_benches::touch;
+use std::time::Duration;
+
+/// Messages of a stream between two looks at the clock.
+const LOOK_EVERY: u64 = 64;
+/// How long before a message is due a sender that sleeps wakes, at least.
+const AWAKE_NS: u64 = 30_000;
+
+/// Sends section after section.
+pub fn work(prepared: &Prepared) -> Result<Vec<Vec<Vec<Sent>>>, Trouble> {
+    prepared.meet()?;
+    // The processes that receive have made the device when they are here.
+    prepared.gate()?;
+    // A sleep that is not to be longer than asked for.
+    nix::sys::prctl::set_timerslack(1).map_err(|error| Trouble::Unable(format!("could not ask for exact sleeps: {error}")))?;
+    let mut sender = Sender::new(prepared)?;
+    let plan = &prepared.order.plan;
+    let mut found = Vec::new();
+    for leg in &plan.legs {
+        let mut of_leg = vec![Vec::new(); plan.schemes.len()];
+        for (round, scheme) in plan.sections() {
+            prepared.gate()?;
+            let sent = sender.section(*leg, plan.schemes[scheme])?;
+            prepared.gate()?;
+            if round > 0 {
+                of_leg[scheme].push(sent);
+            }
+        }
+        found.push(of_leg);
+    }
+    Ok(found)
+}
+
+struct Sender<'a> {
+    prepared: &'a Prepared,
+    device: DeviceSender,
+    /// To the process of each thread, and to each thread.
+    homes: Vec<Peer>,
+    threads: Vec<Peer>,
+    /// By which each thread says that it has read a message.
+    read: Vec<Finish<'a>>,
+    message: Vec<u8>,
+    random: u64,
+    numbered: u64,
+}
+
+impl<'a> Sender<'a> {
+    fn new(prepared: &'a Prepared) -> Result<Self, Trouble> {
+        let plan = &prepared.order.plan;
+        let all = || 0..plan.threads;
+        Ok(Self {
+            device: prepared.node.to_device(DEVICE)?,
+            homes: all().map(|thread| prepared.node.peer(prepared.home(thread))).collect::<Result<_, _>>()?,
+            threads: all().map(|thread| prepared.node.peer(prepared.itself(thread))).collect::<Result<_, _>>()?,
+            read: all().map(|thread| Finish::new(&prepared.mapping.pair(thread), &prepared.patience)).collect(),
+            message: vec![0; plan.longest()],
+            prepared,
+            random: 0x9E37_79B9_7F4A_7C15,
+            numbered: 0,
+        })
+    }
+
+    /// For whom the next message is.
+    #[inline(always)]
+    fn next(&mut self, load: Load) -> usize {
+        self.numbered += 1;
+        let threads = self.threads.len() as u64;
+        if load == Load::Turn {
+            return (self.numbered % threads) as usize;
+        }
+        // xorshift64.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ((self.random >> 32) % threads) as usize
+    }
+
+    fn section(&mut self, leg: Leg, scheme: Scheme) -> Result<Sent, Trouble> {
+        let plan = &self.prepared.order.plan;
+        let began_ns = self.prepared.now();
+        let until = plan.count.map_or(began_ns + plan.section_ns, |_| u64::MAX);
+        let most = plan.count.unwrap_or(u64::MAX);
+        let mut messages = 0;
+        while messages < most {
+            let thread = self.next(leg.load);
+            let mut sent_ns = 0;
+            if leg.load.is_timed() || messages.is_multiple_of(LOOK_EVERY) {
+                sent_ns = self.prepared.now();
+                if leg.load == Load::Paced {
+                    let due = began_ns + (messages as f64 * 1e9 / f64::from(plan.rate)) as u64;
+                    if due < until {
+                        self.sleep_until(due)?;
+                    }
+                    sent_ns = due;
+                }
+                if sent_ns >= until {
+                    break;
+                }
+                if self.prepared.patience.stopped() {
+                    return Err(Stopped.into());
+                }
+            }
+            self.send(scheme, thread, tag(thread, sent_ns), leg.bytes)?;
+            messages += 1;
+            if leg.load == Load::Alone {
+                self.read[thread].wait()?;
+            }
+        }
+        for thread in 0..self.threads.len() {
+            self.end(scheme, thread)?;
+        }
+        Ok(Sent { began_ns, messages })
+    }
+
+    #[inline(always)]
+    fn send(&mut self, scheme: Scheme, thread: usize, tag: u64, bytes: usize) -> Result<(), Trouble> {
+        if scheme == Scheme::Dispatcher && bytes > COPIED {
+            let mut loan = self.loan(bytes)?;
+            touch::write(&mut loan, self.numbered);
+            return Ok(loan.send(&self.homes[thread], tag)?);
+        }
+        let message = &mut self.message[..bytes];
+        touch::write(message, self.numbered);
+        match scheme {
+            Scheme::Claimed => self.device.send(thread as u32, tag, message)?,
+            Scheme::Dispatcher => self.homes[thread].send(tag, message)?,
+            Scheme::Fifo => self.threads[thread].send(tag, message)?,
+        }
+        Ok(())
+    }
+
+    /// Waits for what readers give back, if all is lent.
+    #[inline(always)]
+    fn loan(&self, bytes: usize) -> Result<LoanMut<[u8]>, Trouble> {
+        loop {
+            match self.prepared.node.loan_bytes(bytes) {
+                Err(Error::LoansOut { .. }) if !self.prepared.patience.stopped() => std::thread::yield_now(),
+                lent => return Ok(lent?),
+            }
+        }
+    }
+
+    fn end(&self, scheme: Scheme, thread: usize) -> Result<(), Trouble> {
+        match scheme {
+            Scheme::Claimed => self.device.send(thread as u32, end(thread), &[])?,
+            Scheme::Dispatcher => self.homes[thread].send(end(thread), &[])?,
+            Scheme::Fifo => self.threads[thread].send(end(thread), &[])?,
+        }
+        Ok(())
+    }
+
+    fn sleep_until(&self, due: u64) -> Result<(), Trouble> {
+        loop {
+            let now = self.prepared.now();
+            if now >= due {
+                return Ok(());
+            }
+            if self.prepared.patience.stopped() {
+                return Err(Stopped.into());
+            }
+            match (due - now).saturating_sub(AWAKE_NS) {
+                0 => std::hint::spin_loop(),
+                // Not so long that a request to stop is not heard.
+                rest => std::thread::sleep(Duration::from_nanos(rest.min(100_000_000))),
+            }
+        }
+    }
+}
