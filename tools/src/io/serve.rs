@@ -36,7 +36,7 @@ pub struct ServeArgs {
     #[arg(long)]
     read_only: bool,
     /// Clients at a time
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
     clients: u16,
     /// Files that one client may have open at a time
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
