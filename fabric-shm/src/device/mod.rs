@@ -13,7 +13,7 @@
 //!
 //! **What survives a death.** All that is changed under the lock is changed in an order in which the next owner can tell what was done: a
 //! message is taken when its stamp is cleared, and stored headers are found again by walking a lane from where it is read to where it was
-//! looked at ([`Held::rebuild`]).
+//! looked at.
 //!
 //! **Trust.** Whoever may attach or send may write anything here. It can lose messages of this device and delay who waits, up to the
 //! deadline; every index and length is checked before it is used, and every walk is bounded.

@@ -41,7 +41,7 @@ impl Device {
         let device = Self { segment, geometry };
         for slot in 0..THREADS {
             let held = device.lock(slot);
-            let attached = held.attach(slot as u32 + 1, |slot| owner(slot), 0, |_, _| true);
+            let attached = held.attach(slot as u32 + 1, owner, 0, |_, _| true);
             assert_eq!(attached, Some(Ok(slot)));
         }
         device
@@ -285,7 +285,7 @@ proptest! {
                     let first = crate::layout::PAGE / 8;
                     let last = if at.is_multiple_of(3) { words } else { first + 1500 };
                     let at = first + (at / 3) as usize % (last - first);
-                    let values = [0, 1, u64::MAX, value, value % 300, value % 300 << 56];
+                    let values = [0, 1, u64::MAX, value, value % 300, (value % 300) << 56];
                     // SAFETY: within the segment, aligned; all words of a device are atomics.
                     let word = unsafe { &*device.segment.ptr().cast::<AtomicU64>().add(at) };
                     word.store(values[value as usize % values.len()], Ordering::Relaxed);
