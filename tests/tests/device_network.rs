@@ -74,6 +74,11 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
         let count = 600;
         let kill_at = 100 + (round * 97) % 400;
         for tag in 0..count {
+            // A device keeps 63 headers for a thread that does not fetch; behind more of them the lane would wait, until they are dropped.
+            if !(kill_at..kill_at + 6).contains(&tag) {
+                let few = || words[1..3].iter().all(|next| next.load(SeqCst) + 30 >= tag);
+                until("few are under way", || few().then_some(()));
+            }
             if tag == kill_at {
                 until("some arrive", || (words[mortal].load(SeqCst) > 20).then_some(()));
                 if mortal == 1 { first.kill() } else { second.kill() }
