@@ -302,8 +302,7 @@ impl<'a> Held<'a> {
         }
         if taken > 0 {
             // Release: who writes there afterwards does so after it was read.
-            let order = if planted_bug("device-read") { Ordering::Relaxed } else { Ordering::Release };
-            words.read.store(began.wrapping_add(taken), order);
+            words.read.store(began.wrapping_add(taken), Ordering::Release);
             words.room.ring(false);
         }
     }
