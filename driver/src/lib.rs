@@ -37,6 +37,7 @@
 //! 9. [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen.
 //! 10. [`mod@atomic`]: updates of shared memory as ordinary expressions, made atomic in the cheapest way.
 //! 11. [`device`]: one reception FIFO that the threads of several processes share.
+//! 12. [`io`]: files of a node that has some, for nodes that have none.
 //!
 //! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree; and [`testing`]: a domain
 //! in one process for the tests of your own programs.
@@ -58,6 +59,8 @@ pub mod engine;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fabrics;
+#[cfg(not(loom))]
+pub mod io;
 #[cfg(not(loom))]
 pub mod loan;
 pub mod message;

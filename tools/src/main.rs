@@ -9,6 +9,7 @@ mod environment;
 mod exit;
 mod guard;
 mod info;
+mod io;
 mod links_shown;
 mod log;
 mod ls;
@@ -53,6 +54,7 @@ enum Command {
     Atomics(atomics::AtomicsArgs),
     Collective(measure::collective::CollectiveArgs),
     Device(measure::device::DeviceArgs),
+    Io(io::IoArgs),
     Modes(modes::ModesArgs),
     Top(top::TopArgs),
     Ls(ls::LsArgs),
@@ -72,6 +74,9 @@ enum Command {
     /// One of the processes of a measurement of threads that receive; started by it.
     #[command(name = measure::device::worker::COMMAND, hide = true)]
     DeviceWorker(measure::worker::WorkerArgs),
+    /// One of the two processes of a measurement of an I/O node; started by it.
+    #[command(name = io::bench::worker::COMMAND, hide = true)]
+    IoWorker(measure::worker::WorkerArgs),
     /// One of the processes that carry out a load; started by it.
     #[command(name = modes::worker::COMMAND, hide = true)]
     ModesWorker(measure::worker::WorkerArgs),
@@ -93,6 +98,7 @@ impl Command {
                 | Command::LockWorker(_)
                 | Command::CollectiveWorker(_)
                 | Command::DeviceWorker(_)
+                | Command::IoWorker(_)
                 | Command::ModesWorker(_)
         );
         if !is_worker {
@@ -108,6 +114,7 @@ impl Command {
             Command::Atomics(args) => atomics::run(&args),
             Command::Collective(args) => measure::collective::run(&args),
             Command::Device(args) => measure::device::run(&args),
+            Command::Io(args) => io::run(&args),
             Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),
@@ -119,6 +126,7 @@ impl Command {
             Command::LockWorker(args) => measure::lock::worker::run(&args),
             Command::CollectiveWorker(args) => measure::collective::worker::run(&args),
             Command::DeviceWorker(args) => measure::device::worker::run(&args),
+            Command::IoWorker(args) => io::bench::worker::run(&args),
             Command::ModesWorker(args) => modes::worker::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),

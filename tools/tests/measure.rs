@@ -1,4 +1,4 @@
-//! `doorbell latency`, `rate`, `bandwidth`, `lock`, `atomics`, `collective` and `tune` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
+//! `doorbell latency`, `rate`, `bandwidth`, `lock`, `atomics`, `collective`, `device` and `tune` as a user runs them. No time is asserted, only forms, and that nothing stays behind.
 
 mod as_usual;
 
@@ -80,7 +80,7 @@ fn endless_of(args: &[&str], domain: &str, (count, shared): (usize, usize), more
 
 #[test]
 fn mistakes_get_one_line_with_a_hint() {
-    let cases: [(&[&str], &str); 37] = [
+    let cases: [(&[&str], &str); 44] = [
         (&["latency", "--sizes", "8,4kib"], "units are B, KiB"),
         (&["latency", "--sizes", "big"], "sizes look like"),
         (&["latency", "--wait", "sleep"], "it can be auto, spin, yield, park"),
@@ -118,6 +118,13 @@ fn mistakes_get_one_line_with_a_hint() {
         (&["collective", "--sync", "never"], "it can be background, foreground, both"),
         (&["collective", "--compute", "50"], "times look like"),
         (&["collective", "--pin", "9999"], "this process may run on"),
+        (&["device", "--threads", "17"], "17 is not in 1..=16"),
+        (&["device", "--mode", "dual", "--threads", "1"], "--threads 2 at least"),
+        (&["device", "--size", "8,17MiB"], "messages have 16 MiB at most"),
+        (&["device", "--scheme", "magic"], "it can be claimed, dispatcher, fifo"),
+        (&["device", "--load", "paced"], "it can be turn, random, alone"),
+        (&["device", "--count", "5", "--seconds", "1"], "hint:"),
+        (&["device", "--pin", "9999"], "this process may run on"),
     ];
     for (args, hint) in cases {
         let output = run(args);
@@ -324,6 +331,93 @@ fn the_other_ways_to_measure_locks_work() {
     }
     let table = text(&run(&["lock", "--nodes", "2", "--seconds", "1"]).stdout);
     assert!(table.contains("two swaps") && table.contains("longest/mean") && table.contains("\nmutex"), "{table}");
+}
+
+/// The rows of a measurement of threads that receive.
+fn devices(args: &[&str]) -> Vec<Value> {
+    let output = run(&[&["device", "--rounds", "2", "--count", "300", "--format", "json"], args].concat());
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn every_scheme_by_which_threads_receive_has_figures() {
+    let domain = format!("devices-{}", std::process::id());
+    for (mode, threads) in [("smp", "4"), ("dual", "3")] {
+        // Handed over as a copy, lent, and longer than a lane of the other schemes has room for.
+        let sizes = ["--size", "8,1KiB", "--size", "300KiB"];
+        let rows =
+            devices(&[&["--mode", mode, "--threads", threads, "--rate", "20000", "--domain", &domain][..], &sizes].concat());
+        let word = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
+        let named: Vec<_> =
+            rows.iter().map(|row| (row["size_bytes"].as_u64().unwrap(), word(row, "load"), word(row, "scheme"))).collect();
+        let mut expected = Vec::new();
+        for size in [8, 1024, 300 << 10] {
+            for load in ["turn", "random", "alone", "paced"] {
+                expected.extend(["claimed", "dispatcher", "fifo"].map(|scheme| (size, load.to_owned(), scheme.to_owned())));
+            }
+        }
+        assert_eq!(named, expected);
+        for row in &rows {
+            let figure = |name: &str| row[name].as_f64();
+            assert_eq!((figure("messages"), word(row, "mode").as_str()), (Some(600.0), mode), "{row}");
+            assert!(["messages_per_s", "processor_ns", "processors_busy"].iter().all(|name| figure(name) > Some(0.0)), "{row}");
+            let times = ["min_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"].map(figure);
+            let is_timed = ["alone", "paced"].contains(&word(row, "load").as_str());
+            assert!(times.iter().all(|time| time.is_some() == is_timed) && times.is_sorted(), "{row}");
+            assert_eq!(figure("p50_of_dispatcher").is_some(), is_timed, "{row}");
+            let ratios = ["each_of_dispatcher", "processor_of_dispatcher"].map(|name| figure(name).unwrap());
+            assert!(
+                if word(row, "scheme") == "dispatcher" { ratios == [1.0; 2] } else { ratios.iter().all(|of| *of > 0.0) },
+                "{row}"
+            );
+        }
+    }
+    assert_eq!(leftovers(&domain), Vec::<String>::new());
+}
+
+#[test]
+fn the_other_ways_to_measure_threads_that_receive_work() {
+    let ways: [&[&str]; 4] = [
+        &["--pin", "0", "--wait", "park"],
+        &["--progress", "inline", "--wait", "yield"],
+        &["--progress", "poller", "--threads", "1"],
+        &["--threads", "16", "--mode", "dual"],
+    ];
+    for way in ways {
+        assert_eq!(devices(&[way, &["--size", "8", "--load", "alone"]].concat()).len(), 3, "{way:?}");
+    }
+    let rows = devices(&["--scheme", "fifo", "--size", "0", "--load", "random"]);
+    assert_eq!((rows.len(), &rows[0]["each_of_dispatcher"]), (1, &Value::Null));
+    let of = |form| text(&run(&["device", "--count", "100", "--rounds", "1", "--size", "8", "--format", form]).stdout);
+    assert_eq!(of("csv").lines().count(), 10);
+    assert!(of("table").contains("of dispatcher:") && of("table").contains("alone   fifo"));
+}
+
+#[test]
+fn however_a_measurement_of_threads_that_receive_ends_nothing_stays() {
+    let ways = [("sender", 9, Some(1)), ("receiver", 9, Some(1)), ("interrupt", 2, Some(130)), ("command", 9, None)];
+    for (way, signal_sent, code) in ways {
+        let domain = format!("devices-{way}-{}", std::process::id());
+        let args = ["device", "--mode", "dual", "--count", "1000000000", "--domain", &domain];
+        // Of three processes and four threads.
+        let (command, workers) = endless_of(&args, &domain, (3, 7), &[]);
+        let victim = match way {
+            "sender" => workers[0],
+            "receiver" => workers[1],
+            _ => command.id(),
+        };
+        signal(victim, signal_sent);
+        let output = command.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), code, "{way}: {error}");
+        if code == Some(1) {
+            let role = if way == "sender" { "the process that sends" } else { "a process of which threads receive" };
+            assert!(error.contains(role) && error.contains("killed by signal 9"), "{error}");
+        }
+        eventually("nothing is left", || leftovers(&domain).is_empty());
+        eventually("the workers are gone", || workers.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists()));
+    }
 }
 
 #[test]

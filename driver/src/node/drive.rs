@@ -301,6 +301,26 @@ impl Shared {
         engine.has_ended(node, incarnation).then(|| engine.unreachable(node, Some(incarnation)))
     }
 
+    /// Whether this life of a node is over: it left or died, and whoever is there under its id is another. False if that can't be asked now.
+    pub(crate) fn is_over(&self, me: Token, node: NodeId, incarnation: Incarnation) -> bool {
+        let Some(mut engine) = self.baton.enter(me) else { return false };
+        engine.check_peers();
+        engine.fabric().live(node) != Some(incarnation)
+    }
+
+    /// Why this life of a node can't be reached any more, if it can't.
+    #[cold]
+    pub(crate) fn why_over(&self, node: NodeId, incarnation: Incarnation) -> Option<Error> {
+        let mut engine = self.baton.enter(Token::current())?;
+        engine.check_peers();
+        (engine.fabric().live(node) != Some(incarnation)).then(|| engine.unreachable(node, Some(incarnation)))
+    }
+
+    /// Whether this life of a node shares memory with this one.
+    pub(crate) fn is_near(&self, me: Token, node: NodeId) -> bool {
+        self.baton.enter(me).is_some_and(|mut engine| !engine.fabric().is_remote(node))
+    }
+
     /// Takes the baton.
     #[inline(always)]
     pub(crate) fn enter(&self, me: Token, operation: &'static str) -> Result<BatonGuard<'_, Engine>> {

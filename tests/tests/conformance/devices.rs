@@ -59,7 +59,7 @@ fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> DeviceFault {
 /// Receives until each of so many senders said that it is through; what comes from each is intact and in order.
 fn receive_all(mut thread: DeviceThread, senders: &[NodeId]) -> u64 {
     let mut buf = vec![0; LONG];
-    let mut next = vec![0_u64; 16];
+    let mut next = [0_u64; 16];
     let (mut through, mut messages) = (0, 0);
     while through < senders.len() {
         let envelope = thread.receive_by(&mut buf, soon()).unwrap();

@@ -91,15 +91,28 @@ fn the_environment_counts_where_the_command_line_says_nothing() {
 
 #[test]
 fn help_teaches() {
-    for command in ["demo", "run", "lock", "collective", "modes", "top", "ls", "autopsy", "clean", "tune", "info"] {
+    for command in ["demo", "run", "lock", "collective", "device", "modes", "top", "ls", "autopsy", "clean", "tune", "info"] {
         let help = ended(&[command, "--help"]);
         assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
         assert!(help.stdout.contains(&format!("Examples:\n  doorbell {command}")), "{}", help.stdout);
     }
     let all = ended(&["--help"]).stdout;
-    for command in
-        ["demo", "run", "latency", "rate", "lock", "collective", "modes", "top", "ls", "autopsy", "clean", "tune", "info"]
-    {
+    for command in [
+        "demo",
+        "run",
+        "latency",
+        "rate",
+        "lock",
+        "collective",
+        "device",
+        "modes",
+        "top",
+        "ls",
+        "autopsy",
+        "clean",
+        "tune",
+        "info",
+    ] {
         assert!(all.lines().any(|line| line.trim_start().starts_with(command)), "{command} is missing in\n{all}");
     }
     for hidden in ["guard", "worker", "accelerator "] {

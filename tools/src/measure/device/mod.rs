@@ -59,14 +59,13 @@ rounds: from before the message is written, or from when it was due if it is pac
 share; each has two readings of that clock in it, some 50 ns. Streams have none: there it is a matter of how much fits in between. `of dispatcher` is the
 scheme's figure over the dispatcher's: each, p50 and processor. Less than 1 is better.
 
-When which is best:
-  fifo        if a thread can be a node: nobody else is in between. Each takes an inbox, and senders must know who is where.
-  claimed     if threads come and go or belong to several processes, and one address is to serve all: as little processor time as can be, as
-              whoever is awake takes what is there, and no thread is woken but the one that a message is for.
-  dispatcher  if every message needs work before it is clear for whom it is, or messages are long and need not be copied at all.
+When which is best (docs/device.md has figures):
+  claimed     if messages come one by one, if threads come and go or belong to several processes, if one address is to serve all, or if idle threads are to cost
+              little: no thread is woken but the one that a message is for. They sleep after 100 µs without a message.
+  fifo        for dense streams, if each thread can be a node: nobody else is in between. Each takes an inbox, and senders must know who is where.
+  dispatcher  if a message needs work before it is clear for whom it is, or messages are long and need not be copied at all.
 
-A thread that computes for long while streams for others come is no matter for any of them but by its own messages, up to 63 of the device's or what
-the lane has room for.
+In dual mode each process has a dispatcher of its own, as a loan is for one node.
 
 Believe ratios rather than nanoseconds: the processors of a virtual machine move, and every time with them.")]
 pub struct DeviceArgs {

@@ -7,10 +7,10 @@ use super::worker::{DEVICE, Prepared, Round, Seen, Trouble, join};
 use super::{Leg, Scheme};
 use crate::clock;
 use doorbell::{Device, DeviceThread, Node};
-use doorbell_benches::floor::{Finish, Stopped};
+use doorbell_benches::floor::{Finish, Patience, Stopped};
 use doorbell_benches::stats::Samples;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Barrier};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 /// The longest message for which a device has room where nothing is said: a lane has room for two such.
@@ -32,8 +32,9 @@ pub fn work(prepared: &Arc<Prepared>) -> Result<Vec<Vec<Seen>>, Trouble> {
     let device = prepared.node.device(DEVICE).threads(plan.threads).senders(1).message_max(plan.longest().max(ROOM)).attach()?;
     let threads = prepared.threads();
     // Where the threads of this process meet, without looking again and again as at the gate.
-    let barrier = Arc::new(Barrier::new(threads.len() + 1));
+    let barrier = Arc::new(Barrier::new(threads.len() + 1, prepared.patience.clone()));
     let (tell, told) = channel();
+    let mut handles = Vec::new();
     let (mut hands, mut ends) = ((0..plan.threads).map(|_| None).collect::<Vec<Option<Hand>>>(), Vec::new());
     for thread in threads.iter().copied() {
         let (hand, from) = scheme::channel();
@@ -42,25 +43,65 @@ pub fn work(prepared: &Arc<Prepared>) -> Result<Vec<Vec<Seen>>, Trouble> {
     }
     for (thread, from) in ends {
         let (prepared, device, barrier, tell) = (prepared.clone(), device.clone(), barrier.clone(), tell.clone());
-        // Not joined: when one thread is in trouble this process ends, whatever the others wait for.
-        std::thread::spawn(move || thread_of(&prepared, &device, from, thread, &barrier, &tell));
+        handles.push(std::thread::spawn(move || thread_of(&prepared, &device, from, thread, &barrier, &tell)));
     }
-    let lead = {
-        let (prepared, tell, count) = (prepared.clone(), tell.clone(), threads.len());
-        std::thread::spawn(move || tell.send(Said::Lead(lead(&prepared, &barrier, &hands, count))))
-    };
-    drop(tell);
+    handles.push({
+        let (prepared, count) = (prepared.clone(), threads.len());
+        std::thread::spawn(move || drop(tell.send(Said::Lead(lead(&prepared, &barrier, &hands, count)))))
+    });
+    drop(device);
+    let found = gather(&told, threads.len());
+    // Told to stop, all of them end soon, and leave the domain. If one is in trouble this process ends whatever the others wait for.
+    if found.is_ok() || prepared.patience.stopped() {
+        handles.into_iter().for_each(|thread| drop(thread.join()));
+    }
+    found
+}
+
+/// What all threads found.
+fn gather(told: &Receiver<Said>, threads: usize) -> Result<Vec<Vec<Seen>>, Trouble> {
     let (mut shares, mut rounds) = (Vec::new(), None);
-    while shares.len() < threads.len() || rounds.is_none() {
+    while shares.len() < threads || rounds.is_none() {
         match told.recv() {
             Ok(Said::Lead(found)) => rounds = Some(found?),
             Ok(Said::Thread(found)) => shares.push(found?),
             Err(_) => return Err(Trouble::Wrong("a thread has ended without a word".into())),
         }
     }
-    let _ = lead.join();
-    drop(device);
     Ok(sum(&rounds.unwrap_or_default(), &shares))
+}
+
+/// Where the threads of one process meet. Who waits sleeps; unlike the standard library's it lets go of all who are told to stop.
+struct Barrier {
+    parties: usize,
+    patience: Patience,
+    /// How many are here, and how often all were.
+    here: Mutex<(usize, u64)>,
+    all: Condvar,
+}
+
+impl Barrier {
+    fn new(parties: usize, patience: Patience) -> Self {
+        Self { parties, patience, here: Mutex::new((0, 0)), all: Condvar::new() }
+    }
+
+    fn wait(&self) -> Result<(), Stopped> {
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        here.0 += 1;
+        if here.0 == self.parties {
+            *here = (0, here.1 + 1);
+            self.all.notify_all();
+            return Ok(());
+        }
+        let before = here.1;
+        while here.1 == before {
+            if self.patience.stopped() {
+                return Err(Stopped);
+            }
+            here = self.all.wait_timeout(here, GLANCE).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
 }
 
 /// What threads tell at their end.
@@ -92,7 +133,7 @@ fn sum(processor: &[Vec<Vec<u64>>], shares: &[OfThread]) -> Vec<Vec<Seen>> {
 fn lead(prepared: &Prepared, barrier: &Barrier, hands: &[Option<Hand>], threads: usize) -> Result<Vec<Vec<Vec<u64>>>, Trouble> {
     let plan = &prepared.order.plan;
     // All threads are nodes and have their ids of the device.
-    barrier.wait();
+    barrier.wait()?;
     prepared.meet()?;
     prepared.gate()?;
     let mut found = Vec::new();
@@ -101,11 +142,11 @@ fn lead(prepared: &Prepared, barrier: &Barrier, hands: &[Option<Hand>], threads:
         for (round, scheme) in plan.sections() {
             prepared.gate()?;
             let began = clock::processor_time();
-            barrier.wait();
+            barrier.wait()?;
             if plan.schemes[scheme] == Scheme::Dispatcher {
                 hand_out(prepared, *leg, hands, threads)?;
             }
-            barrier.wait();
+            barrier.wait()?;
             let used = clock::processor_time() - began;
             prepared.gate()?;
             if round > 0 {
@@ -135,7 +176,7 @@ fn hand_out(prepared: &Prepared, leg: Leg, hands: &[Option<Hand>], threads: usiz
 
 fn thread_of(prepared: &Prepared, device: &Device, from: FromHand, thread: usize, barrier: &Barrier, tell: &Sender<Said>) {
     let found = settle(prepared, device, thread).and_then(|(claimed, node)| {
-        barrier.wait();
+        barrier.wait()?;
         Listener { prepared, thread, claimed, from, fifo: &node, barrier }.work()
     });
     // If nobody hears it, the process ends.
@@ -172,14 +213,14 @@ impl Listener<'_> {
             let mut of_leg: Vec<Share> = plan.schemes.iter().map(|_| Share::default()).collect();
             for (round, scheme) in plan.sections() {
                 let mut times = Samples::new();
-                self.barrier.wait();
+                self.barrier.wait()?;
                 let prepared = self.prepared;
                 let seen = match plan.schemes[scheme] {
                     Scheme::Claimed => listen(&mut self.claimed, prepared, *leg, &mut buf, &mut read, &mut times),
                     Scheme::Dispatcher => listen(&mut self.from, prepared, *leg, &mut buf, &mut read, &mut times),
                     Scheme::Fifo => listen(&mut Fifo(self.fifo), prepared, *leg, &mut buf, &mut read, &mut times),
                 }?;
-                self.barrier.wait();
+                self.barrier.wait()?;
                 if round > 0 {
                     of_leg[scheme].rounds.push(seen);
                     of_leg[scheme].times.merge(&times);

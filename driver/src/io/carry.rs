@@ -1,0 +1,263 @@
+//! What requests ask for, done.
+
+use super::clients::Descriptor;
+use super::export::{self, Kind};
+use super::files::{Begun, Span};
+use super::wire::{AT_CURSOR, EntryHead, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Request};
+use super::worker::{Worker, add};
+use io_uring::types::OpenHow;
+use rustix::fs::RawDir;
+use rustix::io::Errno;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::little_endian::U64;
+
+/// A request, from its arrival until it is answered.
+pub(super) struct Job {
+    /// The request and what follows it; later the reply and what follows that.
+    pub room: Box<[u8]>,
+    pub how: Box<OpenHow>,
+    pub client: u32,
+    pub tag: u64,
+    pub op: Op,
+    pub quiet: bool,
+    /// What follows the reply lies in the room.
+    pub in_message: bool,
+    pub at_cursor: bool,
+    pub descriptor: u16,
+    /// Bytes of the reply that waits for room.
+    pub reply: usize,
+}
+
+impl Job {
+    pub fn new() -> Self {
+        // A byte more, for the NUL of a path.
+        let room = vec![0; ROOM + 1].into();
+        let (client, tag, op) = (0, 0, Op::Bye);
+        Self {
+            room,
+            how: Box::default(),
+            client,
+            tag,
+            op,
+            quiet: false,
+            in_message: false,
+            at_cursor: false,
+            descriptor: 0,
+            reply: 0,
+        }
+    }
+}
+
+/// What is answered now, if anything: a result, the cursor, and bytes that follow.
+pub(super) struct Answer {
+    pub result: i64,
+    pub value: u64,
+    pub follows: usize,
+}
+
+impl Answer {
+    pub fn of(result: i64) -> Self {
+        Self { result, value: 0, follows: 0 }
+    }
+}
+
+impl From<Errno> for Answer {
+    fn from(errno: Errno) -> Self {
+        Self::of(-i64::from(errno.raw_os_error()))
+    }
+}
+
+impl Worker {
+    /// Does it, or hands it to the ring: then `None`.
+    #[inline]
+    pub(super) fn carry_out(&mut self, job: usize, op: Op, request: &Request, follows: usize) -> Result<Option<i64>, Errno> {
+        let Self { clients, jobs, export, files, limits, is_alone, .. } = self;
+        let to = &mut jobs[job];
+        let client = clients.get(to.client).ok_or(Errno::NOTCONN)?;
+        let begun = match op {
+            Op::Read | Op::Write => {
+                let descriptor = client.descriptor(request.descriptor.get())?;
+                let (offset, len) = (request.offset.get(), request.length.get() as usize);
+                let offset = (offset != AT_CURSOR).then_some(offset);
+                // A file ends where the numbers of the system do.
+                if offset.is_some_and(|offset| offset.checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64)) {
+                    return Err(Errno::INVAL);
+                }
+                to.at_cursor = offset.is_none();
+                to.in_message = request.place.get() == IN_MESSAGE;
+                let memory = if to.in_message {
+                    if len > INLINE_MAX || (op == Op::Write && len != follows) {
+                        return Err(Errno::INVAL);
+                    }
+                    to.room[HEAD..].as_mut_ptr()
+                } else {
+                    let staging = client.staging.as_ref().ok_or(Errno::FAULT)?;
+                    staging.part("stage", request.place.get() as usize, len).map_err(|_| Errno::FAULT)?
+                };
+                // To write goes to memory first, but not always.
+                let is_plain = descriptor.kind == Kind::InMemory || op == Op::Write && *is_alone;
+                let span = Span { memory, len, offset, is_plain };
+                let file = descriptor.file.as_raw_fd();
+                // SAFETY: `len` bytes of the job's room, or of a region that its client keeps as long as it has jobs; the job keeps both until it is answered.
+                // Others may write the region meanwhile, which is the kernel's to endure.
+                unsafe { if op == Op::Read { files.read(file, span, job as u64) } else { files.write(file, span, job as u64) } }
+            }
+            Op::Open => {
+                let (flags, mode) = export.how(request.value.get())?;
+                if client.open() >= limits.descriptors {
+                    return Err(Errno::MFILE);
+                }
+                let path = export::path(&mut to.room[HEAD..], follows)?;
+                let how = OpenHow::new().flags(u64::from(flags.bits())).mode(u64::from(mode.bits()));
+                *to.how = how.resolve(export::RESOLVE.bits());
+                // SAFETY: both lie in boxes of the job, which keeps them until it is answered.
+                unsafe { files.open(export.root(), path, &to.how, job as u64) }
+            }
+            Op::Close => {
+                // What names the descriptor is handed over before the number is another file's.
+                files.submit();
+                let Descriptor { file, .. } = client.release(request.descriptor.get())?;
+                // SAFETY: owned until now.
+                let result = unsafe { libc::close(file.into_raw_fd()) };
+                add(&self.shown.counts.descriptors, u64::MAX);
+                let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+                return Ok(Some(if result == 0 { 0 } else { -i64::from(errno()) }));
+            }
+            Op::Sync => {
+                let Descriptor { file, kind } = client.descriptor(request.descriptor.get())?;
+                files.sync(file.as_raw_fd(), request.value.get() == 1, *kind == Kind::InMemory, job as u64)
+            }
+            Op::Seek => {
+                let Descriptor { file, .. } = client.descriptor(request.descriptor.get())?;
+                let whence = i32::try_from(request.value.get()).map_err(|_| Errno::INVAL)?;
+                // SAFETY: names no memory.
+                let at = unsafe { libc::lseek64(file.as_raw_fd(), request.offset.get() as i64, whence) };
+                return if at < 0 { Err(last()) } else { Ok(Some(at)) };
+            }
+            Op::Resize => {
+                export.may_change()?;
+                let Descriptor { file, .. } = client.descriptor(request.descriptor.get())?;
+                let len = request.offset.get();
+                if len > i64::MAX as u64 {
+                    return Err(Errno::INVAL);
+                }
+                rustix::fs::ftruncate(file, len)?;
+                return Ok(Some(0));
+            }
+            Op::Stat => {
+                let path = export::path(&mut to.room[HEAD..], follows)?;
+                let facts = export.stat(path, request.value.get() == 0)?;
+                return Ok(Some(put(&mut to.room, facts.as_bytes())));
+            }
+            Op::Inspect => {
+                let facts = export::facts(&client.descriptor(request.descriptor.get())?.file)?;
+                return Ok(Some(put(&mut to.room, facts.as_bytes())));
+            }
+            Op::List => {
+                let Descriptor { file, .. } = client.descriptor(request.descriptor.get())?;
+                return Ok(Some(list(file, &mut to.room[HEAD..])?));
+            }
+            Op::Remove => {
+                let path = export::path(&mut to.room[HEAD..], follows)?;
+                export.remove(path)?;
+                return Ok(Some(0));
+            }
+            Op::Hello | Op::Bye => return Err(Errno::PROTO),
+        };
+        match begun {
+            Begun::Over(result) => Ok(Some(result)),
+            Begun::UnderWay => Ok(None),
+        }
+    }
+
+    /// What is to be answered when the system has done it.
+    #[inline]
+    pub(super) fn finish(&mut self, job: usize, result: i64) -> Answer {
+        let Self { clients, jobs, export, limits, shown, .. } = self;
+        let to = &mut jobs[job];
+        let done = u64::try_from(result).unwrap_or(0);
+        match to.op {
+            Op::Read => {
+                add(&shown.counts.read, done);
+                let follows = if to.in_message { done as usize } else { 0 };
+                Answer { result, value: 0, follows }
+            }
+            Op::Write => {
+                add(&shown.counts.written, done);
+                let mut value = 0;
+                if to.at_cursor
+                    && let Some(client) = clients.get(to.client)
+                    && let Ok(Descriptor { file, .. }) = client.descriptor(to.descriptor)
+                {
+                    value = rustix::fs::tell(file).unwrap_or(0);
+                }
+                Answer { result, value, follows: 0 }
+            }
+            Op::Stat | Op::Inspect | Op::List => Answer { result, value: 0, follows: done as usize },
+            Op::Open if result >= 0 => {
+                // SAFETY: the system just made it, for nobody else.
+                let file = unsafe { OwnedFd::from_raw_fd(result as i32) };
+                let kept = export.admit(&file).and_then(|kind| {
+                    let client = clients.get(to.client).filter(|client| !client.gone).ok_or(Errno::NOTCONN)?;
+                    client.keep(Descriptor { file, kind }, limits.descriptors)
+                });
+                match kept {
+                    Ok(number) => {
+                        add(&shown.counts.descriptors, 1);
+                        Answer::of(i64::from(number))
+                    }
+                    Err(errno) => errno.into(),
+                }
+            }
+            _ => Answer::of(result),
+        }
+    }
+}
+
+fn last() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// What follows a reply.
+pub(super) fn put(room: &mut [u8], bytes: &[u8]) -> i64 {
+    room[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
+    bytes.len() as i64
+}
+
+/// The next names of a directory, as bytes. The bytes of one entry are fewer than those in which the system tells it.
+fn list(directory: &OwnedFd, room: &mut [u8]) -> Result<i64, Errno> {
+    let mut entries = [MaybeUninit::uninit(); 8192];
+    let mut listed = RawDir::new(directory, &mut entries);
+    let mut at = 0;
+    while let Some(entry) = listed.next() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            let head = EntryHead { inode: U64::new(entry.ino()), kind: kind_number(entry.file_type()), len: name.len() as u8 };
+            for bytes in [head.as_bytes(), name] {
+                room.get_mut(at..at + bytes.len()).ok_or(Errno::OVERFLOW)?.copy_from_slice(bytes);
+                at += bytes.len();
+            }
+        }
+        if listed.is_buffer_empty() && at > 0 {
+            break;
+        }
+    }
+    Ok(at as i64)
+}
+
+fn kind_number(kind: rustix::fs::FileType) -> u8 {
+    use rustix::fs::FileType;
+    match kind {
+        FileType::RegularFile => libc::DT_REG,
+        FileType::Directory => libc::DT_DIR,
+        FileType::Symlink => libc::DT_LNK,
+        FileType::Fifo => libc::DT_FIFO,
+        FileType::Socket => libc::DT_SOCK,
+        FileType::CharacterDevice => libc::DT_CHR,
+        FileType::BlockDevice => libc::DT_BLK,
+        FileType::Unknown => libc::DT_UNKNOWN,
+    }
+}

@@ -1,0 +1,355 @@
+//! An open file of another node, and what there is to know of files.
+
+use super::client::Link;
+use super::connection::At;
+use super::wire::{EntryHead, Facts, Op, Request};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use zerocopy::FromBytes;
+use zerocopy::byteorder::little_endian::{U16, U64};
+
+/// A file that another node has open for this one; closed when it is dropped. `Send` and `Sync`.
+///
+/// [`Read`], [`Write`] and [`Seek`] go by a cursor that lies here; files that were opened to append write at their end. Large reads and writes go in
+/// pieces: where one fails, what lies behind it may have been written all the same.
+pub struct IoFile {
+    link: Arc<Link>,
+    descriptor: u16,
+    cursor: u64,
+    appends: bool,
+    open: bool,
+}
+
+impl IoFile {
+    pub(super) fn new(link: Arc<Link>, descriptor: u16, appends: bool) -> Self {
+        Self { link, descriptor, cursor: 0, appends, open: true }
+    }
+
+    /// The number under which the server knows it, of this client.
+    pub fn descriptor(&self) -> u16 {
+        self.descriptor
+    }
+
+    fn request(&self, op: Op) -> Request {
+        let mut request = Request::new(op);
+        request.descriptor = U16::new(self.descriptor);
+        request
+    }
+
+    fn at(&self, offset: u64) -> At {
+        At { descriptor: self.descriptor, offset }
+    }
+
+    /// Reads from an offset on, without the cursor: until `into` is full or the file at its end. The bytes that were read.
+    ///
+    /// # Errors
+    /// As `pread(2)`.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        checked(offset)?;
+        self.link.enter().read(self.at(offset), into)
+    }
+
+    /// Reads from an offset on until `into` is full.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at); [`UnexpectedEof`](io::ErrorKind::UnexpectedEof).
+    pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.read_at(into, offset)? < into.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+
+    /// Writes at an offset, without the cursor: all, or fewer bytes if something is wrong then. The bytes that were written.
+    ///
+    /// # Errors
+    /// As `pwrite(2)`.
+    pub fn write_at(&self, from: &[u8], offset: u64) -> io::Result<usize> {
+        checked(offset)?;
+        self.link.enter().write(self.at(offset), from)
+    }
+
+    /// Writes all of it at an offset.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn write_all_at(&self, mut from: &[u8], mut offset: u64) -> io::Result<()> {
+        while !from.is_empty() {
+            match self.write_at(from, offset)? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                done => {
+                    from = &from[done..];
+                    offset += done as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What there is to know of it.
+    ///
+    /// # Errors
+    /// As `fstat(2)`.
+    pub fn metadata(&self) -> io::Result<IoMetadata> {
+        let mut connection = self.link.enter();
+        let (_, bytes) = connection.call(self.request(Op::Inspect), &[])?;
+        metadata(bytes)
+    }
+
+    /// Sets its length.
+    ///
+    /// # Errors
+    /// As `ftruncate(2)`.
+    pub fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut request = self.request(Op::Resize);
+        request.offset = U64::new(len);
+        self.link.enter().call(request, &[]).map(drop)
+    }
+
+    /// Waits until all that was written is on the medium of the server.
+    ///
+    /// # Errors
+    /// As `fsync(2)`.
+    pub fn sync_all(&self) -> io::Result<()> {
+        self.link.enter().call(self.request(Op::Sync), &[]).map(drop)
+    }
+
+    /// The same without what is only about the file, as its times.
+    ///
+    /// # Errors
+    /// As `fdatasync(2)`.
+    pub fn sync_data(&self) -> io::Result<()> {
+        let mut request = self.request(Op::Sync);
+        request.value = U64::new(1);
+        self.link.enter().call(request, &[]).map(drop)
+    }
+
+    /// Closes it, and says what the system says of that; dropping it says nothing.
+    ///
+    /// # Errors
+    /// As `close(2)`. It is closed all the same.
+    pub fn close(mut self) -> io::Result<()> {
+        self.open = false;
+        let request = self.request(Op::Close);
+        self.link.enter().call(request, &[]).map(drop)
+    }
+}
+
+impl Drop for IoFile {
+    fn drop(&mut self) {
+        if self.open && !doorbell_shm::space::forked() {
+            let request = self.request(Op::Close);
+            self.link.enter().tell(request);
+        }
+    }
+}
+
+impl Read for IoFile {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let done = self.read_at(into, self.cursor)?;
+        self.cursor += done as u64;
+        Ok(done)
+    }
+}
+
+impl Write for IoFile {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        if self.appends {
+            let (done, cursor) = self.link.enter().append(self.descriptor, from)?;
+            self.cursor = cursor;
+            return Ok(done);
+        }
+        let done = self.write_at(from, self.cursor)?;
+        self.cursor += done as u64;
+        Ok(done)
+    }
+
+    /// Nothing waits here to be written.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for IoFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let to = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.cursor.checked_add_signed(by),
+            SeekFrom::End(by) => {
+                let mut request = self.request(Op::Seek);
+                (request.offset, request.value) = (U64::new(by as u64), U64::new(libc::SEEK_END as u64));
+                let result = self.link.enter().call(request, &[])?.0.result;
+                Some(result.get() as u64)
+            }
+        };
+        self.cursor = to.filter(|to| *to <= i64::MAX as u64).ok_or_else(|| io::Error::from(Errno::INVAL))?;
+        Ok(self.cursor)
+    }
+}
+
+impl std::fmt::Debug for IoFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoFile").field("server", &self.link.server).field("descriptor", &self.descriptor).finish_non_exhaustive()
+    }
+}
+
+/// Offsets that the system can't count are refused here as there.
+fn checked(offset: u64) -> io::Result<()> {
+    if offset > i64::MAX as u64 { Err(Errno::INVAL.into()) } else { Ok(()) }
+}
+
+/// What there is to know of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoMetadata(Facts);
+
+pub(super) fn metadata(bytes: &[u8]) -> io::Result<IoMetadata> {
+    Facts::read_from_prefix(bytes).map(|(facts, _)| IoMetadata(facts)).map_err(|_| Errno::PROTO.into())
+}
+
+// A file of no bytes is nothing special.
+#[allow(clippy::len_without_is_empty)]
+impl IoMetadata {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.0.size.get()
+    }
+
+    fn kind(&self) -> u32 {
+        self.mode() & libc::S_IFMT
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.kind() == libc::S_IFREG
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind() == libc::S_IFDIR
+    }
+
+    /// Whether it is a link.
+    pub fn is_symlink(&self) -> bool {
+        self.kind() == libc::S_IFLNK
+    }
+
+    /// Type and permissions, as `st_mode`.
+    pub fn mode(&self) -> u32 {
+        self.0.mode.get()
+    }
+
+    /// Its number in the file system.
+    pub fn inode(&self) -> u64 {
+        self.0.inode.get()
+    }
+
+    /// How many names it has.
+    pub fn links(&self) -> u32 {
+        self.0.links.get()
+    }
+
+    /// Blocks of 512 bytes that it takes.
+    pub fn blocks(&self) -> u64 {
+        self.0.blocks.get()
+    }
+
+    /// Who owns it: user and group at the server.
+    pub fn owner(&self) -> (u32, u32) {
+        (self.0.user.get(), self.0.group.get())
+    }
+
+    /// When its bytes were last changed, by the server's clock.
+    pub fn modified(&self) -> SystemTime {
+        time(self.0.modified_s.get(), self.0.modified_ns.get())
+    }
+
+    /// When it was last read, as far as the file system notes that.
+    pub fn accessed(&self) -> SystemTime {
+        time(self.0.accessed_s.get(), self.0.accessed_ns.get())
+    }
+}
+
+fn time(s: i64, ns: u32) -> SystemTime {
+    let whole = Duration::from_secs(s.unsigned_abs());
+    let base = if s >= 0 { SystemTime::UNIX_EPOCH.checked_add(whole) } else { SystemTime::UNIX_EPOCH.checked_sub(whole) };
+    // A time that no clock of this system can show is shown as its beginning.
+    base.and_then(|base| base.checked_add(Duration::from_nanos(ns.into()))).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IoEntry {
+    name: OsString,
+    inode: u64,
+    kind: u8,
+}
+
+impl IoEntry {
+    /// The name, without the directory.
+    pub fn file_name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// Its number in the file system.
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Whether it is a regular file. File systems that don't tell say false to all.
+    pub fn is_file(&self) -> bool {
+        self.kind == libc::DT_REG
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind == libc::DT_DIR
+    }
+
+    /// Whether it is a link.
+    pub fn is_symlink(&self) -> bool {
+        self.kind == libc::DT_LNK
+    }
+}
+
+/// Adds the entries of a reply. A name that leads elsewhere is none.
+pub(super) fn entries(mut bytes: &[u8], all: &mut Vec<IoEntry>) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let (head, rest) = EntryHead::read_from_prefix(bytes).map_err(|_| Errno::PROTO)?;
+        let (name, rest) = rest.split_at_checked(head.len.into()).ok_or(Errno::PROTO)?;
+        if name.is_empty() || name.contains(&b'/') || name.contains(&0) || name == b"." || name == b".." {
+            return Err(Errno::PROTO.into());
+        }
+        all.push(IoEntry { name: OsString::from_vec(name.to_vec()), inode: head.inode.get(), kind: head.kind });
+        bytes = rest;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+    use zerocopy::IntoBytes;
+
+    #[test]
+    fn entries_that_are_cut_or_lead_elsewhere_are_refused() {
+        let entry = |name: &[u8]| {
+            let head = EntryHead { inode: U64::new(7), kind: libc::DT_REG, len: name.len() as u8 };
+            [head.as_bytes(), name].concat()
+        };
+        let good = [entry(b"a"), entry("ü".as_bytes())].concat();
+        let mut all = Vec::new();
+        entries(&good, &mut all).unwrap();
+        assert_eq!(all.iter().map(|entry| entry.file_name().as_bytes()).collect::<Vec<_>>(), [b"a", "ü".as_bytes()]);
+        for cut in (1..good.len()).filter(|cut| *cut != entry(b"a").len()) {
+            assert!(entries(&good[..cut], &mut Vec::new()).is_err(), "{cut}");
+        }
+        for name in [&b""[..], b".", b"..", b"a/b", b"/", b"a\0"] {
+            assert!(entries(&entry(name), &mut Vec::new()).is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! How requests and replies travel: through a device of the server, and one of each node that is a client.
+//!
+//! The names say whose they are, so nobody has to be told. A client's thread is a thread of its node's device; what comes for it goes straight into its
+//! own memory, whoever else of that node waits.
+
+use super::wire::{ROOM, thread_of};
+use crate::device::{Device, DeviceSender, DeviceThread};
+use crate::engine::baton::Token;
+use crate::error::{DeviceFault, Error};
+use crate::{Incarnation, Node, NodeId, Result};
+use std::time::{Duration, Instant};
+
+/// The thread id of a server.
+const SERVER: u32 = 0;
+/// Lanes of a server's device: clients at a time.
+pub(super) const CLIENTS: usize = 64;
+/// Threads of a client's device: clients of one node at a time.
+const THREADS: usize = 64;
+/// Lanes of a client's device: servers at a time, and then some, as a server may open two ways where one would do.
+const SERVERS: usize = 16;
+/// How long a server may take to make room for what nobody waits for an answer to.
+const TELL: Duration = Duration::from_secs(5);
+/// How often a client that waits asks whether the server lives.
+const ASK: Duration = Duration::from_millis(50);
+
+fn of_server(server: NodeId) -> String {
+    format!("io.{server}")
+}
+
+fn of_client(client: NodeId, life: Incarnation) -> String {
+    format!("io.{client}.{life}")
+}
+
+/// What a letter says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Letter {
+    pub source: NodeId,
+    pub incarnation: Incarnation,
+    pub tag: u64,
+    pub len: usize,
+}
+
+/// What came of looking for a letter.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Got {
+    Letter(Letter),
+    /// One that is longer than any: it is gone.
+    TooLong,
+    Nothing,
+}
+
+/// Where a thread gets its letters.
+pub(super) struct Mailbox {
+    node: Node,
+    thread: DeviceThread,
+    /// Of a client: without it nothing comes.
+    server: Option<(NodeId, Incarnation)>,
+    _device: Device,
+}
+
+impl Mailbox {
+    /// Of a server.
+    pub(super) fn of_server(node: &Node) -> Result<Self> {
+        let device = node.device(&of_server(node.id())).threads(1).senders(CLIENTS).message_max(ROOM).attach()?;
+        Ok(Self { node: node.clone(), thread: device.thread(SERVER)?, server: None, _device: device })
+    }
+
+    /// Of a client's thread, which gets them from one server.
+    pub(super) fn of_thread(node: &Node, server: NodeId, life: Incarnation, thread: u32) -> Result<Self> {
+        let name = of_client(node.id(), node.incarnation());
+        let device = node.device(&name).threads(THREADS).senders(SERVERS).message_max(ROOM).attach()?;
+        Ok(Self { node: node.clone(), thread: device.thread(thread)?, server: Some((server, life)), _device: device })
+    }
+
+    /// Waits for the next one.
+    #[inline]
+    pub(super) fn receive(&mut self, buf: &mut [u8], deadline: Option<Instant>) -> Result<Got> {
+        let Some((server, life)) = self.server else {
+            return match deadline {
+                Some(deadline) => self.receive_by(buf, deadline),
+                None => self.thread.receive(buf).map(letter),
+            };
+        };
+        loop {
+            let ask = Instant::now() + ASK;
+            match self.receive_by(buf, deadline.map_or(ask, |deadline| deadline.min(ask)))? {
+                Got::Letter(letter) if (letter.source, letter.incarnation) != (server, life) => {}
+                Got::Nothing => {
+                    if let Some(ended) = self.node.shared().why_over(server, life) {
+                        // What it sent before was taken before: a device's messages are there when they were sent.
+                        return Err(ended);
+                    }
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return Ok(Got::Nothing);
+                    }
+                }
+                got => return Ok(got),
+            }
+        }
+    }
+
+    #[inline]
+    fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Got> {
+        match self.thread.receive_by(buf, deadline) {
+            Ok(envelope) => Ok(letter(envelope)),
+            Err(error) => self.nothing(error),
+        }
+    }
+
+    /// The next one, if there is one.
+    #[inline]
+    pub(super) fn try_receive(&mut self, buf: &mut [u8]) -> Result<Got> {
+        match self.thread.try_receive(buf) {
+            Ok(got) => Ok(got.map_or(Got::Nothing, letter)),
+            Err(error) => self.nothing(error),
+        }
+    }
+
+    #[cold]
+    fn nothing(&mut self, error: Error) -> Result<Got> {
+        match &error {
+            Error::Timeout { .. } => Ok(Got::Nothing),
+            Error::Device { why, .. } => match **why {
+                // Longer than anything that is said here: taken, and dropped.
+                DeviceFault::TooSmall { len, .. } => {
+                    self.thread.try_receive(&mut vec![0; len])?;
+                    Ok(Got::TooLong)
+                }
+                _ => Err(error),
+            },
+            _ => Err(error),
+        }
+    }
+}
+
+#[inline]
+fn letter(envelope: crate::device::DeviceEnvelope) -> Got {
+    let crate::device::DeviceEnvelope { source, incarnation, tag, len, .. } = envelope;
+    Got::Letter(Letter { source, incarnation, tag, len })
+}
+
+/// A way to a server, or to the threads of a client.
+pub(super) struct Outlet {
+    sender: DeviceSender,
+    to: NodeId,
+    is_of_server: bool,
+}
+
+impl Outlet {
+    pub(super) fn to_server(node: &Node, server: NodeId) -> Result<Self> {
+        Ok(Self { sender: node.to_device(&of_server(server))?, to: server, is_of_server: true })
+    }
+
+    /// To the threads of this life of a node.
+    pub(super) fn to_client(node: &Node, client: NodeId, life: Incarnation) -> Result<Self> {
+        Ok(Self { sender: node.to_device(&of_client(client, life))?, to: client, is_of_server: false })
+    }
+
+    /// Whether it may take time to end it.
+    pub(super) fn is_far(&self, node: &Node) -> bool {
+        !node.shared().is_near(Token::current(), self.to)
+    }
+
+    #[inline]
+    fn thread(&self, tag: u64) -> u32 {
+        if self.is_of_server { SERVER } else { thread_of(tag) }
+    }
+
+    /// Sends what lies in two pieces; waits while there is no room.
+    #[inline]
+    pub(super) fn send(&self, tag: u64, head: &[u8], follows: &[u8]) -> Result<()> {
+        self.sender.send_vectored(self.thread(tag), tag, &[head, follows])
+    }
+
+    /// The same, for a moment at most: what nobody waits for an answer to.
+    pub(super) fn tell(&self, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.sender.send_by(self.thread(tag), tag, bytes, Instant::now() + TELL)
+    }
+
+    /// Sends if there is room now; false if there is not.
+    #[inline]
+    pub(super) fn try_send(&self, tag: u64, bytes: &[u8]) -> Result<bool> {
+        self.sender.try_send(self.thread(tag), tag, bytes)
+    }
+}

@@ -1,0 +1,448 @@
+//! The server's thread: takes requests, has them done, and answers.
+
+use super::carry::{Answer, Job, put};
+use super::clients::{Client, Clients};
+use super::export::Export;
+use super::files::{Files, IoEngine};
+use super::introduce::{Introduced, Introductions};
+use super::way::{Got, Letter, Mailbox, Outlet};
+use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION, Welcome};
+use crate::engine::baton::Token;
+use crate::error::Error;
+use crate::{Node, Result};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Requests that are under way or not yet answered, of all clients.
+pub(super) const JOBS: usize = 128;
+/// Of one client. Who has more does not take its answers.
+const JOBS_OF_ONE: usize = 32;
+/// How often the server looks who is gone.
+const SWEEP: Duration = Duration::from_millis(50);
+/// After so many requests it looks at the clock, however busy it is.
+const CLOCK_EVERY: u32 = 1024;
+/// Prepared operations that are handed over though more requests are there.
+const BATCH: usize = 16;
+/// How long the ring is waited for while requests may come.
+const NAP: Duration = Duration::from_micros(50);
+/// How soon a reply that found no room is tried again.
+const RESEND: Duration = Duration::from_millis(1);
+/// How long an end waits for operations that are under way.
+const END_MOST: Duration = Duration::from_secs(5);
+/// The most staging memory of one client.
+const STAGING_OF_ONE: usize = 16 << 20;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub clients: usize,
+    pub descriptors: usize,
+    pub staging: usize,
+}
+
+/// What the server's thread shows, and is told.
+pub(super) struct Shown {
+    pub engine: IoEngine,
+    pub stop: AtomicBool,
+    pub counts: Counts,
+}
+
+impl Shown {
+    pub(super) fn new(engine: IoEngine) -> Self {
+        Self { engine, stop: AtomicBool::new(false), counts: Counts::default() }
+    }
+}
+
+/// Written by the server's thread alone.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub clients: AtomicU64,
+    pub descriptors: AtomicU64,
+    pub staging: AtomicU64,
+    pub requests: AtomicU64,
+    pub read: AtomicU64,
+    pub written: AtomicU64,
+    pub lost: AtomicU64,
+}
+
+pub(super) fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+pub(super) struct Worker {
+    node: Node,
+    pub export: Export,
+    pub files: Files,
+    pub limits: Limits,
+    pub jobs: Vec<Job>,
+    free: Vec<usize>,
+    /// Jobs whose reply found no room.
+    stuck: VecDeque<usize>,
+    pub clients: Clients,
+    /// Bytes of staging memory of all.
+    staging: usize,
+    introductions: Introductions,
+    /// There is one client at most: nobody else waits when it has to.
+    pub is_alone: bool,
+    pub shown: Arc<Shown>,
+}
+
+impl Worker {
+    pub(super) fn new(node: Node, export: Export, files: Files, limits: Limits, shown: Arc<Shown>) -> Self {
+        Self {
+            introductions: Introductions::new(&node),
+            node,
+            export,
+            files,
+            limits,
+            jobs: (0..JOBS).map(|_| Job::new()).collect(),
+            free: (0..JOBS).rev().collect(),
+            stuck: VecDeque::new(),
+            clients: Clients::default(),
+            staging: 0,
+            is_alone: true,
+            shown,
+        }
+    }
+
+    pub(super) fn run(&mut self, mut mailbox: Mailbox) -> Result<()> {
+        let mut sweep_at = Instant::now() + SWEEP;
+        let mut handled = 0_u32;
+        while !self.shown.stop.load(Ordering::Relaxed) {
+            let job = match self.free.pop() {
+                Some(job) => job,
+                None => {
+                    self.make_room();
+                    continue;
+                }
+            };
+            let room = &mut self.jobs[job].room[..ROOM];
+            let got = match (self.files.under_way(), self.stuck.is_empty() && self.introductions.is_idle()) {
+                (0, true) => mailbox.receive(room, Some(sweep_at)),
+                (0, false) => mailbox.receive(room, Some(Instant::now() + RESEND)),
+                _ => mailbox.try_receive(room),
+            };
+            match got {
+                Ok(Got::Letter(letter)) => {
+                    handled = handled.wrapping_add(1);
+                    self.begin(job, letter);
+                    if self.files.prepared() >= BATCH {
+                        self.files.submit();
+                    }
+                }
+                Ok(Got::TooLong) => self.free.push(job),
+                Ok(Got::Nothing) => {
+                    self.free.push(job);
+                    if self.files.prepared() > 0 {
+                        self.files.submit();
+                    } else if self.files.under_way() > 0 {
+                        self.files.wait(1, NAP);
+                    }
+                    self.resend();
+                    self.meet_all();
+                    handled = 0;
+                }
+                Err(error) => {
+                    self.free.push(job);
+                    return if matches!(error, Error::Closed) { Ok(()) } else { Err(error) };
+                }
+            }
+            self.reap();
+            if handled.is_multiple_of(CLOCK_EVERY) {
+                let now = Instant::now();
+                if now >= sweep_at {
+                    sweep_at = now + SWEEP;
+                    self.sweep();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All jobs are taken: waits for one to end, or gives up those of a client that does not take its answers.
+    #[cold]
+    fn make_room(&mut self) {
+        self.files.submit();
+        self.reap();
+        self.resend();
+        if !self.free.is_empty() {
+            return;
+        }
+        if self.files.under_way() > 0 {
+            self.files.wait(1, SWEEP);
+            self.reap();
+        } else if let Some(job) = self.stuck.front() {
+            self.lose(self.jobs[*job].client);
+        }
+        self.sweep();
+    }
+
+    /// Takes in what is over.
+    #[inline]
+    fn reap(&mut self) {
+        while let Some((job, result)) = self.files.next() {
+            let job = job as usize;
+            let answer = self.finish(job, result);
+            self.answer(job, answer);
+        }
+    }
+
+    /// Begins what a letter asks for.
+    fn begin(&mut self, job: usize, letter: Letter) {
+        let Ok((request, _)) = Request::read_from_prefix(&self.jobs[job].room[..letter.len.min(ROOM)]) else {
+            self.free.push(job);
+            return;
+        };
+        let Some(op) = Op::from_number(request.op) else {
+            self.free.push(job);
+            return;
+        };
+        let to = &mut self.jobs[job];
+        (to.client, to.tag, to.op, to.quiet) = (request.client.get(), letter.tag, op, request.quiet != 0);
+        (to.in_message, to.at_cursor, to.descriptor) = (false, false, request.descriptor.get());
+        add(&self.shown.counts.requests, 1);
+        if op == Op::Hello {
+            self.free.push(job);
+            match self.known(&letter) {
+                Some(outlet) => self.welcome(&letter, &request, outlet),
+                None => self.look_for(letter, request),
+            }
+            return;
+        }
+        let number = request.client.get();
+        let found = self
+            .clients
+            .get(number)
+            .filter(|client| (client.node, client.life) == (letter.source, letter.incarnation) && !client.gone);
+        let Some(client) = found else {
+            // None that was welcomed, or one that was lost.
+            self.free.push(job);
+            if request.quiet == 0 {
+                self.look_for(letter, request);
+            }
+            return;
+        };
+        client.jobs += 1;
+        if client.jobs > JOBS_OF_ONE {
+            self.lose(number);
+            self.let_go(job);
+            return;
+        }
+        if op == Op::Bye {
+            self.dismiss(number);
+            self.let_go(job);
+            return;
+        }
+        match self.carry_out(job, op, &request, letter.len - HEAD) {
+            Ok(Some(result)) => {
+                let answer = self.finish(job, result);
+                self.answer(job, answer);
+            }
+            Ok(None) => {}
+            Err(errno) => self.answer(job, errno.into()),
+        }
+    }
+
+    /// Sends the reply, and ends the job when it is sent.
+    #[inline]
+    fn answer(&mut self, job: usize, answer: Answer) {
+        let Self { jobs, clients, .. } = self;
+        let to = &mut jobs[job];
+        let Answer { result, value, follows } = answer;
+        if !to.quiet
+            && let Some(client) = clients.get(to.client).filter(|client| !client.gone)
+        {
+            to.room[..HEAD].copy_from_slice(Reply::new(result, value).as_bytes());
+            to.reply = HEAD + follows;
+            // Who can't be reached is gone, which the next sweep finds.
+            if let Ok(false) = client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
+                self.stuck.push_back(job);
+                return;
+            }
+        }
+        self.let_go(job);
+    }
+
+    /// Tries replies again that found no room.
+    fn resend(&mut self) {
+        for _ in 0..self.stuck.len() {
+            let Some(job) = self.stuck.pop_front() else { return };
+            let to = &self.jobs[job];
+            let client = self.clients.get(to.client).filter(|client| !client.gone);
+            let sent = client.map(|client| client.outlet.try_send(to.tag, &to.room[..to.reply]));
+            match sent {
+                Some(Ok(false)) => self.stuck.push_back(job),
+                _ => self.let_go(job),
+            }
+        }
+    }
+
+    /// A job is over.
+    #[inline]
+    fn let_go(&mut self, job: usize) {
+        self.free.push(job);
+        let number = self.jobs[job].client;
+        if let Some(client) = self.clients.get(number) {
+            client.jobs -= 1;
+            if client.gone && client.jobs == 0 {
+                self.bury(number);
+            }
+        }
+    }
+
+    /// The way to a node of which there is a client already.
+    fn known(&self, letter: &Letter) -> Option<Rc<Outlet>> {
+        let is_of = |client: &Client| (client.node, client.life) == (letter.source, letter.incarnation);
+        self.clients.iter().find(|(_, client)| is_of(client)).map(|(_, client)| client.outlet.clone())
+    }
+
+    #[cold]
+    fn look_for(&mut self, letter: Letter, request: Request) {
+        self.introductions.introduce(letter, request);
+        self.meet_all();
+    }
+
+    fn meet_all(&mut self) {
+        while let Some(introduced) = self.introductions.next() {
+            self.meet(introduced);
+        }
+    }
+
+    /// Answers whom there was no way to before.
+    #[cold]
+    fn meet(&mut self, introduced: Introduced) {
+        let Introduced { letter, request, outlet } = introduced;
+        if request.op == Op::Hello as u8 {
+            // Another of that node may have been quicker.
+            match self.known(&letter) {
+                Some(known) => {
+                    self.introductions.dismiss(outlet);
+                    self.welcome(&letter, &request, known);
+                }
+                None => self.welcome(&letter, &request, Rc::new(outlet)),
+            }
+        } else {
+            let reply = Reply::new(Answer::from(Errno::NOTCONN).result, 0);
+            let _ = outlet.try_send(letter.tag, reply.as_bytes());
+            self.introductions.dismiss(outlet);
+        }
+    }
+
+    #[cold]
+    fn welcome(&mut self, letter: &Letter, request: &Request, outlet: Rc<Outlet>) {
+        let mut room = [0; HEAD + size_of::<Welcome>()];
+        let len = match self.admit(letter, request, outlet.clone()) {
+            Ok(welcome) => {
+                put(&mut room, welcome.as_bytes());
+                room[..HEAD].copy_from_slice(Reply::new(0, u64::from(VERSION)).as_bytes());
+                room.len()
+            }
+            Err(errno) => {
+                room[..HEAD].copy_from_slice(Reply::new(Answer::from(errno).result, u64::from(VERSION)).as_bytes());
+                HEAD
+            }
+        };
+        // Who takes no answer now is gone by the next sweep, or asks again.
+        let _ = outlet.try_send(letter.tag, &room[..len]);
+    }
+
+    fn admit(&mut self, letter: &Letter, request: &Request, outlet: Rc<Outlet>) -> Result<Welcome, Errno> {
+        if request.value.get() != u64::from(VERSION) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        if self.clients.len() >= self.limits.clients {
+            return Err(Errno::USERS);
+        }
+        let wanted = (request.length.get() as usize).min(STAGING_OF_ONE).min(self.limits.staging - self.staging);
+        // Whole pages; less than one is none.
+        let wanted = wanted & !4095;
+        let staging = if wanted == 0 {
+            None
+        } else {
+            match self.node.region::<u8>(wanted) {
+                Ok(region) => Some(region),
+                Err(error) => {
+                    tracing::warn!(%error, "no staging memory for a client, which reads and writes in messages");
+                    None
+                }
+            }
+        };
+        let (bytes, key) = staging.as_ref().map_or((0, [0; _]), |region| (region.len(), region.key().to_bytes()));
+        self.staging += bytes;
+        let client = self.clients.add(Client::new(letter.source, letter.incarnation, outlet, staging));
+        self.show();
+        Ok(Welcome { client: U32::new(client), staging: U32::new(bytes as u32), key })
+    }
+
+    /// Looks who is gone.
+    fn sweep(&mut self) {
+        let shared = self.node.shared();
+        let me = Token::current();
+        let gone = |client: &Client| !client.gone && shared.is_over(me, client.node, client.life);
+        let lost: Vec<u32> = self.clients.iter().filter(|(_, client)| gone(client)).map(|(number, _)| number).collect();
+        for number in lost {
+            self.lose(number);
+        }
+    }
+
+    /// A client that is gone without a word, or has to be.
+    #[cold]
+    fn lose(&mut self, number: u32) {
+        add(&self.shown.counts.lost, 1);
+        self.dismiss(number);
+    }
+
+    fn dismiss(&mut self, number: u32) {
+        self.files.submit();
+        let Some(client) = self.clients.get(number) else { return };
+        client.gone = true;
+        client.release_all();
+        if client.jobs == 0 {
+            self.bury(number);
+        }
+        self.show();
+    }
+
+    fn bury(&mut self, number: u32) {
+        if let Some(client) = self.clients.remove(number) {
+            self.staging -= client.staging_bytes();
+            if let Ok(outlet) = Rc::try_unwrap(client.outlet) {
+                self.introductions.dismiss(outlet);
+            }
+        }
+        self.show();
+    }
+
+    fn show(&mut self) {
+        self.is_alone = self.clients.len() <= 1;
+        let counts = &self.shown.counts;
+        let descriptors: usize = self.clients.iter().map(|(_, client)| client.open()).sum();
+        counts.clients.store(self.clients.iter().filter(|(_, client)| !client.gone).count() as u64, Ordering::Relaxed);
+        counts.descriptors.store(descriptors as u64, Ordering::Relaxed);
+        counts.staging.store(self.staging as u64, Ordering::Relaxed);
+    }
+
+    /// Waits for what is under way: the memory it names has to stay until it is over.
+    pub(super) fn end(&mut self) {
+        let until = Instant::now() + END_MOST;
+        self.files.submit();
+        while self.files.under_way() > 0 && Instant::now() < until {
+            self.files.wait(1, SWEEP);
+            self.reap();
+        }
+        if self.files.under_way() > 0 {
+            tracing::warn!("a medium does not answer: what waits for it keeps its memory until the process ends");
+            std::mem::forget((std::mem::take(&mut self.jobs), std::mem::take(&mut self.clients)));
+        }
+        let numbers: Vec<u32> = self.clients.iter().map(|(number, _)| number).collect();
+        for number in numbers {
+            self.dismiss(number);
+        }
+        self.show();
+    }
+}

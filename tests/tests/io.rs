@@ -1,0 +1,640 @@
+//! Files of an I/O node, as nodes without files use them.
+
+use doorbell::io::{IoClient, IoEngine, IoFile, IoServer, IoServerBuilder};
+use doorbell::{FabricKind, Node, NodeBuilder, NodeId, Role, Space};
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::{PATIENCE, until};
+use doorbell_tests::pattern::bytes;
+use doorbell_tests::process::{Process, told};
+use doorbell_tests::random::Random;
+use doorbell_tests::words::Words;
+use doorbell_tests::{Turn, number};
+use doorbell_udp::port::relay::{Badness, Relay};
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+doorbell_tests::roles! {
+    "serves" => serves,
+    "is killed" => is_killed,
+    "has no io_uring" => has_no_io_uring,
+}
+
+const MIB: usize = 1 << 20;
+
+// ---- rooms
+
+/// A directory that goes with the test. Its medium is one of memory, or that of the build.
+struct Room(PathBuf);
+
+impl Room {
+    fn new(parent: &Path) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("doorbell-io-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let path = parent.join(name);
+        fs::create_dir_all(path.join("served")).unwrap();
+        Self(path)
+    }
+
+    fn in_memory() -> Self {
+        Self::new(Path::new("/dev/shm"))
+    }
+
+    fn on_a_medium() -> Self {
+        Self::new(Path::new(env!("CARGO_TARGET_TMPDIR")))
+    }
+
+    /// What is served. Beside it there may be what is not.
+    fn served(&self) -> PathBuf {
+        self.0.join("served")
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server and a node without files, of this process.
+struct Pair {
+    server: IoServer,
+    io: Node,
+    compute: Node,
+    room: Room,
+}
+
+impl Pair {
+    fn new(room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
+        let space = Space::heap();
+        let builder = |role| Node::builder("io").role(role).space(space.clone());
+        Self::of([builder(Role::Io), builder(Role::Host)], room, with)
+    }
+
+    fn over_udp(room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
+        let builder = |role| Node::builder("io").fabric(FabricKind::Udp).role(role);
+        let io = builder(Role::Io).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+        let server = with(IoServer::builder(&io, room.served())).start().unwrap();
+        let compute = builder(Role::Host).connect(io.address().unwrap()).join().unwrap();
+        Self { server, io, compute, room }
+    }
+
+    fn of([io, compute]: [NodeBuilder; 2], room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
+        let io = io.join().unwrap();
+        let server = with(IoServer::builder(&io, room.served())).start().unwrap();
+        Self { server, io, compute: compute.join().unwrap(), room }
+    }
+
+    fn client(&self) -> IoClient {
+        IoClient::connect(&self.compute, self.io.id()).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.room.served().join(name)
+    }
+}
+
+fn as_it_is(builder: IoServerBuilder) -> IoServerBuilder {
+    builder
+}
+
+/// Every way in which a server may work.
+fn each(test: impl Fn(&Pair)) {
+    test(&Pair::new(Room::in_memory(), as_it_is));
+    test(&Pair::new(Room::on_a_medium(), as_it_is));
+    test(&Pair::new(Room::on_a_medium(), |server| server.engine(IoEngine::Plain)));
+    test(&Pair::new(Room::on_a_medium(), |server| server.staging_bytes(0)));
+    test(&Pair::over_udp(Room::in_memory(), as_it_is));
+}
+
+#[track_caller]
+fn fails<T: std::fmt::Debug>(result: io::Result<T>, errno: i32) {
+    let error = result.unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(errno), "{error:?}");
+}
+
+// ---- as std does it
+
+#[test]
+fn a_file_is_written_and_read_as_any_other() {
+    each(|pair| {
+        let client = pair.client();
+        let mut file = client.options().read(true).write(true).create_new(true).mode(0o640).open("f").unwrap();
+        file.write_all(b"hello, file").unwrap();
+        assert_eq!(file.stream_position().unwrap(), 11);
+        file.seek(SeekFrom::Start(7)).unwrap();
+        file.write_all(b"world").unwrap();
+        assert_eq!(fs::read(pair.path("f")).unwrap(), b"hello, world");
+        file.seek(SeekFrom::End(-5)).unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "world");
+        assert_eq!(file.seek(SeekFrom::Current(-12)).unwrap(), 0);
+        fails(file.seek(SeekFrom::Current(-1)), libc::EINVAL);
+        assert_eq!(file.stream_position().unwrap(), 0);
+        // What others write is there at once.
+        fs::File::options().write(true).open(pair.path("f")).unwrap().write_all_at(b"HELLO", 0).unwrap();
+        let mut five = [0; 5];
+        file.read_exact(&mut five).unwrap();
+        assert_eq!(&five, b"HELLO");
+        assert_eq!(file.read_at(&mut five, 12).unwrap(), 0);
+        assert_eq!(file.read_at(&mut five, 10).unwrap(), 2);
+        assert_eq!(file.read_exact_at(&mut five, 10).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        file.sync_all().unwrap();
+        file.sync_data().unwrap();
+        file.set_len(3).unwrap();
+        let facts = file.metadata().unwrap();
+        assert_eq!((facts.len(), facts.is_file(), facts.mode() & 0o777), (3, true, 0o640));
+        assert_eq!(client.metadata("f").unwrap().inode(), facts.inode());
+        assert!(facts.modified().elapsed().unwrap() < PATIENCE);
+        file.close().unwrap();
+        fails(client.options().write(true).create_new(true).open("f"), libc::EEXIST);
+        let mut file = client.options().append(true).open("f").unwrap();
+        file.write_all(b"-a").unwrap();
+        fs::File::options().append(true).open(pair.path("f")).unwrap().write_all(b"-b").unwrap();
+        file.write_all(b"-c").unwrap();
+        assert_eq!(fs::read(pair.path("f")).unwrap(), b"HEL-a-b-c");
+        assert_eq!(file.stream_position().unwrap(), 9);
+        fails(file.read(&mut [0; 4]), libc::EBADF);
+        drop(file);
+        client.create("f").unwrap();
+        assert_eq!(client.metadata("f").unwrap().len(), 0);
+        client.remove_file("f").unwrap();
+        fails(client.remove_file("f"), libc::ENOENT);
+        assert!(!pair.path("f").exists());
+        until("all closed", || (pair.server.counts().descriptors == 0).then_some(()));
+    });
+}
+
+#[test]
+fn large_reads_and_writes_arrive_whole_wherever_they_begin() {
+    each(|pair| {
+        let client = pair.client();
+        let file = client.options().read(true).write(true).create(true).open("large").unwrap();
+        let mut model = bytes(3 * MIB + 777, 1);
+        file.write_all_at(&model, 0).unwrap();
+        assert_eq!(fs::read(pair.path("large")).unwrap(), model);
+        let mut random = Random::new(number("DOORBELL_SEED", 1));
+        for round in 0..60 {
+            let most = [300, 5000, 70_000, 2 * MIB][round % 4];
+            let (at, len) = (random.below(model.len()), random.below(most));
+            if round % 3 == 0 {
+                let part = bytes(len, round as u64);
+                file.write_all_at(&part, at as u64).unwrap();
+                model.resize(model.len().max(at + len), 0);
+                model[at..at + len].copy_from_slice(&part);
+            }
+            let mut read = vec![0; len];
+            let got = file.read_at(&mut read, at as u64).unwrap();
+            assert_eq!(got, len.min(model.len() - at));
+            assert!(read[..got] == model[at..at + got], "round {round}: {len} bytes at {at}");
+        }
+        assert!(fs::read(pair.path("large")).unwrap() == model);
+    });
+}
+
+#[test]
+fn directories_are_listed_whole() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    let client = pair.client();
+    let mut expected: Vec<OsString> = (0..1000).map(|number| format!("{number}-{}", "x".repeat(number % 200)).into()).collect();
+    expected.push(OsString::from_vec(vec![0xff, b'\n', 0x80]));
+    for name in &expected {
+        fs::write(pair.room.served().join(name), b"").unwrap();
+    }
+    fs::create_dir(pair.path("d")).unwrap();
+    symlink("d", pair.path("l")).unwrap();
+    let entries = client.read_dir("").unwrap_err();
+    assert_eq!(entries.raw_os_error(), Some(libc::ENOENT));
+    let entries = client.read_dir(".").unwrap();
+    let mut files: Vec<_> = entries.iter().filter(|entry| entry.is_file()).map(|entry| entry.file_name().to_owned()).collect();
+    files.sort();
+    expected.sort();
+    assert_eq!(files, expected);
+    let of = |name: &str| entries.iter().find(|entry| entry.file_name() == name).unwrap();
+    assert!(of("d").is_dir() && of("l").is_symlink());
+    assert!(client.metadata("l").unwrap().is_dir() && client.symlink_metadata("l").unwrap().is_symlink());
+    assert!(client.read_dir("l").unwrap().is_empty());
+    fails(client.read_dir("0-"), libc::ENOTDIR);
+    fails(client.remove_file("d"), libc::EISDIR);
+    client.remove_file("l").unwrap();
+    assert!(pair.path("d").is_dir());
+}
+
+// ---- what can't be had
+
+#[test]
+fn the_directory_cannot_be_left() {
+    each(|pair| {
+        let client = pair.client();
+        let outside = pair.room.0.join("secret");
+        fs::write(&outside, b"secret").unwrap();
+        fs::create_dir(pair.path("d")).unwrap();
+        fs::write(pair.path("d/inside"), b"inside").unwrap();
+        let links: [(&str, &Path); 5] = [
+            ("absolute", &outside),
+            ("relative", Path::new("../secret")),
+            ("root", Path::new("/")),
+            ("up", Path::new("..")),
+            ("magic", Path::new("/proc/self/root")),
+        ];
+        for (name, target) in links {
+            symlink(target, pair.path(name)).unwrap();
+        }
+        let outside_path = outside.to_str().unwrap();
+        let up = [
+            "../secret",
+            "d/../../secret",
+            "up/secret",
+            "absolute",
+            "relative",
+            "d/../up/secret",
+            outside_path,
+            "/",
+            "..",
+            "root",
+        ];
+        for path in up.into_iter().chain(["magic/etc/passwd", "root/etc/passwd", "/proc/self/environ"]) {
+            let says = |result: io::Result<()>| match result.unwrap_err().raw_os_error() {
+                Some(libc::EXDEV | libc::ELOOP) => {}
+                other => panic!("{path}: {other:?}"),
+            };
+            says(client.open(path).map(drop));
+            says(client.create(path).map(drop));
+            says(client.metadata(path).map(drop));
+            says(client.read_dir(path).map(drop));
+        }
+        for path in ["../secret", "up/secret", "d/../../secret", outside_path, "root/etc/passwd"] {
+            fails(client.remove_file(path), libc::EXDEV);
+        }
+        assert_eq!(fs::read(&outside).unwrap(), b"secret");
+        // The link goes, not what it means.
+        client.remove_file("absolute").unwrap();
+        assert!(outside.exists());
+        let mut text = String::new();
+        client.open("d/../d/inside").unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "inside");
+        assert_eq!(pair.server.counts().lost, 0);
+    });
+}
+
+#[test]
+fn what_makes_no_sense_has_the_errno_of_the_system() {
+    each(|pair| {
+        let client = pair.client();
+        let file = client.options().read(true).write(true).create(true).open("f").unwrap();
+        let mut buf = [0; 8];
+        for offset in [u64::MAX, u64::MAX - 3, i64::MAX as u64 + 1] {
+            fails(file.read_at(&mut buf, offset), libc::EINVAL);
+            fails(file.write_at(&buf, offset), libc::EINVAL);
+            fails(file.set_len(offset), libc::EINVAL);
+        }
+        fails(file.read_at(&mut buf, i64::MAX as u64 - 2), libc::EINVAL);
+        let mut large = vec![0; 2 * MIB];
+        fails(file.write_at(&large, i64::MAX as u64 - 2), libc::EINVAL);
+        assert_eq!(file.read_at(&mut large, 1 << 50).unwrap(), 0);
+        assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
+        assert_eq!(file.write_at(&[], 0).unwrap(), 0);
+        fails(client.open("a\0b"), libc::EINVAL);
+        fails(client.metadata("a\0b"), libc::EINVAL);
+        fails(client.remove_file("a\0b"), libc::EINVAL);
+        for len in [256, 4095, 4096, 5000, 1 << 20] {
+            fails(client.open("x".repeat(len)), libc::ENAMETOOLONG);
+            fails(client.metadata("x".repeat(len)), libc::ENAMETOOLONG);
+            fails(client.remove_file("x".repeat(len)), libc::ENAMETOOLONG);
+        }
+        fails(client.open(""), libc::ENOENT);
+        fails(client.open("f/g"), libc::ENOTDIR);
+        fails(client.open("nothing/g"), libc::ENOENT);
+        fails(client.remove_file("."), libc::EISDIR);
+        fails(client.options().open("f"), libc::EINVAL);
+        fails(client.options().read(true).truncate(true).open("f"), libc::EINVAL);
+        fails(client.options().read(true).custom_flags(libc::O_PATH as u32).open("f"), libc::EINVAL);
+        fails(client.options().write(true).custom_flags(libc::O_TMPFILE as u32).open("."), libc::EINVAL);
+        symlink("loop", pair.path("loop")).unwrap();
+        fails(client.open("loop"), libc::ELOOP);
+        let directory = client.open(".").unwrap();
+        fails(directory.read_at(&mut buf, 0), libc::EISDIR);
+        fails(client.options().write(true).open("."), libc::EISDIR);
+        // The same client still works.
+        file.write_all_at(b"still", 0).unwrap();
+    });
+}
+
+#[test]
+fn pipes_and_devices_are_refused_and_make_nobody_wait() {
+    let pair = Pair::new(Room::on_a_medium(), as_it_is);
+    let client = pair.client();
+    let fifo = pair.path("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(pair.path("s")).unwrap();
+    fails(client.open("fifo"), libc::EOPNOTSUPP);
+    fails(client.options().write(true).open("fifo"), libc::ENXIO);
+    fails(client.options().read(true).write(true).open("fifo"), libc::EOPNOTSUPP);
+    fails(client.open("s"), libc::ENXIO);
+    assert!(!client.metadata("fifo").unwrap().is_file());
+    assert_eq!(pair.server.counts().descriptors, 0);
+    drop(socket);
+}
+
+#[test]
+fn nothing_changes_what_is_served_to_read_only() {
+    let pair = Pair::new(Room::in_memory(), |server| server.read_only(true));
+    fs::write(pair.path("f"), b"as it was").unwrap();
+    let client = pair.client();
+    fails(client.create("f"), libc::EROFS);
+    fails(client.create("g"), libc::EROFS);
+    fails(client.options().append(true).open("f"), libc::EROFS);
+    fails(client.options().read(true).write(true).open("f"), libc::EROFS);
+    fails(client.remove_file("f"), libc::EROFS);
+    let mut file = client.open("f").unwrap();
+    fails(file.set_len(0), libc::EROFS);
+    fails(file.write(b"x"), libc::EBADF);
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "as it was");
+    assert!(!pair.path("g").exists());
+}
+
+#[test]
+fn descriptors_and_clients_have_limits() {
+    let pair = Pair::new(Room::in_memory(), |server| server.descriptors(5).clients(2));
+    fs::write(pair.path("f"), b"").unwrap();
+    let (one, two) = (pair.client(), pair.client());
+    let files: Vec<IoFile> = (0..5).map(|_| one.open("f").unwrap()).collect();
+    assert_eq!(files.iter().map(IoFile::descriptor).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    fails(one.open("f"), libc::EMFILE);
+    // Another client has numbers of its own.
+    assert_eq!(two.open("f").unwrap().descriptor(), 0);
+    fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
+    let mut files = files;
+    files.remove(2).close().unwrap();
+    assert_eq!(one.open("f").unwrap().descriptor(), 2);
+    drop(files);
+    drop(two);
+    let three = until("a place", || IoClient::connect(&pair.compute, pair.io.id()).ok());
+    three.open("f").unwrap();
+    drop((one, three));
+    until("all is given back", || {
+        let counts = pair.server.counts();
+        ((counts.clients, counts.descriptors, counts.staging_bytes) == (0, 0, 0)).then_some(())
+    });
+    assert_eq!(pair.server.counts().lost, 0);
+}
+
+#[test]
+fn threads_have_clients_of_their_own_or_share_one() {
+    let pair = Pair::new(Room::on_a_medium(), as_it_is);
+    let shared = pair.client();
+    std::thread::scope(|scope| {
+        for thread in 0..6_u64 {
+            let (pair, shared) = (&pair, &shared);
+            scope.spawn(move || {
+                let own = pair.client();
+                let name = format!("of-{thread}");
+                for round in 0..20 {
+                    let client = if round % 2 == 0 { &own } else { shared };
+                    let data = bytes(1 + (round * 37_331 + thread as usize * 7919) % 400_000, thread * 100 + round as u64);
+                    client.create(&name).unwrap().write_all(&data).unwrap();
+                    let mut read = Vec::new();
+                    client.open(&name).unwrap().read_to_end(&mut read).unwrap();
+                    assert!(read == data, "thread {thread}, round {round}");
+                }
+            });
+        }
+    });
+}
+
+// ---- others that are hostile, or die
+
+#[test]
+fn whatever_is_sent_to_a_server_it_goes_on() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    fs::write(pair.path("f"), b"intact").unwrap();
+    let client = pair.client();
+    let file = client.open("f").unwrap();
+    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let mut random = Random::new(number("DOORBELL_SEED", 1));
+    for round in 0..number("DOORBELL_CASES", 4000) {
+        let len = if round % 50 == 0 { random.below(30_000) } else { random.below(80) };
+        let mut message: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
+        // Near to what makes sense: any operation, the client that is there, few descriptors.
+        if len >= 32 && round % 2 == 0 {
+            message[0] = random.below(15) as u8;
+            message[1] = random.below(2) as u8;
+            message[2..4].copy_from_slice(&(random.below(3) as u16).to_le_bytes());
+            message[4..8].copy_from_slice(&(1_u32 << 16 | random.below(2) as u32).to_le_bytes());
+            if message[0] == 2 {
+                // Its own end would be nobody's fault.
+                message[0] = 5;
+            }
+        }
+        device.send(0, random.next(), &message).unwrap();
+    }
+    drop(device);
+    drop((file, client));
+    let client = pair.client();
+    let mut text = Vec::new();
+    client.open("f").unwrap().read_to_end(&mut text).unwrap();
+    assert!(pair.server.is_serving());
+}
+
+/// What a server of another process shows of itself.
+mod at {
+    pub const READY: usize = 0;
+    pub const STOP: usize = 1;
+    pub const CLIENTS: usize = 2;
+    pub const DESCRIPTORS: usize = 3;
+    pub const STAGING: usize = 4;
+    pub const PORT: usize = 5;
+    pub const ROUNDS: usize = 6;
+    pub const COUNT: usize = 7;
+}
+
+fn serves() {
+    let words = Words::inherited();
+    let builder = Node::builder(told("DOMAIN")).role(Role::Io).id(0);
+    let builder = match std::env::var("LISTEN") {
+        Ok(address) => builder.fabric(FabricKind::Udp).listen(address.parse::<SocketAddr>().unwrap()),
+        Err(_) => builder,
+    };
+    let node = builder.join().unwrap();
+    let server = IoServer::builder(&node, told("DIRECTORY")).start().unwrap();
+    words[at::PORT].store(node.address().map_or(0, |address| address.port().into()), SeqCst);
+    words[at::READY].store(1, SeqCst);
+    while words[at::STOP].load(SeqCst) == 0 {
+        let counts = server.counts();
+        words[at::CLIENTS].store(counts.clients, SeqCst);
+        words[at::DESCRIPTORS].store(counts.descriptors, SeqCst);
+        words[at::STAGING].store(counts.staging_bytes, SeqCst);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.stop().unwrap();
+    node.leave().unwrap();
+}
+
+fn is_killed() {
+    let words = Words::inherited();
+    let node = Node::builder(told("DOMAIN")).join().unwrap();
+    let client = IoClient::connect(&node, NodeId(0)).unwrap();
+    let data = bytes(600_000, 3);
+    let mut files = Vec::new();
+    for round in 0.. {
+        let file = client.options().read(true).write(true).create(true).open(format!("of-{}", round % 9)).unwrap();
+        file.write_all_at(&data, 0).unwrap();
+        let mut read = vec![0; 4096];
+        file.read_exact_at(&mut read, 4096 * (round % 100)).unwrap();
+        files.push(file);
+        files.truncate(5);
+        words[at::ROUNDS].fetch_add(1, SeqCst);
+    }
+}
+
+/// Descriptors of a process that are of files of this directory.
+fn open_in(pid: u32, directory: &Path) -> usize {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
+    targets.filter(|target| target.starts_with(directory) && target != directory).count()
+}
+
+#[test]
+fn clients_that_are_killed_leave_nothing_open() {
+    let _turn = Turn::take();
+    let (domain, room, words) = (Domain::new("io-kills"), Room::in_memory(), Words::new(at::COUNT));
+    let served = room.served();
+    let tell = |role| Process::start(role).words(&words).tell("DOMAIN", domain.name());
+    let server = tell("serves").tell("DIRECTORY", &served).go();
+    until("the server", || (words[at::READY].load(SeqCst) == 1).then_some(()));
+    let mut random = Random::new(number("DOORBELL_SEED", 1));
+    for _ in 0..number("DOORBELL_KILLS", 12) {
+        let clients = [tell("is killed").go(), tell("is killed").go()];
+        let before = words[at::ROUNDS].load(SeqCst);
+        let rounds = 1 + random.below(40) as u64;
+        until("some rounds", || {
+            assert!(!clients.iter().any(|client| client.ended_by(Instant::now())), "it ended by itself");
+            (words[at::ROUNDS].load(SeqCst) >= before + rounds).then_some(())
+        });
+        clients.iter().for_each(Process::kill);
+        drop(clients);
+    }
+    until("all is given back", || {
+        let of = |at: usize| words[at].load(SeqCst);
+        ((of(at::CLIENTS), of(at::DESCRIPTORS), of(at::STAGING)) == (0, 0, 0)).then_some(())
+    });
+    assert_eq!(open_in(server.pid(), &served), 0);
+    // Whoever comes next is served, and what is counted is open.
+    let node = Node::builder(domain.name()).join().unwrap();
+    let client = IoClient::connect(&node, NodeId(0)).unwrap();
+    let file = client.create("last").unwrap();
+    assert_eq!(open_in(server.pid(), &served), 1);
+    drop((file, client));
+    node.leave().unwrap();
+    words[at::STOP].store(1, SeqCst);
+    server.end_well(PATIENCE);
+}
+
+#[test]
+fn a_server_that_is_killed_fails_its_clients_by_name() {
+    let _turn = Turn::take();
+    let (domain, room, words) = (Domain::new("io-server"), Room::in_memory(), Words::new(at::COUNT));
+    let tell = Process::start("serves").words(&words).tell("DOMAIN", domain.name());
+    let server = tell.tell("DIRECTORY", room.served()).go();
+    until("the server", || (words[at::READY].load(SeqCst) == 1).then_some(()));
+    let node = Node::builder(domain.name()).join().unwrap();
+    let client = IoClient::connect(&node, NodeId(0)).unwrap();
+    let file = client.create("f").unwrap();
+    file.write_all_at(&bytes(MIB, 1), 0).unwrap();
+    server.kill();
+    server.end(PATIENCE);
+    for _ in 0..3 {
+        let error = file.read_at(&mut vec![0; MIB], 0).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::NotConnected), "{error:?}");
+    }
+    drop((file, client));
+    let error = IoClient::connect(&node, NodeId(0)).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::NotFound), "{error:?}");
+    node.leave().unwrap();
+    doorbell_shm::domain::clean(domain.space(), Some(domain.name()), false).unwrap();
+}
+
+// ---- networks
+
+#[test]
+fn a_network_that_loses_and_reorders_copies_files_intact() {
+    let _turn = Turn::take();
+    let (room, words) = (Room::in_memory(), Words::new(at::COUNT));
+    let tell = Process::start("serves").words(&words).tell("DOMAIN", "io-relay");
+    let server = tell.tell("DIRECTORY", room.served()).tell("LISTEN", "127.0.0.1:0").go();
+    until("the server", || (words[at::READY].load(SeqCst) == 1).then_some(()));
+    let badness = Badness { loss: 0.05, reordering: 0.05, duplication: 0.01, ..Badness::NONE };
+    let home = SocketAddr::from(([127, 0, 0, 1], words[at::PORT].load(SeqCst) as u16));
+    let relay = Relay::start(None, home, [badness; 2], number("DOORBELL_SEED", 1)).unwrap();
+    // With an id: whoever asks for one does so from another port, and the relay knows one alone.
+    let node = Node::builder("io-relay").fabric(FabricKind::Udp).id(1).connect(relay.front(0)).join().unwrap();
+    let client = IoClient::connect(&node, NodeId(0)).unwrap();
+    let data = bytes(number("DOORBELL_NETWORK_MIB", 16) as usize * MIB, 5);
+    let mut file = client.create("copy").unwrap();
+    for piece in data.chunks(MIB) {
+        file.write_all(piece).unwrap();
+    }
+    file.close().unwrap();
+    assert!(fs::read(room.served().join("copy")).unwrap() == data);
+    let (file, mut read) = (client.open("copy").unwrap(), vec![0; data.len()]);
+    for (at, piece) in (0..).step_by(MIB).zip(read.chunks_mut(MIB)) {
+        file.read_exact_at(piece, at).unwrap();
+    }
+    assert!(read == data);
+    for relayed in relay.relayed() {
+        assert!(relayed.lost > 0 && relayed.reordered > 0, "{relayed:?}");
+    }
+    drop((file, client));
+    node.leave().unwrap();
+    words[at::STOP].store(1, SeqCst);
+    server.end_well(PATIENCE);
+}
+
+// ---- no io_uring
+
+/// From here on this process is told that it may not use io_uring.
+fn forbid_io_uring() -> io::Result<()> {
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: a local program with its length; the kernel copies it.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[test]
+fn without_io_uring_files_are_served_by_plain_calls() {
+    // SAFETY: between fork and exec, two system calls.
+    unsafe { Process::start("has no io_uring").before(forbid_io_uring) }.go().end_well(PATIENCE);
+}
+
+fn has_no_io_uring() {
+    let pair = Pair::new(Room::on_a_medium(), as_it_is);
+    assert_eq!(pair.server.engine(), IoEngine::Plain);
+    let data = bytes(MIB, 1);
+    let client = pair.client();
+    client.create("f").unwrap().write_all(&data).unwrap();
+    let mut read = Vec::new();
+    client.open("f").unwrap().read_to_end(&mut read).unwrap();
+    assert!(read == data);
+    let error = IoServer::builder(&pair.compute, pair.room.served()).engine(IoEngine::Uring).start().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error:?}");
+}

@@ -1,0 +1,199 @@
+//! `doorbell io cp`: a file from here to there, or from there to here.
+
+use super::join::JoinArgs;
+use super::place::Place;
+use super::show::failed;
+use crate::exit::Failure;
+use crate::measure::workers::requested_end;
+use crate::text::{bytes, print};
+use doorbell::Role;
+use doorbell::io::IoFile;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fs::File;
+use std::hash::Hasher;
+use std::io::{self, IsTerminal};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use twox_hash::XxHash3_64;
+
+/// Bytes that are read and written at a time.
+const PIECE: usize = 1 << 20;
+
+/// Copy a file to an I/O node, or from one
+///
+/// One of the two is a file of this machine, the other one of an I/O node. A directory as the destination means a file of the same name in it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell io cp result.bin io:                     to the directory of the only I/O node
+  doorbell io cp io:runs/1.bin . --verify           from there, read once more and compared at the end
+  doorbell io cp 3:x y --domain grid                from node 3 of the domain `grid`
+
+With --verify the copy is read back from where it was written, and its checksum (XXH3, 64 bits) compared with that of what was sent.
+What was copied in part, as the command was interrupted or something failed, stays.")]
+pub struct CopyArgs {
+    /// What to copy: PATH, io:PATH or NODE:PATH
+    #[arg(value_name = "SRC")]
+    from: Place,
+    /// Where to: PATH, io:PATH or NODE:PATH
+    #[arg(value_name = "DST")]
+    to: Place,
+    /// Read the copy back and compare checksums
+    #[arg(long)]
+    verify: bool,
+    /// Say nothing, and show no bar
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    join: JoinArgs,
+}
+
+/// A file at either end.
+enum End {
+    Here(File),
+    There(IoFile),
+}
+
+impl End {
+    fn read(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
+        match self {
+            End::Here(file) => {
+                let mut done = 0;
+                while done < into.len() {
+                    match file.read_at(&mut into[done..], at + done as u64)? {
+                        0 => break,
+                        len => done += len,
+                    }
+                }
+                Ok(done)
+            }
+            End::There(file) => file.read_at(into, at),
+        }
+    }
+
+    fn write(&self, from: &[u8], at: u64) -> io::Result<()> {
+        match self {
+            End::Here(file) => file.write_all_at(from, at),
+            End::There(file) => file.write_all_at(from, at),
+        }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        match self {
+            End::Here(file) => file.metadata().map(|facts| facts.len()),
+            End::There(file) => file.metadata().map(|facts| facts.len()),
+        }
+    }
+}
+
+/// Copies.
+pub fn run(args: &CopyArgs) -> Result<(), Failure> {
+    let there = match (&args.from, &args.to) {
+        (Place::Here(_), Place::There(there)) | (Place::There(there), Place::Here(_)) => there,
+        _ => return Err(Failure::usage("one of SRC and DST has to be of an I/O node", "io:PATH is, and so is 3:PATH of node 3")),
+    };
+    let signal = requested_end()?;
+    let node = args.join.join(Role::Host, "io cp")?;
+    let client = there.connect(&node)?;
+    let here = |what: &str, path: &Path, error: io::Error| failed(what, path.display(), &error);
+    let (from, to, names) = match (&args.from, &args.to) {
+        (Place::Here(source), _) => {
+            let from = File::open(source).map_err(|error| here("open", source, error))?;
+            let is_dir = client.metadata(&there.path).is_ok_and(|facts| facts.is_dir());
+            let target = there.at(within(&there.path, is_dir, source)?);
+            let options = client.options().read(args.verify).write(true).create(true).truncate(true);
+            let to = options.open(&target.path).map_err(|error| failed("make", &target, &error))?;
+            (End::Here(from), End::There(to), [source.display().to_string(), target.to_string()])
+        }
+        (Place::There(source), Place::Here(target)) => {
+            let from = client.open(&source.path).map_err(|error| failed("open", source, &error))?;
+            let target = within(target, target.is_dir(), &source.path)?;
+            let options = File::options().read(args.verify).write(true).create(true).truncate(true).open(&target);
+            let to = options.map_err(|error| here("make", &target, error))?;
+            (End::There(from), End::Here(to), [source.to_string(), target.display().to_string()])
+        }
+        _ => return Ok(()),
+    };
+    carry(args, &signal, &from, &to, &names)
+}
+
+/// The path of the copy: in the directory, under the name of the source, if it is a directory.
+fn within(target: &Path, is_dir: bool, source: &Path) -> Result<PathBuf, Failure> {
+    if !is_dir {
+        return Ok(target.to_owned());
+    }
+    let name = source.file_name();
+    let name = name.ok_or_else(|| Failure::usage(format!("{} is no file", source.display()), "name a file, not a directory"))?;
+    Ok(target.join(name))
+}
+
+fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[String; 2]) -> Result<(), Failure> {
+    let total = from.len().map_err(|error| failed("look at", &names[0], &error))?;
+    let passes = if args.verify { 2 } else { 1 };
+    let bar = bar(args, total * passes);
+    let (began, mut piece, mut hash, mut at) = (Instant::now(), vec![0; PIECE], XxHash3_64::new(), 0);
+    loop {
+        interrupted(signal)?;
+        let len = from.read(&mut piece, at).map_err(|error| failed("read", &names[0], &error))?;
+        if len == 0 {
+            break;
+        }
+        if args.verify {
+            hash.write(&piece[..len]);
+        }
+        to.write(&piece[..len], at).map_err(|error| failed("write", &names[1], &error))?;
+        at += len as u64;
+        bar.set_position(at);
+    }
+    let took = began.elapsed();
+    let mut checked = String::new();
+    if args.verify {
+        let sent = hash.finish();
+        let found =
+            checksum(signal, to, at, &mut piece, &bar).map_err(|failure| failure.of(format!("cannot verify {}", names[1])))?;
+        if sent != found {
+            let what = format!("{} is no copy of {}: checksums are {found:016x} and {sent:016x}", names[1], names[0]);
+            return Err(Failure::failed(what, "see whether somebody else writes it, and copy it again"));
+        }
+        checked = format!(", verified (XXH3 {sent:016x})");
+    }
+    bar.finish_and_clear();
+    if !args.quiet {
+        let rate = bytes((at as f64 / took.as_secs_f64().max(1e-9)) as u64);
+        print(&format!("{} -> {}: {} in {:.2} s, {rate}/s{checked}\n", names[0], names[1], bytes(at), took.as_secs_f64()));
+    }
+    Ok(())
+}
+
+/// Of all that is there, which has to be as much as was written.
+fn checksum(signal: &AtomicUsize, file: &End, len: u64, piece: &mut [u8], bar: &ProgressBar) -> Result<u64, Failure> {
+    let (mut hash, mut at) = (XxHash3_64::new(), 0);
+    loop {
+        interrupted(signal)?;
+        let got = file.read(piece, at).map_err(|error| Failure::failed(error, ""))?;
+        if got == 0 {
+            return Ok(hash.finish());
+        }
+        hash.write(&piece[..got]);
+        at += got as u64;
+        bar.set_position(len + at);
+    }
+}
+
+fn interrupted(signal: &AtomicUsize) -> Result<(), Failure> {
+    match signal.load(Ordering::SeqCst) {
+        0 => Ok(()),
+        signal => Err(Failure::interrupted(signal as i32)),
+    }
+}
+
+/// Where somebody sees it.
+fn bar(args: &CopyArgs, total: u64) -> ProgressBar {
+    if args.quiet || !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
+    ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

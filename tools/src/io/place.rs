@@ -1,0 +1,110 @@
+//! What files are called on a command line.
+
+use crate::exit::Failure;
+use doorbell::io::IoClient;
+use doorbell::{Node, NodeId};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How long the I/O node may take to be there.
+const WELCOME: Duration = Duration::from_secs(10);
+
+/// A file: of this machine, or of an I/O node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A path of this machine.
+    Here(PathBuf),
+    /// A path in the directory that a node serves.
+    There(There),
+}
+
+/// A path in the directory that a node serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct There {
+    /// Which node; the only one of role io if it is not said.
+    pub node: Option<NodeId>,
+    /// The path.
+    pub path: PathBuf,
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let Some((node, path)) = word.split_once(':') else { return Ok(Self::Here(word.into())) };
+        let there = |node, path: &str| Ok(Self::There(There { node, path: if path.is_empty() { "." } else { path }.into() }));
+        match node {
+            "io" => there(None, path),
+            _ if !node.is_empty() && node.bytes().all(|byte| byte.is_ascii_digit()) => match node.parse() {
+                Ok(node) => there(Some(node), path),
+                Err(error) => Err(format!("{error}; hint: write ./{word} for a file of this machine")),
+            },
+            _ => Ok(Self::Here(word.into())),
+        }
+    }
+}
+
+impl FromStr for There {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word.parse()? {
+            Place::There(there) => Ok(there),
+            Place::Here(_) => {
+                Err("it is a file of this machine; hint: io:PATH is one of the I/O node, 3:PATH one of node 3".into())
+            }
+        }
+    }
+}
+
+impl fmt::Display for There {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node {
+            Some(node) => write!(f, "{node}:{}", self.path.display()),
+            None => write!(f, "io:{}", self.path.display()),
+        }
+    }
+}
+
+impl There {
+    /// The same node's, by another path.
+    pub fn at(&self, path: impl AsRef<Path>) -> Self {
+        Self { node: self.node, path: path.as_ref().to_owned() }
+    }
+
+    /// Becomes a client of the node.
+    pub fn connect(&self, node: &Node) -> Result<IoClient, Failure> {
+        let builder = IoClient::builder(node).patience(WELCOME);
+        let builder = self.node.into_iter().fold(builder, |builder, server| builder.server(server));
+        builder.connect().map_err(|error| Failure::failed(error, "start one with `doorbell io serve DIR`, or see `doorbell ls`"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_that_people_write() {
+        let there = |node: Option<u16>, path: &str| Place::There(There { node: node.map(NodeId), path: path.into() });
+        let here = |path: &str| Place::Here(path.into());
+        for (word, place) in [
+            ("io:a/b", there(None, "a/b")),
+            ("io:", there(None, ".")),
+            ("3:x", there(Some(3), "x")),
+            ("0:", there(Some(0), ".")),
+            ("io:a:b", there(None, "a:b")),
+            ("a", here("a")),
+            ("./3:x", here("./3:x")),
+            ("/tmp/io:x", here("/tmp/io:x")),
+            ("c:x", here("c:x")),
+            (":x", here(":x")),
+        ] {
+            assert_eq!(word.parse(), Ok(place), "{word}");
+        }
+        assert!("1024:x".parse::<Place>().is_err() && "99999999:x".parse::<Place>().is_err());
+        assert!("x".parse::<There>().is_err());
+    }
+}

@@ -1,0 +1,96 @@
+//! `doorbell io serve`: the daemon.
+
+use super::join::JoinArgs;
+use crate::exit::Failure;
+use crate::measure::args::words;
+use crate::measure::workers::requested_end;
+use crate::text::{bytes, counted, print};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use doorbell::Role;
+use doorbell::io::{IoEngine, IoServer};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often it looks whether it is asked to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Serve a directory to the nodes of a domain, until interrupted
+///
+/// The node has the role `io`. Each client has descriptors of its own, which are closed when it drops them, leaves or dies. Only regular files and
+/// directories are opened; paths that lead out of the directory fail with EXDEV.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell io serve /srv/data
+  doorbell io serve . --read-only --domain grid
+  doorbell io serve /srv/data --listen 10.0.0.1:7000 --key-file grid.key      for other machines, too
+
+It says on one line that it serves, and how: by io_uring, or by plain calls where that is forbidden; then a file whose medium is slow holds up all clients.
+Interrupted, it says what it did.")]
+pub struct ServeArgs {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// Have everything fail that would change something (EROFS)
+    #[arg(long)]
+    read_only: bool,
+    /// Clients at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
+    clients: u16,
+    /// Files that one client may have open at a time
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    descriptors: u16,
+    /// How files are read and written
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(["auto", "io_uring", "plain"]).map(engine))]
+    engine: IoEngine,
+    /// How its threads wait: auto spins, then yields, then sleeps
+    #[arg(long, value_name = "HOW", default_value_t = doorbell::Wait::default(), value_parser = words::<doorbell::Wait>(&["auto", "spin", "yield", "park"]))]
+    wait: doorbell::Wait,
+    #[command(flatten)]
+    join: JoinArgs,
+}
+
+fn engine(word: String) -> IoEngine {
+    match word.as_str() {
+        "io_uring" => IoEngine::Uring,
+        "plain" => IoEngine::Plain,
+        _ => IoEngine::Auto,
+    }
+}
+
+/// Serves.
+pub fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let signal = requested_end()?;
+    let node = args.join.join_with(Role::Io, "io serve", |builder| builder.wait(args.wait))?;
+    let directory = args.directory.display();
+    let server = IoServer::builder(&node, &args.directory)
+        .read_only(args.read_only)
+        .clients(args.clients.into())
+        .descriptors(args.descriptors.into())
+        .engine(args.engine)
+        .start()
+        .map_err(|error| {
+            Failure::usage(format!("cannot serve {directory}: {error}"), "name a directory that this user may read")
+        })?;
+    let at = node.address().map_or_else(String::new, |address| format!(" at {address}"));
+    let rights = if args.read_only { " to read only" } else { "" };
+    let (id, domain) = (node.id(), node.domain());
+    print(&format!(
+        "node {id} of domain '{domain}'{at} serves {directory}{rights}, by {}; interrupt it to end\n",
+        server.engine()
+    ));
+    while signal.load(Ordering::SeqCst) == 0 && server.is_serving() {
+        std::thread::sleep(LOOK);
+    }
+    let counts = server.counts();
+    let ended = server.stop();
+    print(&format!(
+        "{} done, {} read, {} written; {} lost\n",
+        counted(counts.requests as usize, "request"),
+        bytes(counts.bytes_read),
+        bytes(counts.bytes_written),
+        counted(counts.lost as usize, "client")
+    ));
+    ended.map_err(|error| Failure::failed(error, "start it again"))
+}

@@ -1,0 +1,118 @@
+//! `doorbell io cat` and `doorbell io ls`.
+
+use super::join::JoinArgs;
+use super::place::There;
+use crate::exit::Failure;
+use crate::ls::Format;
+use crate::text::{Table, print};
+use doorbell::Role;
+use serde_json::json;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+/// Bytes that are asked for at a time.
+const PIECE: usize = 1 << 20;
+
+/// Print files of an I/O node
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell io cat io:log
+  doorbell io cat 3:part1 3:part2 > whole      of node 3")]
+pub struct CatArgs {
+    /// The files: io:PATH, or NODE:PATH
+    #[arg(required = true, value_name = "PLACE")]
+    files: Vec<There>,
+    #[command(flatten)]
+    join: JoinArgs,
+}
+
+/// Show what is in a directory of an I/O node
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doorbell io ls                              all of the directory that the only I/O node serves
+  doorbell io ls io:runs --format json | jq -r 'select(.kind == \"file\").name'")]
+pub struct LsArgs {
+    /// The directory, or a file: io:PATH, or NODE:PATH
+    #[arg(value_name = "PLACE", default_value = "io:")]
+    place: There,
+    /// Form of the output
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
+    format: Format,
+    #[command(flatten)]
+    join: JoinArgs,
+}
+
+/// Why something could not be done with a file.
+pub fn failed(what: &str, place: impl std::fmt::Display, error: &std::io::Error) -> Failure {
+    let hint = match error.raw_os_error() {
+        Some(libc::EXDEV) => "paths are relative to the directory that is served, and cannot leave it",
+        Some(libc::EROFS) => "it is served to read only",
+        Some(libc::ENOENT) => "`doorbell io ls` shows what is there",
+        Some(libc::EOPNOTSUPP) => "only regular files and directories are served",
+        _ => "",
+    };
+    Failure::failed(format!("cannot {what} {place}: {error}"), hint)
+}
+
+/// Prints files.
+pub fn cat(args: &CatArgs) -> Result<(), Failure> {
+    let node = args.join.join(Role::Host, "io cat")?;
+    let mut piece = vec![0; PIECE];
+    let mut out = std::io::stdout().lock();
+    for place in &args.files {
+        let client = place.connect(&node)?;
+        let file = client.open(&place.path).map_err(|error| failed("open", place, &error))?;
+        let mut at = 0;
+        loop {
+            let len = file.read_at(&mut piece, at).map_err(|error| failed("read", place, &error))?;
+            match out.write_all(&piece[..len]) {
+                // Whoever closed the pipe has seen enough.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+                Err(error) => return Err(Failure::failed(format!("cannot write to stdout: {error}"), "")),
+                Ok(()) if len == 0 => break,
+                Ok(()) => at += len as u64,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Shows a directory.
+pub fn ls(args: &LsArgs) -> Result<(), Failure> {
+    let node = args.join.join(Role::Host, "io ls")?;
+    let place = &args.place;
+    let client = place.connect(&node)?;
+    let of = |path: &Path| client.symlink_metadata(path);
+    let found = client.metadata(&place.path).map_err(|error| failed("look at", place, &error))?;
+    let mut names: Vec<std::path::PathBuf> = if found.is_dir() {
+        let entries = client.read_dir(&place.path).map_err(|error| failed("list", place, &error))?;
+        entries.iter().map(|entry| entry.file_name().into()).collect()
+    } else {
+        vec![place.path.clone()]
+    };
+    names.sort_unstable();
+    let mut table = Table::new(&["NAME", "KIND", ">BYTES", ">MODE"]);
+    let mut lines = String::new();
+    for name in names {
+        let path = if found.is_dir() { place.path.join(&name) } else { name.clone() };
+        // Who removes it meanwhile is not to blame.
+        let Ok(facts) = of(&path) else { continue };
+        let kind = match () {
+            () if facts.is_file() => "file",
+            () if facts.is_dir() => "directory",
+            () if facts.is_symlink() => "link",
+            () => "other",
+        };
+        let mode = format!("{:o}", facts.mode() & 0o7777);
+        let name = name.to_string_lossy();
+        lines += &format!("{}\n", json!({"name": name, "kind": kind, "bytes": facts.len(), "mode": mode}));
+        table.row([name.escape_debug().to_string(), kind.into(), facts.len().to_string(), mode]);
+    }
+    match args.format {
+        Format::Table => print(&table.lines().iter().map(|line| format!("{line}\n")).collect::<String>()),
+        Format::Json => print(&lines),
+    }
+    Ok(())
+}
