@@ -428,9 +428,10 @@ proptest! {
     ) {
         let device = Device::new(2);
         let mut writers = [device.writer(5), device.writer(6)];
-        let view = device.view();
         let words = device.segment.len() / 8;
         for (kind, at, value) in steps {
+            // Anew, as words between the fields are written, too.
+            let view = device.view();
             match kind {
                 0..=3 => {
                     let len = (value % 600) as usize;
