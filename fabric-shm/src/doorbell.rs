@@ -69,7 +69,8 @@ impl Bell {
     /// Consumer: says that it will sleep. Look at every lane after this and before [`sleep`](Self::sleep). False where
     /// heavy barriers don't work: then sleep a millisecond at most, as a wake may be missed.
     pub fn arm(&self) -> bool {
-        self.armed.store(1, Ordering::Relaxed);
+        // An exchange: it comes behind whatever a producer did to the word that woke for what is over.
+        self.armed.swap(1, Ordering::AcqRel);
         heavy_barrier(Reach::Machine)
     }
 

@@ -5,7 +5,7 @@ use super::{DeviceEnvelope, Inner};
 use crate::Result;
 use crate::engine::baton::Token;
 use crate::engine::poller::Progress;
-use crate::engine::wait::Step;
+use crate::engine::wait::{CHECK_EVERY, Step};
 use crate::error::{DeviceFault, Error};
 use doorbell_fabric::Payload;
 use doorbell_shm::clock;
@@ -31,6 +31,8 @@ const SLEEP_INLINE: Duration = Duration::from_millis(1);
 const SLEEP: Duration = Duration::from_millis(50);
 /// The longest wait for the lock between two questions whether its owner lives.
 const SLEEP_LOCK: Duration = Duration::from_millis(25);
+/// After how many attempts in vain somebody who does not wait asks for the time.
+const CARE_EVERY: u32 = 64;
 const RECEIVE: &str = "receive from";
 
 /// One thread id of a device: receives what is sent to it. `Send`, not `Sync`. Dropping it gives the id up; what waits for it then is the next
@@ -43,6 +45,10 @@ pub struct DeviceThread {
     slot: usize,
     me: OwnerId,
     tid: u64,
+    /// When this thread last saw to what a long wait has to see to.
+    cared: Instant,
+    /// Attempts that found nothing.
+    vain: u32,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -60,7 +66,7 @@ impl DeviceThread {
     pub(super) fn attach(inner: Arc<Inner>, id: u32) -> Result<Self> {
         let tid = this_thread();
         let (slot, me) = Self::take_slot(&inner, id, tid)?;
-        Ok(Self { inner, id, slot, me, tid, not_sync: PhantomData })
+        Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, not_sync: PhantomData })
     }
 
     fn take_slot(inner: &Inner, id: u32, tid: u64) -> Result<(usize, OwnerId)> {
@@ -121,7 +127,17 @@ impl DeviceThread {
                 Got::Message(envelope) => return Ok(Some(envelope)),
                 Got::TooSmall(len) => return Err(self.too_small(len, buf.len())),
                 Got::More => {}
-                Got::Nothing | Got::Busy => return Ok(None),
+                Got::Nothing => {
+                    self.vain = self.vain.wrapping_add(1);
+                    if self.vain.is_multiple_of(CARE_EVERY) {
+                        self.care_if_due(me)?;
+                    }
+                    return Ok(None);
+                }
+                Got::Busy => {
+                    self.care_if_due(me)?;
+                    return Ok(None);
+                }
             }
         }
     }
@@ -248,7 +264,10 @@ impl DeviceThread {
                         self.care(me)?;
                     }
                 }
-                Step::Expired => return Err(Error::Timeout { operation: "receive from a device", node: None }),
+                Step::Expired => {
+                    self.care_if_due(me)?;
+                    return Err(Error::Timeout { operation: "receive from a device", node: None });
+                }
             }
             self.note(DeviceStep::Waited);
             worth = true;
@@ -266,9 +285,16 @@ impl DeviceThread {
         view.await_message(self.slot, self.id, most);
     }
 
+    /// Many short waits see to the same as a long one.
+    #[cold]
+    fn care_if_due(&mut self, me: Token) -> Result<()> {
+        if self.cared.elapsed() >= CHECK_EVERY { self.care(me) } else { Ok(()) }
+    }
+
     /// What a long wait has to see to: that the node lives, that the lock's owner does, and that what nobody fetches is dropped.
     #[cold]
     fn care(&mut self, me: Token) -> Result<()> {
+        self.cared = Instant::now();
         let inner = &self.inner;
         inner.shared.check()?;
         if inner.shared.progress() != Progress::Poller {

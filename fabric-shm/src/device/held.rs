@@ -274,7 +274,9 @@ impl<'a> Held<'a> {
 
     /// The message at this place is taken: this is the step that counts.
     fn clear(&self, place: Place) {
-        self.view.line(place.lane, place.at).0[0].store(0, Ordering::Relaxed);
+        // Release: who finds it cleared finds that it was looked at.
+        let order = if planted_bug("device-clear") { Ordering::Relaxed } else { Ordering::Release };
+        self.view.line(place.lane, place.at).0[0].store(0, order);
         point!("device.cleared");
         self.trim(place.lane);
     }
@@ -300,8 +302,7 @@ impl<'a> Held<'a> {
         }
         if taken > 0 {
             // Release: who writes there afterwards does so after it was read.
-            let order = if planted_bug("device-read") { Ordering::Relaxed } else { Ordering::Release };
-            words.read.store(began.wrapping_add(taken), order);
+            words.read.store(began.wrapping_add(taken), Ordering::Release);
             words.room.ring(false);
         }
     }
@@ -407,7 +408,7 @@ impl<'a> Held<'a> {
     /// dropped.
     #[cold]
     pub fn sweep(&self, now: u64, limit: u64, lives: impl Fn(&View<'_>, usize) -> bool) -> u64 {
-        let mut dropped = 0;
+        let (mut dropped, mut moved) = (0, false);
         for (slot, words) in self.view.slots.iter().enumerate() {
             let tid = words.tid.load(Ordering::Relaxed);
             // Its value may come to a living thread at this moment: whoever changes the number first wins.
@@ -442,7 +443,9 @@ impl<'a> Held<'a> {
                 if since > now || now - since < limit {
                     // There may be room by now.
                     words.blocked.store(0, Ordering::Relaxed);
-                    if !self.store(header, since) {
+                    if self.store(header, since) {
+                        moved = true;
+                    } else {
                         words.blocked.store(since.min(now), Ordering::Relaxed);
                     }
                 } else {
@@ -450,6 +453,7 @@ impl<'a> Held<'a> {
                     self.clear(header.place);
                     self.dropped(&header);
                     dropped += 1;
+                    moved = true;
                 }
             }
             let is_idle = || {
@@ -464,6 +468,10 @@ impl<'a> Held<'a> {
                     self.view.root.busy.0.fetch_or(bit, Ordering::AcqRel);
                 }
             }
+        }
+        if moved {
+            // Who waits for what lies behind may sleep, having seen the lane blocked.
+            self.view.slots.iter().for_each(|slot| slot.bell.wake());
         }
         dropped
     }

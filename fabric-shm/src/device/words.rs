@@ -223,9 +223,8 @@ impl<'a> View<'a> {
             let lane = busy.trailing_zeros() as usize;
             busy &= busy - 1;
             let Some(words) = self.lanes.get(lane) else { break };
-            let at = words.scan.0.load(Ordering::Acquire);
-            let line = self.line(lane, at);
-            if line.0[0].load(Ordering::Acquire) == stamp(at) && words.broken.load(Ordering::Relaxed) == 0 {
+            let Some(line) = self.line_to_look_at(lane) else { continue };
+            if words.broken.load(Ordering::Relaxed) == 0 {
                 let next = (line.0[1].load(Ordering::Relaxed) >> 32) as u32;
                 if next == thread {
                     return Some(next);
@@ -236,6 +235,26 @@ impl<'a> View<'a> {
             }
         }
         other
+    }
+
+    /// The first header of a lane that nobody has looked at, if there is one.
+    #[inline]
+    fn line_to_look_at(&self, lane: usize) -> Option<&'a Line> {
+        let scan = &self.lanes[lane].scan.0;
+        let mut at = scan.load(Ordering::Acquire);
+        for _ in 0..LOOKS_BEHIND {
+            let line = self.line(lane, at);
+            if line.0[0].load(Ordering::Acquire) == stamp(at) {
+                return Some(line);
+            }
+            // It may have been taken since: then there may be one behind it, of which nobody tells any more.
+            let now = scan.load(Ordering::Acquire);
+            if now == at {
+                return None;
+            }
+            at = now;
+        }
+        None
     }
 
     /// The header at a place, if there is one now; an error if no sender writes such a one.
@@ -281,6 +300,9 @@ impl<'a> View<'a> {
         }
     }
 }
+
+/// How often a look goes on behind messages that others take at this moment.
+const LOOKS_BEHIND: usize = 16;
 
 /// What the header packet of a message at this place begins with.
 pub(super) fn stamp(at: u64) -> u64 {
