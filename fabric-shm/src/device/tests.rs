@@ -302,10 +302,13 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Tags and lengths, in order.
+type Waiting = VecDeque<(u64, usize)>;
+
 /// What should be in a device: of each lane and thread the messages, the first of which may have been taken by one who died.
 #[derive(Default)]
 struct Model {
-    waiting: BTreeMap<(usize, u32), (VecDeque<(u64, usize)>, bool)>,
+    waiting: BTreeMap<(usize, u32), (Waiting, bool)>,
 }
 
 impl Model {
