@@ -82,7 +82,8 @@ fn receive_one(thread: &mut DeviceThread, buf: &mut [u8], random: &mut Random, d
             pattern::check(&buf[..envelope.len], pattern_of(envelope.thread, envelope.tag));
             Some(untag(envelope.tag))
         }
-        Ok(None) | Err(Error::Timeout { .. }) => None,
+        // A process that leaves does not wait for all its threads.
+        Ok(None) | Err(Error::Timeout { .. } | Error::Closed) => None,
         Err(Error::Device { why, .. }) => match *why {
             // It is there still.
             DeviceFault::TooSmall { len, capacity } if capacity == room && len > room => None,
@@ -457,6 +458,7 @@ fn a_device_survives_its_threads_processes_and_senders() {
         let sender = storm.sender();
         storm.senders.push(sender);
     }
+    let mut deaths = 0;
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     for _ in 0..kills {
         storm.probe(&sender, &all, "nobody");
@@ -500,6 +502,8 @@ fn a_device_survives_its_threads_processes_and_senders() {
                 ("a sender", Vec::new())
             }
         };
+        // One that dies at its place follows another that was killed.
+        deaths += 2 * dead.len();
         let others: Vec<usize> = all.iter().copied().filter(|thread| !dead.contains(thread)).collect();
         times.entry(what).or_default().push(storm.probe(&sender, &others, what));
         if what.starts_with("a process") {
@@ -524,9 +528,8 @@ fn a_device_survives_its_threads_processes_and_senders() {
         );
     }
     println!("{} received; {gaps} missing in between; {counts:?}", words[at::RECEIVED].load(SeqCst));
-    // Who dies may have taken one message of which it told nobody: each thread of a process; and some die twice a turn.
-    let most = 2 * (at::THREADS / PROCESSES * kills) as u64;
-    assert!(gaps <= counts.dropped + most, "{gaps} are missing, and {counts:?}");
+    // Each thread that died may have taken one message of which it told nobody.
+    assert!(gaps <= counts.dropped + deaths as u64, "{gaps} are missing, {deaths} threads died, and {counts:?}");
     assert_eq!(counts.broken, 0);
     drop((sender, device));
     node.leave().unwrap();
