@@ -38,12 +38,12 @@ fn receive() {
         let expected = next.load(SeqCst);
         // Who died may have received one that it did not note any more.
         assert!(
-            envelope.tag == expected || envelope.tag == expected + 1 && words[8].load(SeqCst) == 1,
+            envelope.tag == expected || envelope.tag == expected + 1 && words[8 + thread as usize].load(SeqCst) == 1,
             "{envelope:?}, not {expected}"
         );
         assert_eq!(envelope.len, length(envelope.tag));
         pattern::check(&buf[..envelope.len], envelope.tag);
-        words[8].store(0, SeqCst);
+        words[8 + thread as usize].store(0, SeqCst);
         next.store(envelope.tag + 1, SeqCst);
     }
     drop(receiver);
@@ -88,7 +88,7 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
             }
             if tag == kill_at + 5 {
                 // Another comes in its place before its storage is full, and the lane has to wait for it.
-                words[8].store(1, SeqCst);
+                words[8 + mortal].store(1, SeqCst);
                 std::mem::forget(receiver(&domain, &node, &words, mortal as u64));
             }
         }
