@@ -234,7 +234,9 @@ pub enum TeamFault {
 #[non_exhaustive]
 pub enum DeviceFault {
     /// No living process is attached to a device of this name.
-    #[error("no living process is attached to it; see that the name is right, and that somebody attaches before others send")]
+    #[error(
+        "no living process is attached to it; see that the name is right, that somebody attaches before others send, and after the last has left, once one is attached again, open it anew"
+    )]
     Absent,
     /// A living thread has this id.
     #[error("{owner} is thread {thread} of it already; take another id, or drop the other one first")]

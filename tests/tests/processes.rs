@@ -1,6 +1,8 @@
 //! Real processes: a host and its accelerators, forks, a full `/dev/shm`, another layout.
 
-use doorbell::{Error, Event, LockKey, Match, Node, NodeId, Peer, Resource, Role, Space, Value};
+use doorbell::{
+    Device, DeviceSender, DeviceThread, Error, Event, LockKey, Match, Node, NodeId, Peer, Resource, Role, Space, Value,
+};
 use doorbell_shm::domain::{DomainLayout, JoinOptions, Membership, clean, list_domains};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::layout::{BOARD_BYTES, LaneGeometry, inbox_bytes};
@@ -172,17 +174,23 @@ fn forks_and_goes_on() {
     let mut sending = Some(peer.start_send(1, vec![1; 8 << 20]).unwrap());
     let key = node.key("key", Resource::Unnamed).unwrap();
     let guard = key.lock().unwrap();
+    let device = node.device("net").attach().unwrap();
+    let to_device = node.to_device("net").unwrap();
+    let mut thread = device.thread(1).unwrap();
+    to_device.send(1, 0, b"one").unwrap();
+    thread.receive_by(&mut [0; 8], soon()).unwrap();
     let child = fork(&told("HOW"));
     if child == 0 {
         let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut wrong = what_does_not_say_forked(&node, &peer);
             wrong.extend(which_call_on_a_key_does_not_say_forked(&node, &key));
+            wrong.extend(which_call_on_a_device_does_not_say_forked(&device, &mut thread, &to_device));
             // Unless the poller had sent all of it before the fork.
             let sending = sending.take().filter(|sending| !sending.test()).map(|sending| sending.wait().result.map(drop));
             wrong
                 .extend(sending.filter(|result| !matches!(result, Err(Error::Forked))).map(|result| format!("wait: {result:?}")));
             // The child's copies go without touching what belongs to the parent.
-            drop((node, peer, pending, guard));
+            drop((node, peer, pending, guard, to_device, thread, device));
             wrong
         }));
         let code = match wrong {
@@ -203,10 +211,29 @@ fn forks_and_goes_on() {
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child failed: {status:#x}");
     assert_eq!(key.get().unwrap(), Value::Owner(guard.owner()), "the child unlocked it");
     guard.unlock().unwrap();
+    to_device.send(1, 0, b"two").unwrap();
+    thread.receive_by(&mut [0; 8], soon()).unwrap();
+    assert_eq!(device.counts().received, 2);
     let sending = sending.take().map(|sending| sending.wait_by(soon()));
     assert!(matches!(sending, Some(Ok(completion)) if completion.result.is_ok()));
     assert!(matches!(pending.wait_by(soon()), Ok(completion) if completion.result.is_ok()));
     node.leave().unwrap();
+}
+
+fn which_call_on_a_device_does_not_say_forked(device: &Device, thread: &mut DeviceThread, sender: &DeviceSender) -> Vec<String> {
+    let mut buf = [0; 8];
+    let results: [(&str, doorbell::Result<()>); 7] = [
+        ("thread", device.thread(2).map(drop)),
+        ("receive", thread.receive(&mut buf).map(drop)),
+        ("receive_by", thread.receive_by(&mut buf, briefly()).map(drop)),
+        ("try_receive", thread.try_receive(&mut buf).map(drop)),
+        ("send to a device", sender.send(1, 0, b"x")),
+        ("try_send to a device", sender.try_send(1, 0, b"x").map(drop)),
+        ("flush", sender.flush_by(soon())),
+    ];
+    let counted = device.counts() != Default::default();
+    let wrong = results.into_iter().filter(|(_, result)| !matches!(result, Err(Error::Forked)));
+    wrong.map(|(call, result)| format!("{call}: {result:?}")).chain(counted.then(|| "counts".to_owned())).collect()
 }
 
 fn what_does_not_say_forked(node: &Node, peer: &Peer) -> Vec<String> {

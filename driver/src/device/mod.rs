@@ -35,7 +35,7 @@ use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error};
 use crate::node::{Node, Shared};
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::device::{Counts, DeviceGeometry, Held, this_thread};
+use doorbell_shm::device::{Counts, Dead, DeviceGeometry, Held, this_thread};
 use doorbell_shm::domain::DeviceSegment;
 use doorbell_shm::keys::OwnerId;
 pub use sender::DeviceSender;
@@ -180,9 +180,9 @@ impl Device {
         DeviceThread::attach(self.inner.clone(), id)
     }
 
-    /// What it counted since it was made, of all processes. Reads some words; does not block.
+    /// What it counted since it was made, of all processes. Reads some words; does not block. In a forked child, which has no part in the device: nothing.
     pub fn counts(&self) -> DeviceCounts {
-        Held::counts(self.inner.segment.view())
+        if doorbell_shm::space::forked() { DeviceCounts::default() } else { Held::counts(self.inner.segment.view()) }
     }
 }
 
@@ -218,6 +218,11 @@ impl Inner {
     /// Whether whoever has the lock lives.
     fn lives(&self, owner: OwnerId) -> bool {
         self.shared.membership().is_receiver_living(owner, self.segment.view().tid_of(owner))
+    }
+
+    /// Receivers that do not live. Makes system calls: before the lock is taken.
+    fn dead(&self, but: Option<usize>) -> Dead {
+        self.segment.view().dead(but, |owner, tid| self.shared.membership().is_receiver_living(owner, tid))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::engine::baton::Token;
 use crate::engine::poller::Progress;
 use crate::engine::wait::Step;
 use crate::error::{DeviceFault, Error};
-use crate::node::Shared;
+use crate::node::{Shared, Work};
 use doorbell_shm::device::{NoWrite, Writer};
 use doorbell_shm::domain::DeviceSegment;
 use std::cell::{Cell, RefCell};
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 pub(super) const SEND: &str = "send to";
 /// How often a sender that waits looks at its lane before the engine is turned.
 const TURN_EVERY: u32 = 32;
+/// After how many attempts in vain somebody who does not wait asks whether anybody is there to receive.
+const CARE_EVERY: u32 = 64;
 const SLEEP: Duration = Duration::from_millis(25);
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
 
@@ -33,7 +35,7 @@ pub struct DeviceSender {
 /// How a device is reached.
 pub(super) enum Way {
     /// By a lane of it.
-    Near { segment: Box<DeviceSegment>, writer: RefCell<Writer> },
+    Near { segment: Box<DeviceSegment>, writer: RefCell<Writer>, work: Work, vain: Cell<u32> },
     /// By the network, with this number; and the longest message it took when it was found.
     Far { stream: u32, message_max: usize, not_sync: PhantomData<Cell<()>> },
 }
@@ -44,7 +46,7 @@ impl DeviceSender {
         let way = match shared.membership().open_device(name)? {
             Some(segment) => {
                 let writer = RefCell::new(claim(&shared, &segment)?);
-                Way::Near { segment: Box::new(segment), writer }
+                Way::Near { segment: Box::new(segment), writer, work: shared.new_work(), vain: Cell::new(0) }
             }
             None if shared.has_network() => far::open(&shared, me, name)?,
             None => return Err(fault(SEND, name, DeviceFault::Absent)),
@@ -85,18 +87,22 @@ impl DeviceSender {
         self.send_parts(thread, tag, parts, None)
     }
 
-    /// Sends if there is room now; false if there is not.
+    /// Sends if there is room now; false if there is not. Errors are those of [`send`](Self::send); that no living process is attached any more is noticed
+    /// at every 64th attempt in vain at the latest.
     pub fn try_send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<bool> {
         let me = self.shared.check()?;
         match &self.way {
-            Way::Near { segment, writer } => {
-                let written = writer.borrow_mut().try_write(&segment.view(), thread, tag, &[bytes]);
-                match written {
-                    Ok(()) => Ok(true),
-                    Err(NoWrite::Full) => Ok(false),
-                    Err(why) => Err(self.refused(why, bytes.len())),
+            Way::Near { segment, writer, work, vain } => match self.write((segment, writer, work), thread, tag, &[bytes])? {
+                Ok(()) => Ok(true),
+                Err(NoWrite::Full) => {
+                    vain.set(vain.get().wrapping_add(1));
+                    if vain.get().is_multiple_of(CARE_EVERY) {
+                        self.care(me, segment)?;
+                    }
+                    Ok(false)
                 }
-            }
+                Err(why) => Err(self.refused(why, bytes.len())),
+            },
             Way::Far { stream, .. } => {
                 self.check_len(bytes.len())?;
                 far::try_send(self, me, *stream, thread, tag, &[bytes])
@@ -117,13 +123,10 @@ impl DeviceSender {
     fn send_parts(&self, thread: u32, tag: u64, parts: &[&[u8]], deadline: Option<Instant>) -> Result<()> {
         let me = self.shared.check()?;
         match &self.way {
-            Way::Near { segment, writer } => {
-                let written = writer.borrow_mut().try_write(&segment.view(), thread, tag, parts);
-                match written {
-                    Ok(()) => Ok(()),
-                    Err(why) => self.send_when_there_is_room(me, (segment, writer), (thread, tag, parts), deadline, why),
-                }
-            }
+            Way::Near { segment, writer, work, .. } => match self.write((segment, writer, work), thread, tag, parts)? {
+                Ok(()) => Ok(()),
+                Err(why) => self.send_when_there_is_room(me, (segment, writer, work), (thread, tag, parts), deadline, why),
+            },
             Way::Far { stream, .. } => {
                 self.check_len(parts.iter().map(|part| part.len()).fold(0, usize::saturating_add))?;
                 far::send(self, me, *stream, (thread, tag, parts), deadline)
@@ -135,11 +138,24 @@ impl DeviceSender {
         if len <= self.message_max() { Ok(()) } else { Err(self.refused(NoWrite::TooLong, len)) }
     }
 
+    #[inline]
+    fn write(
+        &self,
+        (segment, writer, work): (&DeviceSegment, &RefCell<Writer>, &Work),
+        thread: u32,
+        tag: u64,
+        parts: &[&[u8]],
+    ) -> Result<Result<(), NoWrite>> {
+        // Until it is dropped the node does not leave: the lane would be another's.
+        let _working = self.shared.begin(work)?;
+        Ok(writer.borrow_mut().try_write(&segment.view(), thread, tag, parts))
+    }
+
     #[cold]
     fn send_when_there_is_room(
         &self,
         me: Token,
-        (segment, writer): (&DeviceSegment, &RefCell<Writer>),
+        (segment, writer, work): (&DeviceSegment, &RefCell<Writer>, &Work),
         (thread, tag, parts): (u32, u64, &[&[u8]]),
         deadline: Option<Instant>,
         mut why: NoWrite,
@@ -174,8 +190,7 @@ impl DeviceSender {
                 }
                 Step::Expired => return Err(Error::Timeout { operation: "send to a device", node: None }),
             }
-            let written = writer.borrow_mut().try_write(&view, thread, tag, parts);
-            match written {
+            match self.write((segment, writer, work), thread, tag, parts)? {
                 Ok(()) => return Ok(()),
                 Err(again) => why = again,
             }
@@ -201,13 +216,15 @@ impl DeviceSender {
         let max = self.message_max();
         let why = match why {
             NoWrite::TooLong => DeviceFault::TooLong { len, max },
-            _ => DeviceFault::Damaged,
+            NoWrite::Ended => DeviceFault::Absent,
+            NoWrite::Full | NoWrite::Broken => DeviceFault::Damaged,
         };
         fault(SEND, self.name(), why)
     }
 }
 
 fn claim(shared: &Shared, segment: &DeviceSegment) -> Result<Writer> {
+    let _updating = shared.begin_update()?;
     let membership = shared.membership();
     let me = (membership.id(), membership.incarnation());
     Writer::claim(&segment.view(), me, None, |node, life| membership.is_living(node, life)).ok_or_else(|| {
@@ -222,7 +239,7 @@ impl Drop for DeviceSender {
             return;
         }
         match &mut self.way {
-            Way::Near { segment, writer } => writer.get_mut().release(&segment.view()),
+            Way::Near { segment, writer, .. } => writer.get_mut().release(&segment.view()),
             Way::Far { stream, .. } => {
                 let stream = *stream;
                 far::close(self, stream);

@@ -7,9 +7,10 @@ use crate::engine::baton::Token;
 use crate::engine::poller::Progress;
 use crate::engine::wait::{CHECK_EVERY, Step};
 use crate::error::{DeviceFault, Error};
+use crate::node::{Updating, Work};
 use doorbell_fabric::Payload;
 use doorbell_shm::clock;
-use doorbell_shm::device::{Header, Held, Received, View, this_thread};
+use doorbell_shm::device::{Dead, Header, Held, Received, View, this_thread};
 use doorbell_shm::keys::OwnerId;
 use std::cell::Cell;
 use std::fmt;
@@ -49,6 +50,7 @@ pub struct DeviceThread {
     cared: Instant,
     /// Attempts that found nothing.
     vain: u32,
+    work: Work,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -64,30 +66,24 @@ enum Got {
 
 impl DeviceThread {
     pub(super) fn attach(inner: Arc<Inner>, id: u32) -> Result<Self> {
+        inner.shared.check()?;
         let tid = this_thread();
         let (slot, me) = Self::take_slot(&inner, id, tid)?;
-        Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, not_sync: PhantomData })
+        let work = inner.shared.new_work();
+        Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, work, not_sync: PhantomData })
     }
 
     fn take_slot(inner: &Inner, id: u32, tid: u64) -> Result<(usize, OwnerId)> {
         const OPERATION: &str = "become a thread of";
         let caller = inner.caller();
-        let (node, life) = (caller.node(), caller.life());
-        let owner = |slot: usize| OwnerId::thread(node, life, slot as u32);
-        let lives = |view: &View<'_>, slot: usize| view.receiver(slot).is_some_and(|owner| inner.lives(owner));
+        let dead = inner.dead(None);
         let attached = {
-            let held = inner.lock(caller, OPERATION)?;
-            match held.attach(id, owner, tid, lives) {
-                // A slot may be that of a thread that is gone.
-                None => {
-                    held.sweep(clock::now_ns(), inner.limit(), lives);
-                    held.attach(id, owner, tid, lives)
-                }
-                attached => attached,
-            }
+            let locked = inner.lock(caller, OPERATION)?;
+            locked.held.sweep(clock::now_ns(), inner.limit(), &dead);
+            locked.held.attach(id, (caller.node(), caller.life()), tid)
         };
         match attached {
-            Some(Ok(slot)) => Ok((slot, owner(slot))),
+            Some(Ok(slot)) => Ok(slot),
             Some(Err(owner)) => Err(inner.fault(OPERATION, DeviceFault::Taken { thread: id, owner })),
             None => {
                 let threads = inner.segment.geometry().threads;
@@ -152,8 +148,9 @@ impl DeviceThread {
     /// The thread that used it before may have ended, and been taken for dead with its id.
     #[cold]
     fn move_here(&mut self, tid: u64) -> Result<()> {
-        if !self.inner.segment.view().move_tid(self.slot, self.tid, tid) {
-            (self.slot, self.me) = Self::take_slot(&self.inner, self.id, tid)?;
+        match self.inner.segment.view().move_to(self.slot, self.me, self.tid, tid) {
+            Some(me) => self.me = me,
+            None => (self.slot, self.me) = Self::take_slot(&self.inner, self.id, tid)?,
         }
         self.tid = tid;
         Ok(())
@@ -174,6 +171,8 @@ impl DeviceThread {
     /// Steps (a) to (f), once.
     #[inline]
     fn steps(&self, buf: &mut [u8]) -> Result<Got> {
+        // Until it is dropped the node does not leave: others would take the lock from it.
+        let _working = self.inner.shared.begin(&self.work)?;
         let view = self.inner.segment.view();
         match Held::try_lock(view, self.me) {
             Ok(held) => self.with(held, buf),
@@ -246,7 +245,11 @@ impl DeviceThread {
                 std::hint::spin_loop();
                 worth = self.is_worth(&inner.segment.view(), &mut others);
             }
-            let gear = gear.get_or_insert_with(|| shared.gear(deadline).yielding_for(YIELD));
+            let gear = match &mut gear {
+                Some(gear) => gear,
+                None if shared.has_network() && shared.is_within(me) => return Err(Error::Reentrant { operation: RECEIVE }),
+                None => gear.insert(shared.gear(deadline).yielding_for(YIELD)),
+            };
             rounds += 1;
             if rounds.is_multiple_of(TURN_EVERY) && shared.progress() != Progress::Poller && shared.turn(me) > 0 {
                 gear.awake();
@@ -304,20 +307,21 @@ impl DeviceThread {
         if inner.segment.is_cut() {
             return Err(inner.fault(RECEIVE, DeviceFault::Damaged));
         }
-        let held = match Held::try_lock(view, self.me) {
-            Ok(held) => Some(held),
-            Err(seen) => match seen.owner() {
-                Some(owner) if !inner.lives(owner) => Held::inherit(view, self.me, seen),
-                _ => None,
-            },
-        };
-        if let Some(held) = held {
-            let lives = |view: &View<'_>, slot: usize| view.receiver(slot).is_some_and(|owner| inner.lives(owner));
-            let dropped = held.sweep(clock::now_ns(), inner.limit(), lives);
-            drop(held);
-            if dropped > 0 {
-                tracing::warn!(device = inner.segment.name(), dropped, "messages that nobody fetched were dropped");
-            }
+        // One of all threads of the device does it at a time; the lock of a dead one is everybody's business.
+        let seen = view.lock_seen();
+        let is_due = view.is_sweep_due(clock::now_ns());
+        let is_dead = seen.owner().is_some_and(|owner| !inner.lives(owner));
+        if !is_due && !is_dead {
+            return Ok(());
+        }
+        let dead = if is_due { inner.dead(Some(self.slot)) } else { Dead::default() };
+        let _working = inner.shared.begin(&self.work)?;
+        let held = if is_dead { Held::inherit(view, self.me, seen) } else { Held::try_lock(view, self.me).ok() };
+        let Some(held) = held else { return Ok(()) };
+        let dropped = held.sweep(clock::now_ns(), inner.limit(), &dead);
+        drop(held);
+        if dropped > 0 {
+            tracing::warn!(device = inner.segment.name(), dropped, "messages that nobody fetched were dropped");
         }
         Ok(())
     }
@@ -329,13 +333,14 @@ impl Inner {
         u64::try_from(self.fetch_within.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The lock, for a call that is rare. Waits for it as long as its owner lives, two seconds at most.
-    fn lock(&self, me: OwnerId, operation: &'static str) -> Result<Held<'_>> {
+    /// The lock, for a call that is rare. Waits for it as long as its owner lives, two seconds at most. An error if the node has left.
+    fn lock(&self, me: OwnerId, operation: &'static str) -> Result<Locked<'_>> {
+        let _updating = self.shared.begin_update()?;
         let view = self.segment.view();
         let mut gear = self.shared.gear(Some(Instant::now() + Duration::from_secs(2)));
         loop {
             let seen = match Held::try_lock(view, me) {
-                Ok(held) => return Ok(held),
+                Ok(held) => return Ok(Locked { held, _updating }),
                 Err(seen) => seen,
             };
             let is_dead = |owner| !self.lives(owner);
@@ -348,10 +353,16 @@ impl Inner {
             if seen.owner().is_some_and(is_dead)
                 && let Some(held) = Held::inherit(view, me, seen)
             {
-                return Ok(held);
+                return Ok(Locked { held, _updating });
             }
         }
     }
+}
+
+/// The lock of a device; while it is held the node does not leave.
+struct Locked<'a> {
+    held: Held<'a>,
+    _updating: Updating<'a>,
 }
 
 #[inline]
@@ -374,7 +385,9 @@ impl Drop for DeviceThread {
             return;
         }
         match self.inner.lock(self.inner.caller(), "leave") {
-            Ok(held) => held.detach(self.slot, self.me, self.tid),
+            Ok(locked) => locked.held.detach(self.slot, self.me, self.tid),
+            // Others find out that this life of the node is over.
+            Err(Error::Closed) => {}
             Err(error) => tracing::warn!(%error, thread = self.id, "a thread id of a device stays taken until its process ends"),
         }
     }

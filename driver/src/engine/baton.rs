@@ -144,6 +144,11 @@ impl<T> Baton<T> {
         Some(BatonGuard { baton: self, me, biased: None })
     }
 
+    /// Whether this thread has it.
+    pub fn is_mine(&self, me: Token) -> bool {
+        self.lock.load(Ordering::Relaxed) == me.0 || self.is_in_by_bias(me)
+    }
+
     #[cold]
     fn is_in_by_bias(&self, me: Token) -> bool {
         self.seats.iter().any(|seat| seat.token.load(Ordering::Relaxed) == me.0 && seat.inside.load(Ordering::Relaxed) != 0)

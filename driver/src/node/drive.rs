@@ -19,7 +19,7 @@ use crate::region::table::RegionTable;
 use crate::registry::Clerks;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
-use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Reach, heavy_barrier, light_barrier};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
@@ -28,7 +28,7 @@ use doorbell_shm::fabric::ShmFabric;
 use doorbell_udp::UdpFabric;
 use doorbell_udp::port::{Park, Port};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Turns in a row before the clock is looked at.
@@ -70,6 +70,20 @@ impl Network {
     }
 }
 
+/// One handle of a node by which somebody works at what others take from the node when it leaves: a lane or the lock of a device.
+pub(crate) struct Work(Arc<CachePadded<AtomicBool>>);
+
+/// Work that is being done.
+pub(crate) struct Working<'a>(&'a AtomicBool);
+
+impl Drop for Working<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: who finds it done finds what was done.
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// An update under a lock.
 pub(crate) struct Updating<'a>(&'a AtomicUsize);
 
@@ -93,6 +107,8 @@ pub struct Shared {
     closed: AtomicBool,
     /// Threads that may have the lock of a value.
     updating: AtomicUsize,
+    /// Handles by which somebody may be at work; of those that are gone, some.
+    works: Mutex<Vec<Weak<CachePadded<AtomicBool>>>>,
     regions: Arc<RegionTable>,
     lender: Arc<Lender>,
     membership: Arc<Membership>,
@@ -131,6 +147,7 @@ impl Shared {
             progress,
             closed: AtomicBool::new(false),
             updating: AtomicUsize::new(0),
+            works: Mutex::default(),
             regions,
             lender,
             membership,
@@ -286,12 +303,43 @@ impl Shared {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(updating) }
     }
 
-    /// Waits until nobody is in an update that is under way, of a node that is closed: a second at most, as this thread may be.
+    /// A handle by which one thread at a time works.
+    pub(crate) fn new_work(&self) -> Work {
+        let work = Arc::default();
+        let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
+        works.retain(|work| work.strong_count() > 0);
+        works.push(Arc::downgrade(&work));
+        Work(work)
+    }
+
+    /// Before each piece of work: until the answer is dropped this node does not leave. As [`begin_update`](Self::begin_update), for what is done so often
+    /// that two stores to a line of its own are enough.
+    #[inline(always)]
+    pub(crate) fn begin<'a>(&self, work: &'a Work) -> Result<Working<'a>> {
+        work.0.store(true, Ordering::Relaxed);
+        let working = Working(&work.0);
+        // With the heavy barrier of who leaves: one of the two sees the other.
+        light_barrier();
+        if self.closed.load(Ordering::Relaxed) { Err(Error::Closed) } else { Ok(working) }
+    }
+
+    /// Waits until nobody is in an update or at work, of a node that is closed: a second at most, as this thread may be.
     pub(crate) fn wait_for_updates(&self) {
+        if !heavy_barrier(Reach::Process) {
+            // Then time has to do: no processor keeps a store to itself for so long.
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let deadline = Instant::now() + Duration::from_secs(1);
-        while self.updating.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+        let works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_at_work = || works.iter().any(|work| work.upgrade().is_some_and(|work| work.load(Ordering::Acquire)));
+        while (self.updating.load(Ordering::SeqCst) > 0 || is_at_work()) && Instant::now() < deadline {
             std::thread::yield_now();
         }
+    }
+
+    /// Whether this call comes from within the engine's turn.
+    pub(crate) fn is_within(&self, me: Token) -> bool {
+        self.baton.is_mine(me)
     }
 
     /// How this life of a node ended, if it has and this thread is not within a callback of this node. Asks the kernel.

@@ -15,7 +15,7 @@ pub use name::NodeName;
 pub use peer::Peer;
 pub use request::{Completion, Done, Request};
 
-pub(crate) use drive::{Network, SPIN_ROUNDS, Shared, TURNS_MAX};
+pub(crate) use drive::{Network, SPIN_ROUNDS, Shared, TURNS_MAX, Updating, Work};
 
 use crate::engine::baton::Token;
 use crate::engine::poller;

@@ -1,7 +1,7 @@
 //! What is done with the device's lock: the steps of the source.
 
-use super::STORED_MOST;
 use super::words::{Header, Place, View, life_word};
+use super::{MOST, STORED_MOST};
 use crate::keys::{OwnerId, Seen};
 use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -36,6 +36,10 @@ pub struct Counts {
     pub broken: u64,
 }
 
+/// How often somebody looks after what nobody fetches, in nanoseconds.
+const SWEEP_EVERY: u64 = 25_000_000;
+/// Slots change hands so often before their owners' numbers are the same again.
+const GENERATIONS: u64 = (OwnerId::NUMBERS as usize / MOST) as u64;
 /// The longest sleep where a wake may be missed.
 const SLEEP_UNSURE: Duration = Duration::from_millis(1);
 
@@ -76,6 +80,10 @@ pub enum Moved {
     /// (f) It is another's, and in the shared storage now.
     Stored(u32),
 }
+
+/// Receivers that were found dead: the slot, its owner and the thread of the system that had it.
+#[derive(Debug, Default)]
+pub struct Dead(Vec<(usize, u64, u64)>);
 
 /// The device's lock, held until it is dropped.
 pub struct Held<'a> {
@@ -163,6 +171,9 @@ impl<'a> Held<'a> {
                 return Received::Left(header);
             }
             point!("device.copied");
+            if !self.is_mine() {
+                return Received::Nothing;
+            }
             let was_full = self.waiting(slot) >= STORED_MOST as u64 - 1;
             self.clear(header.place);
             self.fetched(slot);
@@ -190,6 +201,9 @@ impl<'a> Held<'a> {
             return Received::Left(header);
         }
         point!("device.copied");
+        if !self.is_next(&header) {
+            return Received::Nothing;
+        }
         // In this order: who finds the lock of a dead owner takes a cleared packet behind this word for one that was never written.
         self.scanned(&header);
         point!("device.scanned");
@@ -199,10 +213,23 @@ impl<'a> Held<'a> {
         Received::Message(header, false)
     }
 
+    /// Whether the lock is this one's still: of a node that left, another may have taken it for a dead one's.
+    #[inline]
+    fn is_mine(&self) -> bool {
+        self.view.root.lock.get().owner() == Some(self.me)
+    }
+
+    /// Whether this message is the next of its lane, and this one's to move. Who lost the lock, or finds what no owner of it wrote, keeps its hands off.
+    #[inline]
+    fn is_next(&self, header: &Header) -> bool {
+        self.is_mine() && self.view.lanes[header.place.lane].scan.0.load(Ordering::Relaxed) == header.place.at
+    }
+
     /// The first header in the storage of a slot that is one still.
     fn first_stored(&self, slot: usize) -> Option<Header> {
         let words = &self.view.slots[slot];
-        loop {
+        // As many as there can be, whatever somebody writes there meanwhile.
+        for _ in 0..=STORED_MOST {
             let (head, tail) = (words.head.load(Ordering::Relaxed), words.tail.load(Ordering::Relaxed));
             if head == tail {
                 return None;
@@ -222,6 +249,7 @@ impl<'a> Held<'a> {
             }
             self.fetched(slot);
         }
+        None
     }
 
     /// Whether a place lies between what was read and what was looked at.
@@ -269,7 +297,16 @@ impl<'a> Held<'a> {
     fn scanned(&self, header: &Header) {
         let words = &self.view.lanes[header.place.lane];
         words.scan.0.store(header.place.at.wrapping_add(header.lines()), Ordering::Release);
-        words.blocked.store(0, Ordering::Relaxed);
+        if words.blocked.load(Ordering::Relaxed) != 0 {
+            words.blocked.store(0, Ordering::Relaxed);
+            // Who waits for what lies behind may sleep, having seen the lane blocked.
+            self.wake_all();
+        }
+    }
+
+    #[cold]
+    fn wake_all(&self) {
+        self.view.slots.iter().for_each(|slot| slot.bell.wake());
     }
 
     /// The message at this place is taken: this is the step that counts.
@@ -309,6 +346,9 @@ impl<'a> Held<'a> {
 
     /// (f) Puts a header into the storage of its thread, and wakes that. False if there is no room: then its lane waits.
     fn store(&self, header: Header, now: u64) -> bool {
+        if !self.is_next(&header) {
+            return false;
+        }
         let Some(slot) = self.slot_for(header.thread) else { return self.block(&header, now) };
         // One is kept free, as after a death there may be one more than there was room for.
         if !self.push(slot, header.place, now, STORED_MOST - 1) {
@@ -349,15 +389,44 @@ impl<'a> Held<'a> {
         false
     }
 
-    /// The slot of a thread; a free one if it has none.
+    /// The slot of a thread; if it has none a free one, of which half are kept for threads that are there.
     fn slot_for(&self, thread: u32) -> Option<usize> {
         if let Some(slot) = self.view.slot_of(thread) {
             return Some(slot);
         }
+        let strangers = (0..self.view.slots.len()).filter(|slot| self.is_strangers(*slot)).count();
+        if strangers >= (self.view.slots.len() / 2).max(1) {
+            return None;
+        }
+        self.name_free(thread)
+    }
+
+    /// Whether a slot is of a thread id that nobody has.
+    fn is_strangers(&self, slot: usize) -> bool {
+        self.view.root.names.0[slot].load(Ordering::Relaxed) != 0 && self.view.slots[slot].owner.load(Ordering::Acquire) == 0
+    }
+
+    fn name_free(&self, thread: u32) -> Option<usize> {
         let names = &self.view.root.names.0[..self.view.slots.len()];
         let slot = names.iter().position(|name| name.load(Ordering::Relaxed) == 0)?;
         names[slot].store(thread as u64 + 1, Ordering::Release);
         Some(slot)
+    }
+
+    /// Drops what waits for an id that nobody has, so that its slot is free.
+    fn evict(&self) {
+        let Some(slot) = (0..self.view.slots.len()).find(|slot| self.is_strangers(*slot)) else { return };
+        for _ in 0..STORED_MOST {
+            let Some(header) = self.first_stored(slot) else { break };
+            self.drop_stored(slot, &header);
+        }
+        self.view.root.names.0[slot].store(0, Ordering::Release);
+    }
+
+    fn drop_stored(&self, slot: usize, header: &Header) {
+        self.clear(header.place);
+        self.fetched(slot);
+        self.dropped(header);
     }
 
     /// Nothing in a lane is used any more.
@@ -399,23 +468,25 @@ impl<'a> Held<'a> {
             }
             self.trim(lane);
         }
-        for slot in self.view.slots {
-            slot.bell.wake();
-        }
+        self.wake_all();
     }
 
-    /// Drops what nobody fetched within `limit` nanoseconds, forgets threads that died, and clears lanes that nobody needs. Says how many messages were
-    /// dropped.
+    /// Drops what nobody fetched within `limit` nanoseconds, forgets threads that were found dead, and clears lanes that nobody needs. Says how many
+    /// messages were dropped.
     #[cold]
-    pub fn sweep(&self, now: u64, limit: u64, lives: impl Fn(&View<'_>, usize) -> bool) -> u64 {
-        let (mut dropped, mut moved) = (0, false);
-        for (slot, words) in self.view.slots.iter().enumerate() {
-            let tid = words.tid.load(Ordering::Relaxed);
+    pub fn sweep(&self, now: u64, limit: u64, dead: &Dead) -> u64 {
+        self.view.root.swept.store(now, Ordering::Relaxed);
+        for &(slot, owner, tid) in &dead.0 {
+            let words = &self.view.slots[slot];
             // Its value may come to a living thread at this moment: whoever changes the number first wins.
-            if words.owner.load(Ordering::Acquire) != 0 && !lives(&self.view, slot) && self.view.move_tid(slot, tid, 0) {
+            if words.owner.load(Ordering::Acquire) == owner && self.view.move_tid(slot, tid, 0) {
                 words.owner.store(0, Ordering::Release);
             }
-            while let Some(header) = self.first_stored(slot) {
+        }
+        let (mut dropped, mut moved) = (0, false);
+        for (slot, words) in self.view.slots.iter().enumerate() {
+            for _ in 0..STORED_MOST {
+                let Some(header) = self.first_stored(slot) else { break };
                 let when = &words.stored[words.head.load(Ordering::Relaxed) as usize % STORED_MOST][1];
                 let since = when.load(Ordering::Relaxed);
                 if since == 0 || since > now {
@@ -425,9 +496,7 @@ impl<'a> Held<'a> {
                 if now - since < limit {
                     break;
                 }
-                self.clear(header.place);
-                self.fetched(slot);
-                self.dropped(&header);
+                self.drop_stored(slot, &header);
                 dropped += 1;
             }
             if words.owner.load(Ordering::Acquire) == 0 && !self.view.has_stored(slot) {
@@ -456,10 +525,7 @@ impl<'a> Held<'a> {
                     moved = true;
                 }
             }
-            let is_idle = || {
-                words.owner.load(Ordering::Acquire) == 0
-                    && words.scan.0.load(Ordering::Relaxed) == words.written.load(Ordering::Acquire)
-            };
+            let is_idle = || words.owner.load(Ordering::Acquire) == 0 && words.scan.0.load(Ordering::Relaxed) == words.written();
             let bit = 1 << lane;
             if is_idle() && self.view.root.busy.0.load(Ordering::Relaxed) & bit != 0 {
                 self.view.root.busy.0.fetch_and(!bit, Ordering::AcqRel);
@@ -470,8 +536,7 @@ impl<'a> Held<'a> {
             }
         }
         if moved {
-            // Who waits for what lies behind may sleep, having seen the lane blocked.
-            self.view.slots.iter().for_each(|slot| slot.bell.wake());
+            self.wake_all();
         }
         dropped
     }
@@ -488,36 +553,42 @@ impl<'a> Held<'a> {
             if since == 0 {
                 continue;
             }
-            // What lies behind it, too: who waits for that may sleep, having seen the lane blocked. Ends when the lane does or the storage is full.
+            // What lies behind it, too. Ends when the lane does or the storage is full; who waits for what is behind that looks itself.
             let place = || Place { lane, at: words.scan.0.load(Ordering::Relaxed) };
             words.blocked.store(0, Ordering::Relaxed);
-            while let Ok(Some(header)) = self.view.header(place()) {
+            for _ in 0..STORED_MOST {
+                let Ok(Some(header)) = self.view.header(place()) else { break };
                 if !self.store(header, since.min(now)) {
                     break;
                 }
             }
+            if words.blocked.load(Ordering::Relaxed) == 0 {
+                self.wake_all();
+            }
         }
     }
 
-    /// Makes somebody the receiver for a thread id: `owner` is who it is, `tid` the system's number of it. `None` if the device serves as many
-    /// threads as it can; an error says who has it, as far as `lives` knows.
+    /// Makes somebody the receiver for a thread id, `tid` being the system's number of it: says which slot it has, and who it is from now on. `None` if
+    /// the device serves as many threads as it can; an error says who has the id.
     pub fn attach(
         &self,
         thread: u32,
-        owner: impl Fn(usize) -> OwnerId,
+        (node, life): (NodeId, Incarnation),
         tid: u64,
-        lives: impl Fn(&View<'_>, usize) -> bool,
-    ) -> Option<Result<usize, OwnerId>> {
-        let slot = self.slot_for(thread)?;
+    ) -> Option<Result<(usize, OwnerId), OwnerId>> {
+        let slot = self.view.slot_of(thread).or_else(|| self.name_free(thread));
+        let slot = slot.or_else(|| {
+            self.evict();
+            self.name_free(thread)
+        })?;
         let words = &self.view.slots[slot];
-        let former = words.tid.load(Ordering::Relaxed);
-        match OwnerId::from_bits(words.owner.load(Ordering::Acquire)) {
-            Some(other) if lives(&self.view, slot) || !self.view.move_tid(slot, former, tid) => return Some(Err(other)),
-            Some(_) => {}
-            None => words.tid.store(tid, Ordering::Relaxed),
+        if let Some(other) = OwnerId::from_bits(words.owner.load(Ordering::Acquire)) {
+            return Some(Err(other));
         }
-        words.owner.store(owner(slot).bits(), Ordering::Release);
-        Some(Ok(slot))
+        words.tid.store(tid, Ordering::Relaxed);
+        let owner = self.view.next_owner(slot, node, life);
+        words.owner.store(owner.bits(), Ordering::Release);
+        Some(Ok((slot, owner)))
     }
 
     /// Nobody receives by this slot any more, if `owner` did with this thread of the system. What is stored there waits for the next, up to the limit.
@@ -547,20 +618,61 @@ impl View<'_> {
         self.root.lock.get()
     }
 
-    /// The system's number of the thread that has the lock by a slot; 0 for one without, whose own number says who it is.
+    /// The system's number of the thread that has the lock by a slot; 0 for one without, whose own number says who it is, and for one whose slot is
+    /// another's by now.
     pub fn tid_of(&self, owner: OwnerId) -> u64 {
-        let slot = if owner.is_users() { None } else { self.slots.get(owner.number() as usize) };
+        let slot = if owner.is_users() { None } else { self.slots.get(owner.number() as usize % MOST) };
+        let slot = slot.filter(|slot| slot.owner.load(Ordering::Acquire) == owner.bits());
         slot.map_or(0, |slot| slot.tid.load(Ordering::Relaxed))
     }
 
-    /// Who receives by a slot.
-    pub fn receiver(&self, slot: usize) -> Option<OwnerId> {
-        OwnerId::from_bits(self.slots[slot].owner.load(Ordering::Acquire))
+    /// Who has a slot next: no former owner's number.
+    fn next_owner(&self, slot: usize, node: NodeId, life: Incarnation) -> OwnerId {
+        let generation = &self.slots[slot].generation;
+        let next = generation.load(Ordering::Relaxed).wrapping_add(1) % GENERATIONS;
+        generation.store(next, Ordering::Relaxed);
+        OwnerId::thread(node, life, (next as usize * MOST + slot) as u32)
     }
 
-    /// Another thread of the system receives by the slot from now on, in place of `former`. False if that was taken for dead meanwhile: then the
-    /// slot may be another's.
-    pub fn move_tid(&self, slot: usize, former: u64, tid: u64) -> bool {
+    /// Receivers that do not live, as far as `lives` knows: of each the owner and the system's number of its thread. Without the lock, as it takes
+    /// system calls; `me` is not asked for.
+    pub fn dead(&self, me: Option<usize>, lives: impl Fn(OwnerId, u64) -> bool) -> Dead {
+        let dead = |slot: usize| {
+            let words = &self.slots[slot];
+            let owner = OwnerId::from_bits(words.owner.load(Ordering::Acquire))?;
+            let tid = words.tid.load(Ordering::Relaxed);
+            (Some(slot) != me && !lives(owner, tid)).then_some((slot, owner.bits(), tid))
+        };
+        Dead((0..self.slots.len()).filter_map(dead).collect())
+    }
+
+    /// Whether nobody has [swept](Held::sweep) for a while. One load.
+    pub fn is_sweep_due(&self, now: u64) -> bool {
+        now.wrapping_sub(self.root.swept.load(Ordering::Relaxed)) >= SWEEP_EVERY
+    }
+
+    /// Whether the device was removed. One load.
+    pub fn has_ended(&self) -> bool {
+        self.root.ended.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Senders are told that the device is removed. Under the domain's lock.
+    pub fn end(&self) {
+        self.root.ended.0.store(1, Ordering::Release);
+    }
+
+    /// Another thread of the system receives by the slot of `me` from now on, in place of `former`: says who it is then. `None` if that was taken for dead
+    /// meanwhile: then the slot may be another's.
+    pub fn move_to(&self, slot: usize, me: OwnerId, former: u64, tid: u64) -> Option<OwnerId> {
+        if self.slots[slot].owner.load(Ordering::Acquire) != me.bits() || !self.move_tid(slot, former, tid) {
+            return None;
+        }
+        let owner = self.next_owner(slot, me.node(), me.life());
+        self.slots[slot].owner.store(owner.bits(), Ordering::Release);
+        Some(owner)
+    }
+
+    fn move_tid(&self, slot: usize, former: u64, tid: u64) -> bool {
         self.slots[slot].tid.compare_exchange(former, tid, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 

@@ -1,8 +1,8 @@
 //! How a message is written into a lane of a device.
 
-use super::words::{Place, View, life_word, lines, stamp};
+use super::words::{LaneWords, Place, View, is_behind, life_word, lines, stamp};
 use super::{INLINE, PACKET};
-use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
+use doorbell_fabric::sync::{AtomicU64, Ordering, light_barrier, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 
 /// Why a message was not written.
@@ -14,6 +14,8 @@ pub enum NoWrite {
     TooLong,
     /// Somebody wrote into the lane what nobody should: it can't be used any more.
     Broken,
+    /// The device was removed: nobody will receive it.
+    Ended,
 }
 
 /// On whose behalf somebody writes who feeds a device from the network.
@@ -24,15 +26,20 @@ pub struct Client {
     /// Which life of it.
     pub life: Incarnation,
     /// Which of its senders.
-    pub stream: u16,
+    pub stream: u32,
 }
 
 /// The one who writes into a lane.
 #[derive(Debug)]
 pub struct Writer {
     lane: usize,
+    owner: u64,
     source: u64,
     at: u64,
+    /// How many messages its client sent by the lane.
+    sequence: u64,
+    /// Which record of both is written next.
+    record: usize,
     /// Up to where the lane was read when this writer looked last.
     read: u64,
     /// Where the thread was found that it wrote to last.
@@ -51,36 +58,49 @@ impl Writer {
         lives: impl Fn(NodeId, Incarnation) -> bool,
     ) -> Option<Self> {
         let owner = life_word(me.0, me.1);
-        let source = client.map_or(owner, |client| life_word(client.node, client.life));
-        let clients = client.map_or(0, |client| (client.stream as u64) << 48 | source);
-        let was_its = |lane: &usize| clients != 0 && view.lanes[*lane].client.load(Ordering::Acquire) == clients;
-        let all = || 0..view.lanes.len();
-        let free = |lane: &usize| view.lanes[*lane].broken.load(Ordering::Relaxed) == 0;
-        let lane = all().filter(was_its).chain(all().filter(|lane| !was_its(lane))).filter(free).find(|lane| {
+        let (on_behalf, stream) = client.map_or((0, 0), |client| (life_word(client.node, client.life), client.stream as u64));
+        let source = if on_behalf == 0 { owner } else { on_behalf };
+        let is_its = |words: &LaneWords| {
+            words.client.load(Ordering::Acquire) == on_behalf && words.stream.load(Ordering::Relaxed) == stream
+        };
+        // First the one that was its own; last those whose client may come back, and will ask how far it came.
+        let rank = |lane: &usize| match &view.lanes[*lane] {
+            words if is_its(words) => 0,
+            words if words.client.load(Ordering::Relaxed) == 0 => 1,
+            _ => 2,
+        };
+        let ranked = (0..3).flat_map(|wanted| (0..view.lanes.len()).filter(move |lane| rank(lane) == wanted));
+        let lane = ranked.filter(|lane| view.lanes[*lane].broken.load(Ordering::Relaxed) == 0).find(|lane| {
             let word = &view.lanes[*lane].owner;
             let was = word.load(Ordering::Acquire);
             let is_free = was == 0 || was != owner && !lives(NodeId((was >> 32) as u16), Incarnation(was as u32));
             is_free && word.compare_exchange(was, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })?;
         let words = &view.lanes[lane];
-        if words.client.load(Ordering::Relaxed) != clients {
-            words.sequence.store(0, Ordering::Relaxed);
-            words.client.store(clients, Ordering::Release);
-        }
-        let mut at = words.written.load(Ordering::Relaxed);
-        // Its former owner may have died between a message and the word that counts it.
+        let (mut at, mut sequence, latest) = words.published();
+        let mut record = 1 - latest;
+        // Its former owner may have died between a message and the record of it. The header first: who takes it has said before that it was looked at.
         let place = Place { lane, at };
-        let is_there = words.scan.0.load(Ordering::Acquire) > at || view.header(place).is_ok_and(|header| header.is_some());
+        let is_there =
+            view.header(place).is_ok_and(|header| header.is_some()) || is_behind(at, words.scan.0.load(Ordering::Acquire));
         if is_there && let Ok(header) = view.extent(place) {
-            at = at.wrapping_add(header.lines());
-            words.sequence.store(words.sequence.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-            words.written.store(at, Ordering::Relaxed);
+            (at, sequence) = (at.wrapping_add(header.lines()), sequence.wrapping_add(1));
+            words.record(record, at, sequence);
+            record = 1 - record;
+        }
+        if !is_its(words) {
+            // In this order: no client finds another's count for its own.
+            words.client.store(0, Ordering::Release);
+            words.published.iter().for_each(|record| record[1].store(0, Ordering::Release));
+            words.stream.store(stream, Ordering::Release);
+            sequence = 0;
+            words.client.store(on_behalf, Ordering::Release);
         }
         // What a writer leaves behind that died in the middle of one is not a message.
         view.line(lane, at).0[0].store(0, Ordering::Relaxed);
         let read = words.read.load(Ordering::Acquire);
         view.root.busy.0.fetch_or(1 << lane, Ordering::AcqRel);
-        Some(Self { lane, source, at, read, slot: 0 })
+        Some(Self { lane, owner, source, at, sequence, record, read, slot: 0 })
     }
 
     /// Which lane.
@@ -89,8 +109,8 @@ impl Writer {
     }
 
     /// How many messages its client sent by it.
-    pub fn sequence(&self, view: &View<'_>) -> u64 {
-        view.lanes[self.lane].sequence.load(Ordering::Relaxed)
+    pub fn sequence(&self) -> u64 {
+        self.sequence
     }
 
     /// At which of all packets that were ever in its lane the next message begins.
@@ -116,6 +136,9 @@ impl Writer {
         if need > ring / 2 {
             return Err(NoWrite::TooLong);
         }
+        if view.root.ended.0.load(Ordering::Relaxed) != 0 {
+            return Err(NoWrite::Ended);
+        }
         if self.room(ring)? < need {
             let words = &view.lanes[self.lane];
             self.read = words.read.load(Ordering::Acquire);
@@ -131,7 +154,7 @@ impl Writer {
 
     /// Writes a message of several parts and wakes its thread if that sleeps. Nothing is written if there is no room.
     ///
-    /// Cost: the header packet's line, with up to 32 bytes; two lines that are only read.
+    /// Cost: the header packet's line, with up to 32 bytes; three lines that are only read.
     pub fn try_write(&mut self, view: &View<'_>, thread: u32, tag: u64, parts: &[&[u8]]) -> Result<(), NoWrite> {
         let len = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
         self.has_room(view, len)?;
@@ -181,9 +204,11 @@ impl Writer {
         let order = if planted_bug("device-publish") { Ordering::Relaxed } else { Ordering::Release };
         line[0].store(stamp(self.at), order);
         fault_point!("device.published");
-        self.at = next;
-        words.written.store(next, Ordering::Relaxed);
-        words.sequence.store(words.sequence.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        // Before it is asked who waits: who became that thread since, and saw no stamp, is found by its name.
+        light_barrier();
+        (self.at, self.sequence) = (next, self.sequence.wrapping_add(1));
+        words.record(self.record, self.at, self.sequence);
+        self.record = 1 - self.record;
         let name = thread as u64 + 1;
         if view.root.names.0.get(self.slot).is_none_or(|found| found.load(Ordering::Relaxed) != name) {
             match view.slot_of(thread) {
@@ -207,9 +232,18 @@ impl Writer {
         bell.disarm();
     }
 
-    /// Gives the lane up. What is in it is received all the same.
+    /// Its client will not come back: the lane is like any other when it is [released](Self::release).
+    pub fn forget_client(&self, view: &View<'_>) {
+        let words = &view.lanes[self.lane];
+        if words.owner.load(Ordering::Acquire) == self.owner {
+            words.client.store(0, Ordering::Release);
+        }
+    }
+
+    /// Gives the lane up, if it is this writer's still. What is in it is received all the same.
     pub fn release(&self, view: &View<'_>) {
-        view.lanes[self.lane].owner.store(0, Ordering::Release);
+        // It may be another's by now, if the node left before.
+        let _ = view.lanes[self.lane].owner.compare_exchange(self.owner, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 

@@ -56,6 +56,8 @@ impl Device {
             lock: LockWords::new(),
             busy: Apart(word()),
             port: Apart(word()),
+            ended: Apart(word()),
+            swept: word(),
             turn: word(),
             counts: words(),
             names: Apart(words()),
@@ -64,6 +66,7 @@ impl Device {
         let slot = |_| Slot {
             owner: word(),
             tid: word(),
+            generation: word(),
             head: word(),
             tail: word(),
             bell: Bell::new(),
@@ -72,8 +75,8 @@ impl Device {
         let lane = LaneWords {
             owner: word(),
             client: word(),
-            written: word(),
-            sequence: word(),
+            stream: word(),
+            published: [words(), words()],
             scan: Apart(word()),
             read: word(),
             blocked: word(),
@@ -303,7 +306,7 @@ fn the_next_owner_finds_all() {
                 End::Dead(true) => assert!(left.is_empty() || left == [8], "{left:?}"),
             }
             let words = &device.lanes[0];
-            assert_eq!(words.read.load(Ordering::Relaxed), words.written.load(Ordering::Relaxed));
+            assert_eq!(words.read.load(Ordering::Relaxed), words.written());
         });
         points += 1;
     }

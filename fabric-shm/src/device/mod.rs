@@ -28,7 +28,7 @@ mod tests;
 mod who;
 mod words;
 
-pub use held::{Counts, Held, Moved, Received};
+pub use held::{Counts, Dead, Held, Moved, Received};
 pub use lane::{Client, NoWrite, Writer};
 #[cfg(not(loom))]
 pub use who::{has_ended, has_no_thread, this_thread};

@@ -1,5 +1,5 @@
 use super::words::View;
-use super::{Client, DeviceGeometry, Header, Held, NoWrite, Received, STORED_MOST, Writer};
+use super::{Client, Dead, DeviceGeometry, Header, Held, NoWrite, Received, STORED_MOST, Writer};
 use crate::keys::OwnerId;
 use crate::segment::{HeapBlock, Segment};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -42,8 +42,8 @@ impl Device {
         let device = Self { segment, geometry };
         for slot in 0..THREADS {
             let held = device.lock(slot);
-            let attached = held.attach(slot as u32 + 1, owner, 0, |_, _| true);
-            assert_eq!(attached, Some(Ok(slot)));
+            let attached = held.attach(slot as u32 + 1, (NodeId(1), LIFE), 0);
+            assert_eq!(attached, Some(Ok((slot, device.owner(slot)))));
         }
         device
     }
@@ -53,8 +53,14 @@ impl Device {
         unsafe { View::at(self.segment.ptr(), &self.geometry) }
     }
 
+    /// Who receives by a slot; somebody without one, if there is none.
+    fn owner(&self, slot: usize) -> OwnerId {
+        let owner = self.view().slots.get(slot).and_then(|words| OwnerId::from_bits(words.owner.load(Ordering::Relaxed)));
+        owner.unwrap_or(OwnerId::user(NodeId(1), LIFE, slot as u32))
+    }
+
     fn lock(&self, slot: usize) -> Held<'_> {
-        Held::try_lock(self.view(), owner(slot)).ok().unwrap()
+        Held::try_lock(self.view(), self.owner(slot)).ok().unwrap()
     }
 
     fn writer(&self, node: u16) -> Writer {
@@ -103,7 +109,7 @@ impl Device {
     fn inherit(&self, slot: usize) {
         let seen = self.view().lock_seen();
         if seen.owner().is_some() {
-            drop(Held::inherit(self.view(), owner(slot), seen).unwrap());
+            drop(Held::inherit(self.view(), self.owner(slot), seen).unwrap());
         }
     }
 }
@@ -113,10 +119,6 @@ enum Got {
     Message(Header, Vec<u8>),
     TooLong(Header),
     Nothing,
-}
-
-fn owner(slot: usize) -> OwnerId {
-    OwnerId::thread(NodeId(1), LIFE, slot as u32)
 }
 
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
@@ -173,7 +175,7 @@ fn the_next_owner_finds_what_a_dead_one_did() {
         assert!(lost <= usize::from(died), "point {points}: {lost} of {sent:?} are lost: {got:?}");
         let view = device.view();
         for (lane, words) in view.lanes.iter().enumerate() {
-            assert_eq!(words.read.load(Ordering::Relaxed), words.written.load(Ordering::Relaxed), "lane {lane}, point {points}");
+            assert_eq!(words.read.load(Ordering::Relaxed), words.written(), "lane {lane}, point {points}");
         }
         if !died {
             break;
@@ -210,7 +212,7 @@ fn what_nobody_fetches_is_dropped_and_counted() {
     writer.try_write(&view, 77, 0, &[&[1; 100]]).unwrap();
     writer.try_write(&view, 2, 1, &[b"behind"]).unwrap();
     assert_eq!(device.receive(1).unwrap().unwrap().1, b"behind");
-    let sweep = |now| device.lock(0).sweep(now, LIMIT, |_, _| true);
+    let sweep = |now| device.lock(0).sweep(now, LIMIT, &Dead::default());
     assert_eq!((sweep(2), sweep(LIMIT)), (0, 0));
     assert_eq!(sweep(LIMIT + 1), 1);
     let counts = Held::counts(view);
@@ -218,7 +220,7 @@ fn what_nobody_fetches_is_dropped_and_counted() {
     // Nobody is thread 77, and its slot is free.
     assert_eq!(view.slot_of(77), None);
     let words = &view.lanes[0];
-    assert_eq!(words.read.load(Ordering::Relaxed), words.written.load(Ordering::Relaxed));
+    assert_eq!(words.read.load(Ordering::Relaxed), words.written());
 }
 
 #[test]
@@ -231,12 +233,12 @@ fn a_lane_is_taken_over_where_its_owner_left_it() {
     first.try_write(&view, 1, 1, &[&bytes(300, 1)]).unwrap();
     first.try_write(&view, 1, 2, &[&bytes(3, 2)]).unwrap();
     // It died after it had published the second, and before it could count that.
-    let words = &view.lanes[0];
-    words.written.store(first.position() - 1, Ordering::Relaxed);
-    words.sequence.store(1, Ordering::Relaxed);
+    let (at, sequence, latest) = view.lanes[0].published();
+    assert_eq!((at, sequence), (first.position(), 2));
+    view.lanes[0].published[latest][0].store(0, Ordering::Relaxed);
     assert!(claim(6, 0).is_none(), "its owner lives");
     let mut second = claim(6, 5).unwrap();
-    assert_eq!((second.sequence(&view), second.position()), (2, first.position()));
+    assert_eq!((second.sequence(), second.position()), (2, first.position()));
     second.try_write(&view, 1, 3, &[&[]]).unwrap();
     for tag in 1..=3 {
         let (header, _) = device.receive(0).unwrap().unwrap();
@@ -246,7 +248,7 @@ fn a_lane_is_taken_over_where_its_owner_left_it() {
     second.release(&view);
     let other = Client { stream: 4, ..client };
     let third = Writer::claim(&view, (NodeId(6), LIFE), Some(other), |_, _| true).unwrap();
-    assert_eq!(third.sequence(&view), 0);
+    assert_eq!(third.sequence(), 0);
 }
 
 #[test]
@@ -361,7 +363,7 @@ fn run(ops: Vec<Op>) {
                 }
             },
             Op::Receive { thread, room, dies } => {
-                let attach = || device.lock(63).attach(thread, owner, 0, |_, _| true).unwrap().unwrap();
+                let attach = || device.lock(63).attach(thread, (NodeId(1), LIFE), 0).unwrap().unwrap().0;
                 let slot = *slots.entry(thread).or_insert_with(attach);
                 DIES_AFTER.set(dies);
                 let got = device.receive_as(slot, thread, room);
@@ -387,15 +389,16 @@ fn run(ops: Vec<Op>) {
             }
             Op::Leave { thread } => {
                 if let Some(slot) = slots.remove(&thread) {
-                    device.lock(63).detach(slot, owner(slot), 0);
+                    device.lock(63).detach(slot, device.owner(slot), 0);
                 }
             }
             Op::NewSender { lane, uncounted } => {
                 let (dead, heir) = (nodes[lane], 7 + tag as u16);
-                let (at, words) = (writers[lane].position(), &view.lanes[lane]);
+                let (_, sequence, latest) = view.lanes[lane].published();
+                let at = writers[lane].position();
                 if uncounted && writers[lane].try_write(&view, 1, tag, &[&bytes(4, tag)]).is_ok() {
                     model.waiting.entry((lane, 1)).or_default().0.push_back((tag, 4));
-                    words.written.store(at, Ordering::Relaxed);
+                    view.lanes[lane].record(1 - latest, at, sequence);
                 }
                 let claimed = Writer::claim(&view, (NodeId(heir), LIFE), None, |node, _| node.0 != dead).unwrap();
                 assert_eq!(claimed.lane(), lane, "the lane of a living sender");
@@ -406,7 +409,7 @@ fn run(ops: Vec<Op>) {
     let counts = Held::counts(view);
     assert_eq!((counts.broken, counts.dropped), (0, 0));
     for words in view.lanes {
-        assert_eq!(words.read.load(Ordering::Relaxed), words.written.load(Ordering::Relaxed), "the sender gets no room back");
+        assert_eq!(words.read.load(Ordering::Relaxed), words.written(), "the sender gets no room back");
     }
 }
 
@@ -441,15 +444,15 @@ proptest! {
                     let _ = writers[(at % 2) as usize].try_write(&view, (at % 5) as u32, value, &[&bytes(len, value)]);
                 }
                 4..=6 => {
-                    if Held::try_lock(view, owner(0)).is_ok() {
+                    if Held::try_lock(view, device.owner(0)).is_ok() {
                         let _ = device.receive((at % THREADS as u64) as usize);
                     }
                 }
                 7 => {
-                    if let Ok(held) = Held::try_lock(view, owner(1)) {
-                        held.sweep(value, LIMIT, |_, _| at.is_multiple_of(2));
+                    if let Ok(held) = Held::try_lock(view, device.owner(1)) {
+                        held.sweep(value, LIMIT, &view.dead(None, |_, _| at.is_multiple_of(2)));
                     }
-                    if let Some(held) = Held::inherit(view, owner(2), view.lock_seen()) {
+                    if let Some(held) = Held::inherit(view, device.owner(2), view.lock_seen()) {
                         drop(held);
                     }
                     let _ = Writer::claim(&view, (NodeId(7), LIFE), None, |_, _| at.is_multiple_of(2)).map(|writer| writers[0] = writer);

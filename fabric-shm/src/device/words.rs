@@ -23,6 +23,10 @@ pub struct Root {
     pub(super) busy: Apart<AtomicU64>,
     /// Who feeds the device from the network: a process.
     pub(super) port: Apart<AtomicU64>,
+    /// Not 0: the device was removed, as nobody living was attached. Senders look at it before each message.
+    pub(super) ended: Apart<AtomicU64>,
+    /// When somebody last saw to what nobody fetches. Under the lock.
+    pub(super) swept: AtomicU64,
     /// The lane that is looked at first. Under the lock.
     pub(super) turn: AtomicU64,
     /// Under the lock.
@@ -44,6 +48,8 @@ pub struct Slot {
     pub(super) owner: AtomicU64,
     /// The system's number of that thread, with that of its process.
     pub(super) tid: AtomicU64,
+    /// How often the slot changed hands: part of its owner's number, so that two owners are never taken for one.
+    pub(super) generation: AtomicU64,
     /// How many headers were fetched. Under the lock.
     pub(super) head: AtomicU64,
     /// How many were stored. Under the lock.
@@ -61,10 +67,10 @@ pub struct LaneWords {
     pub(super) owner: AtomicU64,
     /// On whose behalf, if that is another: a node that has only the network.
     pub(super) client: AtomicU64,
-    /// Where the next message will be. Written by its owner, after the message that was there.
-    pub(super) written: AtomicU64,
-    /// How many messages its client sent. Written by its owner, after the message.
-    pub(super) sequence: AtomicU64,
+    /// Which of that node's senders.
+    pub(super) stream: AtomicU64,
+    /// Where the next message will be, and how many messages its client sent: in turns, so that one is whole wherever its writer dies.
+    pub(super) published: [[AtomicU64; 2]; 2],
     /// Where to look for the next header. Under the lock.
     pub(super) scan: Apart<AtomicU64>,
     /// What lies before is not needed any more. Under the lock; read by the sender.
@@ -79,7 +85,7 @@ pub struct LaneWords {
 
 /// A layout hash of these structures.
 pub(crate) const LAYOUT: u64 = crate::layout::extend_hash(
-    1,
+    2,
     &[
         STORED_MOST as u64,
         size_of::<Root>() as u64,
@@ -88,6 +94,35 @@ pub(crate) const LAYOUT: u64 = crate::layout::extend_hash(
         std::mem::offset_of!(Root, attached) as u64,
     ],
 );
+
+impl LaneWords {
+    /// Where the next message will be, how many its client sent, and which of the two records says so: the one that is further.
+    pub(super) fn published(&self) -> (u64, u64, usize) {
+        let [one, two] = &self.published;
+        // Acquire: whoever finds the position of a record finds its count.
+        let [first, second] = [one, two].map(|record| record[0].load(Ordering::Acquire));
+        let which = usize::from(is_behind(first, second));
+        ([first, second][which], self.published[which][1].load(Ordering::Relaxed), which)
+    }
+
+    /// Writes the other record than the one that says what is.
+    #[inline]
+    pub(super) fn record(&self, which: usize, at: u64, sequence: u64) {
+        let record = &self.published[which & 1];
+        record[1].store(sequence, Ordering::Relaxed);
+        record[0].store(at, Ordering::Release);
+    }
+
+    /// Where the next message will be.
+    pub(super) fn written(&self) -> u64 {
+        self.published().0
+    }
+}
+
+/// Whether a packet comes before another in its lane.
+pub(super) fn is_behind(one: u64, other: u64) -> bool {
+    (one.wrapping_sub(other) as i64) < 0
+}
 
 /// Where a message begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ impl DeviceSegment {
         self.nonce
     }
 
-    /// Its words. Not there in a forked child.
+    /// Its words. Not mapped in a forked child: ask for `forked` before.
     #[inline(always)]
     pub fn view(&self) -> View<'_> {
         // SAFETY: the segment is as long as this geometry needs (open), page-aligned, and mapped as long as `self`.
@@ -118,7 +118,7 @@ impl Membership {
                     }
                     return Ok(device);
                 }
-                Ok(_) => {}
+                Ok(device) => device.view().end(),
                 Err(error) => tracing::info!(%error, device = name, "a device that nobody could use is made anew"),
             }
             lock.remove(&file_name, None)?;
@@ -167,6 +167,7 @@ impl Membership {
         if device.view().attached().any(|(node, life)| self.is_living(node, life)) {
             return Ok(());
         }
+        device.view().end();
         let name = self.names().device(&device.name);
         // Another of that name may have been made.
         let is_it = |file: &OpenFile| DeviceSegment::check(&device.name, file).is_ok_and(|found| found.nonce == device.nonce);
@@ -201,13 +202,18 @@ pub(super) fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory
     let mut removed = Vec::new();
     let mut kept = Vec::new();
     for name in std::mem::take(&mut census.devices) {
-        let is_used = match lock.space().open(&name) {
-            Ok(Some(file)) => DeviceSegment::check(&name, &file).is_ok_and(|device| device.view().attached().any(lives)),
-            _ => false,
+        let device = match lock.space().open(&name) {
+            Ok(Some(file)) => DeviceSegment::check(&name, &file).ok(),
+            _ => None,
         };
-        if is_used {
+        if device.as_ref().is_some_and(|device| device.view().attached().any(lives)) {
             kept.push(name);
-        } else if lock.remove(&name, None)? {
+            continue;
+        }
+        if let Some(device) = device {
+            device.view().end();
+        }
+        if lock.remove(&name, None)? {
             removed.push(name);
         }
     }

@@ -4,7 +4,7 @@ use super::far::first;
 use super::wire::{self, Kind};
 use crate::device::Inner;
 use doorbell_fabric::{Incarnation, NodeId, Payload};
-use doorbell_shm::device::{Client, NoWrite, Writer};
+use doorbell_shm::device::{Client, Writer};
 use doorbell_shm::domain::DeviceSegment;
 use std::sync::{Arc, Weak};
 
@@ -41,7 +41,7 @@ impl Feed {
         let segment = inner.segment.clone();
         let membership = inner.shared.membership();
         let me = (membership.id(), membership.incarnation());
-        let on_behalf = Client { node: client.0, life: client.1, stream: stream as u16 };
+        let on_behalf = Client { node: client.0, life: client.1, stream };
         let writer = Writer::claim(&segment.view(), me, Some(on_behalf), |node, life| membership.is_living(node, life))?;
         let ring = (segment.geometry().lane_bytes / doorbell_shm::device::PACKET) as u64;
         let opened_at = writer.position();
@@ -70,7 +70,7 @@ impl Feed {
         let view = self.segment.view();
         let granted = self.writer.free_to(&view).wrapping_sub(self.opened_at);
         // A word of shared memory that says more than any lane holds is not believed.
-        [self.writer.sequence(&view), granted.min(self.writer.position() - self.opened_at + self.ring)]
+        [self.writer.sequence(), granted.min(self.writer.position() - self.opened_at + self.ring)]
     }
 
     /// What its sender is told first.
@@ -126,7 +126,7 @@ impl Feed {
         let bytes = match kind {
             Kind::First => {
                 let Some((sequence, thread, len, tag, bytes)) = first(&payload) else { return false };
-                if self.part.is_some() || sequence != self.writer.sequence(&view) + 1 {
+                if self.part.is_some() || sequence != self.writer.sequence() + 1 {
                     return false;
                 }
                 // It was granted, so there is room.
@@ -150,7 +150,7 @@ impl Feed {
         {
             match self.writer.has_room(&view, len) {
                 Ok(()) => self.writer.publish(&view, thread, tag, len),
-                Err(NoWrite::Full | NoWrite::TooLong | NoWrite::Broken) => return false,
+                Err(_) => return false,
             }
         }
         true
