@@ -26,6 +26,8 @@ const TURN_EVERY: u32 = 8;
 const GRACE: u32 = 64;
 /// For how long a thread yields where processors are crowded: longer than its turn among others takes, as each of them stands in the way of the rest.
 const YIELD: Duration = Duration::from_micros(100);
+/// How long an answer may take of somebody who is awake.
+const SPIN_CONVERSING: Duration = Duration::from_micros(3);
 /// The longest sleep of a node whose engine nobody else may be turning.
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
 /// The longest sleep, so that what nobody fetches is noticed.
@@ -51,6 +53,8 @@ pub struct DeviceThread {
     /// Attempts that found nothing.
     vain: u32,
     work: Work,
+    /// How long it spins at first, if that is longer than others do.
+    spin: Duration,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -70,7 +74,13 @@ impl DeviceThread {
         let tid = this_thread();
         let (slot, me) = Self::take_slot(&inner, id, tid)?;
         let work = inner.shared.new_work();
-        Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, work, not_sync: PhantomData })
+        Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, work, spin: Duration::ZERO, not_sync: PhantomData })
+    }
+
+    /// It is used for questions and answers, which take some microseconds: to yield or sleep in one would double it.
+    pub(crate) fn conversing(mut self) -> Self {
+        self.spin = SPIN_CONVERSING;
+        self
     }
 
     fn take_slot(inner: &Inner, id: u32, tid: u64) -> Result<(usize, OwnerId)> {
@@ -228,7 +238,7 @@ impl DeviceThread {
         self.be_here()?;
         let inner = self.inner.clone();
         let shared = &inner.shared;
-        let (mut gear, mut rounds, mut others) = (None, 0_u32, 0);
+        let (spin, mut gear, mut rounds, mut others) = (self.spin, None, 0_u32, 0);
         let mut worth = true;
         loop {
             let mut is_busy = false;
@@ -248,7 +258,7 @@ impl DeviceThread {
             let gear = match &mut gear {
                 Some(gear) => gear,
                 None if shared.has_network() && shared.is_within(me) => return Err(Error::Reentrant { operation: RECEIVE }),
-                None => gear.insert(shared.gear(deadline).yielding_for(YIELD)),
+                None => gear.insert(shared.gear(deadline).yielding_for(YIELD).spinning_for(spin)),
             };
             rounds += 1;
             if rounds.is_multiple_of(TURN_EVERY) && shared.progress() != Progress::Poller && shared.turn(me) > 0 {

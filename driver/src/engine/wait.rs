@@ -143,6 +143,12 @@ impl Gear {
         self
     }
 
+    /// A wait for somebody who answers at once, which takes about so long: it spins for that first.
+    pub fn spinning_for(mut self, most: Duration) -> Self {
+        self.spin = self.spin.max(most);
+        self
+    }
+
     /// Something happened: it may be followed by more, so begin with spinning again.
     pub fn awake(&mut self) {
         self.began = None;

@@ -62,14 +62,19 @@ impl Mailbox {
     /// Of a server.
     pub(super) fn of_server(node: &Node) -> Result<Self> {
         let device = node.device(&of_server(node.id())).threads(1).senders(CLIENTS).message_max(ROOM).attach()?;
-        Ok(Self { node: node.clone(), thread: device.thread(SERVER)?, server: None, _device: device })
+        Ok(Self { node: node.clone(), thread: device.thread(SERVER)?.conversing(), server: None, _device: device })
     }
 
     /// Of a client's thread, which gets them from one server.
     pub(super) fn of_thread(node: &Node, server: NodeId, life: Incarnation, thread: u32) -> Result<Self> {
         let name = of_client(node.id(), node.incarnation());
         let device = node.device(&name).threads(THREADS).senders(SERVERS).message_max(ROOM).attach()?;
-        Ok(Self { node: node.clone(), thread: device.thread(thread)?, server: Some((server, life)), _device: device })
+        Ok(Self {
+            node: node.clone(),
+            thread: device.thread(thread)?.conversing(),
+            server: Some((server, life)),
+            _device: device,
+        })
     }
 
     /// Waits for the next one.
