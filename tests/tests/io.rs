@@ -3,7 +3,7 @@
 use doorbell::io::{IoClient, IoEngine, IoFile, IoServer, IoServerBuilder};
 use doorbell::{FabricKind, Node, NodeBuilder, NodeId, Role, Space};
 use doorbell_tests::domain::Domain;
-use doorbell_tests::patience::{PATIENCE, until};
+use doorbell_tests::patience::{PATIENCE, running, until};
 use doorbell_tests::pattern::bytes;
 use doorbell_tests::process::{Process, told};
 use doorbell_tests::random::Random;
@@ -565,6 +565,48 @@ fn a_server_that_is_killed_fails_its_clients_by_name() {
 }
 
 // ---- networks
+
+/// While the node lives on, and the client is in the middle of its calls.
+#[test]
+fn a_server_that_stops_fails_its_clients_and_another_may_serve() {
+    for over_udp in [false, true] {
+        let room = Room::in_memory();
+        fs::write(room.served().join("f"), bytes(1 << 20, 3)).unwrap();
+        let Pair { server, io, compute, room } =
+            if over_udp { Pair::over_udp(room, as_it_is) } else { Pair::new(room, as_it_is) };
+        let clients = [4096, 1 << 20].map(|len| {
+            let (compute, server) = (compute.clone(), io.id());
+            let (told, tell) = std::sync::mpsc::channel();
+            let reading = running("a client of a server that stops", move || {
+                let client = IoClient::connect(&compute, server).unwrap();
+                let file = client.open("f").unwrap();
+                let mut buf = vec![0; len];
+                told.send(()).unwrap();
+                let error = loop {
+                    if let Err(error) = file.read_at(&mut buf, 0) {
+                        break error;
+                    }
+                };
+                // From then on, at once.
+                let again = file.read_at(&mut buf, 0).unwrap_err();
+                (error, again, client)
+            });
+            tell.recv_timeout(PATIENCE).unwrap();
+            reading
+        });
+        server.stop().unwrap();
+        let ended = clients.map(|client| client.join());
+        let server = IoServer::builder(&io, room.served()).start().unwrap();
+        for (error, again, client) in ended {
+            assert_eq!((error.kind(), again.kind()), (ErrorKind::NotConnected, ErrorKind::NotConnected), "{error}; {again}");
+            assert_eq!(client.open("f").unwrap_err().kind(), ErrorKind::NotConnected);
+        }
+        let mut text = Vec::new();
+        IoClient::connect(&compute, io.id()).unwrap().open("f").unwrap().read_to_end(&mut text).unwrap();
+        assert_eq!(text, bytes(1 << 20, 3));
+        server.stop().unwrap();
+    }
+}
 
 #[test]
 fn a_network_that_loses_and_reorders_copies_files_intact() {

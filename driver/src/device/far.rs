@@ -103,6 +103,17 @@ pub(super) fn try_send(sender: &DeviceSender, me: Token, stream: u32, thread: u3
     Ok(has_room)
 }
 
+/// An error if nobody feeds the device any more; if nobody does for now, whoever does is looked for from here on.
+pub(super) fn check_there(sender: &DeviceSender, me: Token, stream: u32) -> Result<()> {
+    let mut engine = sender.shared.enter(me, SEND)?;
+    let Some(far) = engine.devices().far(stream) else { return Err(Error::Closed) };
+    if let Some(why) = far.failed() {
+        return Err(fault(SEND, sender.name(), why));
+    }
+    far.want();
+    Ok(())
+}
+
 /// Waits until all is in the device.
 pub(super) fn flush(sender: &DeviceSender, me: Token, stream: u32, deadline: Instant) -> Result<()> {
     let (shared, name) = (&*sender.shared, (sender.name(), stream));

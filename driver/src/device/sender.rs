@@ -119,8 +119,19 @@ impl DeviceSender {
         }
     }
 
+    /// An error if it is known that nobody receives any more. Makes system calls.
+    pub(crate) fn check_there(&self) -> Result<()> {
+        let me = self.shared.check()?;
+        match &self.way {
+            Way::Near { segment, .. } if segment.view().has_ended() => Err(self.refused(NoWrite::Ended, 0)),
+            Way::Near { segment, .. } => self.care(me, segment),
+            Way::Far { stream, .. } => far::check_there(self, me, *stream),
+        }
+    }
+
+    /// As [`send_vectored`](Self::send_vectored), until `deadline` if there is one.
     #[inline]
-    fn send_parts(&self, thread: u32, tag: u64, parts: &[&[u8]], deadline: Option<Instant>) -> Result<()> {
+    pub(crate) fn send_parts(&self, thread: u32, tag: u64, parts: &[&[u8]], deadline: Option<Instant>) -> Result<()> {
         let me = self.shared.check()?;
         match &self.way {
             Way::Near { segment, writer, work, .. } => match self.write((segment, writer, work), thread, tag, parts)? {

@@ -164,6 +164,7 @@ impl Worker {
                 export.remove(path)?;
                 return Ok(Some(0));
             }
+            Op::Ping => return Ok(Some(0)),
             Op::Hello | Op::Bye => return Err(Errno::PROTO),
         };
         match begun {

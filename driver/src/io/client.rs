@@ -249,9 +249,9 @@ impl IoOpenOptions<'_> {
         self.flag(OFlags::CREATE, create)
     }
 
-    /// To make it, and to fail if it is there.
+    /// To make it, and to fail if it is there; then `create` and `truncate` say nothing.
     pub fn create_new(self, create_new: bool) -> Self {
-        self.flag(OFlags::CREATE | OFlags::EXCL, create_new)
+        self.flag(OFlags::EXCL, create_new)
     }
 
     /// The permissions of a file that is made, before the server's umask [default: 0o666].
@@ -278,9 +278,10 @@ impl IoOpenOptions<'_> {
             (true, true) => OFlags::RDWR,
             (false, false) => return Err(Errno::INVAL.into()),
         };
+        let flags = if flags.contains(OFlags::EXCL) { (flags - OFlags::TRUNC) | OFlags::CREATE } else { flags };
         let changes = OFlags::TRUNC | OFlags::CREATE;
         let is_odd = flags.intersects(changes) && !(write || append) || append && flags.contains(OFlags::TRUNC);
-        if is_odd && !flags.contains(OFlags::EXCL) {
+        if is_odd {
             return Err(Errno::INVAL.into());
         }
         let appends = if append { OFlags::APPEND } else { OFlags::empty() };

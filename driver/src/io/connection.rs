@@ -3,8 +3,8 @@
 use super::way::{Got, Letter, Mailbox, Outlet};
 use super::wire::{HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
 use crate::engine::baton::Token;
-use crate::error::Error;
-use crate::{Key, Node, NodeId, Peer, ReadWrite, Result};
+use crate::error::{DeviceFault, Error, KeyFault};
+use crate::{Incarnation, Key, Node, NodeId, Peer, ReadWrite, Result};
 use rustix::io::Errno;
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,6 +20,11 @@ const INLINE_FAR: usize = INLINE_MAX;
 const PIECE_NEAR: usize = 128 << 10;
 const PIECE_FAR: usize = 256 << 10;
 
+/// How often a client that waits asks whether the server is there.
+const ASK: Duration = Duration::from_millis(50);
+/// After how many of those it asks the server whether it still knows this client: an answer may be lost with the way by which it came.
+const PING_EVERY: u32 = 20;
+
 /// A conversation with a server, used by one thread at a time.
 pub(super) struct Connection {
     node: Node,
@@ -27,6 +32,7 @@ pub(super) struct Connection {
     outlet: Outlet,
     peer: Peer,
     mailbox: Mailbox,
+    life: Incarnation,
     thread: u32,
     client: u32,
     number: u32,
@@ -63,8 +69,9 @@ pub(super) struct At {
 impl Connection {
     pub(super) fn open(node: &Node, server: NodeId, thread: u32, staging: usize, patience: Duration) -> io::Result<Self> {
         let peer = node.peer(server)?;
-        let outlet = Outlet::to_server(node, server).map_err(|error| no_server(server, &error))?;
-        let mailbox = Mailbox::of_thread(node, server, peer.incarnation(), thread)?;
+        let outlet = Outlet::to_server(node, server).map_err(|error| no_server(server, error))?;
+        let life = peer.incarnation();
+        let mailbox = Mailbox::of_thread(node, server, life, thread)?;
         let is_near = node.shared().is_near(Token::current(), server);
         let mut this = Self {
             node: node.clone(),
@@ -72,6 +79,7 @@ impl Connection {
             outlet,
             peer,
             mailbox,
+            life,
             thread,
             client: 0,
             number: 0,
@@ -119,7 +127,7 @@ impl Connection {
         let reply = reply(&self.room);
         match reply.result.get() {
             0.. => Ok((reply, &self.room[HEAD..letter.len.max(HEAD)])),
-            errno => Err(io::Error::from_raw_os_error(-errno as i32)),
+            errno => Err(of_errno(errno)),
         }
     }
 
@@ -150,8 +158,8 @@ impl Connection {
             return Ok(done);
         }
         self.in_pieces(Op::Read, at, into.len(), |this, piece, slot| {
-            let Some(key) = this.staging else { return Ok(()) };
-            let got = piece.result.unwrap_or(0).clamp(0, piece.len as i64) as usize;
+            let (Some(key), Some(result)) = (this.staging, piece.result) else { return Ok(()) };
+            let got = result.clamp(0, piece.len as i64) as usize;
             // Read as long as it lies there.
             this.peer.get(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
         })
@@ -215,7 +223,7 @@ impl Connection {
                     break;
                 };
                 let sent = carry(self, piece, slot)
-                    .map_err(io::Error::from)
+                    .map_err(|error| self.fail_carrying(error))
                     .and_then(|()| self.send(span(op, at.descriptor, offset, piece.len, (slot * self.piece) as u32), &[]));
                 match sent {
                     Ok(number) => pieces[slot] = Piece { number, ..piece },
@@ -251,16 +259,13 @@ impl Connection {
                     if op == Op::Read
                         && let Err(error) = carry(self, piece, slot)
                     {
-                        (failed, ended) = (Some(error.into()), true);
+                        (failed, ended) = (Some(self.fail_carrying(error)), true);
                         continue;
                     }
                     done += got;
                     ended = got < piece.len;
                 }
-                result => {
-                    let errno = -result.unwrap_or(-i64::from(libc::EIO)) as i32;
-                    (failed, ended) = (Some(io::Error::from_raw_os_error(errno)), true);
-                }
+                result => (failed, ended) = (Some(of_errno(result.unwrap_or(-i64::from(libc::EIO)))), true),
             }
         }
         match failed {
@@ -281,21 +286,76 @@ impl Connection {
         request.client = U32::new(self.client);
         self.number = self.number.wrapping_add(1);
         let tag = tag(self.thread, self.number);
-        self.outlet.send(tag, request.as_bytes(), follows).map(|()| self.number).map_err(|error| self.fail(error))
+        let deadline = self.deadline();
+        self.outlet.send(tag, request.as_bytes(), follows, deadline).map(|()| self.number).map_err(|error| self.fail(error))
     }
 
     /// The next reply into the room.
     #[inline]
     fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Letter> {
+        let (mut asked, mut ping) = (0_u32, None);
         loop {
-            match self.mailbox.receive(&mut self.room, deadline) {
-                Ok(Got::Letter(letter)) if letter.len >= HEAD => return Ok(letter),
-                Ok(Got::Letter(_) | Got::TooLong) => {}
-                Ok(Got::Nothing) => {
+            let ask = Instant::now() + ASK;
+            let until = deadline.map_or(ask, |deadline| deadline.min(ask));
+            match self.mailbox.receive_by(&mut self.room, until) {
+                Ok(Got::Letter(letter)) if letter.len < HEAD => {}
+                Ok(Got::Letter(letter)) if ping == Some(letter.tag as u32) => {
+                    if reply(&self.room).result.get() == -i64::from(libc::ENOTCONN) {
+                        self.broken = true;
+                        return Err(forgotten(self.server));
+                    }
+                }
+                Ok(Got::Letter(letter)) => return Ok(letter),
+                Ok(Got::TooLong) => {}
+                Ok(Got::Nothing) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
+                }
+                Ok(Got::Nothing) => {
+                    asked += 1;
+                    if let Err(error) = self.check_there() {
+                        // What it sent before it went is there by now.
+                        return match self.mailbox.try_receive(&mut self.room) {
+                            Ok(Got::Letter(letter)) if letter.len >= HEAD && ping != Some(letter.tag as u32) => Ok(letter),
+                            _ => Err(self.fail(error)),
+                        };
+                    }
+                    if asked.is_multiple_of(PING_EVERY) && self.client != 0 {
+                        ping = self.ping();
+                    }
                 }
                 Err(error) => return Err(self.fail(error)),
             }
+        }
+    }
+
+    /// An error if the server is gone.
+    #[cold]
+    fn check_there(&self) -> Result<()> {
+        self.node.shared().why_over(self.server, self.life).map_or(Ok(()), Err)?;
+        self.outlet.check_there()
+    }
+
+    /// Asks whether the server still knows this client: the number of the question.
+    #[cold]
+    fn ping(&mut self) -> Option<u32> {
+        let mut request = Request::new(Op::Ping);
+        request.client = U32::new(self.client);
+        self.number = self.number.wrapping_add(1);
+        // Where there is no room now, the next one will do.
+        let sent = self.outlet.try_send(tag(self.thread, self.number), request.as_bytes());
+        matches!(sent, Ok(true)).then_some(self.number)
+    }
+
+    /// The staging memory can't be reached, or not any more.
+    #[cold]
+    fn fail_carrying(&mut self, error: Error) -> io::Error {
+        match self.check_there() {
+            Err(gone) => self.fail(gone),
+            Ok(()) if matches!(&error, Error::Key { why: KeyFault::Stale | KeyFault::Unknown, .. }) => {
+                self.broken = true;
+                forgotten(self.server)
+            }
+            Ok(()) => self.fail(error),
         }
     }
 
@@ -303,7 +363,10 @@ impl Connection {
     #[cold]
     fn fail(&mut self, error: Error) -> io::Error {
         self.broken = true;
-        error.into()
+        match error {
+            Error::Device { ref why, .. } if matches!(**why, DeviceFault::Absent) => no_more(self.server),
+            error => error.into(),
+        }
     }
 }
 
@@ -341,7 +404,38 @@ fn broken(server: NodeId) -> io::Error {
 }
 
 #[cold]
-fn no_server(server: NodeId, error: &Error) -> io::Error {
-    let what = format!("node {server} serves no files to this one ({error}); start `doorbell io serve` there");
-    io::Error::new(io::ErrorKind::NotFound, what)
+fn no_server(server: NodeId, error: Error) -> io::Error {
+    let why = match &error {
+        Error::Device { why, .. } => **why,
+        _ => return error.into(),
+    };
+    match why {
+        DeviceFault::Absent => {
+            let what = format!("node {server} serves no files; start `doorbell io serve` there");
+            io::Error::new(io::ErrorKind::NotFound, what)
+        }
+        DeviceFault::NoLane { .. } => Errno::USERS.into(),
+        _ => error.into(),
+    }
+}
+
+#[cold]
+fn no_more(server: NodeId) -> io::Error {
+    let what = format!("node {server} serves files no more; start `doorbell io serve` there, and connect anew");
+    io::Error::new(io::ErrorKind::NotConnected, what)
+}
+
+#[cold]
+fn forgotten(server: NodeId) -> io::Error {
+    let what = format!(
+        "node {server} does not know this client any more: it began to serve anew, or this client did not take its answers; connect anew"
+    );
+    io::Error::new(io::ErrorKind::NotConnected, what)
+}
+
+/// What a server answered, with a minus: what is no errno is an error of the protocol.
+#[cold]
+fn of_errno(errno: i64) -> io::Error {
+    let errno = errno.checked_neg().and_then(|errno| i32::try_from(errno).ok()).filter(|errno| (1..=4095).contains(errno));
+    io::Error::from_raw_os_error(errno.unwrap_or(libc::EPROTO))
 }

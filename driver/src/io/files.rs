@@ -103,8 +103,8 @@ impl Files {
             let part = libc::iovec { iov_base: memory.cast(), iov_len: len };
             // SAFETY: caller.
             let got = unsafe { libc::preadv2(file, &part, 1, offset as i64, libc::RWF_NOWAIT) };
-            // Less may be for want of what is cached.
-            if got == len as isize || got == 0 {
+            // Less may be for want of what is cached: so may nothing, on some kernels.
+            if got == len as isize {
                 return Begun::Over(got as i64);
             }
         }

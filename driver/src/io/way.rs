@@ -20,8 +20,8 @@ const THREADS: usize = 64;
 const SERVERS: usize = 16;
 /// How long a server may take to make room for what nobody waits for an answer to.
 const TELL: Duration = Duration::from_secs(5);
-/// How often a client that waits asks whether the server lives.
-const ASK: Duration = Duration::from_millis(50);
+/// How long an answer may wait for a client's thread, which is there or will be.
+const FETCH: Duration = Duration::from_secs(3600);
 
 fn of_server(server: NodeId) -> String {
     format!("io.{server}")
@@ -51,9 +51,8 @@ pub(super) enum Got {
 
 /// Where a thread gets its letters.
 pub(super) struct Mailbox {
-    node: Node,
     thread: DeviceThread,
-    /// Of a client: without it nothing comes.
+    /// Of a client: from whom letters are expected.
     server: Option<(NodeId, Incarnation)>,
     _device: Device,
 }
@@ -62,53 +61,26 @@ impl Mailbox {
     /// Of a server.
     pub(super) fn of_server(node: &Node) -> Result<Self> {
         let device = node.device(&of_server(node.id())).threads(1).senders(CLIENTS).message_max(ROOM).attach()?;
-        Ok(Self { node: node.clone(), thread: device.thread(SERVER)?.conversing(), server: None, _device: device })
+        Ok(Self { thread: device.thread(SERVER)?.conversing(), server: None, _device: device })
     }
 
     /// Of a client's thread, which gets them from one server.
     pub(super) fn of_thread(node: &Node, server: NodeId, life: Incarnation, thread: u32) -> Result<Self> {
         let name = of_client(node.id(), node.incarnation());
-        let device = node.device(&name).threads(THREADS).senders(SERVERS).message_max(ROOM).attach()?;
-        Ok(Self {
-            node: node.clone(),
-            thread: device.thread(thread)?.conversing(),
-            server: Some((server, life)),
-            _device: device,
-        })
+        // An answer waits for as long as it takes its thread to come for it.
+        let device = node.device(&name).threads(THREADS).senders(SERVERS).message_max(ROOM).fetch_within(FETCH).attach()?;
+        Ok(Self { thread: device.thread(thread)?.conversing(), server: Some((server, life)), _device: device })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next one, until then at most.
     #[inline]
-    pub(super) fn receive(&mut self, buf: &mut [u8], deadline: Option<Instant>) -> Result<Got> {
-        let Some((server, life)) = self.server else {
-            return match deadline {
-                Some(deadline) => self.receive_by(buf, deadline),
-                None => self.thread.receive(buf).map(letter),
-            };
-        };
+    pub(super) fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Got> {
         loop {
-            let ask = Instant::now() + ASK;
-            match self.receive_by(buf, deadline.map_or(ask, |deadline| deadline.min(ask)))? {
-                Got::Letter(letter) if (letter.source, letter.incarnation) != (server, life) => {}
-                Got::Nothing => {
-                    if let Some(ended) = self.node.shared().why_over(server, life) {
-                        // What it sent before was taken before: a device's messages are there when they were sent.
-                        return Err(ended);
-                    }
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        return Ok(Got::Nothing);
-                    }
-                }
-                got => return Ok(got),
+            match self.thread.receive_by(buf, deadline) {
+                Ok(envelope) if self.server.is_some_and(|server| server != (envelope.source, envelope.incarnation)) => {}
+                Ok(envelope) => return Ok(letter(envelope)),
+                Err(error) => return self.nothing(error),
             }
-        }
-    }
-
-    #[inline]
-    fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Got> {
-        match self.thread.receive_by(buf, deadline) {
-            Ok(envelope) => Ok(letter(envelope)),
-            Err(error) => self.nothing(error),
         }
     }
 
@@ -171,10 +143,15 @@ impl Outlet {
         if self.is_of_server { SERVER } else { thread_of(tag) }
     }
 
-    /// Sends what lies in two pieces; waits while there is no room.
+    /// An error if nobody is there any more.
+    pub(super) fn check_there(&self) -> Result<()> {
+        self.sender.check_there()
+    }
+
+    /// Sends what lies in two pieces; waits while there is no room, until `deadline` if there is one.
     #[inline]
-    pub(super) fn send(&self, tag: u64, head: &[u8], follows: &[u8]) -> Result<()> {
-        self.sender.send_vectored(self.thread(tag), tag, &[head, follows])
+    pub(super) fn send(&self, tag: u64, head: &[u8], follows: &[u8], deadline: Option<Instant>) -> Result<()> {
+        self.sender.send_parts(self.thread(tag), tag, &[head, follows], deadline)
     }
 
     /// The same, for a moment at most: what nobody waits for an answer to.

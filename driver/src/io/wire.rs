@@ -10,7 +10,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of what is said; other versions are refused.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// The most bytes that go in the message itself.
 pub(super) const INLINE_MAX: usize = 16 << 10;
 /// The longest path, as the system has it, with its final NUL.
@@ -54,12 +54,14 @@ pub(super) enum Op {
     Remove = 12,
     /// To set the length of a file to `offset`.
     Resize = 13,
+    /// To be told whether it is a client still.
+    Ping = 14,
 }
 
 impl Op {
     pub(super) fn from_number(number: u8) -> Option<Self> {
         use Op::*;
-        let all = [Hello, Bye, Open, Close, Read, Write, Seek, Stat, Inspect, Sync, List, Remove, Resize];
+        let all = [Hello, Bye, Open, Close, Read, Write, Seek, Stat, Inspect, Sync, List, Remove, Resize, Ping];
         all.into_iter().find(|op| *op as u8 == number)
     }
 }
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn numbers_that_are_no_operation_are_none() {
         for number in 0..=255 {
-            assert_eq!(Op::from_number(number).map(|op| op as u8), (1..=13).contains(&number).then_some(number));
+            assert_eq!(Op::from_number(number).map(|op| op as u8), (1..=14).contains(&number).then_some(number));
         }
     }
 

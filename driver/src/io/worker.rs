@@ -27,8 +27,8 @@ const JOBS_OF_ONE: usize = 32;
 const SWEEP: Duration = Duration::from_millis(50);
 /// After so many requests it looks at the clock, however busy it is.
 const CLOCK_EVERY: u32 = 1024;
-/// Prepared operations that are handed over though more requests are there.
-const BATCH: usize = 16;
+/// Requests after which others come to their turn though more are there.
+const BATCH: u32 = 16;
 /// How long the ring is waited for while requests may come.
 const NAP: Duration = Duration::from_micros(50);
 /// How soon a reply that found no room is tried again.
@@ -123,16 +123,17 @@ impl Worker {
             };
             let room = &mut self.jobs[job].room[..ROOM];
             let got = match (self.files.under_way(), self.stuck.is_empty() && self.introductions.is_idle()) {
-                (0, true) => mailbox.receive(room, Some(sweep_at)),
-                (0, false) => mailbox.receive(room, Some(Instant::now() + RESEND)),
+                (0, true) => mailbox.receive_by(room, sweep_at),
+                (0, false) => mailbox.receive_by(room, Instant::now() + RESEND),
                 _ => mailbox.try_receive(room),
             };
             match got {
                 Ok(Got::Letter(letter)) => {
                     handled = handled.wrapping_add(1);
                     self.begin(job, letter);
-                    if self.files.prepared() >= BATCH {
-                        self.files.submit();
+                    // However busy it is, the others come to their turn.
+                    if handled.is_multiple_of(BATCH) {
+                        self.see_to_others();
                     }
                 }
                 Ok(Got::TooLong) => self.free.push(job),
@@ -143,8 +144,7 @@ impl Worker {
                     } else if self.files.under_way() > 0 {
                         self.files.wait(1, NAP);
                     }
-                    self.resend();
-                    self.meet_all();
+                    self.see_to_others();
                     handled = 0;
                 }
                 Err(error) => {
@@ -162,6 +162,13 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Hands over what is prepared, and tries again what had to wait.
+    fn see_to_others(&mut self) {
+        self.files.submit();
+        self.resend();
+        self.meet_all();
     }
 
     /// All jobs are taken: waits for one to end, or gives up those of a client that does not take its answers.
@@ -259,13 +266,22 @@ impl Worker {
         {
             to.room[..HEAD].copy_from_slice(Reply::new(result, value).as_bytes());
             to.reply = HEAD + follows;
-            // Who can't be reached is gone, which the next sweep finds.
-            if let Ok(false) = client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
-                self.stuck.push_back(job);
-                return;
+            match client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.stuck.push_back(job);
+                    return;
+                }
+                // The answer is lost: it is no client any more, and learns that when it asks.
+                Err(_) => self.lose_of(job),
             }
         }
         self.let_go(job);
+    }
+
+    #[cold]
+    fn lose_of(&mut self, job: usize) {
+        self.lose(self.jobs[job].client);
     }
 
     /// Tries replies again that found no room.
@@ -277,6 +293,10 @@ impl Worker {
             let sent = client.map(|client| client.outlet.try_send(to.tag, &to.room[..to.reply]));
             match sent {
                 Some(Ok(false)) => self.stuck.push_back(job),
+                Some(Err(_)) => {
+                    self.lose_of(job);
+                    self.let_go(job);
+                }
                 _ => self.let_go(job),
             }
         }
