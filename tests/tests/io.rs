@@ -126,7 +126,9 @@ fn fails<T: std::fmt::Debug>(result: io::Result<T>, errno: i32) {
 fn a_file_is_written_and_read_as_any_other() {
     each(|pair| {
         let client = pair.client();
-        let mut file = client.options().read(true).write(true).create_new(true).mode(0o640).open("f").unwrap();
+        let mut file = client.options().read(true).write(true).create_new(true).mode(0o640).create(false).open("f").unwrap();
+        fails(client.options().write(true).create_new(true).truncate(true).open("f"), libc::EEXIST);
+        fails(client.options().read(true).create_new(true).open("g"), libc::EINVAL);
         file.write_all(b"hello, file").unwrap();
         assert_eq!(file.stream_position().unwrap(), 11);
         file.seek(SeekFrom::Start(7)).unwrap();
@@ -387,6 +389,49 @@ fn descriptors_and_clients_have_limits() {
         ((counts.clients, counts.descriptors, counts.staging_bytes) == (0, 0, 0)).then_some(())
     });
     assert_eq!(pair.server.counts().lost, 0);
+}
+
+/// Also the server does not have two of one that asks twice, nor keeps one that gave up.
+#[test]
+fn who_asks_twice_is_one_client() {
+    let pair = Pair::new(Room::in_memory(), |server| server.clients(2));
+    fs::write(pair.path("f"), b"f").unwrap();
+    let client = pair.client();
+    let file = client.open("f").unwrap();
+    // What a client says first, of a thread that has none to take the answer.
+    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let say = |op: u8, thread: u64| {
+        let mut request = [0; 32];
+        (request[0], request[1]) = (op, u8::from(op == 2));
+        request[24..].copy_from_slice(&2_u64.to_le_bytes());
+        device.send(0, thread << 32 | 1, &request).unwrap();
+    };
+    for _ in 0..20 {
+        say(1, 77);
+    }
+    file.metadata().unwrap();
+    assert_eq!(pair.server.counts().clients, 2);
+    fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
+    say(2, 77);
+    until("it is no client any more", || {
+        file.metadata().unwrap();
+        (pair.server.counts().clients == 1).then_some(())
+    });
+    drop(pair.client());
+}
+
+#[test]
+fn what_is_appended_comes_in_its_order_however_it_is_written() {
+    each(|pair| {
+        let client = pair.client();
+        let mut file = client.options().append(true).create(true).open("log").unwrap();
+        let data = bytes(700_000, 9);
+        file.write_all_at(&data[..400_000], 0).unwrap();
+        file.write_all(&data[400_000..500_000]).unwrap();
+        // At its end, whatever the offset.
+        file.write_all_at(&data[500_000..], 7).unwrap();
+        assert!(fs::read(pair.path("log")).unwrap() == data);
+    });
 }
 
 #[test]

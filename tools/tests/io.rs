@@ -122,6 +122,29 @@ fn a_directory_is_served_and_used() {
 }
 
 #[test]
+fn a_copy_spoils_nothing_that_is_there() {
+    let served = Served::start("spoil", &["--one-file-system"]);
+    let data = vec![7_u8; 2_500_000];
+    let (source, inside) = (served.path("source"), served.path("served/f"));
+    fs::write(&source, &data).unwrap();
+    fs::write(&inside, vec![9; 3_000_000]).unwrap();
+    // What can't be copied leaves the target as it is.
+    let directory = served.path("served");
+    fails(&served.run(&["io", "cp", "/dev/null", "io:f"]), 2, "no regular file");
+    fails(&served.run(&["io", "cp", &directory, "io:f"]), 2, "no regular file");
+    fails(&served.run(&["io", "cp", "io:.", &source]), 2, "no regular file");
+    fails(&served.run(&["io", "cp", "io:nothing", &source]), 1, "os error 2");
+    assert!(fs::read(&inside).unwrap().len() == 3_000_000 && fs::read(&source).unwrap() == data);
+    // A longer one is cut.
+    done(served.run(&["io", "cp", &source, "io:f", "--verify", "--sync"]));
+    assert!(fs::read(&inside).unwrap() == data);
+    // The very same file.
+    done(served.run(&["io", "cp", &inside, "io:f", "--verify"]));
+    assert!(fs::read(&inside).unwrap() == data);
+    served.end();
+}
+
+#[test]
 fn what_is_served_to_read_only_stays_as_it_is() {
     let served = Served::start("fixed", &["--read-only", "--engine", "plain"]);
     assert!(served.said.contains("to read only") && served.said.contains("plain calls"), "{}", served.said);

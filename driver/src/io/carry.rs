@@ -3,7 +3,7 @@
 use super::clients::Descriptor;
 use super::export::{self, Kind};
 use super::files::{Begun, Span};
-use super::wire::{AT_CURSOR, EntryHead, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Request};
+use super::wire::{AT_CURSOR, AT_END, EntryHead, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Request};
 use super::worker::{Worker, add};
 use io_uring::types::OpenHow;
 use rustix::fs::RawDir;
@@ -25,6 +25,12 @@ pub(super) struct Job {
     /// What follows the reply lies in the room.
     pub in_message: bool,
     pub at_cursor: bool,
+    /// Done by a plain call, which reads less than was asked for only at the end of a file.
+    pub was_plain: bool,
+    /// How often it was tried again, as somebody renamed what was on the way.
+    pub tries: u32,
+    /// Bytes that are to be read.
+    pub wanted: u32,
     pub descriptor: u16,
     /// Bytes of the reply that waits for room.
     pub reply: usize,
@@ -44,6 +50,9 @@ impl Job {
             quiet: false,
             in_message: false,
             at_cursor: false,
+            was_plain: false,
+            tries: 0,
+            wanted: 0,
             descriptor: 0,
             reply: 0,
         }
@@ -85,7 +94,7 @@ impl Worker {
                 if offset.is_some_and(|offset| offset.checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64)) {
                     return Err(Errno::INVAL);
                 }
-                to.at_cursor = offset.is_none();
+                (to.at_cursor, to.wanted) = (offset.is_none(), len as u32);
                 to.in_message = request.place.get() == IN_MESSAGE;
                 let memory = if to.in_message {
                     if len > INLINE_MAX || (op == Op::Write && len != follows) {
@@ -111,7 +120,7 @@ impl Worker {
                 }
                 let path = export::path(&mut to.room[HEAD..], follows)?;
                 let how = OpenHow::new().flags(u64::from(flags.bits())).mode(u64::from(mode.bits()));
-                *to.how = how.resolve(export::RESOLVE.bits());
+                *to.how = how.resolve(export.resolve().bits());
                 // SAFETY: both lie in boxes of the job, which keeps them until it is answered.
                 unsafe { files.open(export.root(), path, &to.how, job as u64) }
             }
@@ -168,9 +177,24 @@ impl Worker {
             Op::Hello | Op::Bye => return Err(Errno::PROTO),
         };
         match begun {
-            Begun::Over(result) => Ok(Some(result)),
+            Begun::Over(result) => {
+                to.was_plain = true;
+                Ok(Some(result))
+            }
             Begun::UnderWay => Ok(None),
         }
+    }
+
+    /// Opens once more what could not be opened for somebody who renamed something on the way meanwhile. Whether that was so.
+    pub(super) fn opens_again(&mut self, job: usize, result: i64) -> bool {
+        let to = &mut self.jobs[job];
+        if to.op != Op::Open || result != -i64::from(libc::EAGAIN) || to.tries >= export::TRIES {
+            return false;
+        }
+        to.tries += 1;
+        let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&to.room[HEAD..]) else { return false };
+        // SAFETY: both lie in boxes of the job, which keeps them until it is answered; the reply is not written yet.
+        matches!(unsafe { self.files.open(self.export.root(), path, &to.how, job as u64) }, Begun::UnderWay)
     }
 
     /// What is to be answered when the system has done it.
@@ -183,7 +207,8 @@ impl Worker {
             Op::Read => {
                 add(&shown.counts.read, done);
                 let follows = if to.in_message { done as usize } else { 0 };
-                Answer { result, value: 0, follows }
+                let at_end = to.was_plain && done < to.wanted.into();
+                Answer { result, value: if at_end { AT_END } else { 0 }, follows }
             }
             Op::Write => {
                 add(&shown.counts.written, done);

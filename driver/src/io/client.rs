@@ -54,9 +54,8 @@ impl IoClientBuilder {
         let server = server.map_or_else(|| the_io_node(&node), Ok)?;
         // Threads of this process, whichever of its nodes they use.
         static THREADS: AtomicU32 = AtomicU32::new(1);
-        let thread = THREADS.fetch_add(1, Ordering::Relaxed) & 0xffff;
-        let mut connection = Connection::open(&node, server, thread, staging, welcome)?;
-        connection.set_patience(patience);
+        let thread = THREADS.fetch_add(1, Ordering::Relaxed);
+        let connection = Connection::open(&node, server, thread, staging, [Some(welcome), patience])?;
         Ok(IoClient { link: Arc::new(Link { server, connection: Mutex::new(connection) }) })
     }
 }

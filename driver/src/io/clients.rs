@@ -15,8 +15,9 @@ pub(super) struct Descriptor {
 
 /// One client: a life of a node, or one of several of it.
 pub(super) struct Client {
-    pub node: NodeId,
-    pub life: Incarnation,
+    pub who: (NodeId, Incarnation),
+    /// Which of its threads.
+    thread: u32,
     pub outlet: Rc<Outlet>,
     /// What large reads and writes go through.
     pub staging: Option<Region<u8>>,
@@ -29,8 +30,8 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(node: NodeId, life: Incarnation, outlet: Rc<Outlet>, staging: Option<Region<u8>>) -> Self {
-        Self { node, life, outlet, staging, descriptors: Vec::new(), open: 0, jobs: 0, gone: false }
+    pub(super) fn new(who: (NodeId, Incarnation), thread: u32, outlet: Rc<Outlet>, staging: Option<Region<u8>>) -> Self {
+        Self { who, thread, outlet, staging, descriptors: Vec::new(), open: 0, jobs: 0, gone: false }
     }
 
     pub(super) fn staging_bytes(&self) -> usize {
@@ -88,6 +89,12 @@ impl Clients {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Client)> {
         let number = |at: usize, place: &Place| u32::from(place.generation) << 16 | at as u32;
         self.places.iter().enumerate().filter_map(move |(at, place)| Some((number(at, place), place.client.as_ref()?)))
+    }
+
+    /// The number of the client that a thread of somebody is.
+    pub(super) fn of(&self, who: (NodeId, Incarnation), thread: u32) -> Option<u32> {
+        let found = self.iter().find(|(_, client)| (client.who, client.thread) == (who, thread) && !client.gone);
+        found.map(|(number, _)| number)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -1,7 +1,7 @@
 //! A client's half of the conversation: requests, and replies in whatever order they come.
 
 use super::way::{Got, Letter, Mailbox, Outlet};
-use super::wire::{HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
+use super::wire::{AT_END, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
 use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error, KeyFault};
 use crate::{Incarnation, Key, Node, NodeId, Peer, ReadWrite, Result};
@@ -20,6 +20,8 @@ const INLINE_FAR: usize = INLINE_MAX;
 const PIECE_NEAR: usize = 128 << 10;
 const PIECE_FAR: usize = 256 << 10;
 
+/// How often somebody asks to be a client, until it is one.
+const HELLO_EVERY: Duration = Duration::from_secs(1);
 /// How often a client that waits asks whether the server is there.
 const ASK: Duration = Duration::from_millis(50);
 /// After how many of those it asks the server whether it still knows this client: an answer may be lost with the way by which it came.
@@ -67,7 +69,14 @@ pub(super) struct At {
 }
 
 impl Connection {
-    pub(super) fn open(node: &Node, server: NodeId, thread: u32, staging: usize, patience: Duration) -> io::Result<Self> {
+    /// `patience`: for the welcome, and for every answer afterwards.
+    pub(super) fn open(
+        node: &Node,
+        server: NodeId,
+        thread: u32,
+        staging: usize,
+        [welcome, patience]: [Option<Duration>; 2],
+    ) -> io::Result<Self> {
         let peer = node.peer(server)?;
         let outlet = Outlet::to_server(node, server).map_err(|error| no_server(server, error))?;
         let life = peer.incarnation();
@@ -87,16 +96,22 @@ impl Connection {
             inline: if is_near { INLINE_NEAR } else { INLINE_FAR },
             piece: 0,
             window: 0,
-            patience: Some(patience),
+            patience: welcome,
             broken: false,
             room: vec![0; ROOM].into(),
         };
         let mut request = Request::new(Op::Hello);
         request.value = U64::new(VERSION.into());
         request.length = U32::new(u32::try_from(staging).unwrap_or(u32::MAX));
-        let (_, bytes) = this.call(request, &[])?;
-        let malformed = || io::Error::from(Errno::PROTO);
-        let (welcome, _) = Welcome::read_from_prefix(bytes).map_err(|_| malformed())?;
+        let welcome = match this.hello(request) {
+            Ok(welcome) => welcome,
+            Err(error) => {
+                // It may be a client there all the same.
+                this.tell(Request::new(Op::Bye));
+                return Err(error);
+            }
+        };
+        this.patience = patience;
         this.client = welcome.client.get();
         let bytes = welcome.staging.get() as usize;
         if bytes > 0 {
@@ -110,8 +125,26 @@ impl Connection {
         Ok(this)
     }
 
-    pub(super) fn set_patience(&mut self, patience: Option<Duration>) {
-        self.patience = patience;
+    /// Asks to be a client, now and then once more, as a server that has many to welcome may have let one go by; it welcomes the same one once.
+    fn hello(&mut self, request: Request) -> io::Result<Welcome> {
+        let deadline = self.deadline();
+        let letter = loop {
+            self.send(request, &[])?;
+            let again = Instant::now() + HELLO_EVERY;
+            match self.receive(Some(deadline.map_or(again, |deadline| deadline.min(again)))) {
+                Ok(letter) => break letter,
+                Err(error) if error.kind() != io::ErrorKind::TimedOut || deadline.is_some_and(|at| Instant::now() >= at) => {
+                    return Err(error);
+                }
+                Err(_) => self.broken = false,
+            }
+        };
+        let errno = reply(&self.room).result.get();
+        if errno < 0 {
+            return Err(of_errno(errno));
+        }
+        let welcome = Welcome::read_from_prefix(&self.room[HEAD..letter.len.max(HEAD)]);
+        welcome.map(|(welcome, _)| welcome).map_err(|_| Errno::PROTO.into())
     }
 
     /// Asks and waits for the answer: its result and what follows it.
@@ -142,21 +175,40 @@ impl Connection {
 
     /// Reads until `into` is full or the file at its end; the bytes that were read.
     pub(super) fn read(&mut self, at: At, into: &mut [u8]) -> io::Result<usize> {
-        if into.len() <= self.inline || self.staging.is_none() {
-            let mut done = 0;
-            while done < into.len() {
-                let len = (into.len() - done).min(INLINE_MAX);
-                let offset = place(at.offset, done)?;
-                let (_, bytes) = self.call(span(Op::Read, at.descriptor, offset, len, IN_MESSAGE), &[])?;
-                let got = bytes.len().min(len);
-                into[done..done + got].copy_from_slice(&bytes[..got]);
-                done += got;
-                if got < len {
-                    break;
+        let mut done = 0;
+        while done < into.len() {
+            let further = At { offset: place(at.offset, done)?, ..at };
+            let rest = &mut into[done..];
+            let read = if rest.len() <= self.inline || self.staging.is_none() {
+                self.read_in_message(further, rest)
+            } else {
+                self.read_in_pieces(further, rest).map(|got| (got, got == 0))
+            };
+            match read {
+                Ok((got, at_end)) => {
+                    done += got;
+                    // Less than was asked for is not yet the end.
+                    if at_end {
+                        break;
+                    }
                 }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
             }
-            return Ok(done);
         }
+        Ok(done)
+    }
+
+    /// What came in one message, and whether it was up to the end of the file.
+    fn read_in_message(&mut self, at: At, into: &mut [u8]) -> io::Result<(usize, bool)> {
+        let len = into.len().min(INLINE_MAX);
+        let (reply, bytes) = self.call(span(Op::Read, at.descriptor, at.offset, len, IN_MESSAGE), &[])?;
+        let got = bytes.len().min(len);
+        into[..got].copy_from_slice(&bytes[..got]);
+        Ok((got, got == 0 || got < len && reply.value.get() == AT_END))
+    }
+
+    fn read_in_pieces(&mut self, at: At, into: &mut [u8]) -> io::Result<usize> {
         self.in_pieces(Op::Read, at, into.len(), |this, piece, slot| {
             let (Some(key), Some(result)) = (this.staging, piece.result) else { return Ok(()) };
             let got = result.clamp(0, piece.len as i64) as usize;

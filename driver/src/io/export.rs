@@ -6,13 +6,16 @@
 use super::wire::{Facts, PATH_MAX};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use zerocopy::byteorder::little_endian::{I64, U32, U64};
 
-pub(super) const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+/// How often a path is tried again if somebody renames what is on the way.
+pub(super) const TRIES: u32 = 16;
 /// What a client may ask for. All else is refused, so that nothing new of a later system comes in by chance.
 const ALLOWED: OFlags = OFlags::RDWR
     .union(OFlags::WRONLY)
@@ -31,6 +34,9 @@ const ALLOWED: OFlags = OFlags::RDWR
 pub(super) struct Export {
     root: OwnedFd,
     read_only: bool,
+    resolve: ResolveFlags,
+    /// The file system that was asked for last, and what its files are.
+    medium: Cell<Option<(u64, Kind)>>,
 }
 
 /// What was opened.
@@ -44,12 +50,31 @@ pub(super) enum Kind {
 }
 
 impl Export {
-    pub(super) fn open(directory: &Path, read_only: bool) -> io::Result<Self> {
+    pub(super) fn open(directory: &Path, read_only: bool, one_file_system: bool) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(directory, flags, Mode::empty())?;
         // Tells now, not with the first request, that the system can't.
         rustix::fs::openat2(&root, c".", flags, Mode::empty(), RESOLVE)?;
-        Ok(Self { root, read_only })
+        let resolve = if one_file_system { RESOLVE.union(ResolveFlags::NO_XDEV) } else { RESOLVE };
+        Ok(Self { root, read_only, resolve, medium: Cell::new(None) })
+    }
+
+    /// How paths are resolved.
+    pub(super) fn resolve(&self) -> ResolveFlags {
+        self.resolve
+    }
+
+    /// A name, to look at it or in it.
+    fn find(&self, path: impl rustix::path::Arg + Copy, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
+        let mut found = Err(Errno::AGAIN);
+        for _ in 0..TRIES {
+            found = rustix::fs::openat2(&self.root, path, flags, Mode::empty(), self.resolve);
+            if !matches!(found, Err(Errno::AGAIN)) {
+                break;
+            }
+        }
+        found
     }
 
     pub(super) fn root(&self) -> RawFd {
@@ -79,15 +104,21 @@ impl Export {
 
     /// What was opened, if it is something to read and write that makes nobody wait.
     pub(super) fn admit(&self, file: &OwnedFd) -> Result<Kind, Errno> {
-        match FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) {
+        let Stat { st_mode, st_dev, .. } = rustix::fs::fstat(file)?;
+        match FileType::from_raw_mode(st_mode) {
             FileType::Directory => Ok(Kind::Directory),
             FileType::RegularFile => {
                 // With it io_uring may refuse to wait for the medium.
                 let flags = rustix::fs::fcntl_getfl(file)?;
                 rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?;
+                if let Some((_, kind)) = self.medium.get().filter(|(device, _)| *device == st_dev) {
+                    return Ok(kind);
+                }
                 // `TMPFS_MAGIC` and `RAMFS_MAGIC`.
                 let medium = rustix::fs::fstatfs(file)?.f_type as u32;
-                Ok(if matches!(medium, 0x0102_1994 | 0x8584_58f6) { Kind::InMemory } else { Kind::File })
+                let kind = if matches!(medium, 0x0102_1994 | 0x8584_58f6) { Kind::InMemory } else { Kind::File };
+                self.medium.set(Some((st_dev, kind)));
+                Ok(kind)
             }
             _ => Err(Errno::OPNOTSUPP),
         }
@@ -96,8 +127,7 @@ impl Export {
     /// What there is to know of what a path names, links in it followed as long as they stay beneath.
     pub(super) fn stat(&self, path: &CStr, follow: bool) -> Result<Facts, Errno> {
         let last = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
-        let found = rustix::fs::openat2(&self.root, path, OFlags::PATH | OFlags::CLOEXEC | last, Mode::empty(), RESOLVE)?;
-        facts(&found)
+        facts(&self.find(path, last)?)
     }
 
     /// Removes a file: the name itself, never what a link in its place means.
@@ -112,8 +142,7 @@ impl Export {
         if name.is_empty() || name == b"." || name == b".." {
             return Err(if bytes.is_empty() { Errno::NOENT } else { Errno::ISDIR });
         }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let parent = rustix::fs::openat2(&self.root, parent, flags, Mode::empty(), RESOLVE)?;
+        let parent = self.find(parent, OFlags::DIRECTORY)?;
         rustix::fs::unlinkat(&parent, name, AtFlags::empty())
     }
 }

@@ -67,9 +67,13 @@ impl IoFile {
     /// Writes at an offset, without the cursor: all, or fewer bytes if something is wrong then. The bytes that were written.
     ///
     /// # Errors
-    /// As `pwrite(2)`.
+    /// As `pwrite(2)`: a file that was opened to append is written at its end, wherever `offset` is.
     pub fn write_at(&self, from: &[u8], offset: u64) -> io::Result<usize> {
         checked(offset)?;
+        if self.appends {
+            // One piece after the other, or they would come in any order.
+            return self.link.enter().append(self.descriptor, from).map(|(done, _)| done);
+        }
         self.link.enter().write(self.at(offset), from)
     }
 

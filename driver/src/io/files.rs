@@ -5,6 +5,7 @@
 //! there is one client alone.
 //! Where io_uring is forbidden all are plain calls, and one client's medium is waited for by all.
 
+use super::export::TRIES;
 use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::ffi::CStr;
@@ -152,10 +153,12 @@ impl Files {
     /// `path` and `how` stay where they are until the operation is over.
     pub(super) unsafe fn open(&mut self, root: RawFd, path: &CStr, how: &OpenHow, job: u64) -> Begun {
         if self.ring.is_none() {
-            // SAFETY: a path, and a structure with its size.
-            return Begun::Over(again(|| unsafe {
-                libc::syscall(libc::SYS_openat2, root, path.as_ptr(), std::ptr::from_ref(how), size_of::<OpenHow>()) as isize
-            }));
+            let (passing, how, path) = (-i64::from(libc::EAGAIN), std::ptr::from_ref(how), path.as_ptr());
+            let open = || {
+                // SAFETY: a path, and a structure with its size.
+                again(|| unsafe { libc::syscall(libc::SYS_openat2, root, path, how, size_of::<OpenHow>()) as isize })
+            };
+            return Begun::Over((0..TRIES).map(|_| open()).find(|result| *result != passing).unwrap_or(passing));
         }
         // SAFETY: caller.
         unsafe { self.push(opcode::OpenAt2::new(Fd(root), path.as_ptr(), how).build().user_data(job)) }

@@ -18,6 +18,7 @@ pub struct IoServerBuilder {
     directory: PathBuf,
     limits: Limits,
     read_only: bool,
+    one_file_system: bool,
     engine: IoEngine,
 }
 
@@ -25,6 +26,12 @@ impl IoServerBuilder {
     /// Whether whatever would change something fails with `EROFS`.
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
+        self
+    }
+
+    /// Whether paths that lead into another file system, which is mounted in the directory, fail with `EXDEV` [default: false].
+    pub fn one_file_system(mut self, one_file_system: bool) -> Self {
+        self.one_file_system = one_file_system;
         self
     }
 
@@ -65,7 +72,7 @@ impl IoServerBuilder {
             );
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
         }
-        let export = Export::open(&self.directory, self.read_only)?;
+        let export = Export::open(&self.directory, self.read_only, self.one_file_system)?;
         let files = Files::new(self.engine, JOBS)?;
         let mailbox = Mailbox::of_server(&self.node)?;
         let shown = Arc::new(Shown::new(files.engine()));
@@ -102,8 +109,8 @@ pub struct IoCounts {
     pub lost: u64,
 }
 
-/// A directory that is served to the nodes of a domain. Dropped, it is served no more: what clients ask for then fails when they find that the node has left,
-/// or by their deadlines.
+/// A directory that is served to the nodes of a domain. Dropped, it is served no more: what clients wait for or ask for then fails
+/// ([`NotConnected`](std::io::ErrorKind::NotConnected)), within some 50 ms where memory is shared and some seconds over the network.
 ///
 /// ```
 /// use doorbell::{Node, Role, Space, io::{IoClient, IoServer}};
@@ -139,6 +146,7 @@ impl IoServer {
             directory: directory.as_ref().to_owned(),
             limits: Limits { clients: CLIENTS, descriptors: 256, staging: 64 << 20 },
             read_only: false,
+            one_file_system: false,
             engine: IoEngine::Auto,
         }
     }

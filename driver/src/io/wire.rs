@@ -21,6 +21,8 @@ pub(super) const ROOM: usize = HEAD + INLINE_MAX;
 pub(super) const HEAD: usize = 32;
 /// An offset that means the place where the descriptor is.
 pub(super) const AT_CURSOR: u64 = u64::MAX;
+/// The value of a reply that read up to the end of the file.
+pub(super) const AT_END: u64 = 1;
 /// A place in the staging memory that means: in the message itself.
 pub(super) const IN_MESSAGE: u32 = u32::MAX;
 

@@ -6,7 +6,7 @@ use super::export::Export;
 use super::files::{Files, IoEngine};
 use super::introduce::{Introduced, Introductions};
 use super::way::{Got, Letter, Mailbox, Outlet};
-use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION, Welcome};
+use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION, Welcome, thread_of};
 use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::{Node, Result};
@@ -22,15 +22,16 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Requests that are under way or not yet answered, of all clients.
 pub(super) const JOBS: usize = 128;
 /// Of one client. Who has more does not take its answers.
-const JOBS_OF_ONE: usize = 32;
+const JOBS_OF_ONE: usize = 16;
 /// How often the server looks who is gone.
 const SWEEP: Duration = Duration::from_millis(50);
 /// After so many requests it looks at the clock, however busy it is.
 const CLOCK_EVERY: u32 = 1024;
 /// Requests after which others come to their turn though more are there.
 const BATCH: u32 = 16;
-/// How long the ring is waited for while requests may come.
+/// How long the ring is waited for while requests may come, at first and at most.
 const NAP: Duration = Duration::from_micros(50);
+const NAP_MOST: Duration = Duration::from_micros(800);
 /// How soon a reply that found no room is tried again.
 const RESEND: Duration = Duration::from_millis(1);
 /// How long an end waits for operations that are under way.
@@ -112,7 +113,7 @@ impl Worker {
 
     pub(super) fn run(&mut self, mut mailbox: Mailbox) -> Result<()> {
         let mut sweep_at = Instant::now() + SWEEP;
-        let mut handled = 0_u32;
+        let (mut handled, mut nap) = (0_u32, NAP);
         while !self.shown.stop.load(Ordering::Relaxed) {
             let job = match self.free.pop() {
                 Some(job) => job,
@@ -129,7 +130,7 @@ impl Worker {
             };
             match got {
                 Ok(Got::Letter(letter)) => {
-                    handled = handled.wrapping_add(1);
+                    (handled, nap) = (handled.wrapping_add(1), NAP);
                     self.begin(job, letter);
                     // However busy it is, the others come to their turn.
                     if handled.is_multiple_of(BATCH) {
@@ -142,7 +143,9 @@ impl Worker {
                     if self.files.prepared() > 0 {
                         self.files.submit();
                     } else if self.files.under_way() > 0 {
-                        self.files.wait(1, NAP);
+                        // Longer as long as nothing happens.
+                        self.files.wait(1, nap);
+                        nap = (2 * nap).min(NAP_MOST);
                     }
                     self.see_to_others();
                     handled = 0;
@@ -194,6 +197,9 @@ impl Worker {
     fn reap(&mut self) {
         while let Some((job, result)) = self.files.next() {
             let job = job as usize;
+            if self.opens_again(job, result) {
+                continue;
+            }
             let answer = self.finish(job, result);
             self.answer(job, answer);
         }
@@ -211,7 +217,8 @@ impl Worker {
         };
         let to = &mut self.jobs[job];
         (to.client, to.tag, to.op, to.quiet) = (request.client.get(), letter.tag, op, request.quiet != 0);
-        (to.in_message, to.at_cursor, to.descriptor) = (false, false, request.descriptor.get());
+        (to.in_message, to.at_cursor, to.was_plain, to.tries) = (false, false, false, 0);
+        to.descriptor = request.descriptor.get();
         add(&self.shown.counts.requests, 1);
         if op == Op::Hello {
             self.free.push(job);
@@ -222,10 +229,15 @@ impl Worker {
             return;
         }
         let number = request.client.get();
-        let found = self
-            .clients
-            .get(number)
-            .filter(|client| (client.node, client.life) == (letter.source, letter.incarnation) && !client.gone);
+        if op == Op::Bye && number == 0 {
+            // It gave up before it had its number.
+            self.free.push(job);
+            if let Some(number) = self.clients.of((letter.source, letter.incarnation), thread_of(letter.tag)) {
+                self.dismiss(number);
+            }
+            return;
+        }
+        let found = self.clients.get(number).filter(|client| client.who == (letter.source, letter.incarnation) && !client.gone);
         let Some(client) = found else {
             // None that was welcomed, or one that was lost.
             self.free.push(job);
@@ -317,7 +329,7 @@ impl Worker {
 
     /// The way to a node of which there is a client already.
     fn known(&self, letter: &Letter) -> Option<Rc<Outlet>> {
-        let is_of = |client: &Client| (client.node, client.life) == (letter.source, letter.incarnation);
+        let is_of = |client: &Client| client.who == (letter.source, letter.incarnation);
         self.clients.iter().find(|(_, client)| is_of(client)).map(|(_, client)| client.outlet.clone())
     }
 
@@ -369,11 +381,21 @@ impl Worker {
         };
         // Who takes no answer now is gone by the next sweep, or asks again.
         let _ = outlet.try_send(letter.tag, &room[..len]);
+        if let Ok(outlet) = Rc::try_unwrap(outlet) {
+            self.introductions.dismiss(outlet);
+        }
     }
 
     fn admit(&mut self, letter: &Letter, request: &Request, outlet: Rc<Outlet>) -> Result<Welcome, Errno> {
         if request.value.get() != u64::from(VERSION) {
             return Err(Errno::PROTONOSUPPORT);
+        }
+        let (who, thread) = ((letter.source, letter.incarnation), thread_of(letter.tag));
+        // Whoever asks again did not take the answer.
+        if let Some(number) = self.clients.of(who, thread)
+            && let Some(client) = self.clients.get(number)
+        {
+            return Ok(Self::welcome_of(number, client));
         }
         if self.clients.len() >= self.limits.clients {
             return Err(Errno::USERS);
@@ -392,18 +414,23 @@ impl Worker {
                 }
             }
         };
-        let (bytes, key) = staging.as_ref().map_or((0, [0; _]), |region| (region.len(), region.key().to_bytes()));
-        self.staging += bytes;
-        let client = self.clients.add(Client::new(letter.source, letter.incarnation, outlet, staging));
+        let client = Client::new(who, thread, outlet, staging);
+        self.staging += client.staging_bytes();
+        let number = self.clients.add(client);
         self.show();
-        Ok(Welcome { client: U32::new(client), staging: U32::new(bytes as u32), key })
+        self.clients.get(number).map(|client| Self::welcome_of(number, client)).ok_or(Errno::USERS)
+    }
+
+    fn welcome_of(number: u32, client: &Client) -> Welcome {
+        let key = client.staging.as_ref().map_or([0; _], |region| region.key().to_bytes());
+        Welcome { client: U32::new(number), staging: U32::new(client.staging_bytes() as u32), key }
     }
 
     /// Looks who is gone.
     fn sweep(&mut self) {
         let shared = self.node.shared();
         let me = Token::current();
-        let gone = |client: &Client| !client.gone && shared.is_over(me, client.node, client.life);
+        let gone = |client: &Client| !client.gone && shared.is_over(me, client.who.0, client.who.1);
         let lost: Vec<u32> = self.clients.iter().filter(|(_, client)| gone(client)).map(|(number, _)| number).collect();
         for number in lost {
             self.lose(number);
@@ -447,8 +474,18 @@ impl Worker {
         counts.staging.store(self.staging as u64, Ordering::Relaxed);
     }
 
-    /// Waits for what is under way: the memory it names has to stay until it is over.
+    /// Ends all clients.
     pub(super) fn end(&mut self) {
+        self.settle();
+        let numbers: Vec<u32> = self.clients.iter().map(|(number, _)| number).collect();
+        for number in numbers {
+            self.dismiss(number);
+        }
+        self.show();
+    }
+
+    /// Waits for what is under way: the memory it names has to stay until it is over.
+    fn settle(&mut self) {
         let until = Instant::now() + END_MOST;
         self.files.submit();
         while self.files.under_way() > 0 && Instant::now() < until {
@@ -459,10 +496,12 @@ impl Worker {
             tracing::warn!("a medium does not answer: what waits for it keeps its memory until the process ends");
             std::mem::forget((std::mem::take(&mut self.jobs), std::mem::take(&mut self.clients)));
         }
-        let numbers: Vec<u32> = self.clients.iter().map(|(number, _)| number).collect();
-        for number in numbers {
-            self.dismiss(number);
-        }
-        self.show();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Also where a panic ended it.
+        self.settle();
     }
 }

@@ -32,7 +32,8 @@ Examples:
   doorbell io cp 3:x y --domain grid                from node 3 of the domain `grid`
 
 With --verify the copy is read back from where it was written, and its checksum (XXH3, 64 bits) compared with that of what was sent.
-What was copied in part, as the command was interrupted or something failed, stays.")]
+A file that is there is written over from its beginning and cut at the end. What was copied in part, as the command was interrupted or
+something failed, stays, with what was there before behind it.")]
 pub struct CopyArgs {
     /// What to copy: PATH, io:PATH or NODE:PATH
     #[arg(value_name = "SRC")]
@@ -43,6 +44,9 @@ pub struct CopyArgs {
     /// Read the copy back and compare checksums
     #[arg(long)]
     verify: bool,
+    /// Have the copy on its medium before saying that it is there
+    #[arg(long)]
+    sync: bool,
     /// Say nothing, and show no bar
     #[arg(long, short)]
     quiet: bool,
@@ -80,10 +84,36 @@ impl End {
         }
     }
 
-    fn len(&self) -> io::Result<u64> {
+    /// Its bytes; none for what is no regular file.
+    fn len(&self) -> io::Result<Option<u64>> {
+        let (is_file, len) = match self {
+            End::Here(file) => file.metadata().map(|facts| (facts.is_file(), facts.len()))?,
+            End::There(file) => file.metadata().map(|facts| (facts.is_file(), facts.len()))?,
+        };
+        Ok(is_file.then_some(len))
+    }
+
+    /// Cuts what was there before behind the copy, and has it on the medium if that is wanted.
+    fn finish(&self, len: u64, sync: bool) -> io::Result<()> {
+        if self.len()?.is_some_and(|found| found > len) {
+            match self {
+                End::Here(file) => file.set_len(len)?,
+                End::There(file) => file.set_len(len)?,
+            }
+        }
         match self {
-            End::Here(file) => file.metadata().map(|facts| facts.len()),
-            End::There(file) => file.metadata().map(|facts| facts.len()),
+            End::Here(file) if sync => file.sync_all(),
+            End::There(file) if sync => file.sync_all(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Some media tell only now that something could not be written.
+    fn close(self) -> io::Result<()> {
+        match self {
+            // The standard library does not say.
+            End::Here(_) => Ok(()),
+            End::There(file) => file.close(),
         }
     }
 }
@@ -100,23 +130,39 @@ pub fn run(args: &CopyArgs) -> Result<(), Failure> {
     let here = |what: &str, path: &Path, error: io::Error| failed(what, path.display(), &error);
     let (from, to, names) = match (&args.from, &args.to) {
         (Place::Here(source), _) => {
+            // Before anything is made, and so that a pipe makes nobody wait.
+            let facts = std::fs::metadata(source).map_err(|error| here("look at", source, error))?;
+            regular(facts.is_file(), source.display())?;
             let from = File::open(source).map_err(|error| here("open", source, error))?;
             let is_dir = client.metadata(&there.path).is_ok_and(|facts| facts.is_dir());
             let target = there.at(within(&there.path, is_dir, source)?);
-            let options = client.options().read(args.verify).write(true).create(true).truncate(true);
+            // Not emptied first: it may be the very file that is copied.
+            let options = client.options().read(args.verify).write(true).create(true);
             let to = options.open(&target.path).map_err(|error| failed("make", &target, &error))?;
             (End::Here(from), End::There(to), [source.display().to_string(), target.to_string()])
         }
         (Place::There(source), Place::Here(target)) => {
             let from = client.open(&source.path).map_err(|error| failed("open", source, &error))?;
+            let facts = from.metadata().map_err(|error| failed("look at", source, &error))?;
+            regular(facts.is_file(), source)?;
             let target = within(target, target.is_dir(), &source.path)?;
-            let options = File::options().read(args.verify).write(true).create(true).truncate(true).open(&target);
+            let options = File::options().read(args.verify).write(true).create(true).truncate(false).open(&target);
             let to = options.map_err(|error| here("make", &target, error))?;
             (End::There(from), End::Here(to), [source.to_string(), target.display().to_string()])
         }
         _ => return Ok(()),
     };
-    carry(args, &signal, &from, &to, &names)
+    carry(args, &signal, &from, &to, &names)?;
+    to.close().map_err(|error| failed("close", &names[1], &error))
+}
+
+/// Only regular files are copied.
+fn regular(is_file: bool, name: impl std::fmt::Display) -> Result<(), Failure> {
+    if is_file {
+        Ok(())
+    } else {
+        Err(Failure::usage(format!("{name} is no regular file"), "name a file: directories, pipes and devices are not copied"))
+    }
 }
 
 /// The path of the copy: in the directory, under the name of the source, if it is a directory.
@@ -130,7 +176,7 @@ fn within(target: &Path, is_dir: bool, source: &Path) -> Result<PathBuf, Failure
 }
 
 fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[String; 2]) -> Result<(), Failure> {
-    let total = from.len().map_err(|error| failed("look at", &names[0], &error))?;
+    let total = from.len().map_err(|error| failed("look at", &names[0], &error))?.unwrap_or(0);
     let passes = if args.verify { 2 } else { 1 };
     let bar = bar(args, total * passes);
     let (began, mut piece, mut hash, mut at) = (Instant::now(), vec![0; PIECE], XxHash3_64::new(), 0);
@@ -147,6 +193,7 @@ fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[S
         at += len as u64;
         bar.set_position(at);
     }
+    to.finish(at, args.sync).map_err(|error| failed("finish", &names[1], &error))?;
     let took = began.elapsed();
     let mut checked = String::new();
     if args.verify {

@@ -4,12 +4,9 @@ use crate::exit::Failure;
 use doorbell::io::IoClient;
 use doorbell::{Node, NodeId};
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
-
-/// How long the I/O node may take to be there.
-const WELCOME: Duration = Duration::from_secs(10);
 
 /// A file: of this machine, or of an I/O node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,9 +73,16 @@ impl There {
 
     /// Becomes a client of the node.
     pub fn connect(&self, node: &Node) -> Result<IoClient, Failure> {
-        let builder = IoClient::builder(node).patience(WELCOME);
-        let builder = self.node.into_iter().fold(builder, |builder, server| builder.server(server));
-        builder.connect().map_err(|error| Failure::failed(error, "start one with `doorbell io serve DIR`, or see `doorbell ls`"))
+        let builder = self.node.into_iter().fold(IoClient::builder(node), |builder, server| builder.server(server));
+        builder.connect().map_err(|error| {
+            let hint = match (error.kind(), error.raw_os_error()) {
+                (ErrorKind::NotFound, _) => "start one with `doorbell io serve DIR`; `doorbell ls` shows who is there",
+                (_, Some(libc::EUSERS)) => "it has as many clients as it serves; see `doorbell io serve --clients`",
+                (_, Some(libc::EPROTONOSUPPORT)) => "it is of another version; use the same on both sides",
+                _ => "",
+            };
+            Failure::failed(format!("cannot become a client of {self}: {error}"), hint)
+        })
     }
 }
 

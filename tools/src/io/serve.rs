@@ -8,6 +8,7 @@ use crate::text::{bytes, counted, print};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use doorbell::Role;
 use doorbell::io::{IoEngine, IoServer};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -35,6 +36,9 @@ pub struct ServeArgs {
     /// Have everything fail that would change something (EROFS)
     #[arg(long)]
     read_only: bool,
+    /// Have paths fail that lead into another file system, mounted in the directory (EXDEV)
+    #[arg(long)]
+    one_file_system: bool,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
     clients: u16,
@@ -59,13 +63,21 @@ fn engine(word: String) -> IoEngine {
     }
 }
 
+/// As many descriptors as the system lets it have: each file of a client is one.
+fn raise_descriptors() {
+    // Without it clients are told `EMFILE` earlier.
+    let _ = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+}
+
 /// Serves.
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signal = requested_end()?;
+    raise_descriptors();
     let node = args.join.join_with(Role::Io, "io serve", |builder| builder.wait(args.wait))?;
     let directory = args.directory.display();
     let server = IoServer::builder(&node, &args.directory)
         .read_only(args.read_only)
+        .one_file_system(args.one_file_system)
         .clients(args.clients.into())
         .descriptors(args.descriptors.into())
         .engine(args.engine)

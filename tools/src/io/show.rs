@@ -97,8 +97,12 @@ pub fn ls(args: &LsArgs) -> Result<(), Failure> {
     let mut lines = String::new();
     for name in names {
         let path = if found.is_dir() { place.path.join(&name) } else { name.clone() };
-        // Who removes it meanwhile is not to blame.
-        let Ok(facts) = of(&path) else { continue };
+        let facts = match of(&path) {
+            Ok(facts) => facts,
+            // Somebody removed it meanwhile.
+            Err(error) if found.is_dir() && error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed("look at", place.at(&path), &error)),
+        };
         let kind = match () {
             () if facts.is_file() => "file",
             () if facts.is_dir() => "directory",
