@@ -57,6 +57,7 @@ pub const PLACES: [&str; 46] = [
     "device.scanned",
     "device.cleared",
     "device.unlocking",
+    "pipe.written",
     "leave.region",
     "leave.locked",
     "leave.cleared",

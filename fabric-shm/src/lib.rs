@@ -57,6 +57,7 @@ pub mod locked;
 #[cfg(not(loom))]
 mod mapping;
 pub mod meeting;
+pub mod pipe;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
