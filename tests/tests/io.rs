@@ -5,7 +5,7 @@ use doorbell::{FabricKind, Node, NodeBuilder, NodeId, Role, Space};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, running, until};
 use doorbell_tests::pattern::bytes;
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, forbid_io_uring, told};
 use doorbell_tests::random::Random;
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number};
@@ -688,24 +688,6 @@ fn a_network_that_loses_and_reorders_copies_files_intact() {
 }
 
 // ---- no io_uring
-
-/// From here on this process is told that it may not use io_uring.
-fn forbid_io_uring() -> io::Result<()> {
-    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
-    let filter = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: a local program with its length; the kernel copies it.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
 
 #[test]
 fn without_io_uring_files_are_served_by_plain_calls() {
