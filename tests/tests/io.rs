@@ -1,6 +1,7 @@
 //! Files of an I/O node, as nodes without files use them.
 
 use doorbell::io::{IoClient, IoEngine, IoFile, IoServer, IoServerBuilder};
+use doorbell::device::{DeviceSender, DeviceThread};
 use doorbell::{FabricKind, Node, NodeBuilder, NodeId, Role, Space};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, running, until};
@@ -10,6 +11,7 @@ use doorbell_tests::random::Random;
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number};
 use doorbell_udp::port::relay::{Badness, Relay};
+use rustix::fs::inotify;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -28,6 +30,8 @@ doorbell_tests::roles! {
 }
 
 const MIB: usize = 1 << 20;
+/// Of what is said between clients and servers.
+const VERSION: u64 = 3;
 
 // ---- rooms
 
@@ -69,13 +73,16 @@ struct Pair {
     io: Node,
     compute: Node,
     room: Room,
+    /// Where others may join.
+    space: Option<Space>,
 }
 
 impl Pair {
     fn new(room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
         let space = Space::heap();
         let builder = |role| Node::builder("io").role(role).space(space.clone());
-        Self::of([builder(Role::Io), builder(Role::Host)], room, with)
+        let pair = Self::of([builder(Role::Io), builder(Role::Host)], room, with);
+        Self { space: Some(space), ..pair }
     }
 
     fn over_udp(room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
@@ -83,13 +90,13 @@ impl Pair {
         let io = builder(Role::Io).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
         let server = with(IoServer::builder(&io, room.served())).start().unwrap();
         let compute = builder(Role::Host).connect(io.address().unwrap()).join().unwrap();
-        Self { server, io, compute, room }
+        Self { server, io, compute, room, space: None }
     }
 
     fn of([io, compute]: [NodeBuilder; 2], room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
         let io = io.join().unwrap();
         let server = with(IoServer::builder(&io, room.served())).start().unwrap();
-        Self { server, io, compute: compute.join().unwrap(), room }
+        Self { server, io, compute: compute.join().unwrap(), room, space: None }
     }
 
     fn client(&self) -> IoClient {
@@ -337,10 +344,20 @@ fn pipes_and_devices_are_refused_and_make_nobody_wait() {
     let fifo = pair.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(pair.path("s")).unwrap();
-    fails(client.open("fifo"), libc::EOPNOTSUPP);
-    fails(client.options().write(true).open("fifo"), libc::ENXIO);
-    fails(client.options().read(true).write(true).open("fifo"), libc::EOPNOTSUPP);
-    fails(client.open("s"), libc::ENXIO);
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, &fifo, inotify::WatchFlags::OPEN).unwrap();
+    let was_opened = || rustix::io::read(&watch, &mut [0; 4096]).is_ok();
+    for name in ["fifo", "s"] {
+        fails(client.open(name), libc::EOPNOTSUPP);
+        fails(client.options().write(true).open(name), libc::EOPNOTSUPP);
+        fails(client.options().read(true).write(true).open(name), libc::EOPNOTSUPP);
+        fails(client.options().write(true).create(true).truncate(true).open(name), libc::EOPNOTSUPP);
+        fails(client.options().write(true).create_new(true).open(name), libc::EEXIST);
+    }
+    // To open something may have it do something already.
+    assert!(!was_opened());
+    drop(fs::File::options().read(true).write(true).open(&fifo).unwrap());
+    assert!(was_opened());
     assert!(!client.metadata("fifo").unwrap().is_file());
     assert_eq!(pair.server.counts().descriptors, 0);
     drop(socket);
@@ -391,6 +408,171 @@ fn descriptors_and_clients_have_limits() {
     assert_eq!(pair.server.counts().lost, 0);
 }
 
+/// A client that says whatever it likes.
+struct Raw {
+    sender: DeviceSender,
+    mailbox: DeviceThread,
+    /// As the welcome said.
+    client: u32,
+}
+
+impl Raw {
+    const TOKEN: u64 = 4711;
+
+    /// A thread of a node that has a client already.
+    fn new(pair: &Pair, thread: u32) -> Self {
+        let sender = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+        let device = pair.compute.device(&format!("io.{}.{}", pair.compute.id(), pair.compute.incarnation())).attach().unwrap();
+        let mut this = Self { sender, mailbox: device.thread(thread).unwrap(), client: 0 };
+        this.say(1, 0, Self::TOKEN);
+        assert_eq!(this.hears(), 0);
+        this
+    }
+
+    /// An operation, on a descriptor.
+    fn say(&self, op: u8, descriptor: u8, token: u64) {
+        self.sender.send(0, u64::from(self.mailbox.id()) << 32 | 1, &self.request(op, descriptor, token)).unwrap();
+    }
+
+    fn request(&self, op: u8, descriptor: u8, token: u64) -> [u8; 32] {
+        let mut request = [0; 32];
+        (request[0], request[2]) = (op, descriptor);
+        request[4..8].copy_from_slice(&self.client.to_le_bytes());
+        if op == 1 {
+            request[8..16].copy_from_slice(&VERSION.to_le_bytes());
+        }
+        request[24..].copy_from_slice(&token.to_le_bytes());
+        request
+    }
+
+    /// The result of the next answer.
+    fn hears(&mut self) -> i64 {
+        let mut reply = [0; 40_000];
+        let len = self.mailbox.receive_by(&mut reply, Instant::now() + PATIENCE).unwrap().len;
+        if self.client == 0 && len > 32 {
+            self.client = u32::from_le_bytes(reply[32..36].try_into().unwrap());
+        }
+        i64::from_le_bytes(reply[..8].try_into().unwrap())
+    }
+}
+
+#[test]
+fn nobody_says_anything_in_the_name_of_another() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    fs::write(pair.path("f"), b"f").unwrap();
+    let client = pair.client();
+    let file = client.open("f").unwrap();
+    let mut raw = Raw::new(&pair, 77);
+    let (inspect, ping) = (9, 14);
+    raw.say(ping, 0, Raw::TOKEN);
+    assert_eq!(raw.hears(), 0);
+    raw.say(inspect, 9, Raw::TOKEN);
+    assert_eq!(raw.hears(), -i64::from(libc::EBADF));
+    // Its own word alone, and a number that others have.
+    raw.say(ping, 0, Raw::TOKEN + 1);
+    assert_eq!(raw.hears(), -i64::from(libc::ENOTCONN));
+    let own = raw.client;
+    for of_another in (0..4).map(|at| 1 << 16 | at).filter(|number| *number != own) {
+        raw.client = of_another;
+        raw.say(inspect, file.descriptor() as u8, Raw::TOKEN);
+        raw.say(ping, 0, Raw::TOKEN);
+        assert_eq!(raw.hears(), -i64::from(libc::ENOTCONN));
+    }
+    // To leave in its name, too.
+    let sender = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    for (client, thread) in [0, 1 << 16, 1 << 16 | 1].into_iter().flat_map(|client| (0..200).map(move |thread| (client, thread))) {
+        raw.client = client;
+        let mut bye = raw.request(2, 0, Raw::TOKEN + 1);
+        bye[1] = 1;
+        sender.send(0, thread << 32 | 1, &bye).unwrap();
+    }
+    file.metadata().unwrap();
+    assert_eq!(pair.server.counts().clients, 2);
+}
+
+/// What a server may say, of which nothing makes a client hang or believe what can't be.
+#[test]
+fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
+    let space = Space::heap();
+    let [io, compute] = [Role::Io, Role::Host].map(|role| Node::builder("io").role(role).space(space.clone()).join().unwrap());
+    let device = io.device(&format!("io.{}", io.id())).threads(1).senders(8).message_max(20_000).attach().unwrap();
+    let mut mailbox = device.thread(0).unwrap();
+    let (server, name) = (io.id(), format!("io.{}.{}", compute.id(), compute.incarnation()));
+    // Answers to questions how much is under way, and what the call fails with then.
+    let lost = [(vec![1, 2, 0], ErrorKind::NotConnected), (vec![3, -107], ErrorKind::NotConnected)];
+    for (answers, kind) in lost {
+        let compute = compute.clone();
+        let client = running("a client whose answer is lost", move || {
+            let client = IoClient::connect(&compute, server).unwrap();
+            let nonsense = [i64::MIN, -4096, i64::MIN + 1, -i64::from(u32::MAX) - 1];
+            for _ in nonsense {
+                fails(client.metadata("f"), libc::EPROTO);
+            }
+            (client.metadata("f").unwrap_err(), client.metadata("f").unwrap_err())
+        });
+        let mut room = [0; 20_000];
+        let mut next = || loop {
+            let letter = mailbox.receive_by(&mut room, Instant::now() + PATIENCE).unwrap();
+            if room[1] == 0 {
+                return (room[0], letter.tag);
+            }
+        };
+        let (op, tag) = next();
+        assert_eq!(op, 1);
+        let sender = io.to_device(&name).unwrap();
+        let say = |tag: u64, result: i64, follows: &[u8]| {
+            sender.send((tag >> 32) as u32, tag, &[&result.to_le_bytes()[..], &[0; 24], follows].concat()).unwrap();
+        };
+        // A welcome without staging memory.
+        say(tag, 0, &[&1_u32.to_le_bytes()[..], &[0; 44]].concat());
+        for nonsense in [i64::MIN, -4096, i64::MIN + 1, -i64::from(u32::MAX) - 1] {
+            let (op, tag) = next();
+            assert_eq!(op, 8);
+            say(tag, nonsense, &[]);
+        }
+        // No answer to this one.
+        assert_eq!(next().0, 8);
+        for answer in answers {
+            let (op, tag) = next();
+            assert_eq!(op, 14);
+            say(tag, answer, &[]);
+        }
+        let (error, again) = client.join();
+        assert_eq!((error.kind(), again.kind()), (kind, ErrorKind::NotConnected), "{error}; {again}");
+    }
+}
+
+#[test]
+fn a_node_has_64_clients_and_whoever_is_one_more_is_told() {
+    let pair = Pair::new(Room::in_memory(), |server| server.staging_bytes(0));
+    let clients: Vec<IoClient> = (0..64).map(|_| pair.client()).collect();
+    fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
+    let other = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
+    fails(IoClient::connect(&other, pair.io.id()), libc::EUSERS);
+    drop(clients);
+    until("a place", || IoClient::connect(&other, pair.io.id()).ok());
+}
+
+#[test]
+fn what_is_of_the_kernel_is_not_served() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    for directory in ["/proc", "/proc/self", "/sys"] {
+        let error = IoServer::builder(&pair.compute, directory).start().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains(directory), "{error}");
+    }
+    // What is mounted in a directory is, if that is wanted, but for this.
+    for (other_file_systems, errno) in [(false, libc::EXDEV), (true, libc::EOPNOTSUPP)] {
+        let builder = IoServer::builder(&pair.compute, "/").read_only(true).other_file_systems(other_file_systems);
+        let server = builder.start().unwrap();
+        let client = IoClient::connect(&pair.io, pair.compute.id()).unwrap();
+        fails(client.open("proc/self/environ"), errno);
+        assert_eq!(client.open("etc/passwd").map(drop).map_err(|error| error.kind()), Ok(()));
+        drop(client);
+        server.stop().unwrap();
+    }
+}
+
 /// Also the server does not have two of one that asks twice, nor keeps one that gave up.
 #[test]
 fn who_asks_twice_is_one_client() {
@@ -403,9 +585,14 @@ fn who_asks_twice_is_one_client() {
     let say = |op: u8, thread: u64| {
         let mut request = [0; 32];
         (request[0], request[1]) = (op, u8::from(op == 2));
-        request[24..].copy_from_slice(&2_u64.to_le_bytes());
+        request[8..16].copy_from_slice(&VERSION.to_le_bytes());
         device.send(0, thread << 32 | 1, &request).unwrap();
     };
+    for _ in 0..20 {
+        say(1, 77);
+        file.metadata().unwrap();
+    }
+    until("it is a client", || (pair.server.counts().clients == 2).then_some(()));
     for _ in 0..20 {
         say(1, 77);
     }
@@ -466,6 +653,8 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
     let client = pair.client();
     let file = client.open("f").unwrap();
     let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let mut raw = Raw::new(&pair, 77);
+    let mut reply = vec![0; 40_000];
     let mut random = Random::new(number("DOORBELL_SEED", 1));
     for round in 0..number("DOORBELL_CASES", 4000) {
         let len = if round % 50 == 0 { random.below(30_000) } else { random.below(80) };
@@ -475,15 +664,18 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
             message[0] = random.below(15) as u8;
             message[1] = random.below(2) as u8;
             message[2..4].copy_from_slice(&(random.below(3) as u16).to_le_bytes());
-            message[4..8].copy_from_slice(&(1_u32 << 16 | random.below(2) as u32).to_le_bytes());
+            message[4..8].copy_from_slice(&raw.client.to_le_bytes());
+            message[24..32].copy_from_slice(&Raw::TOKEN.to_le_bytes());
             if message[0] == 2 {
                 // Its own end would be nobody's fault.
                 message[0] = 5;
             }
         }
-        device.send(0, random.next(), &message).unwrap();
+        let thread = if round % 4 == 0 { random.next() } else { 77 << 32 | random.below(9) as u64 };
+        device.send(0, thread, &message).unwrap();
+        while raw.mailbox.try_receive(&mut reply).unwrap().is_some() {}
     }
-    drop(device);
+    drop((device, raw));
     drop((file, client));
     let client = pair.client();
     let mut text = Vec::new();
@@ -617,7 +809,7 @@ fn a_server_that_stops_fails_its_clients_and_another_may_serve() {
     for over_udp in [false, true] {
         let room = Room::in_memory();
         fs::write(room.served().join("f"), bytes(1 << 20, 3)).unwrap();
-        let Pair { server, io, compute, room } =
+        let Pair { server, io, compute, room, .. } =
             if over_udp { Pair::over_udp(room, as_it_is) } else { Pair::new(room, as_it_is) };
         let clients = [4096, 1 << 20].map(|len| {
             let (compute, server) = (compute.clone(), io.id());

@@ -123,7 +123,7 @@ fn a_directory_is_served_and_used() {
 
 #[test]
 fn a_copy_spoils_nothing_that_is_there() {
-    let served = Served::start("spoil", &["--one-file-system"]);
+    let served = Served::start("spoil", &["--other-file-systems"]);
     let data = vec![7_u8; 2_500_000];
     let (source, inside) = (served.path("source"), served.path("served/f"));
     fs::write(&source, &data).unwrap();

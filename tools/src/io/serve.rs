@@ -36,9 +36,9 @@ pub struct ServeArgs {
     /// Have everything fail that would change something (EROFS)
     #[arg(long)]
     read_only: bool,
-    /// Have paths fail that lead into another file system, mounted in the directory (EXDEV)
+    /// Serve what is mounted in the directory, too; else paths that lead there fail (EXDEV)
     #[arg(long)]
-    one_file_system: bool,
+    other_file_systems: bool,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
     clients: u16,
@@ -77,7 +77,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let directory = args.directory.display();
     let server = IoServer::builder(&node, &args.directory)
         .read_only(args.read_only)
-        .one_file_system(args.one_file_system)
+        .other_file_systems(args.other_file_systems)
         .clients(args.clients.into())
         .descriptors(args.descriptors.into())
         .engine(args.engine)
