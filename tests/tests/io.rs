@@ -419,10 +419,9 @@ struct Raw {
 impl Raw {
     const TOKEN: u64 = 4711;
 
-    /// A thread of a node that has a client already.
-    fn new(pair: &Pair, thread: u32) -> Self {
-        let sender = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
-        let device = pair.compute.device(&format!("io.{}.{}", pair.compute.id(), pair.compute.incarnation())).attach().unwrap();
+    fn new(node: &Node, server: NodeId, thread: u32) -> Self {
+        let sender = node.to_device(&format!("io.{server}")).unwrap();
+        let device = node.device(&format!("io.{}.{}", node.id(), node.incarnation())).attach().unwrap();
         let mut this = Self { sender, mailbox: device.thread(thread).unwrap(), client: 0 };
         this.say(1, 0, Self::TOKEN);
         assert_eq!(this.hears(), 0);
@@ -462,7 +461,7 @@ fn nobody_says_anything_in_the_name_of_another() {
     fs::write(pair.path("f"), b"f").unwrap();
     let client = pair.client();
     let file = client.open("f").unwrap();
-    let mut raw = Raw::new(&pair, 77);
+    let mut raw = Raw::new(&pair.compute, pair.io.id(), 77);
     let (inspect, ping) = (9, 14);
     raw.say(ping, 0, Raw::TOKEN);
     assert_eq!(raw.hears(), 0);
@@ -652,8 +651,14 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
     fs::write(pair.path("f"), b"intact").unwrap();
     let client = pair.client();
     let file = client.open("f").unwrap();
-    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
-    let mut raw = Raw::new(&pair, 77);
+    let hostile = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
+    let device = hostile.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let mut raw = Raw::new(&hostile, pair.io.id(), 77);
+    // With a file of its own.
+    let mut open = raw.request(3, 0, Raw::TOKEN);
+    open[8..16].copy_from_slice(&(0o600 << 32 | (libc::O_RDWR | libc::O_CREAT) as u64).to_le_bytes());
+    device.send_vectored(0, 77 << 32, &[&open, b"g"]).unwrap();
+    assert_eq!(raw.hears(), 0);
     let mut reply = vec![0; 40_000];
     let mut random = Random::new(number("DOORBELL_SEED", 1));
     for round in 0..number("DOORBELL_CASES", 4000) {
@@ -666,16 +671,22 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
             message[2..4].copy_from_slice(&(random.below(3) as u16).to_le_bytes());
             message[4..8].copy_from_slice(&raw.client.to_le_bytes());
             message[24..32].copy_from_slice(&Raw::TOKEN.to_le_bytes());
+            if round % 8 == 0 {
+                message[9..16].fill(0);
+            }
             if message[0] == 2 {
                 // Its own end would be nobody's fault.
                 message[0] = 5;
             }
         }
-        let thread = if round % 4 == 0 { random.next() } else { 77 << 32 | random.below(9) as u64 };
+        let thread = if random.below(64) == 0 { random.next() } else { 77 << 32 | random.below(9) as u64 };
         device.send(0, thread, &message).unwrap();
         while raw.mailbox.try_receive(&mut reply).unwrap().is_some() {}
     }
     drop((device, raw));
+    let mut six = [0; 6];
+    file.read_exact_at(&mut six, 0).unwrap();
+    assert_eq!(&six, b"intact");
     drop((file, client));
     let client = pair.client();
     let mut text = Vec::new();
