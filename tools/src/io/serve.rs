@@ -83,7 +83,14 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         .engine(args.engine)
         .start()
         .map_err(|error| {
-            Failure::usage(format!("cannot serve {directory}: {error}"), "name a directory that this user may read")
+            let hint = match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => "name a directory",
+                Some(libc::EACCES) => "name a directory that this user may read",
+                Some(libc::EPERM | libc::ENOSYS) if args.engine == IoEngine::Uring => "--engine auto does without io_uring where it can't be had",
+                Some(libc::ENOSYS | libc::EINVAL) => "it takes Linux 5.6 or later (`openat2`)",
+                _ => "`doorbell info` shows what this machine lacks",
+            };
+            Failure::usage(format!("cannot serve {directory}: {error}"), hint)
         })?;
     let at = node.address().map_or_else(String::new, |address| format!(" at {address}"));
     let rights = if args.read_only { " to read only" } else { "" };
