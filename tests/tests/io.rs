@@ -1,7 +1,7 @@
 //! Files of an I/O node, as nodes without files use them.
 
-use doorbell::io::{IoClient, IoEngine, IoFile, IoServer, IoServerBuilder};
 use doorbell::device::{DeviceSender, DeviceThread};
+use doorbell::io::{IoClient, IoEngine, IoFile, IoServer, IoServerBuilder};
 use doorbell::{FabricKind, Node, NodeBuilder, NodeId, Role, Space};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, running, until};
@@ -479,7 +479,8 @@ fn nobody_says_anything_in_the_name_of_another() {
     }
     // To leave in its name, too.
     let sender = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
-    for (client, thread) in [0, 1 << 16, 1 << 16 | 1].into_iter().flat_map(|client| (0..200).map(move |thread| (client, thread))) {
+    for (client, thread) in [0, 1 << 16, 1 << 16 | 1].into_iter().flat_map(|client| (0..200).map(move |thread| (client, thread)))
+    {
         raw.client = client;
         let mut bye = raw.request(2, 0, Raw::TOKEN + 1);
         bye[1] = 1;
@@ -488,6 +489,9 @@ fn nobody_says_anything_in_the_name_of_another() {
     file.metadata().unwrap();
     assert_eq!(pair.server.counts().clients, 2);
 }
+
+/// Results that no system call has.
+const NONSENSE: [i64; 4] = [i64::MIN, -4096, i64::MIN + 1, -(u32::MAX as i64) - 1];
 
 /// What a server may say, of which nothing makes a client hang or believe what can't be.
 #[test]
@@ -503,36 +507,54 @@ fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
         let compute = compute.clone();
         let client = running("a client whose answer is lost", move || {
             let client = IoClient::connect(&compute, server).unwrap();
-            let nonsense = [i64::MIN, -4096, i64::MIN + 1, -i64::from(u32::MAX) - 1];
-            for _ in nonsense {
+            for _ in NONSENSE {
                 fails(client.metadata("f"), libc::EPROTO);
             }
+            let (file, mut ten) = (client.open("f").unwrap(), [0; 10]);
+            // Less is not the end, unless the server says so.
+            assert_eq!(file.read_at(&mut ten, 5).unwrap(), 6);
+            assert_eq!(&ten[..6], b"abcdef");
+            // More than was asked for is cut.
+            assert_eq!(file.read_at(&mut ten[..3], 0).unwrap(), 3);
+            assert_eq!(&ten[..5], b"ghide");
             (client.metadata("f").unwrap_err(), client.metadata("f").unwrap_err())
         });
         let mut room = [0; 20_000];
         let mut next = || loop {
             let letter = mailbox.receive_by(&mut room, Instant::now() + PATIENCE).unwrap();
             if room[1] == 0 {
-                return (room[0], letter.tag);
+                let of = |at: usize| u32::from_le_bytes(room[at..at + 4].try_into().unwrap());
+                // The operation, its offset and its length.
+                return ((room[0], of(8), of(16)), letter.tag);
             }
         };
-        let (op, tag) = next();
+        let ((op, ..), tag) = next();
         assert_eq!(op, 1);
         let sender = io.to_device(&name).unwrap();
-        let say = |tag: u64, result: i64, follows: &[u8]| {
-            sender.send((tag >> 32) as u32, tag, &[&result.to_le_bytes()[..], &[0; 24], follows].concat()).unwrap();
+        let says = |tag: u64, result: i64, value: u8, follows: &[u8]| {
+            sender.send((tag >> 32) as u32, tag, &[&result.to_le_bytes()[..], &[value], &[0; 23], follows].concat()).unwrap();
         };
+        let say = |tag: u64, result: i64, follows: &[u8]| says(tag, result, 0, follows);
         // A welcome without staging memory.
         say(tag, 0, &[&1_u32.to_le_bytes()[..], &[0; 44]].concat());
-        for nonsense in [i64::MIN, -4096, i64::MIN + 1, -i64::from(u32::MAX) - 1] {
-            let (op, tag) = next();
+        for nonsense in NONSENSE {
+            let ((op, ..), tag) = next();
             assert_eq!(op, 8);
             say(tag, nonsense, &[]);
         }
+        let ((op, ..), tag) = next();
+        assert_eq!(op, 3);
+        say(tag, 0, &[]);
+        let reads = [((5, 5, 10), 4, 0, &b"abcd"[..]), ((5, 9, 6), 2, 1, b"ef"), ((5, 0, 3), 1 << 40, 0, b"ghijklmn")];
+        for (asked, result, value, bytes) in reads {
+            let (ask, tag) = next();
+            assert_eq!(ask, asked);
+            says(tag, result, value, bytes);
+        }
         // No answer to this one.
-        assert_eq!(next().0, 8);
+        assert_eq!(next().0.0, 8);
         for answer in answers {
-            let (op, tag) = next();
+            let ((op, ..), tag) = next();
             assert_eq!(op, 14);
             say(tag, answer, &[]);
         }

@@ -202,7 +202,9 @@ impl Worker {
     fn open_now(&mut self, job: usize) -> Begun {
         let Self { jobs, export, files, .. } = self;
         let to = &mut jobs[job];
-        let Ok(path) = CStr::from_bytes_until_nul(&to.room[HEAD..]) else { return Begun::Over(Answer::from(Errno::INVAL).result) };
+        let Ok(path) = CStr::from_bytes_until_nul(&to.room[HEAD..]) else {
+            return Begun::Over(Answer::from(Errno::INVAL).result);
+        };
         // SAFETY: both lie in boxes of the job, which keeps them until it is answered; the reply is not written yet.
         unsafe { files.open(export.root(), path, &to.how, job as u64) }
     }

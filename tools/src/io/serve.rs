@@ -86,7 +86,9 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
             let hint = match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENOTDIR) => "name a directory",
                 Some(libc::EACCES) => "name a directory that this user may read",
-                Some(libc::EPERM | libc::ENOSYS) if args.engine == IoEngine::Uring => "--engine auto does without io_uring where it can't be had",
+                Some(libc::EPERM | libc::ENOSYS) if args.engine == IoEngine::Uring => {
+                    "--engine auto does without io_uring where it can't be had"
+                }
                 Some(libc::ENOSYS | libc::EINVAL) => "it takes Linux 5.6 or later (`openat2`)",
                 _ => "`doorbell info` shows what this machine lacks",
             };

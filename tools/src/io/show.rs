@@ -46,7 +46,9 @@ pub struct LsArgs {
 /// Why something could not be done with a file of an I/O node.
 pub fn failed(what: &str, place: impl std::fmt::Display, error: &std::io::Error) -> Failure {
     let hint = match error.raw_os_error() {
-        Some(libc::EXDEV) => "paths are relative to the directory that is served, and cannot leave it, nor go where something else is mounted",
+        Some(libc::EXDEV) => {
+            "paths are relative to the directory that is served, and cannot leave it, nor go where something else is mounted"
+        }
         Some(libc::EROFS) => "it is served to read only",
         Some(libc::ENOENT) => "`doorbell io ls` shows what is there",
         Some(libc::EOPNOTSUPP) => "only regular files and directories are served",
