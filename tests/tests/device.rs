@@ -376,6 +376,34 @@ fn a_thread_id_is_one_threads_at_a_time() {
 }
 
 #[test]
+fn what_is_seen_of_a_device_from_outside() {
+    let domain = Domain::new("device-seen");
+    let node = Node::builder(domain.name()).join().unwrap();
+    let device = node.device("net").threads(3).attach().unwrap();
+    let sender = node.to_device("net").unwrap();
+    let mut one = device.thread(1).unwrap();
+    // One that somebody looked at, for an id that nobody has; and one in the lane.
+    sender.send(77, 0, &[1; 40]).unwrap();
+    assert!(one.try_receive(&mut [0; 8]).unwrap().is_none());
+    sender.send(1, 0, b"one").unwrap();
+    one.receive_by(&mut [0; 8], soon()).unwrap();
+    sender.send(1, 0, b"two").unwrap();
+    let seen = doorbell_shm::domain::list_domains(domain.space()).unwrap();
+    let seen = &seen.iter().find(|status| status.name == domain.name()).unwrap().devices[0];
+    let me = (node.id(), node.incarnation());
+    assert_eq!((&*seen.name, seen.geometry.threads, &seen.attached[..], seen.lock), ("net", 3, &[me][..], None));
+    let mut threads: Vec<_> = seen.threads.iter().map(|thread| (thread.thread, thread.receiver, thread.stored)).collect();
+    threads.sort_unstable_by_key(|thread| thread.0);
+    assert_eq!(threads, [(1, Some(me), 0), (77, None, 1)]);
+    let [lane] = seen.lanes[..] else { panic!("{:?}", seen.lanes) };
+    // Its own is read, but not the first, behind which nothing can be given back: two packets, one, and one.
+    assert_eq!((lane.owner, lane.client, lane.waiting, lane.broken), (Some(me), None, 4 * 64, false));
+    assert_eq!((seen.counts.received, seen.counts.dropped), (1, 0));
+    drop((sender, one, device));
+    node.leave().unwrap();
+}
+
+#[test]
 fn ids_that_are_given_up_make_room_for_others() {
     let domain = Domain::new("device-room");
     let node = Node::builder(domain.name()).join().unwrap();

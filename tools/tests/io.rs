@@ -117,6 +117,11 @@ fn a_directory_is_served_and_used() {
     fails(&served.run(&["io", "cp", &source, &back]), 2, "io:PATH");
     fails(&served.run(&["io", "cat", &source]), 2, "file of this machine");
     fails(&served.run(&["io", "cat", "7:source"]), 1, "7");
+    let ls = |form| done(doorbell(&["ls", &served.domain, "--devices", "--format", form]).output().unwrap());
+    let seen: Value = serde_json::from_str(&ls("json")).unwrap();
+    let device = &seen["devices"][0];
+    assert_eq!((device["device"].as_str(), device["threads"][0]["receiver"]["node"].as_u64()), (Some("io.0"), Some(0)));
+    assert!(device["received"].as_u64() > Some(10) && ls("table").contains("io.0"), "{seen}");
     let said = served.end();
     assert!(said.contains("requests done") && said.contains("0 clients lost"), "{said}");
 }

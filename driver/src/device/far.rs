@@ -1,13 +1,14 @@
 //! How a thread sends to a device of another machine: it gives the message to the engine, and drives until it has gone.
 
 use super::fault;
-use super::net::Far;
+use super::net::{Dropped, Far};
 use super::sender::{DeviceSender, SEND, Way};
 use crate::Result;
 use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error};
 use crate::node::Shared;
 use std::marker::PhantomData;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// How long a device is looked for.
@@ -51,10 +52,10 @@ fn timeout(operation: &'static str) -> Error {
 
 /// Finds who feeds a device.
 pub(super) fn open(shared: &Shared, me: Token, name: &str) -> Result<Way> {
-    let stream = shared.enter(me, SEND)?.devices().open(name);
+    let (stream, dropped) = shared.enter(me, SEND)?.devices().open(name);
     let found = wait(shared, me, (name, stream), Some(Instant::now() + PATIENCE), |far| far.message_max);
     match found {
-        Ok(Some(message_max)) => Ok(Way::Far { stream, message_max, not_sync: PhantomData }),
+        Ok(Some(message_max)) => Ok(Way::Far { stream, message_max, dropped, not_sync: PhantomData }),
         Ok(None) | Err(_) => {
             if let Ok(mut engine) = shared.enter(me, SEND) {
                 engine.devices().close(stream);
@@ -126,11 +127,13 @@ pub(super) fn flush(sender: &DeviceSender, me: Token, stream: u32, deadline: Ins
 }
 
 /// Brings what was sent into the device, if that does not take long, and ends.
-pub(super) fn close(sender: &DeviceSender, stream: u32) {
+pub(super) fn close(sender: &DeviceSender, stream: u32, dropped: &Dropped) {
     let Ok(me) = sender.shared.check() else { return };
     if let Ok(mut engine) = sender.shared.enter(me, SEND) {
         engine.devices().close(stream);
     } else {
+        // Within a callback of the engine: its next turn sees to it.
+        dropped.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
         return;
     }
     let _ = flush(sender, me, stream, Instant::now() + FAREWELL);

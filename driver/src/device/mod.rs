@@ -204,17 +204,6 @@ impl Inner {
         OwnerId::user(membership.id(), membership.incarnation(), this_thread() as u32)
     }
 
-    /// Whether this process is the one that feeds the device from the network; takes the port if whoever had it is gone.
-    fn holds_port(&self) -> bool {
-        let (view, membership) = (self.segment.view(), self.shared.membership());
-        let me = (membership.id(), membership.incarnation());
-        match view.port() {
-            Some(holder) if holder == me => true,
-            Some(holder) if membership.is_living(holder.0, holder.1) => false,
-            former => view.take_port(former, me),
-        }
-    }
-
     /// Whether whoever has the lock lives.
     fn lives(&self, owner: OwnerId) -> bool {
         self.shared.membership().is_receiver_living(owner, self.segment.view().tid_of(owner))

@@ -1,5 +1,6 @@
 //! How a node sends to the threads of a device.
 
+use super::net::Dropped;
 use super::{far, fault};
 use crate::Result;
 use crate::engine::baton::Token;
@@ -37,7 +38,7 @@ pub(super) enum Way {
     /// By a lane of it.
     Near { segment: Box<DeviceSegment>, writer: RefCell<Writer>, work: Work, vain: Cell<u32> },
     /// By the network, with this number; and the longest message it took when it was found.
-    Far { stream: u32, message_max: usize, not_sync: PhantomData<Cell<()>> },
+    Far { stream: u32, message_max: usize, dropped: Dropped, not_sync: PhantomData<Cell<()>> },
 }
 
 impl DeviceSender {
@@ -251,9 +252,9 @@ impl Drop for DeviceSender {
         }
         match &mut self.way {
             Way::Near { segment, writer, .. } => writer.get_mut().release(&segment.view()),
-            Way::Far { stream, .. } => {
-                let stream = *stream;
-                far::close(self, stream);
+            Way::Far { stream, dropped, .. } => {
+                let (stream, dropped) = (*stream, dropped.clone());
+                far::close(self, stream, &dropped);
             }
         }
     }

@@ -18,6 +18,8 @@
 //! **Trust.** Whoever may attach or send may write anything here. It can lose messages of this device and delay who waits, up to the
 //! deadline; every index and length is checked before it is used, and every walk is bounded.
 
+#[cfg(not(loom))]
+mod facts;
 mod held;
 mod lane;
 #[cfg(all(test, loom))]
@@ -28,6 +30,10 @@ mod tests;
 mod who;
 mod words;
 
+#[cfg(not(loom))]
+pub use facts::{DeviceFacts, LaneFacts, ThreadFacts};
+#[cfg(not(loom))]
+pub(crate) use facts::{facts, head_bytes_most};
 pub use held::{Counts, Dead, Held, Moved, Received};
 pub use lane::{Client, NoWrite, Writer};
 #[cfg(not(loom))]

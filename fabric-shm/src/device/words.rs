@@ -209,6 +209,24 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The view of what lies before the rings, of which it has none: for who only looks.
+    ///
+    /// # Safety
+    /// As [`at`](Self::at), for the bytes up to the rings.
+    #[cfg(not(loom))]
+    pub(super) unsafe fn head_at(base: *mut u8, geometry: &DeviceGeometry) -> Self {
+        let [slots, lanes, _] = offsets(geometry);
+        // SAFETY: as in `at`.
+        unsafe {
+            Self {
+                root: &*base.add(ROOT).cast(),
+                slots: std::slice::from_raw_parts(base.add(slots).cast(), geometry.threads),
+                lanes: std::slice::from_raw_parts(base.add(lanes).cast(), geometry.senders),
+                rings: &[],
+            }
+        }
+    }
+
     /// Bytes of a device of this geometry.
     #[cfg(not(loom))]
     pub fn bytes(geometry: &DeviceGeometry) -> usize {
@@ -350,7 +368,7 @@ const ROOT: usize = crate::layout::PAGE;
 
 /// Where slots, lanes and rings lie.
 #[cfg(not(loom))]
-fn offsets(geometry: &DeviceGeometry) -> [usize; 3] {
+pub(super) fn offsets(geometry: &DeviceGeometry) -> [usize; 3] {
     let slots = ROOT + size_of::<Root>();
     let lanes = slots + geometry.threads * size_of::<Slot>();
     let rings = (lanes + geometry.senders * size_of::<LaneWords>()).next_multiple_of(crate::layout::PAGE);

@@ -3,8 +3,9 @@
 use super::census::Census;
 use super::directory::{Directory, DirectoryFault, Member};
 use super::layout::MAX_DOMAIN_BYTES;
-use super::{find_directory, reap};
+use super::{device, find_directory, reap};
 use crate::board::BoardCopy;
+use crate::device::DeviceFacts;
 use crate::error::ShmError;
 use crate::keys::KeyFacts;
 use crate::layout::BOARD_BYTES;
@@ -32,6 +33,8 @@ pub struct DomainStatus {
     pub bytes: u64,
     /// The keys of its lock registry, as they were a moment ago.
     pub keys: Vec<KeyFacts>,
+    /// Its shared devices, as they were a moment ago.
+    pub devices: Vec<DeviceFacts>,
 }
 
 /// Whether a domain can be read by this program.
@@ -205,6 +208,7 @@ fn status(space: &Space, names: &Names) -> Result<DomainStatus, ShmError> {
         nodes: nodes.collect(),
         bytes: census.bytes(space, names),
         keys: directory.as_ref().map_or_else(Vec::new, |directory| directory.keys().all()),
+        devices: device::look(space, names, &census),
     })
 }
 

@@ -4,12 +4,12 @@
 use super::Membership;
 use super::census::Census;
 use super::directory::Directory;
-use crate::device::{DeviceGeometry, View, has_ended, has_no_thread};
+use crate::device::{DeviceFacts, DeviceGeometry, View, facts, has_ended, has_no_thread, head_bytes_most};
 use crate::error::ShmError;
 use crate::keys::OwnerId;
 use crate::layout::{PAGE, SegmentHeader, SegmentKind};
 use crate::segment::Segment;
-use crate::space::{DomainLock, OpenFile, forked, valid_device_name};
+use crate::space::{DomainLock, Names, OpenFile, Space, forked, valid_device_name};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -67,20 +67,30 @@ impl DeviceSegment {
             return Err(damaged(format!("it has {found} bytes")));
         }
         let first = file.map_read(0, PAGE).map_err(fault)?;
-        // SAFETY: page-aligned, and mapped for its length.
-        let facts = unsafe { SegmentHeader::check(first.ptr(), first.len(), found, SegmentKind::Device) }
-            .map_err(|fault| damaged(fault.to_string()))?;
-        let [threads, senders, lane_bytes] =
-            geometry_words(&first).each_ref().map(|word| usize::try_from(word.load(Ordering::Relaxed)).unwrap_or(usize::MAX));
-        let geometry = DeviceGeometry { threads, senders, lane_bytes };
-        geometry.validate().map_err(|rule| damaged(rule.to_owned()))?;
+        let (geometry, nonce) = geometry_of(name, &first, found)?;
         let bytes = View::bytes(&geometry);
         if bytes > found {
             return Err(damaged(format!("it has {found} bytes, and should have {bytes}")));
         }
         let segment = file.map(0, bytes).map_err(fault)?;
-        Ok(Self { name: name.to_owned(), segment, geometry, nonce: facts.nonce })
+        Ok(Self { name: name.to_owned(), segment, geometry, nonce })
     }
+}
+
+/// How large a device is, and its nonce, by its first page; `found` are the bytes of its file.
+fn geometry_of(name: &str, first: &Segment, found: usize) -> Result<(DeviceGeometry, u64), ShmError> {
+    let damaged = |reason: String| ShmError::Damaged { operation: "open a device", segment: name.to_owned(), reason };
+    if first.len() < PAGE {
+        return Err(damaged(format!("it has {found} bytes")));
+    }
+    // SAFETY: page-aligned, and there for its length.
+    let facts = unsafe { SegmentHeader::check(first.ptr(), first.len(), found, SegmentKind::Device) }
+        .map_err(|fault| damaged(fault.to_string()))?;
+    let [threads, senders, lane_bytes] =
+        geometry_words(first).each_ref().map(|word| usize::try_from(word.load(Ordering::Relaxed)).unwrap_or(usize::MAX));
+    let geometry = DeviceGeometry { threads, senders, lane_bytes };
+    geometry.validate().map_err(|rule| damaged(rule.to_owned()))?;
+    Ok((geometry, facts.nonce))
 }
 
 fn geometry_words(segment: &Segment) -> &[AtomicU64; 3] {
@@ -194,6 +204,22 @@ impl Membership {
     fn devices(&self) -> Result<usize, ShmError> {
         Ok(Census::take(self.space(), self.names())?.devices.len())
     }
+}
+
+/// Devices as they were a moment ago; those that can't be read are left out.
+pub(super) fn look(space: &Space, names: &Names, census: &Census) -> Vec<DeviceFacts> {
+    let prefix = names.device("");
+    let facts = |file_name: &String| {
+        let name = file_name.strip_prefix(&prefix)?;
+        let file = space.open(file_name).ok()??;
+        // A copy of what lies before the rings: nobody can truncate it away meanwhile.
+        let head = file.snapshot(head_bytes_most()).ok()??;
+        let found = usize::try_from(file.len()).unwrap_or(usize::MAX);
+        let (geometry, _) = geometry_of(name, &head, found).ok()?;
+        // SAFETY: page-aligned, and as long as it says.
+        unsafe { facts(head.ptr(), head.len(), geometry, name.to_owned(), file.len()) }
+    };
+    census.devices.iter().filter_map(facts).collect()
 }
 
 /// Removes devices to which nobody living is attached; returns their names.

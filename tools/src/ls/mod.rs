@@ -1,5 +1,6 @@
-//! `doorbell ls`: which domains there are, who is in them, and what they lock.
+//! `doorbell ls`: which domains there are, who is in them, what they lock, and the devices they share.
 
+mod devices;
 mod locks;
 mod modes;
 
@@ -23,6 +24,7 @@ Examples:
   watch -n 1 doorbell ls grid                          its figures, as they grow
   doorbell ls grid --locks                             the keys of its lock registry
   doorbell ls grid --modes                             the links between its nodes, and the modes of messages
+  doorbell ls grid --devices                           its shared devices: who receives, who sends, what waits
   doorbell ls --format json | jq '.nodes[] | select(.alive | not)'
 
 LIFE tells the lives of one node number apart: who joins anew gets a new one. IN and OUT are messages, POOLED those that
@@ -37,7 +39,11 @@ WAITING how many threads have stood in line for longer than a moment.
 With --modes, a line for each link by which a node has sent. DEPTH is how many messages and packets the target has not taken yet, as
 far as is known: in shared memory up to a quarter of the lane may have been taken since. QUEUED are messages that wait in the sending
 node for room, TRANSFERS DMA transfers that are not complete. Below: of messages for which a mode was asked or a policy decided, how many
-took which, why others went otherwise, the latest of these, and each domain as a whole.")]
+took which, why others went otherwise, the latest of these, and each domain as a whole.
+
+With --devices, a line for each shared device. NODES are attached to it; THREADS are the ids that somebody has, and how many it serves;
+SENDERS the lanes that somebody has, and how many there are. STORED headers wait for threads that have not fetched them, WAITING are bytes in
+the lanes. RECEIVED and DROPPED are messages since it was made. PORT is the node that feeds it from the network. JSON has each id and lane.")]
 pub struct LsArgs {
     /// Only this domain
     domain: Option<Domain>,
@@ -47,6 +53,9 @@ pub struct LsArgs {
     /// Show the links by which nodes send, what waits there, and how messages went
     #[arg(long, conflicts_with = "locks")]
     modes: bool,
+    /// Show the shared devices
+    #[arg(long, conflicts_with_all = ["locks", "modes"])]
+    devices: bool,
     /// Form of the output
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
@@ -76,6 +85,7 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
             let view = match args {
                 LsArgs { locks: true, .. } => locks::table,
                 LsArgs { modes: true, .. } => modes::table,
+                LsArgs { devices: true, .. } => devices::table,
                 _ => table,
             };
             print(&view(&domains, style));
@@ -84,6 +94,7 @@ pub fn run(args: &LsArgs) -> Result<(), Failure> {
             let object = |domain| match args {
                 LsArgs { locks: true, .. } => locks::object(domain, object(domain)),
                 LsArgs { modes: true, .. } => modes::object(domain, object(domain)),
+                LsArgs { devices: true, .. } => devices::object(domain, object(domain)),
                 _ => object(domain),
             };
             print(&domains.iter().map(|domain| format!("{}\n", object(domain))).collect::<String>());
@@ -188,6 +199,7 @@ fn object(domain: &DomainStatus) -> Value {
         "bytes": domain.bytes,
         "nodes": nodes,
         "keys": domain.keys.len(),
+        "device_count": domain.devices.len(),
     })
 }
 

@@ -5,7 +5,7 @@ use super::wire::{self, HEADER, Kind};
 use crate::engine::op::{Op, Outcome};
 use crate::error::DeviceFault;
 use doorbell_fabric::{Incarnation, NodeId, Payload};
-use doorbell_shm::device::lines;
+use doorbell_shm::device::{PACKET, lines};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,16 +23,21 @@ pub struct Far {
     pub name: String,
     /// Who feeds the device.
     feeder: Option<(NodeId, Incarnation)>,
-    /// When all were asked, and since when nobody feeds it.
+    /// When all were asked, and since when nothing came into the device for want of somebody who feeds it.
     asked: Option<Instant>,
     lost: Instant,
+    /// Something did since whoever feeds it said so.
+    progressed: bool,
     /// Who said that it does not.
     refused: BTreeSet<(NodeId, Incarnation)>,
-    no_lane: bool,
-    /// It was found once.
+    /// So many lanes it has, and all are taken.
+    no_lane: Option<usize>,
+    /// It was found once: this device, and no other of its name.
     pub message_max: Option<usize>,
-    /// What is not known to be in the device.
+    device: Option<u64>,
+    /// What is not known to be in the device, and how many bytes that is.
     queue: VecDeque<Item>,
+    queued: usize,
     /// How many of those have gone.
     pushed: usize,
     /// The number of the latest message.
@@ -76,10 +81,13 @@ impl Far {
             feeder: None,
             asked: None,
             lost: Instant::now(),
+            progressed: false,
             refused: BTreeSet::new(),
-            no_lane: false,
+            no_lane: None,
             message_max: None,
+            device: None,
             queue: VecDeque::new(),
+            queued: 0,
             pushed: 0,
             sequence: 0,
             used: 0,
@@ -115,20 +123,26 @@ impl Far {
 
     /// Whether another message of so many bytes may be given now: no more wait than the device has room for.
     pub fn has_room(&self, len: usize) -> bool {
-        self.feeder.is_some() && self.has_gone() && self.used + lines(len) < self.granted
+        // No more is kept than a lane of the device holds, whatever whoever feeds it grants.
+        let lane = 2 * (self.message_max.unwrap_or(0) + 2 * PACKET);
+        let is_granted = self.used + lines(len) < self.granted && self.queued + len <= lane;
+        self.feeder.is_some() && self.has_gone() && is_granted
     }
 
     /// Takes a message.
     pub fn give(&mut self, thread: u32, tag: u64, parts: &[&[u8]]) {
-        self.sequence += 1;
-        self.queue.push_back(Item { sequence: self.sequence, thread, tag, bytes: parts.concat(), gone: None });
+        self.sequence = self.sequence.wrapping_add(1);
+        let bytes = parts.concat();
+        self.queued += bytes.len();
+        self.queue.push_back(Item { sequence: self.sequence, thread, tag, bytes, gone: None });
     }
 
     /// Whether it has failed, and what was on its way is lost. It begins anew with the next message.
     pub fn failed(&mut self) -> Option<DeviceFault> {
         let failed = self.failed.take()?;
         self.queue.clear();
-        (self.pushed, self.asked, self.flushing, self.wanted) = (0, None, false, false);
+        (self.queued, self.pushed, self.asked, self.flushing, self.wanted) = (0, 0, None, false, false);
+        (self.device, self.lost) = (None, Instant::now());
         Some(failed)
     }
 
@@ -171,10 +185,11 @@ impl Far {
                 let nobody = others().iter().all(|other| self.refused.contains(other));
                 // One that was not there yet when it was asked may be by now.
                 if !is_first && nobody && (self.message_max.is_none() || now - self.lost > PATIENCE) {
-                    self.fail(if self.no_lane { DeviceFault::NoLane { senders: 0 } } else { DeviceFault::Absent });
+                    self.fail(self.no_lane.map_or(DeviceFault::Absent, |senders| DeviceFault::NoLane { senders }));
                     return None;
                 }
                 self.refused.clear();
+                self.no_lane = None;
                 return Some(Say::Open);
             }
             return None;
@@ -231,60 +246,81 @@ impl Far {
     }
 
     /// A node says that it feeds the device. False if another does: then that one need not.
-    pub fn opened(&mut self, from: (NodeId, Incarnation), [published, granted, max]: [u64; 3]) -> bool {
+    pub fn opened(&mut self, from: (NodeId, Incarnation), [published, granted, max, device]: [u64; 4]) -> bool {
         if self.feeder.is_some_and(|feeder| feeder != from) || self.failed.is_some() {
             return false;
         }
         if self.feeder == Some(from) {
             return true;
         }
-        self.feeder = Some(from);
-        self.message_max = Some(max.min(MESSAGE_MAX) as usize);
+        if self.device.is_some_and(|known| known != device) {
+            // Another of the same name: nobody knows what became of what was on its way.
+            self.fail(DeviceFault::Absent);
+            return false;
+        }
+        let max = max.min(MESSAGE_MAX) as usize;
+        if let Some(item) = self.queue.iter().find(|item| item.bytes.len() > max) {
+            self.fail(DeviceFault::TooLong { len: item.bytes.len(), max });
+            return false;
+        }
+        (self.feeder, self.device, self.message_max) = (Some(from), Some(device), Some(max));
         self.forget(published);
-        // A device that was made anew knows nothing of former messages: what is left is counted from where it stands.
-        let first = self.queue.front().map_or(self.sequence + 1, |item| item.sequence);
-        let published = published.min(self.sequence);
-        self.sequence = self.sequence + published + 1 - first;
+        // Whoever has another's lane counts anew: what is left is counted from where that one stands.
+        self.sequence = published;
         for item in &mut self.queue {
-            (item.gone, item.sequence) = (None, item.sequence + published + 1 - first);
+            self.sequence = self.sequence.wrapping_add(1);
+            (item.gone, item.sequence) = (None, self.sequence);
         }
         (self.pushed, self.used, self.granted, self.asking, self.wanted) = (0, 0, granted, false, false);
+        self.progressed = false;
         self.changed();
         true
     }
 
-    /// What is in the device need not be kept.
+    /// What is in the device need not be kept. What has not gone is not there, whatever somebody says.
     fn forget(&mut self, published: u64) {
-        while self.queue.front().is_some_and(|item| item.sequence <= published) {
-            self.queue.pop_front();
+        let is_in = |item: &Item| item.gone == Some(item.bytes.len()) && item.sequence <= published;
+        while self.queue.front().is_some_and(is_in)
+            && let Some(item) = self.queue.pop_front()
+        {
+            self.queued -= item.bytes.len();
             self.pushed = self.pushed.saturating_sub(1);
+            self.progressed = true;
         }
     }
 
     pub fn acknowledged(&mut self, from: (NodeId, Incarnation), [published, granted]: [u64; 2]) {
         if self.feeder == Some(from) {
-            // No more is believed to be there than has gone.
-            let last = self.queue.get(self.pushed.wrapping_sub(1)).map_or(0, |item| item.sequence);
-            self.forget(published.min(last));
+            self.forget(published);
             self.granted = self.granted.max(granted);
             self.asking = false;
             self.changed();
         }
     }
 
-    pub fn refused(&mut self, from: (NodeId, Incarnation), reason: u64) {
+    pub fn refused(&mut self, from: (NodeId, Incarnation), reason: u64, senders: u64) {
         if self.feeder.is_none() {
             self.refused.insert(from);
-            self.no_lane |= reason == wire::NO_LANE;
+            if reason == wire::NO_LANE {
+                self.no_lane = Some(usize::try_from(senders).unwrap_or(usize::MAX));
+            }
         }
     }
 
     /// A node feeds it no longer, or is gone: another is to be found.
     pub fn gone(&mut self, from: (NodeId, Incarnation)) {
-        if self.feeder == Some(from) {
-            (self.feeder, self.asked, self.asking, self.lost) = (None, None, false, Instant::now());
-            self.changed();
+        if self.feeder != Some(from) {
+            return;
         }
+        let is_stuck = !self.progressed && !self.queue.is_empty();
+        (self.feeder, self.asked, self.asking) = (None, None, false);
+        if !is_stuck {
+            self.lost = Instant::now();
+        } else if self.lost.elapsed() > PATIENCE {
+            // Again and again somebody says that it is fed, and nothing comes through.
+            self.fail(DeviceFault::Damaged);
+        }
+        self.changed();
     }
 
     /// Tells who waits that nothing goes on any more.

@@ -5,7 +5,7 @@ use super::wire::{self, Kind};
 use crate::device::Inner;
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 use doorbell_shm::device::{Client, Writer};
-use doorbell_shm::domain::DeviceSegment;
+use doorbell_shm::domain::{DeviceSegment, Membership};
 use std::sync::{Arc, Weak};
 
 /// Messages after which the sender is told that they are in the device.
@@ -37,32 +37,31 @@ struct Part {
 
 impl Feed {
     /// `None`: all lanes are taken.
-    pub fn open(inner: &Arc<Inner>, client: (NodeId, Incarnation), stream: u32) -> Option<Self> {
-        let segment = inner.segment.clone();
-        let membership = inner.shared.membership();
+    pub fn open(
+        inner: Weak<Inner>,
+        segment: Arc<DeviceSegment>,
+        membership: &Membership,
+        client: (NodeId, Incarnation),
+        stream: u32,
+    ) -> Option<Self> {
         let me = (membership.id(), membership.incarnation());
         let on_behalf = Client { node: client.0, life: client.1, stream };
         let writer = Writer::claim(&segment.view(), me, Some(on_behalf), |node, life| membership.is_living(node, life))?;
         let ring = (segment.geometry().lane_bytes / doorbell_shm::device::PACKET) as u64;
         let opened_at = writer.position();
-        Some(Self {
-            client,
-            stream,
-            inner: Arc::downgrade(inner),
-            segment,
-            writer,
-            opened_at,
-            ring,
-            said: [0; 2],
-            asked: false,
-            part: None,
-        })
+        Some(Self { client, stream, inner, segment, writer, opened_at, ring, said: [0; 2], asked: false, part: None })
     }
 
-    /// Begins anew with the same sender, which has forgotten what it sent.
-    pub fn reopen(&mut self) {
-        self.part = None;
+    /// Begins anew with the same sender, which has forgotten what it sent. What it is told.
+    pub fn reopen(&mut self) -> Vec<u8> {
+        (self.part, self.asked) = (None, false);
         self.opened_at = self.writer.position();
+        self.welcome()
+    }
+
+    /// Its sender will not come back.
+    pub fn close(self) {
+        self.writer.forget_client(&self.segment.view());
     }
 
     /// How many messages are in the device, and how far the sender may go.
@@ -70,13 +69,14 @@ impl Feed {
         let view = self.segment.view();
         let granted = self.writer.free_to(&view).wrapping_sub(self.opened_at);
         // A word of shared memory that says more than any lane holds is not believed.
-        [self.writer.sequence(), granted.min(self.writer.position() - self.opened_at + self.ring)]
+        let most = self.writer.position().wrapping_sub(self.opened_at).wrapping_add(self.ring);
+        [self.writer.sequence(), granted.min(most)]
     }
 
     /// What its sender is told first.
     pub fn welcome(&mut self) -> Vec<u8> {
         self.said = self.now();
-        wire::words(&[self.said[0], self.said[1], self.segment.geometry().message_max() as u64])
+        wire::words(&[self.said[0], self.said[1], self.segment.geometry().message_max() as u64, self.segment.nonce()])
     }
 
     /// What its sender is to be told now.
@@ -116,8 +116,8 @@ impl Feed {
     }
 
     /// Whether it is a device of this name.
-    pub fn is_of(&self, inner: &Arc<Inner>) -> bool {
-        std::ptr::eq(self.inner.as_ptr(), Arc::as_ptr(inner))
+    pub fn is_of(&self, inner: &Weak<Inner>) -> bool {
+        self.inner.ptr_eq(inner)
     }
 
     /// A packet came. False if the sender does not keep to the rules, or the lane is no good: then it is fed no longer.
@@ -126,7 +126,7 @@ impl Feed {
         let bytes = match kind {
             Kind::First => {
                 let Some((sequence, thread, len, tag, bytes)) = first(&payload) else { return false };
-                if self.part.is_some() || sequence != self.writer.sequence() + 1 {
+                if self.part.is_some() || sequence != self.writer.sequence().wrapping_add(1) {
                     return false;
                 }
                 // It was granted, so there is room.

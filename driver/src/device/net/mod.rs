@@ -8,18 +8,19 @@ mod wire;
 
 use super::Inner;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
+use doorbell_shm::domain::{DeviceSegment, Membership};
 pub(super) use far::Far;
 use far::Say;
 use feed::Feed;
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use wire::Kind;
 
 /// At which priority it goes.
 pub(crate) const PRIORITY: Priority = Priority::Low;
-/// Questions who feeds a device that are kept until the engine looks at them.
-const QUESTIONS_MAX: usize = 1024;
+/// Answers for one node that wait for room on its lane; whoever gets none asks again.
+const ANSWERS_MAX: usize = 256;
 /// How long a sender that is dropped may take to bring all into the device.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -32,13 +33,46 @@ pub(crate) struct Word {
     pub bytes: Vec<u8>,
 }
 
+/// Senders that were dropped where the engine could not be entered.
+pub(crate) type Dropped = Arc<Mutex<Vec<u32>>>;
+
+/// A device that this process is attached to as long as its attachment is there, which the engine does not keep: what ends with it may take a while.
+struct Attached {
+    inner: Weak<Inner>,
+    segment: Arc<DeviceSegment>,
+    membership: Arc<Membership>,
+}
+
+impl Attached {
+    fn is_there(&self) -> bool {
+        self.inner.strong_count() > 0
+    }
+
+    /// Whether this process is the one that feeds the device from the network; takes the port if whoever had it is gone.
+    fn holds_port(&self) -> bool {
+        let (view, membership) = (self.segment.view(), &self.membership);
+        let me = (membership.id(), membership.incarnation());
+        let is_its = match view.port() {
+            Some(holder) if holder == me => true,
+            Some(holder) if membership.is_living(holder.0, holder.1) => false,
+            former => view.take_port(former, me),
+        };
+        if is_its && !self.is_there() {
+            // It was given up since, and would be nobody's.
+            view.leave_port(me);
+            return false;
+        }
+        is_its
+    }
+}
+
 /// What a node has to do with devices of other machines, and they with its own.
 #[derive(Default)]
 pub struct Devices {
-    attached: Vec<Weak<Inner>>,
+    attached: Vec<Attached>,
     feeds: Vec<Feed>,
     fars: Vec<Far>,
-    questions: VecDeque<(Life, u32, Vec<u8>)>,
+    dropped: Dropped,
     /// What is to go, in this order for each node.
     pub(crate) out: VecDeque<Word>,
     streams: u32,
@@ -49,27 +83,26 @@ impl Devices {
     /// Whether a turn has something to do here.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        !(self.fars.is_empty() && self.feeds.is_empty() && self.out.is_empty() && self.questions.is_empty())
+        !(self.fars.is_empty() && self.feeds.is_empty() && self.out.is_empty())
     }
 
     /// Whether something goes on that nobody rings for.
     pub fn is_active(&self) -> bool {
-        !(self.out.is_empty() && self.questions.is_empty())
-            || self.fars.iter().any(Far::is_active)
-            || self.feeds.iter().any(Feed::is_hungry)
+        !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(Feed::is_hungry)
     }
 
     /// This process is attached to a device.
     pub(crate) fn enter(&mut self, inner: &Arc<Inner>) {
-        self.attached.retain(|known| known.strong_count() > 0);
-        self.attached.push(Arc::downgrade(inner));
+        self.attached.retain(Attached::is_there);
+        let (segment, membership) = (inner.segment.clone(), inner.shared.membership_arc());
+        self.attached.push(Attached { inner: Arc::downgrade(inner), segment, membership });
     }
 
-    /// Begins to look for a device of another machine.
-    pub(crate) fn open(&mut self, name: &str) -> u32 {
+    /// Begins to look for a device of another machine. Returns the sender's number, and where that is put if it is dropped where the engine can't be entered.
+    pub(crate) fn open(&mut self, name: &str) -> (u32, Dropped) {
         self.streams = self.streams.wrapping_add(1).max(1);
         self.fars.push(Far::new(self.streams, name));
-        self.streams
+        (self.streams, self.dropped.clone())
     }
 
     /// A sender.
@@ -91,8 +124,8 @@ impl Devices {
         let Some((kind, stream)) = wire::parse(tag) else { return Verdict::Broken("a packet about a device that says nothing") };
         let far = self.fars.iter_mut().find(|far| far.stream == stream);
         match kind {
-            Kind::Open if self.questions.len() >= QUESTIONS_MAX => return Verdict::Refused,
-            Kind::Open => self.questions.push_back((from, stream, payload.to_vec())),
+            // At once: what comes behind it is meant for what it opens.
+            Kind::Open => self.answer(from, stream, &payload.to_vec()),
             Kind::First | Kind::Next => {
                 // One that is fed no longer has been told so.
                 if let Some(at) = self.fed(from, stream)
@@ -109,26 +142,26 @@ impl Devices {
                 if let Some(at) = self.fed(from, stream)
                     && let Some(bytes) = self.feeds[at].ask()
                 {
-                    self.out.push_back(Word { to: from, tag: wire::tag(Kind::Ack, stream), bytes });
+                    self.say(from, Kind::Ack, stream, bytes);
                 }
             }
             Kind::Close => {
                 if let Some(at) = self.fed(from, stream) {
-                    self.feeds.swap_remove(at);
+                    self.feeds.swap_remove(at).close();
                 }
             }
             Kind::Opened => {
                 let Some(said) = wire::read(&payload) else { return Verdict::Broken("a short answer about a device") };
                 // Of a sender that is dropped, or that another feeds.
                 if !far.is_some_and(|far| far.opened(from, said)) {
-                    self.out.push_back(Word { to: from, tag: wire::tag(Kind::Close, stream), bytes: Vec::new() });
+                    self.say(from, Kind::Close, stream, Vec::new());
                 }
             }
             Kind::Refused | Kind::Ack | Kind::Gone => {
                 let Some(far) = far else { return Verdict::Taken };
                 match (kind, wire::read(&payload), wire::read(&payload)) {
                     (Kind::Gone, _, _) => far.gone(from),
-                    (Kind::Refused, Some([reason]), _) => far.refused(from, reason),
+                    (Kind::Refused, Some([reason, senders]), _) => far.refused(from, reason, senders),
                     (Kind::Ack, _, Some(said)) => far.acknowledged(from, said),
                     _ => return Verdict::Broken("a short answer about a device"),
                 }
@@ -144,18 +177,32 @@ impl Devices {
     fn drop_feed(&mut self, at: usize) {
         let feed = self.feeds.swap_remove(at);
         // What is in the device need not come again.
-        let ack = Word { to: feed.client, tag: wire::tag(Kind::Ack, feed.stream), bytes: feed.last_words() };
-        self.out.push_back(ack);
-        self.out.push_back(Word { to: feed.client, tag: wire::tag(Kind::Gone, feed.stream), bytes: Vec::new() });
+        self.say(feed.client, Kind::Ack, feed.stream, feed.last_words());
+        self.say(feed.client, Kind::Gone, feed.stream, Vec::new());
+    }
+
+    /// Something is to go to a node. The same once more about a stream takes the place of what has not gone yet, so that a node that takes nothing is not kept
+    /// much for.
+    fn say(&mut self, to: Life, kind: Kind, stream: u32, bytes: Vec<u8>) {
+        let tag = wire::tag(kind, stream);
+        let (mut waiting, mut latest) = (0, None);
+        for word in self.out.iter_mut().filter(|word| word.to == to) {
+            waiting += 1;
+            if word.tag as u32 == stream {
+                latest = Some(word);
+            }
+        }
+        match latest {
+            Some(word) if word.tag == tag => word.bytes = bytes,
+            _ if waiting >= ANSWERS_MAX && matches!(kind, Kind::Opened | Kind::Refused | Kind::Open) => {}
+            _ => self.out.push_back(Word { to, tag, bytes }),
+        }
     }
 
     /// Goes on with all, but for what goes out. `others` are the nodes that could feed a device.
     pub(crate) fn step(&mut self, others: impl Fn() -> Vec<Life>) -> usize {
-        let mut work = 0;
-        while let Some((client, stream, name)) = self.questions.pop_front() {
-            work += 1;
-            self.answer(client, stream, &name);
-        }
+        let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
+        dropped.into_iter().for_each(|stream| self.close(stream));
         let mut at = 0;
         while at < self.feeds.len() {
             if !self.feeds[at].is_attached() {
@@ -164,30 +211,24 @@ impl Devices {
             }
             let feed = &mut self.feeds[at];
             if let Some(bytes) = feed.news() {
-                let word = Word { to: feed.client, tag: wire::tag(Kind::Ack, feed.stream), bytes };
-                self.out.push_back(word);
+                let (client, stream) = (feed.client, feed.stream);
+                self.say(client, Kind::Ack, stream, bytes);
             }
             at += 1;
         }
-        if self.fars.iter().any(Far::is_active) {
-            work += self.step_fars(&others);
-        }
-        work
+        if self.fars.iter().any(Far::is_active) { self.step_fars(&others) } else { 0 }
     }
 
     fn step_fars(&mut self, others: &impl Fn() -> Vec<Life>) -> usize {
-        let (now, before) = (Instant::now(), self.out.len());
-        let out = &mut self.out;
+        let (now, mut said) = (Instant::now(), Vec::new());
         self.fars.retain_mut(|far| {
             match far.say(now, others) {
                 None => {}
                 Some(Say::Open) => {
-                    let tag = wire::tag(Kind::Open, far.stream);
-                    out.extend(others().into_iter().map(|to| Word { to, tag, bytes: far.name.clone().into_bytes() }));
+                    let name = far.name.as_bytes();
+                    said.extend(others().into_iter().map(|to| (to, Kind::Open, far.stream, name.to_vec())));
                 }
-                Some(Say::Word(kind, to)) => {
-                    out.push_back(Word { to, tag: wire::tag(kind, far.stream), bytes: Vec::new() });
-                }
+                Some(Say::Word(kind, to)) => said.push((to, kind, far.stream, Vec::new())),
             }
             let Some(since) = far.closing else { return true };
             if !(far.is_in() || far.has_failed() || now - since > CLOSING) {
@@ -197,34 +238,37 @@ impl Devices {
                 tracing::warn!(device = far.name, "messages to a device were lost: nobody feeds it any more");
             }
             if let Some(to) = far.feeder() {
-                out.push_back(Word { to, tag: wire::tag(Kind::Close, far.stream), bytes: Vec::new() });
+                said.push((to, Kind::Close, far.stream, Vec::new()));
             }
             far.end();
             false
         });
-        self.out.len() - before
+        let work = said.len();
+        said.into_iter().for_each(|(to, kind, stream, bytes)| self.say(to, kind, stream, bytes));
+        work
     }
 
     /// Somebody asks who feeds a device.
     fn answer(&mut self, client: Life, stream: u32, name: &[u8]) {
-        let mut say = |kind, bytes| self.out.push_back(Word { to: client, tag: wire::tag(kind, stream), bytes });
-        let attached = self.attached.iter().filter_map(Weak::upgrade).find(|inner| inner.segment.name().as_bytes() == name);
-        let Some(inner) = attached.filter(|inner| inner.holds_port()) else {
-            return say(Kind::Refused, wire::words(&[wire::NOT_HERE]));
+        let attached = self.attached.iter().find(|attached| attached.is_there() && attached.segment.name().as_bytes() == name);
+        let Some(attached) = attached.filter(|attached| attached.holds_port()) else {
+            return self.say(client, Kind::Refused, stream, wire::words(&[wire::NOT_HERE, 0]));
         };
         if let Some(feed) = self.feeds.iter_mut().find(|feed| (feed.client, feed.stream) == (client, stream))
-            && feed.is_of(&inner)
+            && feed.is_of(&attached.inner)
         {
-            feed.reopen();
-            return say(Kind::Opened, feed.welcome());
+            let bytes = feed.reopen();
+            return self.say(client, Kind::Opened, stream, bytes);
         }
+        let senders = attached.segment.geometry().senders as u64;
         self.feeds.retain(|feed| (feed.client, feed.stream) != (client, stream));
-        match Feed::open(&inner, client, stream) {
+        match Feed::open(attached.inner.clone(), attached.segment.clone(), &attached.membership, client, stream) {
             Some(mut feed) => {
-                say(Kind::Opened, feed.welcome());
+                let bytes = feed.welcome();
                 self.feeds.push(feed);
+                self.say(client, Kind::Opened, stream, bytes);
             }
-            None => say(Kind::Refused, wire::words(&[wire::NO_LANE])),
+            None => self.say(client, Kind::Refused, stream, wire::words(&[wire::NO_LANE, senders])),
         }
     }
 
@@ -253,10 +297,11 @@ impl Devices {
     /// A life of a node is over.
     pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation) {
         let gone = (node, life);
-        self.feeds.retain(|feed| feed.client != gone);
+        while let Some(at) = self.feeds.iter().position(|feed| feed.client == gone) {
+            self.feeds.swap_remove(at).close();
+        }
         self.fars.iter_mut().for_each(|far| far.gone(gone));
         self.out.retain(|word| word.to != gone);
-        self.questions.retain(|question| question.0 != gone);
     }
 
     /// Ends all: the node leaves, or can do nothing any more.

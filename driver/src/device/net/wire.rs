@@ -8,9 +8,9 @@ use doorbell_fabric::Payload;
 pub enum Kind {
     /// Sender to all: who feeds the device of this name? It is to be me that is fed.
     Open = 1,
-    /// Answer: this node does. `[published, granted, message_max]`.
+    /// Answer: this node does. `[published, granted, message_max, device]`.
     Opened = 2,
-    /// Answer: not this node. `[reason]`
+    /// Answer: not this node. `[reason, lanes]`
     Refused = 3,
     /// The header packet of a message: `[sequence, thread and length, tag]`, and the first bytes.
     First = 4,

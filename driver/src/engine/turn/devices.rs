@@ -26,7 +26,7 @@ impl Engine {
             let (node, life) = word.to;
             let went = !full.contains(&node) && {
                 let (tag, bytes) = (word.tag, word.bytes.clone());
-                self.by_low(me, node, life, |state, _| state.push_device(tag, &bytes) == Push::Done).unwrap_or(true)
+                self.by_low(me, node, life, |_, state, _| state.push_device(tag, &bytes) == Push::Done).unwrap_or(true)
             };
             if went {
                 self.inbound.devices.out.remove(at);
@@ -40,11 +40,9 @@ impl Engine {
             if full.contains(&node) {
                 continue;
             }
-            let mut devices = std::mem::take(&mut self.inbound.devices);
-            let pushed = self.by_low(me, node, life, |state, packet| {
+            let pushed = self.by_low(me, node, life, |devices, state, packet| {
                 devices.push((node, life), packet, |tag, bytes| state.push_device(tag, bytes) == Push::Done)
             });
-            self.inbound.devices = devices;
             work += pushed.unwrap_or(0);
         }
         work
@@ -56,12 +54,12 @@ impl Engine {
         me: Token,
         node: NodeId,
         life: Incarnation,
-        act: impl FnOnce(&mut crate::message::outbound::OutState, usize) -> T,
+        act: impl FnOnce(&mut Devices, &mut crate::message::outbound::OutState, usize) -> T,
     ) -> Option<T> {
         let outbound = self.ways.get(node, PRIORITY).cloned()?;
         let Some(mut state) = outbound.state.enter(me) else { return Some(T::default()) };
         self.connect(&outbound, &mut state, life).ok()?;
         let Some(packet) = state.region_bytes(0).filter(|packet| *packet >= PACKET_MIN) else { return Some(T::default()) };
-        Some(act(&mut state, packet))
+        Some(act(&mut self.inbound.devices, &mut state, packet))
     }
 }
