@@ -11,6 +11,7 @@ use doorbell_tests::random::Random;
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number};
 use doorbell_udp::port::relay::{Badness, Relay};
+use nix::sys::resource::{Resource, setrlimit};
 use rustix::fs::inotify;
 use std::ffi::OsString;
 use std::fs;
@@ -27,6 +28,7 @@ doorbell_tests::roles! {
     "serves" => serves,
     "is killed" => is_killed,
     "has no io_uring" => has_no_io_uring,
+    "has few descriptors" => has_few_descriptors,
 }
 
 const MIB: usize = 1 << 20;
@@ -572,6 +574,53 @@ fn a_node_has_64_clients_and_whoever_is_one_more_is_told() {
     fails(IoClient::connect(&other, pair.io.id()), libc::EUSERS);
     drop(clients);
     until("a place", || IoClient::connect(&other, pair.io.id()).ok());
+}
+
+#[test]
+fn who_opens_too_much_is_told_and_the_others_are_served() {
+    Process::start("has few descriptors").go().end_well(PATIENCE);
+}
+
+fn has_few_descriptors() {
+    setrlimit(Resource::RLIMIT_NOFILE, 200, 200).unwrap();
+    let pair = Pair::new(Room::in_memory(), |server| server.descriptors(5000));
+    fs::write(pair.path("f"), b"f").unwrap();
+    let client = pair.client();
+    let mut files = Vec::new();
+    let error = loop {
+        match client.open("f") {
+            Ok(file) => files.push(file),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((error.raw_os_error(), files.len()), (Some(libc::EMFILE), 150));
+    let other = pair.client();
+    fails(other.open("f"), libc::EMFILE);
+    assert_eq!(other.metadata("f").unwrap().len(), 1);
+    files.pop().unwrap().close().unwrap();
+    other.open("f").unwrap();
+}
+
+/// More than the server sees to at a time: whoever is one too many asks again.
+#[test]
+fn newcomers_over_the_network_are_all_served_however_many_come_at_once() {
+    let pair = Pair::over_udp(Room::in_memory(), as_it_is);
+    fs::write(pair.path("f"), b"f").unwrap();
+    let address = pair.io.address().unwrap();
+    let join = || Node::builder("io").fabric(FabricKind::Udp).connect(address).join().unwrap();
+    let nodes: Vec<Node> = (0..12).map(|_| join()).collect();
+    let server = pair.io.id();
+    let clients: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let node = node.clone();
+            running("a newcomer", move || {
+                let client = IoClient::builder(&node).server(server).patience(PATIENCE).connect().unwrap();
+                client.metadata("f").unwrap().len()
+            })
+        })
+        .collect();
+    assert!(clients.into_iter().all(|client| client.join() == 1));
 }
 
 #[test]

@@ -85,6 +85,9 @@ impl IoServerBuilder {
             doorbell_shm::bus::unblock();
             let mut worker = Worker::new(node, export, files, limits, of_worker);
             let served = worker.run(mailbox);
+            if let Err(error) = &served {
+                tracing::error!(%error, "files are served no more; serve them anew, and have clients connect anew");
+            }
             worker.end();
             served
         };
