@@ -6,7 +6,8 @@
 //! 4. [`process`]: other processes, made by starting the test binary anew with a role to play.
 //! 5. [`words`]: words that several processes share beside Doorbell, to compare notes.
 //! 6. [`drive`]: programs made of bytes, for fuzzing.
-//! 7. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
+//! 7. [`files`]: a directory, and an I/O node that serves it.
+//! 8. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
 //!
 //! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
 //! `DOORBELL_PINGPONGS`, `DOORBELL_BULK_MIB`, `DOORBELL_NETWORK_MIB`, `DOORBELL_PROGRAMS` and `DOORBELL_HOSTILE_SECONDS` make the long
@@ -17,6 +18,7 @@
 
 pub mod domain;
 pub mod drive;
+pub mod files;
 pub mod pair;
 pub mod patience;
 pub mod pattern;

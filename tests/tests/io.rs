@@ -1,123 +1,48 @@
 //! Files of an I/O node, as nodes without files use them.
 
-use doorbell::io::{IoClient, IoEngine, IoFile, IoServer, IoServerBuilder};
-use doorbell::{FabricKind, Node, NodeBuilder, NodeId, Role, Space};
+use doorbell::io::{IoClient, IoEngine, IoFile, IoServer};
+use doorbell::{FabricKind, Node, NodeId, Role};
 use doorbell_tests::domain::Domain;
+use doorbell_tests::files::{Pair, Room, as_it_is, fails};
 use doorbell_tests::patience::{PATIENCE, running, until};
 use doorbell_tests::pattern::bytes;
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, forbid_io_uring, told};
 use doorbell_tests::random::Random;
 use doorbell_tests::words::Words;
 use doorbell_tests::{Turn, number};
 use doorbell_udp::port::relay::{Badness, Relay};
+use nix::sys::resource::{Resource, setrlimit};
+use rustix::fs::inotify;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::path::Path;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 doorbell_tests::roles! {
     "serves" => serves,
     "is killed" => is_killed,
     "has no io_uring" => has_no_io_uring,
+    "has few descriptors" => has_few_descriptors,
 }
 
 const MIB: usize = 1 << 20;
 
-// ---- rooms
-
-/// A directory that goes with the test. Its medium is one of memory, or that of the build.
-struct Room(PathBuf);
-
-impl Room {
-    fn new(parent: &Path) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("doorbell-io-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
-        let path = parent.join(name);
-        fs::create_dir_all(path.join("served")).unwrap();
-        Self(path)
-    }
-
-    fn in_memory() -> Self {
-        Self::new(Path::new("/dev/shm"))
-    }
-
-    fn on_a_medium() -> Self {
-        Self::new(Path::new(env!("CARGO_TARGET_TMPDIR")))
-    }
-
-    /// What is served. Beside it there may be what is not.
-    fn served(&self) -> PathBuf {
-        self.0.join("served")
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A server and a node without files, of this process.
-struct Pair {
-    server: IoServer,
-    io: Node,
-    compute: Node,
-    room: Room,
-}
-
-impl Pair {
-    fn new(room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
-        let space = Space::heap();
-        let builder = |role| Node::builder("io").role(role).space(space.clone());
-        Self::of([builder(Role::Io), builder(Role::Host)], room, with)
-    }
-
-    fn over_udp(room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
-        let builder = |role| Node::builder("io").fabric(FabricKind::Udp).role(role);
-        let io = builder(Role::Io).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
-        let server = with(IoServer::builder(&io, room.served())).start().unwrap();
-        let compute = builder(Role::Host).connect(io.address().unwrap()).join().unwrap();
-        Self { server, io, compute, room }
-    }
-
-    fn of([io, compute]: [NodeBuilder; 2], room: Room, with: impl FnOnce(IoServerBuilder) -> IoServerBuilder) -> Self {
-        let io = io.join().unwrap();
-        let server = with(IoServer::builder(&io, room.served())).start().unwrap();
-        Self { server, io, compute: compute.join().unwrap(), room }
-    }
-
-    fn client(&self) -> IoClient {
-        IoClient::connect(&self.compute, self.io.id()).unwrap()
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.room.served().join(name)
-    }
-}
-
-fn as_it_is(builder: IoServerBuilder) -> IoServerBuilder {
-    builder
+fn on_a_medium() -> Room {
+    Room::new(Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
 /// Every way in which a server may work.
 fn each(test: impl Fn(&Pair)) {
     test(&Pair::new(Room::in_memory(), as_it_is));
-    test(&Pair::new(Room::on_a_medium(), as_it_is));
-    test(&Pair::new(Room::on_a_medium(), |server| server.engine(IoEngine::Plain)));
-    test(&Pair::new(Room::on_a_medium(), |server| server.staging_bytes(0)));
+    test(&Pair::new(on_a_medium(), as_it_is));
+    test(&Pair::new(on_a_medium(), |server| server.engine(IoEngine::Plain)));
+    test(&Pair::new(on_a_medium(), |server| server.staging_bytes(0)));
     test(&Pair::over_udp(Room::in_memory(), as_it_is));
-}
-
-#[track_caller]
-fn fails<T: std::fmt::Debug>(result: io::Result<T>, errno: i32) {
-    let error = result.unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(errno), "{error:?}");
 }
 
 // ---- as std does it
@@ -332,15 +257,25 @@ fn what_makes_no_sense_has_the_errno_of_the_system() {
 
 #[test]
 fn pipes_and_devices_are_refused_and_make_nobody_wait() {
-    let pair = Pair::new(Room::on_a_medium(), as_it_is);
+    let pair = Pair::new(on_a_medium(), as_it_is);
     let client = pair.client();
     let fifo = pair.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(pair.path("s")).unwrap();
-    fails(client.open("fifo"), libc::EOPNOTSUPP);
-    fails(client.options().write(true).open("fifo"), libc::ENXIO);
-    fails(client.options().read(true).write(true).open("fifo"), libc::EOPNOTSUPP);
-    fails(client.open("s"), libc::ENXIO);
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, &fifo, inotify::WatchFlags::OPEN).unwrap();
+    let was_opened = || rustix::io::read(&watch, &mut [0; 4096]).is_ok();
+    for name in ["fifo", "s"] {
+        fails(client.open(name), libc::EOPNOTSUPP);
+        fails(client.options().write(true).open(name), libc::EOPNOTSUPP);
+        fails(client.options().read(true).write(true).open(name), libc::EOPNOTSUPP);
+        fails(client.options().write(true).create(true).truncate(true).open(name), libc::EOPNOTSUPP);
+        fails(client.options().write(true).create_new(true).open(name), libc::EEXIST);
+    }
+    // To open something may have it do something already.
+    assert!(!was_opened());
+    drop(fs::File::options().read(true).write(true).open(&fifo).unwrap());
+    assert!(was_opened());
     assert!(!client.metadata("fifo").unwrap().is_file());
     assert_eq!(pair.server.counts().descriptors, 0);
     drop(socket);
@@ -391,33 +326,49 @@ fn descriptors_and_clients_have_limits() {
     assert_eq!(pair.server.counts().lost, 0);
 }
 
-/// Also the server does not have two of one that asks twice, nor keeps one that gave up.
 #[test]
-fn who_asks_twice_is_one_client() {
-    let pair = Pair::new(Room::in_memory(), |server| server.clients(2));
+fn who_opens_too_much_is_told_and_the_others_are_served() {
+    Process::start("has few descriptors").go().end_well(PATIENCE);
+}
+
+fn has_few_descriptors() {
+    setrlimit(Resource::RLIMIT_NOFILE, 200, 200).unwrap();
+    let pair = Pair::new(Room::in_memory(), |server| server.descriptors(5000));
     fs::write(pair.path("f"), b"f").unwrap();
     let client = pair.client();
-    let file = client.open("f").unwrap();
-    // What a client says first, of a thread that has none to take the answer.
-    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
-    let say = |op: u8, thread: u64| {
-        let mut request = [0; 32];
-        (request[0], request[1]) = (op, u8::from(op == 2));
-        request[24..].copy_from_slice(&2_u64.to_le_bytes());
-        device.send(0, thread << 32 | 1, &request).unwrap();
+    let mut files = Vec::new();
+    let error = loop {
+        match client.open("f") {
+            Ok(file) => files.push(file),
+            Err(error) => break error,
+        }
     };
-    for _ in 0..20 {
-        say(1, 77);
+    assert_eq!((error.raw_os_error(), files.len()), (Some(libc::EMFILE), 150));
+    let other = pair.client();
+    fails(other.open("f"), libc::EMFILE);
+    assert_eq!(other.metadata("f").unwrap().len(), 1);
+    files.pop().unwrap().close().unwrap();
+    other.open("f").unwrap();
+}
+
+#[test]
+fn what_is_of_the_kernel_is_not_served() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    for directory in ["/proc", "/proc/self", "/sys"] {
+        let error = IoServer::builder(&pair.compute, directory).start().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains(directory), "{error}");
     }
-    file.metadata().unwrap();
-    assert_eq!(pair.server.counts().clients, 2);
-    fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
-    say(2, 77);
-    until("it is no client any more", || {
-        file.metadata().unwrap();
-        (pair.server.counts().clients == 1).then_some(())
-    });
-    drop(pair.client());
+    // What is mounted in a directory is, if that is wanted, but for this.
+    for (other_file_systems, errno) in [(false, libc::EXDEV), (true, libc::EOPNOTSUPP)] {
+        let builder = IoServer::builder(&pair.compute, "/").read_only(true).other_file_systems(other_file_systems);
+        let server = builder.start().unwrap();
+        let client = IoClient::connect(&pair.io, pair.compute.id()).unwrap();
+        fails(client.open("proc/self/environ"), errno);
+        assert_eq!(client.open("etc/passwd").map(drop).map_err(|error| error.kind()), Ok(()));
+        drop(client);
+        server.stop().unwrap();
+    }
 }
 
 #[test]
@@ -436,7 +387,7 @@ fn what_is_appended_comes_in_its_order_however_it_is_written() {
 
 #[test]
 fn threads_have_clients_of_their_own_or_share_one() {
-    let pair = Pair::new(Room::on_a_medium(), as_it_is);
+    let pair = Pair::new(on_a_medium(), as_it_is);
     let shared = pair.client();
     std::thread::scope(|scope| {
         for thread in 0..6_u64 {
@@ -458,38 +409,6 @@ fn threads_have_clients_of_their_own_or_share_one() {
 }
 
 // ---- others that are hostile, or die
-
-#[test]
-fn whatever_is_sent_to_a_server_it_goes_on() {
-    let pair = Pair::new(Room::in_memory(), as_it_is);
-    fs::write(pair.path("f"), b"intact").unwrap();
-    let client = pair.client();
-    let file = client.open("f").unwrap();
-    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
-    let mut random = Random::new(number("DOORBELL_SEED", 1));
-    for round in 0..number("DOORBELL_CASES", 4000) {
-        let len = if round % 50 == 0 { random.below(30_000) } else { random.below(80) };
-        let mut message: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
-        // Near to what makes sense: any operation, the client that is there, few descriptors.
-        if len >= 32 && round % 2 == 0 {
-            message[0] = random.below(15) as u8;
-            message[1] = random.below(2) as u8;
-            message[2..4].copy_from_slice(&(random.below(3) as u16).to_le_bytes());
-            message[4..8].copy_from_slice(&(1_u32 << 16 | random.below(2) as u32).to_le_bytes());
-            if message[0] == 2 {
-                // Its own end would be nobody's fault.
-                message[0] = 5;
-            }
-        }
-        device.send(0, random.next(), &message).unwrap();
-    }
-    drop(device);
-    drop((file, client));
-    let client = pair.client();
-    let mut text = Vec::new();
-    client.open("f").unwrap().read_to_end(&mut text).unwrap();
-    assert!(pair.server.is_serving());
-}
 
 /// What a server of another process shows of itself.
 mod at {
@@ -617,7 +536,7 @@ fn a_server_that_stops_fails_its_clients_and_another_may_serve() {
     for over_udp in [false, true] {
         let room = Room::in_memory();
         fs::write(room.served().join("f"), bytes(1 << 20, 3)).unwrap();
-        let Pair { server, io, compute, room } =
+        let Pair { server, io, compute, room, .. } =
             if over_udp { Pair::over_udp(room, as_it_is) } else { Pair::new(room, as_it_is) };
         let clients = [4096, 1 << 20].map(|len| {
             let (compute, server) = (compute.clone(), io.id());
@@ -689,24 +608,6 @@ fn a_network_that_loses_and_reorders_copies_files_intact() {
 
 // ---- no io_uring
 
-/// From here on this process is told that it may not use io_uring.
-fn forbid_io_uring() -> io::Result<()> {
-    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
-    let filter = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: a local program with its length; the kernel copies it.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 #[test]
 fn without_io_uring_files_are_served_by_plain_calls() {
     // SAFETY: between fork and exec, two system calls.
@@ -714,7 +615,7 @@ fn without_io_uring_files_are_served_by_plain_calls() {
 }
 
 fn has_no_io_uring() {
-    let pair = Pair::new(Room::on_a_medium(), as_it_is);
+    let pair = Pair::new(on_a_medium(), as_it_is);
     assert_eq!(pair.server.engine(), IoEngine::Plain);
     let data = bytes(MIB, 1);
     let client = pair.client();

@@ -4,7 +4,7 @@ use doorbell::{Copy, Error, Event, FabricKind, Match, Node, NodeBuilder, NodeId,
 use doorbell_fabric::{Incarnation, PacketHead, Payload, Priority, Sink, Verdict};
 use doorbell_tests::Turn;
 use doorbell_tests::patience::{PATIENCE, soon, until};
-use doorbell_tests::process::{Process, told};
+use doorbell_tests::process::{Process, forbid_io_uring, told};
 use doorbell_tests::words::{Words, now};
 use doorbell_udp::protocol::{Config, Endpoint, LinkId, Path, Receive, SessionId, Time, TransferId};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -127,24 +127,6 @@ impl tracing::Subscriber for Warnings {
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
-}
-
-/// From here on this process, and what it starts, is told that it may not use io_uring.
-fn forbid_io_uring() -> std::io::Result<()> {
-    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
-    let filter = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: a local program with its length; the kernel copies it.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
-    };
-    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 #[test]

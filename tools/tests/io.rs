@@ -128,7 +128,7 @@ fn a_directory_is_served_and_used() {
 
 #[test]
 fn a_copy_spoils_nothing_that_is_there() {
-    let served = Served::start("spoil", &["--one-file-system"]);
+    let served = Served::start("spoil", &["--other-file-systems"]);
     let data = vec![7_u8; 2_500_000];
     let (source, inside) = (served.path("source"), served.path("served/f"));
     fs::write(&source, &data).unwrap();
@@ -139,9 +139,10 @@ fn a_copy_spoils_nothing_that_is_there() {
     fails(&served.run(&["io", "cp", &directory, "io:f"]), 2, "no regular file");
     fails(&served.run(&["io", "cp", "io:.", &source]), 2, "no regular file");
     fails(&served.run(&["io", "cp", "io:nothing", &source]), 1, "os error 2");
+    fails(&served.run(&["io", "cp", "/nothing-here", "io:f"]), 1, "the path is right");
     assert!(fs::read(&inside).unwrap().len() == 3_000_000 && fs::read(&source).unwrap() == data);
     // A longer one is cut.
-    done(served.run(&["io", "cp", &source, "io:f", "--verify", "--sync"]));
+    done(served.run(&["io", "cp", &source, "io:f", "--verify", "--sync", "--patience", "60"]));
     assert!(fs::read(&inside).unwrap() == data);
     // The very same file.
     done(served.run(&["io", "cp", &inside, "io:f", "--verify"]));
@@ -163,6 +164,8 @@ fn what_is_served_to_read_only_stays_as_it_is() {
 fn nobody_serves() {
     fails(&doorbell(&["io", "ls", "--domain", "io-nobody"]).output().unwrap(), 1, "doorbell io serve");
     fails(&doorbell(&["io", "serve", "/nothing-here", "--domain", "io-nowhere"]).output().unwrap(), 2, "No such file");
+    fails(&doorbell(&["io", "serve", "/proc", "--domain", "io-nowhere"]).output().unwrap(), 2, "the kernel's own");
+    fails(&doorbell(&["io", "ls", "--patience", "0"]).output().unwrap(), 2, "--patience");
 }
 
 #[test]

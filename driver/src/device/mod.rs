@@ -96,7 +96,7 @@ impl DeviceBuilder {
     }
 
     /// For how long a message may wait for its thread before it is dropped, once another thread has looked at it and there is a thread that waits at the
-    /// device [default: 5 s]. Of each thread that waits.
+    /// device [default: 5 s]. Whoever waits looks after it for all, so give the same in all processes.
     pub fn fetch_within(mut self, limit: Duration) -> Self {
         self.fetch_within = limit;
         self

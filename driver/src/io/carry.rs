@@ -6,10 +6,12 @@ use super::files::{Begun, Span};
 use super::wire::{AT_CURSOR, AT_END, EntryHead, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Request};
 use super::worker::{Worker, add};
 use io_uring::types::OpenHow;
-use rustix::fs::RawDir;
+use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U64;
 
@@ -27,6 +29,8 @@ pub(super) struct Job {
     pub at_cursor: bool,
     /// Done by a plain call, which reads less than was asked for only at the end of a file.
     pub was_plain: bool,
+    /// What is opened once it was looked at: the flags and the mode.
+    pub looks_for: Option<(OFlags, Mode)>,
     /// How often it was tried again, as somebody renamed what was on the way.
     pub tries: u32,
     /// Bytes that are to be read.
@@ -51,6 +55,7 @@ impl Job {
             in_message: false,
             at_cursor: false,
             was_plain: false,
+            looks_for: None,
             tries: 0,
             wanted: 0,
             descriptor: 0,
@@ -82,7 +87,7 @@ impl Worker {
     /// Does it, or hands it to the ring: then `None`.
     #[inline]
     pub(super) fn carry_out(&mut self, job: usize, op: Op, request: &Request, follows: usize) -> Result<Option<i64>, Errno> {
-        let Self { clients, jobs, export, files, limits, is_alone, .. } = self;
+        let Self { clients, jobs, export, files, limits, shown, is_alone, .. } = self;
         let to = &mut jobs[job];
         let client = clients.get(to.client).ok_or(Errno::NOTCONN)?;
         let begun = match op {
@@ -114,15 +119,23 @@ impl Worker {
                 unsafe { if op == Op::Read { files.read(file, span, job as u64) } else { files.write(file, span, job as u64) } }
             }
             Op::Open => {
-                let (flags, mode) = export.how(request.value.get())?;
-                if client.open() >= limits.descriptors {
+                let (flags, mode) = export.how(request.offset.get())?;
+                if client.open() >= limits.descriptors || shown.counts.descriptors.load(Relaxed) >= limits.all {
                     return Err(Errno::MFILE);
                 }
-                let path = export::path(&mut to.room[HEAD..], follows)?;
-                let how = OpenHow::new().flags(u64::from(flags.bits())).mode(u64::from(mode.bits()));
-                *to.how = how.resolve(export.resolve().bits());
-                // SAFETY: both lie in boxes of the job, which keeps them until it is answered.
-                unsafe { files.open(export.root(), path, &to.how, job as u64) }
+                export::path(&mut to.room[HEAD..], follows)?;
+                // What is made anew can't be a device.
+                let (first, then) = if flags.contains(OFlags::EXCL) {
+                    ((flags, mode), None)
+                } else {
+                    ((export::look(flags), Mode::empty()), Some((flags, mode)))
+                };
+                to.looks_for = then;
+                *to.how = export.open_how(first);
+                return Ok(match self.open_now(job) {
+                    Begun::Over(result) => self.go_on(job, result),
+                    Begun::UnderWay => None,
+                });
             }
             Op::Close => {
                 // What names the descriptor is handed over before the number is another file's.
@@ -130,17 +143,17 @@ impl Worker {
                 let Descriptor { file, .. } = client.release(request.descriptor.get())?;
                 // SAFETY: owned until now.
                 let result = unsafe { libc::close(file.into_raw_fd()) };
-                add(&self.shown.counts.descriptors, u64::MAX);
+                add(&shown.counts.descriptors, u64::MAX);
                 let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
                 return Ok(Some(if result == 0 { 0 } else { -i64::from(errno()) }));
             }
             Op::Sync => {
                 let Descriptor { file, kind } = client.descriptor(request.descriptor.get())?;
-                files.sync(file.as_raw_fd(), request.value.get() == 1, *kind == Kind::InMemory, job as u64)
+                files.sync(file.as_raw_fd(), request.length.get() == 1, *kind == Kind::InMemory, job as u64)
             }
             Op::Seek => {
                 let Descriptor { file, .. } = client.descriptor(request.descriptor.get())?;
-                let whence = i32::try_from(request.value.get()).map_err(|_| Errno::INVAL)?;
+                let whence = i32::try_from(request.length.get()).map_err(|_| Errno::INVAL)?;
                 // SAFETY: names no memory.
                 let at = unsafe { libc::lseek64(file.as_raw_fd(), request.offset.get() as i64, whence) };
                 return if at < 0 { Err(last()) } else { Ok(Some(at)) };
@@ -157,7 +170,7 @@ impl Worker {
             }
             Op::Stat => {
                 let path = export::path(&mut to.room[HEAD..], follows)?;
-                let facts = export.stat(path, request.value.get() == 0)?;
+                let facts = export.stat(path, request.length.get() == 0)?;
                 return Ok(Some(put(&mut to.room, facts.as_bytes())));
             }
             Op::Inspect => {
@@ -173,7 +186,7 @@ impl Worker {
                 export.remove(path)?;
                 return Ok(Some(0));
             }
-            Op::Ping => return Ok(Some(0)),
+            Op::Ping => return Ok(Some(client.jobs as i64 - 1)),
             Op::Hello | Op::Bye => return Err(Errno::PROTO),
         };
         match begun {
@@ -185,16 +198,42 @@ impl Worker {
         }
     }
 
-    /// Opens once more what could not be opened for somebody who renamed something on the way meanwhile. Whether that was so.
-    pub(super) fn opens_again(&mut self, job: usize, result: i64) -> bool {
-        let to = &mut self.jobs[job];
-        if to.op != Op::Open || result != -i64::from(libc::EAGAIN) || to.tries >= export::TRIES {
-            return false;
-        }
-        to.tries += 1;
-        let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&to.room[HEAD..]) else { return false };
+    /// Opens what a job says, or looks at it.
+    fn open_now(&mut self, job: usize) -> Begun {
+        let Self { jobs, export, files, .. } = self;
+        let to = &mut jobs[job];
+        let Ok(path) = CStr::from_bytes_until_nul(&to.room[HEAD..]) else {
+            return Begun::Over(Answer::from(Errno::INVAL).result);
+        };
         // SAFETY: both lie in boxes of the job, which keeps them until it is answered; the reply is not written yet.
-        matches!(unsafe { self.files.open(self.export.root(), path, &to.how, job as u64) }, Begun::UnderWay)
+        unsafe { files.open(export.root(), path, &to.how, job as u64) }
+    }
+
+    /// What is to be done after this result: what was looked at is opened, and what could not be for somebody who renamed something on the way
+    /// is tried once more. `Some`: nothing, this is the result.
+    #[inline]
+    pub(super) fn go_on(&mut self, job: usize, result: i64) -> Option<i64> {
+        if self.jobs[job].op == Op::Open { self.go_on_opening(job, result) } else { Some(result) }
+    }
+
+    fn go_on_opening(&mut self, job: usize, mut result: i64) -> Option<i64> {
+        loop {
+            let to = &mut self.jobs[job];
+            if result == Answer::from(Errno::AGAIN).result && to.tries < export::TRIES {
+                to.tries += 1;
+            } else if let Some(how) = to.looks_for.take() {
+                if let Err(errno) = self.export.may_open(result, how.0) {
+                    return Some(Answer::from(errno).result);
+                }
+                *to.how = self.export.open_how(how);
+            } else {
+                return Some(result);
+            }
+            match self.open_now(job) {
+                Begun::Over(next) => result = next,
+                Begun::UnderWay => return None,
+            }
+        }
     }
 
     /// What is to be answered when the system has done it.

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use zerocopy::byteorder::little_endian::{U16, U64};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 /// How a node becomes a client. Made by [`IoClient::builder`]; nothing happens before [`connect`](Self::connect).
 #[derive(Clone, Debug)]
@@ -39,7 +39,8 @@ impl IoClientBuilder {
     }
 
     /// How long the server may take to answer [default: ten seconds for the first time, and as long as it lives afterwards, as a medium may]. A request that
-    /// took longer ends with [`TimedOut`](io::ErrorKind::TimedOut), and the client with it.
+    /// took longer ends with [`TimedOut`](io::ErrorKind::TimedOut), and the client with it. Over the network the bytes of large reads and writes may take longer than that,
+    /// as long as the server's node lives.
     pub fn patience(mut self, patience: Duration) -> Self {
         (self.welcome, self.patience) = (patience, Some(patience));
         self
@@ -48,7 +49,8 @@ impl IoClientBuilder {
     /// Connects. Control path.
     ///
     /// # Errors
-    /// There is no such node, it serves no files (`TimedOut`), or not to more clients (`EUSERS`).
+    /// There is no such node, it serves no files ([`NotFound`](io::ErrorKind::NotFound)), it serves no more clients or this node has 64 already (`EUSERS`), or it does not
+    /// answer ([`TimedOut`](io::ErrorKind::TimedOut)) or not in this version (`EPROTONOSUPPORT`).
     pub fn connect(self) -> io::Result<IoClient> {
         let Self { node, server, staging, welcome, patience } = self;
         let server = server.map_or_else(|| the_io_node(&node), Ok)?;
@@ -152,9 +154,9 @@ impl IoClient {
         self.stat(path.as_ref(), 1)
     }
 
-    fn stat(&self, path: &Path, nofollow: u64) -> io::Result<IoMetadata> {
+    fn stat(&self, path: &Path, nofollow: u32) -> io::Result<IoMetadata> {
         let mut request = Request::new(Op::Stat);
-        request.value = U64::new(nofollow);
+        request.length = U32::new(nofollow);
         let mut connection = self.link.enter();
         let (_, bytes) = connection.call(request, checked(path)?)?;
         metadata(bytes)
@@ -285,7 +287,7 @@ impl IoOpenOptions<'_> {
         }
         let appends = if append { OFlags::APPEND } else { OFlags::empty() };
         let mut request = Request::new(Op::Open);
-        request.value = U64::new(u64::from((flags | access | appends).bits()) | u64::from(mode) << 32);
+        request.offset = U64::new(u64::from((flags | access | appends).bits()) | u64::from(mode) << 32);
         let result = client.link.enter().call(request, checked(path.as_ref())?)?.0.result;
         let descriptor = u16::try_from(result.get()).map_err(|_| io::Error::from(Errno::PROTO))?;
         Ok(IoFile::new(client.link.clone(), descriptor, append))

@@ -1,11 +1,14 @@
 //! Who is served, and what each has open.
 
 use super::export::Kind;
-use super::way::Outlet;
+use super::way::{Letter, Outlet};
+use super::wire::{HEAD, Reply, Request, VERSION, Welcome, thread_of};
 use crate::{Incarnation, NodeId, Region};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::little_endian::U32;
 
 /// A file or directory that a client has open.
 pub(super) struct Descriptor {
@@ -13,11 +16,26 @@ pub(super) struct Descriptor {
     pub kind: Kind,
 }
 
+/// Which client: a thread of a life of a node, and the number that it made up and says with each request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    pub who: (NodeId, Incarnation),
+    thread: u32,
+    token: u64,
+}
+
+impl Name {
+    /// Who sent this.
+    #[inline]
+    pub(super) fn of(letter: &Letter, request: &Request) -> Self {
+        let who = (letter.source, letter.incarnation);
+        Self { who, thread: thread_of(letter.tag), token: request.token.get() }
+    }
+}
+
 /// One client: a life of a node, or one of several of it.
 pub(super) struct Client {
-    pub who: (NodeId, Incarnation),
-    /// Which of its threads.
-    thread: u32,
+    pub name: Name,
     pub outlet: Rc<Outlet>,
     /// What large reads and writes go through.
     pub staging: Option<Region<u8>>,
@@ -30,12 +48,22 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(who: (NodeId, Incarnation), thread: u32, outlet: Rc<Outlet>, staging: Option<Region<u8>>) -> Self {
-        Self { who, thread, outlet, staging, descriptors: Vec::new(), open: 0, jobs: 0, gone: false }
+    pub(super) fn new(name: Name, outlet: Rc<Outlet>, staging: Option<Region<u8>>) -> Self {
+        Self { name, outlet, staging, descriptors: Vec::new(), open: 0, jobs: 0, gone: false }
     }
 
     pub(super) fn staging_bytes(&self) -> usize {
         self.staging.as_ref().map_or(0, Region::len)
+    }
+
+    /// Tells it that it is a client. Who takes no answer now is gone by the next sweep, or asks again.
+    pub(super) fn welcome(&self, number: u32, tag: u64) {
+        let key = self.staging.as_ref().map_or([0; _], |region| region.key().to_bytes());
+        let welcome = Welcome { client: U32::new(number), staging: U32::new(self.staging_bytes() as u32), key };
+        let mut room = [0; HEAD + size_of::<Welcome>()];
+        room[..HEAD].copy_from_slice(Reply::new(0, VERSION.into()).as_bytes());
+        room[HEAD..].copy_from_slice(welcome.as_bytes());
+        let _ = self.outlet.try_send(tag, &room);
     }
 
     pub(super) fn open(&self) -> usize {
@@ -91,10 +119,9 @@ impl Clients {
         self.places.iter().enumerate().filter_map(move |(at, place)| Some((number(at, place), place.client.as_ref()?)))
     }
 
-    /// The number of the client that a thread of somebody is.
-    pub(super) fn of(&self, who: (NodeId, Incarnation), thread: u32) -> Option<u32> {
-        let found = self.iter().find(|(_, client)| (client.who, client.thread) == (who, thread) && !client.gone);
-        found.map(|(number, _)| number)
+    /// The number of a client.
+    pub(super) fn of(&self, name: Name) -> Option<u32> {
+        self.iter().find(|(_, client)| client.name == name && !client.gone).map(|(number, _)| number)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -6,6 +6,7 @@ use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error, KeyFault};
 use crate::{Incarnation, Key, Node, NodeId, Peer, ReadWrite, Result};
 use rustix::io::Errno;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::time::{Duration, Instant};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -37,6 +38,8 @@ pub(super) struct Connection {
     life: Incarnation,
     thread: u32,
     client: u32,
+    /// What the server knows this client by, and nobody else.
+    token: u64,
     number: u32,
     /// `None`: there is no staging memory.
     staging: Option<Key<u8, ReadWrite>>,
@@ -80,7 +83,7 @@ impl Connection {
         let peer = node.peer(server)?;
         let outlet = Outlet::to_server(node, server).map_err(|error| no_server(server, error))?;
         let life = peer.incarnation();
-        let mailbox = Mailbox::of_thread(node, server, life, thread)?;
+        let mailbox = Mailbox::of_thread(node, server, life, thread).map_err(|error| no_server(server, error))?;
         let is_near = node.shared().is_near(Token::current(), server);
         let mut this = Self {
             node: node.clone(),
@@ -91,6 +94,7 @@ impl Connection {
             life,
             thread,
             client: 0,
+            token: token_of(thread),
             number: 0,
             staging: None,
             inline: if is_near { INLINE_NEAR } else { INLINE_FAR },
@@ -101,7 +105,7 @@ impl Connection {
             room: vec![0; ROOM].into(),
         };
         let mut request = Request::new(Op::Hello);
-        request.value = U64::new(VERSION.into());
+        request.offset = U64::new(VERSION.into());
         request.length = U32::new(u32::try_from(staging).unwrap_or(u32::MAX));
         let welcome = match this.hello(request) {
             Ok(welcome) => welcome,
@@ -167,7 +171,7 @@ impl Connection {
     /// Asks without wanting an answer.
     pub(super) fn tell(&mut self, mut request: Request) {
         request.quiet = 1;
-        request.client = U32::new(self.client);
+        self.sign(&mut request);
         self.number = self.number.wrapping_add(1);
         // Whoever can't be told learns it by the death of this node, or is dead itself.
         let _ = self.outlet.tell(tag(self.thread, self.number), request.as_bytes());
@@ -326,6 +330,12 @@ impl Connection {
         }
     }
 
+    /// Says whose it is.
+    #[inline]
+    fn sign(&self, request: &mut Request) {
+        (request.client, request.token) = (U32::new(self.client), U64::new(self.token));
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.patience.map(|patience| Instant::now() + patience)
     }
@@ -335,7 +345,7 @@ impl Connection {
         if self.broken {
             return Err(broken(self.server));
         }
-        request.client = U32::new(self.client);
+        self.sign(&mut request);
         self.number = self.number.wrapping_add(1);
         let tag = tag(self.thread, self.number);
         let deadline = self.deadline();
@@ -352,10 +362,8 @@ impl Connection {
             match self.mailbox.receive_by(&mut self.room, until) {
                 Ok(Got::Letter(letter)) if letter.len < HEAD => {}
                 Ok(Got::Letter(letter)) if ping == Some(letter.tag as u32) => {
-                    if reply(&self.room).result.get() == -i64::from(libc::ENOTCONN) {
-                        self.broken = true;
-                        return Err(forgotten(self.server));
-                    }
+                    ping = None;
+                    self.heard_of_requests(reply(&self.room).result.get())?;
                 }
                 Ok(Got::Letter(letter)) => return Ok(letter),
                 Ok(Got::TooLong) => {}
@@ -391,11 +399,25 @@ impl Connection {
     #[cold]
     fn ping(&mut self) -> Option<u32> {
         let mut request = Request::new(Op::Ping);
-        request.client = U32::new(self.client);
+        self.sign(&mut request);
         self.number = self.number.wrapping_add(1);
         // Where there is no room now, the next one will do.
         let sent = self.outlet.try_send(tag(self.thread, self.number), request.as_bytes());
         matches!(sent, Ok(true)).then_some(self.number)
+    }
+
+    /// What the server says to a question, after all that it had answered before.
+    #[cold]
+    fn heard_of_requests(&mut self, under_way: i64) -> io::Result<()> {
+        if under_way > 0 {
+            return Ok(());
+        }
+        self.broken = true;
+        Err(match under_way {
+            0 => lost(self.server),
+            errno if errno == -i64::from(libc::ENOTCONN) => forgotten(self.server),
+            errno => of_errno(errno),
+        })
     }
 
     /// The staging memory can't be reached, or not any more.
@@ -428,6 +450,12 @@ impl Drop for Connection {
             self.tell(Request::new(Op::Bye));
         }
     }
+}
+
+/// A number that no other client has.
+fn token_of(thread: u32) -> u64 {
+    // Seeded by the system, and another one each time.
+    RandomState::new().hash_one(thread)
 }
 
 fn reply(room: &[u8]) -> Reply {
@@ -466,7 +494,7 @@ fn no_server(server: NodeId, error: Error) -> io::Error {
             let what = format!("node {server} serves no files; start `doorbell io serve` there");
             io::Error::new(io::ErrorKind::NotFound, what)
         }
-        DeviceFault::NoLane { .. } => Errno::USERS.into(),
+        DeviceFault::NoLane { .. } | DeviceFault::Crowded { .. } => Errno::USERS.into(),
         _ => error.into(),
     }
 }
@@ -474,6 +502,14 @@ fn no_server(server: NodeId, error: Error) -> io::Error {
 #[cold]
 fn no_more(server: NodeId) -> io::Error {
     let what = format!("node {server} serves files no more; start `doorbell io serve` there, and connect anew");
+    io::Error::new(io::ErrorKind::NotConnected, what)
+}
+
+#[cold]
+fn lost(server: NodeId) -> io::Error {
+    let what = format!(
+        "an answer of node {server} was lost on its way, and nobody knows what was done: the network failed, or this thread stood still for too long; connect anew"
+    );
     io::Error::new(io::ErrorKind::NotConnected, what)
 }
 

@@ -4,12 +4,13 @@
 //! out ends with `EXDEV`, whatever anybody renames meanwhile. What is removed or looked at is a name in a directory that was opened like that.
 
 use super::wire::{Facts, PATH_MAX};
+use io_uring::types::OpenHow;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use zerocopy::byteorder::little_endian::{I64, U32, U64};
 
@@ -29,14 +30,32 @@ const ALLOWED: OFlags = OFlags::RDWR
     .union(OFlags::SYNC)
     .union(OFlags::NOATIME);
 
+/// File systems whose files do things when they are opened, read or written, as `statfs(2)` has them: proc, sysfs, debugfs, tracefs, securityfs,
+/// configfs, both of cgroups, bpf, efivarfs, selinuxfs, pstore and devpts.
+const OF_THE_KERNEL: [u32; 13] = [
+    0x9fa0,
+    0x6265_6572,
+    0x6462_6720,
+    0x7472_6163,
+    0x7363_6673,
+    0x6265_6570,
+    0x0027_e0eb,
+    0x6367_7270,
+    0xcafe_4a11,
+    0xde5e_81e4,
+    0xf97c_ff8c,
+    0x6165_676c,
+    0x1cd1,
+];
+
 /// The directory that is served.
 #[derive(Debug)]
 pub(super) struct Export {
     root: OwnedFd,
     read_only: bool,
     resolve: ResolveFlags,
-    /// The file system that was asked for last, and what its files are.
-    medium: Cell<Option<(u64, Kind)>>,
+    /// The file system that was asked for last, and its kind.
+    medium: Cell<Option<(u64, u32)>>,
 }
 
 /// What was opened.
@@ -50,18 +69,25 @@ pub(super) enum Kind {
 }
 
 impl Export {
-    pub(super) fn open(directory: &Path, read_only: bool, one_file_system: bool) -> io::Result<Self> {
+    pub(super) fn open(directory: &Path, read_only: bool, other_file_systems: bool) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(directory, flags, Mode::empty())?;
         // Tells now, not with the first request, that the system can't.
         rustix::fs::openat2(&root, c".", flags, Mode::empty(), RESOLVE)?;
-        let resolve = if one_file_system { RESOLVE.union(ResolveFlags::NO_XDEV) } else { RESOLVE };
+        if OF_THE_KERNEL.contains(&(rustix::fs::fstatfs(&root)?.f_type as u32)) {
+            let what = format!(
+                "{} is of a file system of the kernel's own, whose files do things when they are read or written; serve another directory",
+                directory.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        let resolve = if other_file_systems { RESOLVE } else { RESOLVE.union(ResolveFlags::NO_XDEV) };
         Ok(Self { root, read_only, resolve, medium: Cell::new(None) })
     }
 
-    /// How paths are resolved.
-    pub(super) fn resolve(&self) -> ResolveFlags {
-        self.resolve
+    /// How something is opened, for the system.
+    pub(super) fn open_how(&self, (flags, mode): (OFlags, Mode)) -> OpenHow {
+        OpenHow::new().flags(flags.bits().into()).mode(mode.bits().into()).resolve(self.resolve.bits())
     }
 
     /// A name, to look at it or in it.
@@ -111,17 +137,39 @@ impl Export {
                 // With it io_uring may refuse to wait for the medium.
                 let flags = rustix::fs::fcntl_getfl(file)?;
                 rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?;
-                if let Some((_, kind)) = self.medium.get().filter(|(device, _)| *device == st_dev) {
-                    return Ok(kind);
-                }
                 // `TMPFS_MAGIC` and `RAMFS_MAGIC`.
-                let medium = rustix::fs::fstatfs(file)?.f_type as u32;
-                let kind = if matches!(medium, 0x0102_1994 | 0x8584_58f6) { Kind::InMemory } else { Kind::File };
-                self.medium.set(Some((st_dev, kind)));
-                Ok(kind)
+                Ok(if matches!(self.medium_of(file, st_dev)?, 0x0102_1994 | 0x8584_58f6) { Kind::InMemory } else { Kind::File })
             }
             _ => Err(Errno::OPNOTSUPP),
         }
+    }
+
+    /// Whether what was looked at may be opened; `found` is its descriptor, or an errno with a minus.
+    pub(super) fn may_open(&self, found: i64, flags: OFlags) -> Result<(), Errno> {
+        let Ok(found) = i32::try_from(found) else { return Err(Errno::IO) };
+        if found < 0 {
+            let errno = Errno::from_raw_os_error(-found);
+            return if errno == Errno::NOENT && flags.contains(OFlags::CREATE) { Ok(()) } else { Err(errno) };
+        }
+        // SAFETY: the system just made it, for nobody else.
+        let found = unsafe { OwnedFd::from_raw_fd(found) };
+        let Stat { st_mode, st_dev, .. } = rustix::fs::fstat(&found)?;
+        match FileType::from_raw_mode(st_mode) {
+            FileType::RegularFile if OF_THE_KERNEL.contains(&self.medium_of(&found, st_dev)?) => Err(Errno::OPNOTSUPP),
+            // Of a link that is not followed the system itself says what is wrong.
+            FileType::RegularFile | FileType::Directory | FileType::Symlink => Ok(()),
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+
+    /// The kind of file system that something is of.
+    fn medium_of(&self, file: &OwnedFd, st_dev: u64) -> Result<u32, Errno> {
+        if let Some((_, medium)) = self.medium.get().filter(|(device, _)| *device == st_dev) {
+            return Ok(medium);
+        }
+        let medium = rustix::fs::fstatfs(file)?.f_type as u32;
+        self.medium.set(Some((st_dev, medium)));
+        Ok(medium)
     }
 
     /// What there is to know of what a path names, links in it followed as long as they stay beneath.
@@ -147,10 +195,15 @@ impl Export {
     }
 }
 
+/// How something is looked at before it is opened with these flags.
+pub(super) fn look(flags: OFlags) -> OFlags {
+    (flags & (OFlags::NOFOLLOW | OFlags::DIRECTORY)) | OFlags::PATH | OFlags::CLOEXEC
+}
+
 /// What there is to know of an open file.
 pub(super) fn facts(file: impl AsFd) -> Result<Facts, Errno> {
-    let Stat { st_size, st_blocks, st_ino, st_mode, st_nlink, st_uid, st_gid, .. } = rustix::fs::fstat(&file)?;
-    let stat = rustix::fs::fstat(&file)?;
+    let stat = rustix::fs::fstat(file)?;
+    let Stat { st_size, st_blocks, st_ino, st_mode, st_nlink, st_uid, st_gid, .. } = stat;
     Ok(Facts {
         size: U64::new(st_size as u64),
         blocks: U64::new(st_blocks as u64),

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use zerocopy::FromBytes;
-use zerocopy::byteorder::little_endian::{U16, U64};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 /// A file that another node has open for this one; closed when it is dropped. `Send` and `Sync`.
 ///
@@ -128,7 +128,7 @@ impl IoFile {
     /// As `fdatasync(2)`.
     pub fn sync_data(&self) -> io::Result<()> {
         let mut request = self.request(Op::Sync);
-        request.value = U64::new(1);
+        request.length = U32::new(1);
         self.link.enter().call(request, &[]).map(drop)
     }
 
@@ -185,7 +185,7 @@ impl Seek for IoFile {
             SeekFrom::Current(by) => self.cursor.checked_add_signed(by),
             SeekFrom::End(by) => {
                 let mut request = self.request(Op::Seek);
-                (request.offset, request.value) = (U64::new(by as u64), U64::new(libc::SEEK_END as u64));
+                (request.offset, request.length) = (U64::new(by as u64), U32::new(libc::SEEK_END as u32));
                 let result = self.link.enter().call(request, &[])?.0.result;
                 Some(result.get() as u64)
             }

@@ -5,7 +5,6 @@
 //! there is one client alone.
 //! Where io_uring is forbidden all are plain calls, and one client's medium is waited for by all.
 
-use super::export::TRIES;
 use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::ffi::CStr;
@@ -153,12 +152,10 @@ impl Files {
     /// `path` and `how` stay where they are until the operation is over.
     pub(super) unsafe fn open(&mut self, root: RawFd, path: &CStr, how: &OpenHow, job: u64) -> Begun {
         if self.ring.is_none() {
-            let (passing, how, path) = (-i64::from(libc::EAGAIN), std::ptr::from_ref(how), path.as_ptr());
-            let open = || {
-                // SAFETY: a path, and a structure with its size.
-                again(|| unsafe { libc::syscall(libc::SYS_openat2, root, path, how, size_of::<OpenHow>()) as isize })
-            };
-            return Begun::Over((0..TRIES).map(|_| open()).find(|result| *result != passing).unwrap_or(passing));
+            let (how, path) = (std::ptr::from_ref(how), path.as_ptr());
+            // SAFETY: a path, and a structure with its size.
+            let open = || unsafe { libc::syscall(libc::SYS_openat2, root, path, how, size_of::<OpenHow>()) as isize };
+            return Begun::Over(again(open));
         }
         // SAFETY: caller.
         unsafe { self.push(opcode::OpenAt2::new(Fd(root), path.as_ptr(), how).build().user_data(job)) }

@@ -18,7 +18,7 @@ pub struct IoServerBuilder {
     directory: PathBuf,
     limits: Limits,
     read_only: bool,
-    one_file_system: bool,
+    other_file_systems: bool,
     engine: IoEngine,
 }
 
@@ -29,9 +29,10 @@ impl IoServerBuilder {
         self
     }
 
-    /// Whether paths that lead into another file system, which is mounted in the directory, fail with `EXDEV` [default: false].
-    pub fn one_file_system(mut self, one_file_system: bool) -> Self {
-        self.one_file_system = one_file_system;
+    /// Whether what is mounted in the directory is served, too [default: false: paths that lead there fail with `EXDEV`]. Files of the kernel's own file systems,
+    /// as `/proc`, are never opened (`EOPNOTSUPP`).
+    pub fn other_file_systems(mut self, other_file_systems: bool) -> Self {
+        self.other_file_systems = other_file_systems;
         self
     }
 
@@ -41,7 +42,8 @@ impl IoServerBuilder {
         self
     }
 
-    /// Descriptors of one client, from 1 to 65535 [default: 256]; more are told `EMFILE`.
+    /// Descriptors of one client, from 1 to 65535 [default: 256]; more are told `EMFILE`. So is who wants one when all clients together have three quarters
+    /// of what the process may have (`RLIMIT_NOFILE`).
     pub fn descriptors(mut self, most: usize) -> Self {
         self.limits.descriptors = most;
         self
@@ -72,15 +74,20 @@ impl IoServerBuilder {
             );
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
         }
-        let export = Export::open(&self.directory, self.read_only, self.one_file_system)?;
+        let export = Export::open(&self.directory, self.read_only, self.other_file_systems)?;
         let files = Files::new(self.engine, JOBS)?;
         let mailbox = Mailbox::of_server(&self.node)?;
         let shown = Arc::new(Shown::new(files.engine()));
-        let (node, limits, of_worker) = (self.node, self.limits, shown.clone());
+        let of_process = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limits = Limits { all: of_process - of_process / 4, ..self.limits };
+        let (node, of_worker) = (self.node, shown.clone());
         let serve = move || {
             doorbell_shm::bus::unblock();
             let mut worker = Worker::new(node, export, files, limits, of_worker);
             let served = worker.run(mailbox);
+            if let Err(error) = &served {
+                tracing::error!(%error, "files are served no more; serve them anew, and have clients connect anew");
+            }
             worker.end();
             served
         };
@@ -144,9 +151,9 @@ impl IoServer {
         IoServerBuilder {
             node: node.clone(),
             directory: directory.as_ref().to_owned(),
-            limits: Limits { clients: CLIENTS, descriptors: 256, staging: 64 << 20 },
+            limits: Limits { clients: CLIENTS, descriptors: 256, staging: 64 << 20, all: u64::MAX },
             read_only: false,
-            one_file_system: false,
+            other_file_systems: false,
             engine: IoEngine::Auto,
         }
     }

@@ -20,8 +20,8 @@ const THREADS: usize = 64;
 const SERVERS: usize = 16;
 /// How long a server may take to make room for what nobody waits for an answer to.
 const TELL: Duration = Duration::from_secs(5);
-/// How long an answer may wait for a client's thread, which is there or will be.
-const FETCH: Duration = Duration::from_secs(3600);
+/// How long an answer may wait for a client's thread while others of its node wait for theirs. A thread that stood still for longer finds out that it is lost.
+const FETCH: Duration = Duration::from_secs(30);
 
 fn of_server(server: NodeId) -> String {
     format!("io.{server}")
@@ -67,7 +67,6 @@ impl Mailbox {
     /// Of a client's thread, which gets them from one server.
     pub(super) fn of_thread(node: &Node, server: NodeId, life: Incarnation, thread: u32) -> Result<Self> {
         let name = of_client(node.id(), node.incarnation());
-        // An answer waits for as long as it takes its thread to come for it.
         let device = node.device(&name).threads(THREADS).senders(SERVERS).message_max(ROOM).fetch_within(FETCH).attach()?;
         Ok(Self { thread: device.thread(thread)?.conversing(), server: Some((server, life)), _device: device })
     }

@@ -10,7 +10,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of what is said; other versions are refused.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// The most bytes that go in the message itself.
 pub(super) const INLINE_MAX: usize = 16 << 10;
 /// The longest path, as the system has it, with its final NUL.
@@ -30,11 +30,11 @@ pub(super) const IN_MESSAGE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Op {
-    /// To be a client: `length` bytes of staging memory. The version is the `value`. Answered with a [`Welcome`].
+    /// To be a client: `length` bytes of staging memory. The version is the `offset`. Answered with a [`Welcome`].
     Hello = 1,
     /// To be none any more. Not answered.
     Bye = 2,
-    /// To open the path that follows, with the flags and mode in `value`. The result is a descriptor.
+    /// To open the path that follows, with the flags and mode in `offset`. The result is a descriptor.
     Open = 3,
     /// To close a descriptor.
     Close = 4,
@@ -42,13 +42,13 @@ pub(super) enum Op {
     Read = 5,
     /// To write them. At the cursor the reply says where that is then.
     Write = 6,
-    /// To move the cursor: by `offset`, as `value` says.
+    /// To move the cursor: by `offset`, as `length` says.
     Seek = 7,
-    /// What there is to know of the path that follows. Answered with [`Facts`].
+    /// What there is to know of the path that follows; with `length` 1 of a link itself. Answered with [`Facts`].
     Stat = 8,
     /// The same of a descriptor.
     Inspect = 9,
-    /// To have all that was written on the medium; with `value` 1 without what is only about the file.
+    /// To have all that was written on the medium; with `length` 1 without what is only about the file.
     Sync = 10,
     /// The next names of a directory. Answered with entries.
     List = 11,
@@ -56,7 +56,8 @@ pub(super) enum Op {
     Remove = 12,
     /// To set the length of a file to `offset`.
     Resize = 13,
-    /// To be told whether it is a client still.
+    /// To be told whether it is a client still, and how many other requests of it are not answered: answers come in the order in which they are given,
+    /// so what was asked before and is neither under way nor there is lost.
     Ping = 14,
 }
 
@@ -82,7 +83,8 @@ pub(super) struct Request {
     pub length: U32,
     /// Where in the staging memory, or [`IN_MESSAGE`].
     pub place: U32,
-    pub value: U64,
+    /// What the client made up when it said hello, and nobody else says.
+    pub token: U64,
 }
 
 impl Request {
@@ -96,7 +98,7 @@ impl Request {
             offset: U64::new(0),
             length: zero,
             place: none,
-            value: U64::new(0),
+            token: U64::new(0),
         }
     }
 }

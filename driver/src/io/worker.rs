@@ -1,12 +1,12 @@
 //! The server's thread: takes requests, has them done, and answers.
 
-use super::carry::{Answer, Job, put};
-use super::clients::{Client, Clients};
+use super::carry::{Answer, Job};
+use super::clients::{Client, Clients, Name};
 use super::export::Export;
 use super::files::{Files, IoEngine};
-use super::introduce::{Introduced, Introductions};
+use super::introduce::{Introductions, Newcomer};
 use super::way::{Got, Letter, Mailbox, Outlet};
-use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION, Welcome, thread_of};
+use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION};
 use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::{Node, Result};
@@ -16,7 +16,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Requests that are under way or not yet answered, of all clients.
@@ -34,6 +33,8 @@ const NAP: Duration = Duration::from_micros(50);
 const NAP_MOST: Duration = Duration::from_micros(800);
 /// How soon a reply that found no room is tried again.
 const RESEND: Duration = Duration::from_millis(1);
+/// How long a client may take to make room for a reply.
+const STUCK_MOST: Duration = Duration::from_secs(30);
 /// How long an end waits for operations that are under way.
 const END_MOST: Duration = Duration::from_secs(5);
 /// The most staging memory of one client.
@@ -44,6 +45,8 @@ pub(super) struct Limits {
     pub clients: usize,
     pub descriptors: usize,
     pub staging: usize,
+    /// Descriptors of all.
+    pub all: u64,
 }
 
 /// What the server's thread shows, and is told.
@@ -82,8 +85,8 @@ pub(super) struct Worker {
     pub limits: Limits,
     pub jobs: Vec<Job>,
     free: Vec<usize>,
-    /// Jobs whose reply found no room.
-    stuck: VecDeque<usize>,
+    /// Jobs whose reply found no room, and since when.
+    stuck: VecDeque<(usize, Instant)>,
     pub clients: Clients,
     /// Bytes of staging memory of all.
     staging: usize,
@@ -186,8 +189,8 @@ impl Worker {
         if self.files.under_way() > 0 {
             self.files.wait(1, SWEEP);
             self.reap();
-        } else if let Some(job) = self.stuck.front() {
-            self.lose(self.jobs[*job].client);
+        } else if let Some((job, _)) = self.stuck.front() {
+            self.lose_of(*job);
         }
         self.sweep();
     }
@@ -197,9 +200,7 @@ impl Worker {
     fn reap(&mut self) {
         while let Some((job, result)) = self.files.next() {
             let job = job as usize;
-            if self.opens_again(job, result) {
-                continue;
-            }
+            let Some(result) = self.go_on(job, result) else { continue };
             let answer = self.finish(job, result);
             self.answer(job, answer);
         }
@@ -218,31 +219,31 @@ impl Worker {
         let to = &mut self.jobs[job];
         (to.client, to.tag, to.op, to.quiet) = (request.client.get(), letter.tag, op, request.quiet != 0);
         (to.in_message, to.at_cursor, to.was_plain, to.tries) = (false, false, false, 0);
+        to.looks_for = None;
         to.descriptor = request.descriptor.get();
         add(&self.shown.counts.requests, 1);
         if op == Op::Hello {
             self.free.push(job);
-            match self.known(&letter) {
-                Some(outlet) => self.welcome(&letter, &request, outlet),
-                None => self.look_for(letter, request),
-            }
+            self.hello(letter, &request);
             return;
         }
-        let number = request.client.get();
+        let (name, number) = (Name::of(&letter, &request), request.client.get());
         if op == Op::Bye && number == 0 {
             // It gave up before it had its number.
             self.free.push(job);
-            if let Some(number) = self.clients.of((letter.source, letter.incarnation), thread_of(letter.tag)) {
+            self.introductions.forget(name);
+            if let Some(number) = self.clients.of(name) {
                 self.dismiss(number);
             }
             return;
         }
-        let found = self.clients.get(number).filter(|client| client.who == (letter.source, letter.incarnation) && !client.gone);
+        let found = self.clients.get(number).filter(|client| client.name == name && !client.gone);
         let Some(client) = found else {
             // None that was welcomed, or one that was lost.
             self.free.push(job);
-            if request.quiet == 0 {
-                self.look_for(letter, request);
+            // It asks when it waits for long.
+            if op == Op::Ping && self.introductions.has_room_for(name) {
+                self.answer_newcomer(name, letter.tag, Err(Errno::NOTCONN));
             }
             return;
         };
@@ -281,7 +282,7 @@ impl Worker {
             match client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.stuck.push_back(job);
+                    self.stuck.push_back((job, Instant::now()));
                     return;
                 }
                 // The answer is lost: it is no client any more, and learns that when it asks.
@@ -299,13 +300,13 @@ impl Worker {
     /// Tries replies again that found no room.
     fn resend(&mut self) {
         for _ in 0..self.stuck.len() {
-            let Some(job) = self.stuck.pop_front() else { return };
+            let Some((job, since)) = self.stuck.pop_front() else { return };
             let to = &self.jobs[job];
             let client = self.clients.get(to.client).filter(|client| !client.gone);
             let sent = client.map(|client| client.outlet.try_send(to.tag, &to.room[..to.reply]));
             match sent {
-                Some(Ok(false)) => self.stuck.push_back(job),
-                Some(Err(_)) => {
+                Some(Ok(false)) if since.elapsed() < STUCK_MOST => self.stuck.push_back((job, since)),
+                Some(Ok(false) | Err(_)) => {
                     self.lose_of(job);
                     self.let_go(job);
                 }
@@ -327,110 +328,95 @@ impl Worker {
         }
     }
 
-    /// The way to a node of which there is a client already.
-    fn known(&self, letter: &Letter) -> Option<Rc<Outlet>> {
-        let is_of = |client: &Client| client.who == (letter.source, letter.incarnation);
-        self.clients.iter().find(|(_, client)| is_of(client)).map(|(_, client)| client.outlet.clone())
-    }
-
+    /// Somebody wants to be a client.
     #[cold]
-    fn look_for(&mut self, letter: Letter, request: Request) {
-        self.introductions.introduce(letter, request);
-        self.meet_all();
-    }
-
-    fn meet_all(&mut self) {
-        while let Some(introduced) = self.introductions.next() {
-            self.meet(introduced);
-        }
-    }
-
-    /// Answers whom there was no way to before.
-    #[cold]
-    fn meet(&mut self, introduced: Introduced) {
-        let Introduced { letter, request, outlet } = introduced;
-        if request.op == Op::Hello as u8 {
-            // Another of that node may have been quicker.
-            match self.known(&letter) {
-                Some(known) => {
-                    self.introductions.dismiss(outlet);
-                    self.welcome(&letter, &request, known);
-                }
-                None => self.welcome(&letter, &request, Rc::new(outlet)),
-            }
-        } else {
-            let reply = Reply::new(Answer::from(Errno::NOTCONN).result, 0);
-            let _ = outlet.try_send(letter.tag, reply.as_bytes());
-            self.introductions.dismiss(outlet);
-        }
-    }
-
-    #[cold]
-    fn welcome(&mut self, letter: &Letter, request: &Request, outlet: Rc<Outlet>) {
-        let mut room = [0; HEAD + size_of::<Welcome>()];
-        let len = match self.admit(letter, request, outlet.clone()) {
-            Ok(welcome) => {
-                put(&mut room, welcome.as_bytes());
-                room[..HEAD].copy_from_slice(Reply::new(0, u64::from(VERSION)).as_bytes());
-                room.len()
-            }
-            Err(errno) => {
-                room[..HEAD].copy_from_slice(Reply::new(Answer::from(errno).result, u64::from(VERSION)).as_bytes());
-                HEAD
-            }
-        };
-        // Who takes no answer now is gone by the next sweep, or asks again.
-        let _ = outlet.try_send(letter.tag, &room[..len]);
-        if let Ok(outlet) = Rc::try_unwrap(outlet) {
-            self.introductions.dismiss(outlet);
-        }
-    }
-
-    fn admit(&mut self, letter: &Letter, request: &Request, outlet: Rc<Outlet>) -> Result<Welcome, Errno> {
-        if request.value.get() != u64::from(VERSION) {
-            return Err(Errno::PROTONOSUPPORT);
-        }
-        let (who, thread) = ((letter.source, letter.incarnation), thread_of(letter.tag));
+    fn hello(&mut self, letter: Letter, request: &Request) {
+        let name = Name::of(&letter, request);
         // Whoever asks again did not take the answer.
-        if let Some(number) = self.clients.of(who, thread)
+        if let Some(number) = self.clients.of(name)
             && let Some(client) = self.clients.get(number)
         {
-            return Ok(Self::welcome_of(number, client));
+            client.welcome(number, letter.tag);
+            return;
         }
-        if self.clients.len() >= self.limits.clients {
-            return Err(Errno::USERS);
+        if !self.introductions.has_room_for(name) {
+            return;
         }
-        let wanted = (request.length.get() as usize).min(STAGING_OF_ONE).min(self.limits.staging - self.staging);
-        // Whole pages; less than one is none.
-        let wanted = wanted & !4095;
-        let staging = if wanted == 0 {
-            None
+        let answer = if request.offset.get() != u64::from(VERSION) {
+            Err(Errno::PROTONOSUPPORT)
+        } else if self.clients.len() + self.introductions.clients() >= self.limits.clients {
+            Err(Errno::USERS)
         } else {
-            match self.node.region::<u8>(wanted) {
-                Ok(region) => Some(region),
-                Err(error) => {
-                    tracing::warn!(%error, "no staging memory for a client, which reads and writes in messages");
-                    None
-                }
-            }
+            let wanted = (request.length.get() as usize).min(STAGING_OF_ONE).min(self.limits.staging - self.staging);
+            // Whole pages; less than one is none.
+            Ok(wanted & !4095)
         };
-        let client = Client::new(who, thread, outlet, staging);
-        self.staging += client.staging_bytes();
-        let number = self.clients.add(client);
-        self.show();
-        self.clients.get(number).map(|client| Self::welcome_of(number, client)).ok_or(Errno::USERS)
+        self.answer_newcomer(name, letter.tag, answer);
     }
 
-    fn welcome_of(number: u32, client: &Client) -> Welcome {
-        let key = client.staging.as_ref().map_or([0; _], |region| region.key().to_bytes());
-        Welcome { client: U32::new(number), staging: U32::new(client.staging_bytes() as u32), key }
+    /// Answers somebody to whom there may be no way yet.
+    #[cold]
+    fn answer_newcomer(&mut self, name: Name, tag: u64, answer: Result<usize, Errno>) {
+        let outlet = self.way_to(name);
+        let has_all = outlet.is_some() && answer.unwrap_or(0) == 0;
+        self.staging += answer.unwrap_or(0);
+        let newcomer = Newcomer { name, tag, answer, outlet, staging: None, gave_up: false };
+        if has_all {
+            self.meet(newcomer);
+        } else {
+            self.introductions.introduce(newcomer);
+        }
+    }
+
+    /// The way to a node of which there is a client already.
+    fn way_to(&self, name: Name) -> Option<Rc<Outlet>> {
+        self.clients.iter().find(|(_, client)| client.name.who == name.who).map(|(_, client)| client.outlet.clone())
+    }
+
+    /// Answers those that were seen to.
+    fn meet_all(&mut self) {
+        while let Some(newcomer) = self.introductions.next() {
+            self.meet(newcomer);
+        }
+    }
+
+    #[cold]
+    fn meet(&mut self, newcomer: Newcomer) {
+        let Newcomer { name, tag, answer, outlet, staging, gave_up } = newcomer;
+        // Another of that node may have been quicker.
+        let outlet = match self.way_to(name) {
+            Some(known) => {
+                self.introductions.dismiss(outlet, None);
+                Some(known)
+            }
+            None => outlet,
+        };
+        self.staging -= answer.unwrap_or(0);
+        match (answer, outlet) {
+            (Ok(_), Some(outlet)) if !gave_up => {
+                let client = Client::new(name, outlet, staging);
+                self.staging += client.staging_bytes();
+                let number = self.clients.add(client);
+                if let Some(client) = self.clients.get(number) {
+                    client.welcome(number, tag);
+                }
+                self.show();
+            }
+            (Err(errno), Some(outlet)) => {
+                let reply = Reply::new(Answer::from(errno).result, VERSION.into());
+                // Who takes no answer now asks again.
+                let _ = outlet.try_send(tag, reply.as_bytes());
+                self.introductions.dismiss(Some(outlet), staging);
+            }
+            (_, outlet) => self.introductions.dismiss(outlet, staging),
+        }
     }
 
     /// Looks who is gone.
     fn sweep(&mut self) {
         let shared = self.node.shared();
         let me = Token::current();
-        let gone = |client: &Client| !client.gone && shared.is_over(me, client.who.0, client.who.1);
+        let gone = |client: &Client| !client.gone && shared.is_over(me, client.name.who.0, client.name.who.1);
         let lost: Vec<u32> = self.clients.iter().filter(|(_, client)| gone(client)).map(|(number, _)| number).collect();
         for number in lost {
             self.lose(number);
@@ -458,9 +444,7 @@ impl Worker {
     fn bury(&mut self, number: u32) {
         if let Some(client) = self.clients.remove(number) {
             self.staging -= client.staging_bytes();
-            if let Ok(outlet) = Rc::try_unwrap(client.outlet) {
-                self.introductions.dismiss(outlet);
-            }
+            self.introductions.dismiss(Some(client.outlet), client.staging);
         }
         self.show();
     }
@@ -477,6 +461,7 @@ impl Worker {
     /// Ends all clients.
     pub(super) fn end(&mut self) {
         self.settle();
+        self.introductions.end(Instant::now() + END_MOST);
         let numbers: Vec<u32> = self.clients.iter().map(|(number, _)| number).collect();
         for number in numbers {
             self.dismiss(number);

@@ -1,12 +1,11 @@
 //! `doorbell io cp`: a file from here to there, or from there to here.
 
-use super::join::JoinArgs;
+use super::join::ClientArgs;
 use super::place::Place;
 use super::show::failed;
 use crate::exit::Failure;
 use crate::measure::workers::requested_end;
 use crate::text::{bytes, print};
-use doorbell::Role;
 use doorbell::io::IoFile;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
@@ -51,7 +50,7 @@ pub struct CopyArgs {
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
-    join: JoinArgs,
+    client: ClientArgs,
 }
 
 /// A file at either end.
@@ -111,8 +110,8 @@ impl End {
     /// Some media tell only now that something could not be written.
     fn close(self) -> io::Result<()> {
         match self {
-            // The standard library does not say.
-            End::Here(_) => Ok(()),
+            // The standard library would not say.
+            End::Here(file) => nix::unistd::close(file).map_err(io::Error::from),
             End::There(file) => file.close(),
         }
     }
@@ -125,9 +124,12 @@ pub fn run(args: &CopyArgs) -> Result<(), Failure> {
         _ => return Err(Failure::usage("one of SRC and DST has to be of an I/O node", "io:PATH is, and so is 3:PATH of node 3")),
     };
     let signal = requested_end()?;
-    let node = args.join.join(Role::Host, "io cp")?;
-    let client = there.connect(&node)?;
-    let here = |what: &str, path: &Path, error: io::Error| failed(what, path.display(), &error);
+    let node = args.client.join("io cp")?;
+    let client = there.connect(args.client.client(&node))?;
+    let here = |what: &str, path: &Path, error: io::Error| {
+        let hint = if error.kind() == io::ErrorKind::NotFound { "see whether the path is right" } else { "" };
+        Failure::failed(format!("cannot {what} {}: {error}", path.display()), hint)
+    };
     let (from, to, names) = match (&args.from, &args.to) {
         (Place::Here(source), _) => {
             // Before anything is made, and so that a pipe makes nobody wait.

@@ -2,8 +2,10 @@
 
 use crate::environment::{Address, Domain, key_file, port};
 use crate::exit::Failure;
+use doorbell::io::{IoClient, IoClientBuilder};
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, Role, UdpError};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Options of every command that joins.
 #[derive(Clone, Debug, clap::Args)]
@@ -56,6 +58,29 @@ impl JoinArgs {
             }
             _ => Ok(builder),
         }
+    }
+}
+
+/// Options of every command that is a client.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ClientArgs {
+    /// How long the I/O node may take for each answer, from 1 on [default: as long as it lives, and ten seconds for the first]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    patience: Option<u32>,
+    #[command(flatten)]
+    join: JoinArgs,
+}
+
+impl ClientArgs {
+    /// Joins, to be a client.
+    pub fn join(&self, label: &str) -> Result<Node, Failure> {
+        self.join.join(Role::Host, label)
+    }
+
+    /// How to become a client.
+    pub fn client(&self, node: &Node) -> IoClientBuilder {
+        let patience = self.patience.map(|seconds| Duration::from_secs(seconds.into()));
+        patience.into_iter().fold(IoClient::builder(node), IoClientBuilder::patience)
     }
 }
 

@@ -1,8 +1,8 @@
 //! What files are called on a command line.
 
 use crate::exit::Failure;
-use doorbell::io::IoClient;
-use doorbell::{Node, NodeId};
+use doorbell::NodeId;
+use doorbell::io::{IoClient, IoClientBuilder};
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -72,13 +72,16 @@ impl There {
     }
 
     /// Becomes a client of the node.
-    pub fn connect(&self, node: &Node) -> Result<IoClient, Failure> {
-        let builder = self.node.into_iter().fold(IoClient::builder(node), |builder, server| builder.server(server));
+    pub fn connect(&self, builder: IoClientBuilder) -> Result<IoClient, Failure> {
+        let builder = self.node.into_iter().fold(builder, IoClientBuilder::server);
         builder.connect().map_err(|error| {
             let hint = match (error.kind(), error.raw_os_error()) {
                 (ErrorKind::NotFound, _) => "start one with `doorbell io serve DIR`; `doorbell ls` shows who is there",
-                (_, Some(libc::EUSERS)) => "it has as many clients as it serves; see `doorbell io serve --clients`",
+                (_, Some(libc::EUSERS)) => {
+                    "it has as many clients as it serves; try again later, or see `doorbell io serve --clients`"
+                }
                 (_, Some(libc::EPROTONOSUPPORT)) => "it is of another version; use the same on both sides",
+                (ErrorKind::TimedOut, _) => "it may be stopped, or have much to do; try again, or give it more --patience",
                 _ => "",
             };
             Failure::failed(format!("cannot become a client of {self}: {error}"), hint)

@@ -36,9 +36,9 @@ pub struct ServeArgs {
     /// Have everything fail that would change something (EROFS)
     #[arg(long)]
     read_only: bool,
-    /// Have paths fail that lead into another file system, mounted in the directory (EXDEV)
+    /// Serve what is mounted in the directory, too; else paths that lead there fail (EXDEV)
     #[arg(long)]
-    one_file_system: bool,
+    other_file_systems: bool,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
     clients: u16,
@@ -77,13 +77,22 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let directory = args.directory.display();
     let server = IoServer::builder(&node, &args.directory)
         .read_only(args.read_only)
-        .one_file_system(args.one_file_system)
+        .other_file_systems(args.other_file_systems)
         .clients(args.clients.into())
         .descriptors(args.descriptors.into())
         .engine(args.engine)
         .start()
         .map_err(|error| {
-            Failure::usage(format!("cannot serve {directory}: {error}"), "name a directory that this user may read")
+            let hint = match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => "name a directory",
+                Some(libc::EACCES) => "name a directory that this user may read",
+                Some(libc::EPERM | libc::ENOSYS) if args.engine == IoEngine::Uring => {
+                    "--engine auto does without io_uring where it can't be had"
+                }
+                Some(libc::ENOSYS | libc::EINVAL) => "it takes Linux 5.6 or later (`openat2`)",
+                _ => "`doorbell info` shows what this machine lacks",
+            };
+            Failure::usage(format!("cannot serve {directory}: {error}"), hint)
         })?;
     let at = node.address().map_or_else(String::new, |address| format!(" at {address}"));
     let rights = if args.read_only { " to read only" } else { "" };

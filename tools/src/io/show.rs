@@ -1,11 +1,10 @@
 //! `doorbell io cat` and `doorbell io ls`.
 
-use super::join::JoinArgs;
+use super::join::ClientArgs;
 use super::place::There;
 use crate::exit::Failure;
 use crate::ls::Format;
 use crate::text::{Table, print};
-use doorbell::Role;
 use serde_json::json;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -24,7 +23,7 @@ pub struct CatArgs {
     #[arg(required = true, value_name = "PLACE")]
     files: Vec<There>,
     #[command(flatten)]
-    join: JoinArgs,
+    client: ClientArgs,
 }
 
 /// Show what is in a directory of an I/O node
@@ -41,16 +40,20 @@ pub struct LsArgs {
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]
-    join: JoinArgs,
+    client: ClientArgs,
 }
 
-/// Why something could not be done with a file.
+/// Why something could not be done with a file of an I/O node.
 pub fn failed(what: &str, place: impl std::fmt::Display, error: &std::io::Error) -> Failure {
     let hint = match error.raw_os_error() {
-        Some(libc::EXDEV) => "paths are relative to the directory that is served, and cannot leave it",
+        Some(libc::EXDEV) => {
+            "paths are relative to the directory that is served, and cannot leave it, nor go where something else is mounted"
+        }
         Some(libc::EROFS) => "it is served to read only",
         Some(libc::ENOENT) => "`doorbell io ls` shows what is there",
         Some(libc::EOPNOTSUPP) => "only regular files and directories are served",
+        Some(libc::EMFILE) => "it has as many files open as it may; see `doorbell io serve --descriptors`",
+        None if error.kind() == ErrorKind::TimedOut => "it may be stopped, or wait for its medium; give it more --patience",
         _ => "",
     };
     Failure::failed(format!("cannot {what} {place}: {error}"), hint)
@@ -58,11 +61,11 @@ pub fn failed(what: &str, place: impl std::fmt::Display, error: &std::io::Error)
 
 /// Prints files.
 pub fn cat(args: &CatArgs) -> Result<(), Failure> {
-    let node = args.join.join(Role::Host, "io cat")?;
+    let node = args.client.join("io cat")?;
     let mut piece = vec![0; PIECE];
     let mut out = std::io::stdout().lock();
     for place in &args.files {
-        let client = place.connect(&node)?;
+        let client = place.connect(args.client.client(&node))?;
         let file = client.open(&place.path).map_err(|error| failed("open", place, &error))?;
         let mut at = 0;
         loop {
@@ -81,9 +84,9 @@ pub fn cat(args: &CatArgs) -> Result<(), Failure> {
 
 /// Shows a directory.
 pub fn ls(args: &LsArgs) -> Result<(), Failure> {
-    let node = args.join.join(Role::Host, "io ls")?;
+    let node = args.client.join("io ls")?;
     let place = &args.place;
-    let client = place.connect(&node)?;
+    let client = place.connect(args.client.client(&node))?;
     let of = |path: &Path| client.symlink_metadata(path);
     let found = client.metadata(&place.path).map_err(|error| failed("look at", place, &error))?;
     let mut names: Vec<std::path::PathBuf> = if found.is_dir() {

@@ -26,8 +26,9 @@ pub struct Far {
     /// When all were asked, and since when nothing came into the device for want of somebody who feeds it.
     asked: Option<Instant>,
     lost: Instant,
-    /// Something did since whoever feeds it said so.
+    /// Something did since whoever feeds it said so; and since when one after the other says so and nothing does.
     progressed: bool,
+    stuck: Option<Instant>,
     /// Who said that it does not.
     refused: BTreeSet<(NodeId, Incarnation)>,
     /// So many lanes it has, and all are taken.
@@ -82,6 +83,7 @@ impl Far {
             asked: None,
             lost: Instant::now(),
             progressed: false,
+            stuck: None,
             refused: BTreeSet::new(),
             no_lane: None,
             message_max: None,
@@ -142,7 +144,7 @@ impl Far {
         let failed = self.failed.take()?;
         self.queue.clear();
         (self.queued, self.pushed, self.asked, self.flushing, self.wanted) = (0, 0, None, false, false);
-        (self.device, self.lost) = (None, Instant::now());
+        (self.device, self.stuck, self.lost) = (None, None, Instant::now());
         Some(failed)
     }
 
@@ -285,7 +287,7 @@ impl Far {
         {
             self.queued -= item.bytes.len();
             self.pushed = self.pushed.saturating_sub(1);
-            self.progressed = true;
+            (self.progressed, self.stuck) = (true, None);
         }
     }
 
@@ -312,13 +314,15 @@ impl Far {
         if self.feeder != Some(from) {
             return;
         }
-        let is_stuck = !self.progressed && !self.queue.is_empty();
+        let now = Instant::now();
         (self.feeder, self.asked, self.asking) = (None, None, false);
-        if !is_stuck {
-            self.lost = Instant::now();
-        } else if self.lost.elapsed() > PATIENCE {
+        if self.progressed || self.queue.is_empty() {
+            (self.lost, self.stuck) = (now, None);
+        } else if self.stuck.is_some_and(|since| now - since > PATIENCE) {
             // Again and again somebody says that it is fed, and nothing comes through.
             self.fail(DeviceFault::Damaged);
+        } else if self.stuck.is_none() {
+            (self.lost, self.stuck) = (now, Some(now));
         }
         self.changed();
     }

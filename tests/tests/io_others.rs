@@ -1,0 +1,285 @@
+//! Clients and servers of I/O nodes that say what they like, and many that come at once.
+
+use doorbell::device::{DeviceSender, DeviceThread};
+use doorbell::io::IoClient;
+use doorbell::{FabricKind, Node, NodeId, Role, Space};
+use doorbell_tests::files::{Pair, Room, as_it_is, fails};
+use doorbell_tests::number;
+use doorbell_tests::patience::{PATIENCE, running, until};
+use doorbell_tests::random::Random;
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::time::Instant;
+
+/// Of what is said between clients and servers.
+const VERSION: u64 = 3;
+/// Results that no system call has.
+const NONSENSE: [i64; 4] = [i64::MIN, -4096, i64::MIN + 1, -(u32::MAX as i64) - 1];
+
+/// A client that says whatever it likes.
+struct Raw {
+    sender: DeviceSender,
+    mailbox: DeviceThread,
+    /// As the welcome said.
+    client: u32,
+}
+
+impl Raw {
+    const TOKEN: u64 = 4711;
+
+    fn new(node: &Node, server: NodeId, thread: u32) -> Self {
+        let sender = node.to_device(&format!("io.{server}")).unwrap();
+        let device = node.device(&format!("io.{}.{}", node.id(), node.incarnation())).attach().unwrap();
+        let mut this = Self { sender, mailbox: device.thread(thread).unwrap(), client: 0 };
+        this.say(1, 0, Self::TOKEN);
+        assert_eq!(this.hears(), 0);
+        this
+    }
+
+    /// An operation, on a descriptor.
+    fn say(&self, op: u8, descriptor: u8, token: u64) {
+        self.sender.send(0, u64::from(self.mailbox.id()) << 32 | 1, &self.request(op, descriptor, token)).unwrap();
+    }
+
+    fn request(&self, op: u8, descriptor: u8, token: u64) -> [u8; 32] {
+        let mut request = [0; 32];
+        (request[0], request[2]) = (op, descriptor);
+        request[4..8].copy_from_slice(&self.client.to_le_bytes());
+        if op == 1 {
+            request[8..16].copy_from_slice(&VERSION.to_le_bytes());
+        }
+        request[24..].copy_from_slice(&token.to_le_bytes());
+        request
+    }
+
+    /// The result of the next answer.
+    fn hears(&mut self) -> i64 {
+        let mut reply = [0; 40_000];
+        let len = self.mailbox.receive_by(&mut reply, Instant::now() + PATIENCE).unwrap().len;
+        if self.client == 0 && len > 32 {
+            self.client = u32::from_le_bytes(reply[32..36].try_into().unwrap());
+        }
+        i64::from_le_bytes(reply[..8].try_into().unwrap())
+    }
+}
+
+#[test]
+fn whatever_is_sent_to_a_server_it_goes_on() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    fs::write(pair.path("f"), b"intact").unwrap();
+    let client = pair.client();
+    let file = client.open("f").unwrap();
+    let hostile = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
+    let device = hostile.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let mut raw = Raw::new(&hostile, pair.io.id(), 77);
+    // With a file of its own.
+    let mut open = raw.request(3, 0, Raw::TOKEN);
+    open[8..16].copy_from_slice(&(0o600 << 32 | (libc::O_RDWR | libc::O_CREAT) as u64).to_le_bytes());
+    device.send_vectored(0, 77 << 32, &[&open, b"g"]).unwrap();
+    assert_eq!(raw.hears(), 0);
+    let mut reply = vec![0; 40_000];
+    let mut random = Random::new(number("DOORBELL_SEED", 1));
+    for round in 0..number("DOORBELL_CASES", 4000) {
+        let len = if round % 50 == 0 { random.below(30_000) } else { random.below(80) };
+        let mut message: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
+        // Near to what makes sense: any operation, the client that is there, few descriptors.
+        if len >= 32 && round % 2 == 0 {
+            message[0] = random.below(15) as u8;
+            message[1] = random.below(2) as u8;
+            message[2..4].copy_from_slice(&(random.below(3) as u16).to_le_bytes());
+            message[4..8].copy_from_slice(&raw.client.to_le_bytes());
+            message[24..32].copy_from_slice(&Raw::TOKEN.to_le_bytes());
+            if round % 8 == 0 {
+                message[9..16].fill(0);
+            }
+            if message[0] == 2 {
+                // Its own end would be nobody's fault.
+                message[0] = 5;
+            }
+        }
+        let thread = if random.below(64) == 0 { random.next() } else { 77 << 32 | random.below(9) as u64 };
+        device.send(0, thread, &message).unwrap();
+        while raw.mailbox.try_receive(&mut reply).unwrap().is_some() {}
+    }
+    drop((device, raw));
+    let mut six = [0; 6];
+    file.read_exact_at(&mut six, 0).unwrap();
+    assert_eq!(&six, b"intact");
+    drop((file, client));
+    let client = pair.client();
+    let mut text = Vec::new();
+    client.open("f").unwrap().read_to_end(&mut text).unwrap();
+    assert!(pair.server.is_serving());
+}
+
+#[test]
+fn nobody_says_anything_in_the_name_of_another() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    fs::write(pair.path("f"), b"f").unwrap();
+    let client = pair.client();
+    let file = client.open("f").unwrap();
+    let mut raw = Raw::new(&pair.compute, pair.io.id(), 77);
+    let (inspect, ping) = (9, 14);
+    raw.say(ping, 0, Raw::TOKEN);
+    assert_eq!(raw.hears(), 0);
+    raw.say(inspect, 9, Raw::TOKEN);
+    assert_eq!(raw.hears(), -i64::from(libc::EBADF));
+    // Its own word alone, and a number that others have.
+    raw.say(ping, 0, Raw::TOKEN + 1);
+    assert_eq!(raw.hears(), -i64::from(libc::ENOTCONN));
+    let own = raw.client;
+    for of_another in (0..4).map(|at| 1 << 16 | at).filter(|number| *number != own) {
+        raw.client = of_another;
+        raw.say(inspect, file.descriptor() as u8, Raw::TOKEN);
+        raw.say(ping, 0, Raw::TOKEN);
+        assert_eq!(raw.hears(), -i64::from(libc::ENOTCONN));
+    }
+    // To leave in its name, too.
+    let sender = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    for (client, thread) in [0, 1 << 16, 1 << 16 | 1].into_iter().flat_map(|client| (0..200).map(move |thread| (client, thread)))
+    {
+        raw.client = client;
+        let mut bye = raw.request(2, 0, Raw::TOKEN + 1);
+        bye[1] = 1;
+        sender.send(0, thread << 32 | 1, &bye).unwrap();
+    }
+    file.metadata().unwrap();
+    assert_eq!(pair.server.counts().clients, 2);
+}
+
+/// Also the server does not have two of one that asks twice, nor keeps one that gave up.
+#[test]
+fn who_asks_twice_is_one_client() {
+    let pair = Pair::new(Room::in_memory(), |server| server.clients(2));
+    fs::write(pair.path("f"), b"f").unwrap();
+    let client = pair.client();
+    let file = client.open("f").unwrap();
+    // What a client says first, of a thread that has none to take the answer.
+    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let say = |op: u8, thread: u64| {
+        let mut request = [0; 32];
+        (request[0], request[1]) = (op, u8::from(op == 2));
+        request[8..16].copy_from_slice(&VERSION.to_le_bytes());
+        device.send(0, thread << 32 | 1, &request).unwrap();
+    };
+    for _ in 0..20 {
+        say(1, 77);
+        file.metadata().unwrap();
+    }
+    until("it is a client", || (pair.server.counts().clients == 2).then_some(()));
+    for _ in 0..20 {
+        say(1, 77);
+    }
+    file.metadata().unwrap();
+    assert_eq!(pair.server.counts().clients, 2);
+    fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
+    say(2, 77);
+    until("it is no client any more", || {
+        file.metadata().unwrap();
+        (pair.server.counts().clients == 1).then_some(())
+    });
+    drop(pair.client());
+}
+
+/// What a server may say, of which nothing makes a client hang or believe what can't be.
+#[test]
+fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
+    let space = Space::heap();
+    let [io, compute] = [Role::Io, Role::Host].map(|role| Node::builder("io").role(role).space(space.clone()).join().unwrap());
+    let device = io.device(&format!("io.{}", io.id())).threads(1).senders(8).message_max(20_000).attach().unwrap();
+    let mut mailbox = device.thread(0).unwrap();
+    let (server, name) = (io.id(), format!("io.{}.{}", compute.id(), compute.incarnation()));
+    // Answers to questions how much is under way, and what the call fails with then.
+    let lost = [(vec![1, 2, 0], ErrorKind::NotConnected), (vec![3, -107], ErrorKind::NotConnected)];
+    for (answers, kind) in lost {
+        let compute = compute.clone();
+        let client = running("a client whose answer is lost", move || {
+            let client = IoClient::connect(&compute, server).unwrap();
+            for _ in NONSENSE {
+                fails(client.metadata("f"), libc::EPROTO);
+            }
+            let (file, mut ten) = (client.open("f").unwrap(), [0; 10]);
+            // Less is not the end, unless the server says so.
+            assert_eq!(file.read_at(&mut ten, 5).unwrap(), 6);
+            assert_eq!(&ten[..6], b"abcdef");
+            // More than was asked for is cut.
+            assert_eq!(file.read_at(&mut ten[..3], 0).unwrap(), 3);
+            assert_eq!(&ten[..5], b"ghide");
+            (client.metadata("f").unwrap_err(), client.metadata("f").unwrap_err())
+        });
+        let mut room = [0; 20_000];
+        let mut next = || loop {
+            let letter = mailbox.receive_by(&mut room, Instant::now() + PATIENCE).unwrap();
+            if room[1] == 0 {
+                let of = |at: usize| u32::from_le_bytes(room[at..at + 4].try_into().unwrap());
+                // The operation, its offset and its length.
+                return ((room[0], of(8), of(16)), letter.tag);
+            }
+        };
+        let ((op, ..), tag) = next();
+        assert_eq!(op, 1);
+        let sender = io.to_device(&name).unwrap();
+        let says = |tag: u64, result: i64, value: u8, follows: &[u8]| {
+            sender.send((tag >> 32) as u32, tag, &[&result.to_le_bytes()[..], &[value], &[0; 23], follows].concat()).unwrap();
+        };
+        let say = |tag: u64, result: i64, follows: &[u8]| says(tag, result, 0, follows);
+        // A welcome without staging memory.
+        say(tag, 0, &[&1_u32.to_le_bytes()[..], &[0; 44]].concat());
+        for nonsense in NONSENSE {
+            let ((op, ..), tag) = next();
+            assert_eq!(op, 8);
+            say(tag, nonsense, &[]);
+        }
+        let ((op, ..), tag) = next();
+        assert_eq!(op, 3);
+        say(tag, 0, &[]);
+        let reads = [((5, 5, 10), 4, 0, &b"abcd"[..]), ((5, 9, 6), 2, 1, b"ef"), ((5, 0, 3), 1 << 40, 0, b"ghijklmn")];
+        for (asked, result, value, bytes) in reads {
+            let (ask, tag) = next();
+            assert_eq!(ask, asked);
+            says(tag, result, value, bytes);
+        }
+        // No answer to this one.
+        assert_eq!(next().0.0, 8);
+        for answer in answers {
+            let ((op, ..), tag) = next();
+            assert_eq!(op, 14);
+            say(tag, answer, &[]);
+        }
+        let (error, again) = client.join();
+        assert_eq!((error.kind(), again.kind()), (kind, ErrorKind::NotConnected), "{error}; {again}");
+    }
+}
+
+#[test]
+fn a_node_has_64_clients_and_whoever_is_one_more_is_told() {
+    let pair = Pair::new(Room::in_memory(), |server| server.staging_bytes(0));
+    let clients: Vec<IoClient> = (0..64).map(|_| pair.client()).collect();
+    fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
+    let other = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
+    fails(IoClient::connect(&other, pair.io.id()), libc::EUSERS);
+    drop(clients);
+    until("a place", || IoClient::connect(&other, pair.io.id()).ok());
+}
+
+/// More than the server sees to at a time: whoever is one too many asks again.
+#[test]
+fn newcomers_over_the_network_are_all_served_however_many_come_at_once() {
+    let pair = Pair::over_udp(Room::in_memory(), as_it_is);
+    fs::write(pair.path("f"), b"f").unwrap();
+    let address = pair.io.address().unwrap();
+    let join = || Node::builder("io").fabric(FabricKind::Udp).connect(address).join().unwrap();
+    let nodes: Vec<Node> = (0..12).map(|_| join()).collect();
+    let server = pair.io.id();
+    let clients: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let node = node.clone();
+            running("a newcomer", move || {
+                let client = IoClient::builder(&node).server(server).patience(PATIENCE).connect().unwrap();
+                client.metadata("f").unwrap().len()
+            })
+        })
+        .collect();
+    assert!(clients.into_iter().all(|client| client.join() == 1));
+}
