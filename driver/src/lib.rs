@@ -72,6 +72,8 @@ pub mod region;
 #[cfg(not(loom))]
 pub mod registry;
 #[cfg(not(loom))]
+pub mod stream;
+#[cfg(not(loom))]
 pub mod testing;
 pub mod topology;
 #[cfg(not(loom))]
@@ -110,6 +112,8 @@ pub use node::{Completion, Done, Event, Node, NodeBuilder, NodeName, Peer, Reque
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 #[cfg(not(loom))]
 pub use registry::{Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TryLock};
+#[cfg(not(loom))]
+pub use stream::{Connector, Listener, ListenerBuilder, Stream};
 #[cfg(not(loom))]
 pub use transfer::{Copy, TransferReport};
 #[cfg(not(loom))]

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node comes by them.
-pub const PLACES: [&str; 46] = [
+pub const PLACES: [&str; 47] = [
     "join.locked",
     "join.domain",
     "join.reaped",

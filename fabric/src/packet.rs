@@ -31,6 +31,8 @@ pub enum PacketKind {
     Team = 11,
     /// A part of a message for a device, or what is said about one, between nodes that share no memory: `tag` says what. Never in shared memory.
     Device = 12,
+    /// What is said about a stream, and its bytes between nodes that share no memory: `tag` says what and of which.
+    Stream = 13,
 }
 
 impl PacketKind {
@@ -50,6 +52,7 @@ impl PacketKind {
             10 => Some(PacketKind::Letter),
             11 => Some(PacketKind::Team),
             12 => Some(PacketKind::Device),
+            13 => Some(PacketKind::Stream),
             _ => None,
         }
     }

@@ -49,6 +49,7 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
             PacketKind::Region => return self.inbound.remote.take(lane, incarnation, head.tag, payload),
             PacketKind::Letter => return self.inbound.mail.take(lane, incarnation, head.tag, payload),
             PacketKind::Team => return self.inbound.teams.take(lane, incarnation, head.tag, payload),
+            PacketKind::Stream => return self.inbound.streams.take((source, incarnation), head.tag, payload),
             PacketKind::Device => return self.inbound.devices.take(lane, incarnation, head.tag, payload),
             PacketKind::Whole | PacketKind::First | PacketKind::Rts | PacketKind::Loan => {}
         }

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::loan::{Lenders, Lent};
 use crate::region::remote::Remote;
 use crate::registry::Mail;
+use crate::stream::table::Streams;
 use crate::transfer::LEAST_SHARE;
 use crate::transfer::descriptor::{Control, Ticket};
 use crate::transfer::incoming::{GivenUp, Incoming, Sink};
@@ -46,6 +47,8 @@ pub struct Inbound {
     pub teams: Teams,
     /// Devices of other machines, and senders there.
     pub devices: Devices,
+    /// Streams to other nodes.
+    pub streams: Streams,
     /// The latest transfers that ended.
     pub reports: Reports,
     pub(super) membership: Arc<Membership>,
@@ -227,6 +230,7 @@ impl Inbound {
             remote,
             teams: Teams::default(),
             devices: Devices::default(),
+            streams: Streams::default(),
             mail: Mail::default(),
             reports: Reports::default(),
             membership,

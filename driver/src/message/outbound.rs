@@ -522,6 +522,14 @@ impl OutState {
         unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
     }
 
+    /// A packet of a stream, or about one. It has no place in the order of messages either.
+    pub fn push_stream(&mut self, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Stream, tag, sequence: 0, total: bytes.len() as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice; the caller keeps to `region_bytes`.
+        unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
+    }
+
     /// A letter of the lock registry. It has no place in the order of messages, and may go between the packets of one.
     pub fn push_letter(&mut self, tag: u64, bytes: &[u8]) -> Push {
         let head = PacketHead { kind: PacketKind::Letter, tag, sequence: 0, total: bytes.len() as u64 };

@@ -17,6 +17,7 @@ use crate::message::ways::Ways;
 use crate::mode::Modes;
 use crate::region::table::RegionTable;
 use crate::registry::Clerks;
+use crate::stream::near::Arenas;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Reach, heavy_barrier, light_barrier};
@@ -115,6 +116,7 @@ pub struct Shared {
     network: Option<Network>,
     modes: Arc<Modes>,
     clerks: Arc<Clerks>,
+    arenas: Arenas,
 }
 
 impl Shared {
@@ -154,6 +156,7 @@ impl Shared {
             network,
             modes,
             clerks: Arc::default(),
+            arenas: Arenas::default(),
         }
     }
 
@@ -216,6 +219,11 @@ impl Shared {
     /// The regions of this node, and those of others that it has mapped.
     pub(crate) fn regions(&self) -> &Arc<RegionTable> {
         &self.regions
+    }
+
+    /// The memory of this node's own streams.
+    pub(crate) fn arenas(&self) -> &Arenas {
+        &self.arenas
     }
 
     /// What this node lends.

@@ -158,6 +158,26 @@ impl View<'_> {
     }
 }
 
+impl View<'_> {
+    /// Whether neither side uses it any more, as both have said.
+    pub fn is_over(&self) -> bool {
+        let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
+        written & read & LAST != 0
+    }
+
+    /// Says for both sides that they do not use it. Nobody may be.
+    pub fn give_up(&self) {
+        [&self.words.written.0, &self.words.read.0].into_iter().for_each(|word| word.store(LAST, Ordering::Release));
+    }
+
+    /// Makes it one that is empty. Nobody may be using it.
+    pub fn clear(&self) {
+        let Words { written, read, reader_waits, writer_waits } = self.words;
+        [written, read].into_iter().for_each(|word| word.0.store(0, Ordering::Release));
+        [reader_waits, writer_waits].into_iter().for_each(|word| word.0.store(0, Ordering::Release));
+    }
+}
+
 /// Takes back that the other side waits, if it does: then it is to be woken.
 fn claim(waits: &AtomicU32) -> bool {
     // What was moved, before the look who waits: pairs with the heavy barrier of who sleeps.

@@ -3,10 +3,7 @@
 use super::Engine;
 use crate::device::net::{Devices, PRIORITY};
 use crate::engine::baton::Token;
-use doorbell_fabric::{Incarnation, NodeId, Push};
-
-/// The smallest packets by which messages to devices go.
-const PACKET_MIN: usize = 64;
+use doorbell_fabric::{NodeId, Push};
 
 impl Engine {
     /// What this node has to do with devices of other machines.
@@ -26,7 +23,8 @@ impl Engine {
             let (node, life) = word.to;
             let went = !full.contains(&node) && {
                 let (tag, bytes) = (word.tag, word.bytes.clone());
-                self.by_low(me, node, life, |_, state, _| state.push_device(tag, &bytes) == Push::Done).unwrap_or(true)
+                self.by_way(me, (node, life), PRIORITY, |_, state, _| state.push_device(tag, &bytes) == Push::Done)
+                    .unwrap_or(true)
             };
             if went {
                 self.inbound.devices.out.remove(at);
@@ -40,26 +38,11 @@ impl Engine {
             if full.contains(&node) {
                 continue;
             }
-            let pushed = self.by_low(me, node, life, |devices, state, packet| {
-                devices.push((node, life), packet, |tag, bytes| state.push_device(tag, bytes) == Push::Done)
+            let pushed = self.by_way(me, (node, life), PRIORITY, |inbound, state, packet| {
+                inbound.devices.push((node, life), packet, |tag, bytes| state.push_device(tag, bytes) == Push::Done)
             });
             work += pushed.unwrap_or(0);
         }
         work
-    }
-
-    /// Does something with the way out to a life of a node. `None`: it is gone, or there is no such way. A way that somebody else has is tried again.
-    fn by_low<T: Default>(
-        &mut self,
-        me: Token,
-        node: NodeId,
-        life: Incarnation,
-        act: impl FnOnce(&mut Devices, &mut crate::message::outbound::OutState, usize) -> T,
-    ) -> Option<T> {
-        let outbound = self.ways.get(node, PRIORITY).cloned()?;
-        let Some(mut state) = outbound.state.enter(me) else { return Some(T::default()) };
-        self.connect(&outbound, &mut state, life).ok()?;
-        let Some(packet) = state.region_bytes(0).filter(|packet| *packet >= PACKET_MIN) else { return Some(T::default()) };
-        Some(act(&mut self.inbound.devices, &mut state, packet))
     }
 }

@@ -9,6 +9,7 @@ mod peers;
 mod receives;
 mod regions;
 mod sends;
+mod streams;
 mod teams;
 
 pub use hot::HotTake;
@@ -260,6 +261,7 @@ impl Engine {
             && self.inbound.mail.out.is_empty()
             && !self.inbound.teams.is_active()
             && !self.inbound.devices.is_active()
+            && !self.inbound.streams.has_work()
             && !self.inbound.remote.has_work()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
@@ -338,7 +340,10 @@ impl Engine {
             return None;
         }
         // Nobody rings when a target that does not answer is not waited for any longer, or when another thread lets go of the network.
-        let is_quiet = self.words.is_empty() && self.inbound.mail.out.is_empty() && !self.inbound.devices.is_active();
+        let is_quiet = self.words.is_empty()
+            && self.inbound.mail.out.is_empty()
+            && !self.inbound.devices.is_active()
+            && !self.inbound.streams.has_work();
         let timeout = if is_quiet { timeout } else { timeout.min(TRY_AGAIN) };
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
@@ -396,6 +401,7 @@ impl Engine {
         self.registry.offers.end(&error);
         self.inbound.teams.end();
         self.inbound.devices.end();
+        self.inbound.streams.end();
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;

@@ -201,6 +201,7 @@ impl Engine {
                 self.fail_ways(node, incarnation, || end.error(node));
                 self.inbound.teams.fail(node, incarnation, !died);
                 self.inbound.devices.fail(node, incarnation);
+                self.inbound.streams.fail(node, incarnation, died);
                 self.registry.gone(node, incarnation);
                 self.see_to_succession();
                 // After its ways out were cut: nothing can be lent to it from here on.

@@ -4,8 +4,8 @@ use super::Engine;
 use super::modes::Planner;
 use crate::engine::baton::Token;
 use crate::error::Error;
-use crate::message::inbound::News;
-use crate::message::outbound::Outbound;
+use crate::message::inbound::{Inbound, News};
+use crate::message::outbound::{OutState, Outbound};
 use crate::transfer::TransferReport;
 use crate::transfer::descriptor::{Control, Over, WORD_BYTES};
 use crate::transfer::incoming::Look;
@@ -16,6 +16,8 @@ use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::meeting::MEETINGS;
 use std::sync::Arc;
 
+/// The smallest packets by which anything goes that has no place in the order of messages.
+const PACKET_MIN: usize = 64;
 /// Words that may wait for one node: of each of its slots, and of each of ours.
 const WORDS_MAX: usize = 4 * MEETINGS;
 
@@ -34,18 +36,37 @@ impl Engine {
         let has_transfers = !(self.outgoing.is_empty() && self.inbound.incoming.is_empty() && self.words.is_empty());
         let has_letters = self.inbound.mail.has_work();
         let (has_teams, has_devices) = (self.inbound.teams.is_active(), self.inbound.devices.has_work());
-        if self.sending.is_empty() && !has_transfers && !has_regions && !has_letters && !has_teams && !has_devices {
+        let has_streams = self.inbound.streams.has_work();
+        let has_parts = has_regions || has_letters || has_teams || has_devices || has_streams;
+        if self.sending.is_empty() && !has_transfers && !has_parts {
             return 0;
         }
         let regions = if has_regions { self.step_regions(me) } else { 0 };
         let letters = if has_letters { self.step_letters(me) } else { 0 };
         let teams = if has_teams { self.step_teams(me) } else { 0 };
         let devices = if has_devices { self.step_devices(me) } else { 0 };
-        let work = regions + letters + teams + devices + self.push_queues(me) + self.step_transfers(me);
+        let streams = if has_streams { self.step_streams(me) } else { 0 };
+        let work = regions + letters + teams + devices + streams + self.push_queues(me) + self.step_transfers(me);
         if self.parked.is_some() {
             self.wake_parked();
         }
         work
+    }
+
+    /// Does something with the way out to a life of a node, for packets that have no place in the order of messages; `act` is told how many bytes one may have.
+    /// `None`: it is gone, or there is no such way. A way that somebody else has is tried again.
+    pub(super) fn by_way<T: Default>(
+        &mut self,
+        me: Token,
+        (node, life): (NodeId, Incarnation),
+        priority: Priority,
+        act: impl FnOnce(&mut Inbound, &mut OutState, usize) -> T,
+    ) -> Option<T> {
+        let outbound = self.ways.get(node, priority).cloned()?;
+        let Some(mut state) = outbound.state.enter(me) else { return Some(T::default()) };
+        self.connect(&outbound, &mut state, life).ok()?;
+        let Some(packet) = state.region_bytes(0).filter(|packet| *packet >= PACKET_MIN) else { return Some(T::default()) };
+        Some(act(&mut self.inbound, &mut state, packet))
     }
 
     #[cold]

@@ -1,0 +1,46 @@
+//! What is said about streams, and their bytes where there is no common memory.
+
+use super::Engine;
+use crate::engine::baton::Token;
+use crate::stream::table::{PRIORITY, Streams};
+use doorbell_fabric::{NodeId, Push};
+
+impl Engine {
+    /// All streams of this node.
+    pub(crate) fn streams(&mut self) -> &mut Streams {
+        &mut self.inbound.streams
+    }
+
+    /// Goes on with all. Returns the amount of work done.
+    #[cold]
+    pub(super) fn step_streams(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        let mut full: Vec<NodeId> = Vec::new();
+        let mut at = 0;
+        while let Some(word) = self.inbound.streams.out.get(at) {
+            let (node, life) = word.to;
+            let went = !full.contains(&node) && {
+                let (tag, bytes) = (word.tag, word.bytes.clone());
+                self.by_way(me, (node, life), PRIORITY, |_, state, _| state.push_stream(tag, &bytes) == Push::Done)
+                    .unwrap_or(true)
+            };
+            if went {
+                self.inbound.streams.out.remove(at);
+                work += 1;
+            } else {
+                full.push(node);
+                at += 1;
+            }
+        }
+        for (number, peer) in self.inbound.streams.active() {
+            if full.contains(&peer.0) {
+                continue;
+            }
+            let pushed = self.by_way(me, peer, PRIORITY, |inbound, state, packet| {
+                inbound.streams.push(number, packet, |tag, bytes| state.push_stream(tag, bytes) == Push::Done)
+            });
+            work += pushed.unwrap_or(0);
+        }
+        work
+    }
+}

@@ -1,0 +1,152 @@
+//! Who connects.
+
+use super::check_service;
+use super::end::{Carrier, End, Far, Side, State};
+use super::near::{Near, RING_LEAST, RING_MOST};
+use super::stream::Stream;
+use super::table::WINDOW;
+use super::wire::{self, Kind};
+use crate::engine::baton::Token;
+use crate::error::Error;
+use crate::node::Shared;
+use crate::{Incarnation, Node, NodeId};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long connecting takes at most if nothing is said.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How soon all are asked again while nobody offers the service.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// How a stream is made. By [`Node::connector`](crate::Node::connector); nothing happens before [`connect`](Self::connect).
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before connect()"]
+pub struct Connector {
+    node: Node,
+    service: String,
+    to: Option<NodeId>,
+    patience: Duration,
+    ring: usize,
+}
+
+impl Connector {
+    pub(super) fn new(node: &Node, service: &str) -> Self {
+        Self { node: node.clone(), service: service.to_owned(), to: None, patience: PATIENCE, ring: 64 << 10 }
+    }
+
+    /// The node that offers the service [default: the first that does, by number].
+    pub fn to(mut self, node: NodeId) -> Self {
+        self.to = Some(node);
+        self
+    }
+
+    /// For how long somebody is looked for who offers it [default: 10 s].
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Bytes that may be under way in each direction where memory is shared, from 4 KiB to 64 MiB, rounded up to a power of two [default: 64 KiB].
+    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
+        self.ring = bytes.clamp(RING_LEAST, RING_MOST).next_power_of_two();
+        self
+    }
+
+    /// Connects: returns when a node has the stream, be it accepted yet or not.
+    ///
+    /// # Errors
+    /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused): nobody offers the service, or as many wait to be accepted as may. The node has left.
+    pub fn connect(&self) -> io::Result<Stream> {
+        check_service(&self.service)?;
+        let shared = self.node.shared();
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let me = shared.check()?;
+            let mut why = State::NotHere;
+            for (node, life) in self.candidates(shared, me)? {
+                match self.ask(shared, me, (node, life), deadline)? {
+                    Ok(stream) => return Ok(stream),
+                    Err(state) if why == State::NotHere => why = state,
+                    Err(_) => {}
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(self.refused(why));
+            }
+            // Somebody may begin to.
+            shared.drive(me, &crate::engine::op::Op::new(), Some(deadline.min(Instant::now() + AGAIN)), |_| false)?;
+        }
+    }
+
+    fn candidates(&self, shared: &Shared, me: Token) -> io::Result<Vec<(NodeId, Incarnation)>> {
+        let members = shared.living_members(me);
+        let all = members.into_iter().map(|member| (member.id, member.incarnation));
+        let own = shared.membership().id();
+        let found: Vec<_> = all.filter(|(node, _)| *node != own && self.to.is_none_or(|to| to == *node)).collect();
+        Ok(found)
+    }
+
+    /// Asks one node. An error is one of this node; the other one's answer is that it does not.
+    fn ask(
+        &self,
+        shared: &Arc<Shared>,
+        me: Token,
+        peer: (NodeId, Incarnation),
+        deadline: Instant,
+    ) -> io::Result<Result<Stream, State>> {
+        let (carrier, offer) = if shared.is_near(me, peer.0) {
+            let (near, [region, offset]) = Near::make(shared, peer, self.ring)?;
+            (Carrier::Near(near), [region, offset, self.ring as u64])
+        } else {
+            (Carrier::Far(Box::new(Mutex::new(Far { credit: WINDOW, ..Far::default() }))), [0, 0, WINDOW])
+        };
+        let end = {
+            let mut engine = shared.enter(me, "connect")?;
+            let streams = engine.streams();
+            let end = End::new(streams.next_number(), peer, 0, carrier, State::Opening);
+            streams.enter(&end);
+            let bytes = [&wire::words(&offer)[..], self.service.as_bytes()].concat();
+            streams.say(peer, Kind::Open, end.number, bytes);
+            engine.push(me);
+            end
+        };
+        shared.hand_over();
+        let stream = Stream::new(shared.clone(), end.clone());
+        while end.state() == State::Opening {
+            let op = end.wait_for(Side::Read);
+            if end.state() != State::Opening {
+                break;
+            }
+            if !shared.drive(me, &op, Some(deadline), |_| false)? && !op.is_done() && end.state() == State::Opening {
+                return Err(Error::Timeout { operation: "connect a stream", node: Some(peer.0) }.into());
+            }
+        }
+        Ok(match end.state() {
+            State::Open | State::Reset => Ok(stream),
+            state => {
+                if let Carrier::Near(near) = &end.carrier
+                    && matches!(state, State::NotHere | State::Busy | State::NoMemory)
+                {
+                    drop(stream);
+                    near.was_refused();
+                }
+                Err(state)
+            }
+        })
+    }
+
+    fn refused(&self, why: State) -> io::Error {
+        let Self { service, to, patience, .. } = self;
+        let whom = to.map_or_else(|| "no node of the domain".to_owned(), |to| format!("node {to} does not"));
+        let what = match why {
+            State::Busy => format!("whoever offers '{service}' has as many waiting as may; have it accept faster, or wait"),
+            State::NoMemory => {
+                format!("whoever offers '{service}' can't use the memory of this node; see that both may write in /dev/shm")
+            }
+            _ if to.is_some() => format!("{whom} offer '{service}' within {patience:?}; start whoever does"),
+            _ => format!("{whom} offers '{service}' within {patience:?}; start whoever does"),
+        };
+        io::Error::new(io::ErrorKind::ConnectionRefused, what)
+    }
+}

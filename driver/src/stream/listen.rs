@@ -1,0 +1,118 @@
+//! Who listens.
+
+use super::check_service;
+use super::stream::Stream;
+use super::table::Backlog;
+use crate::engine::baton::Token;
+use crate::error::Error;
+use crate::node::Shared;
+use crate::{Node, NodeId};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How a service is offered. Made by [`Node::listener`](crate::Node::listener); nothing happens before [`bind`](Self::bind).
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before bind()"]
+pub struct ListenerBuilder {
+    node: Node,
+    service: String,
+    backlog: usize,
+}
+
+impl ListenerBuilder {
+    pub(super) fn new(node: &Node, service: &str) -> Self {
+        Self { node: node.clone(), service: service.to_owned(), backlog: 128 }
+    }
+
+    /// How many may wait to be accepted [default: 128]; more are refused ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)).
+    pub fn backlog(mut self, most: usize) -> Self {
+        self.backlog = most.max(1);
+        self
+    }
+
+    /// Listens from now on. Control path.
+    ///
+    /// # Errors
+    /// The name is empty or longer than 255 bytes; this node listens for it already ([`AddrInUse`](io::ErrorKind::AddrInUse)); the node has left.
+    pub fn bind(self) -> io::Result<Listener> {
+        let Self { node, service, backlog } = self;
+        check_service(&service)?;
+        let shared = node.shared().clone();
+        let me = shared.check()?;
+        let backlog = Backlog::new(backlog);
+        let context = (shared.membership_arc(), shared.regions().clone());
+        if !shared.enter(me, "listen")?.streams().listen(service.as_bytes(), &backlog, context) {
+            let what = format!("node {} listens for '{service}' already", node.id());
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+        }
+        Ok(Listener { shared, service, backlog })
+    }
+}
+
+/// A service that this node offers. `Send` and `Sync`: several threads may accept. Dropped, it is offered no more; streams that were accepted stay.
+pub struct Listener {
+    shared: Arc<Shared>,
+    service: String,
+    backlog: Arc<Backlog>,
+}
+
+impl Listener {
+    /// What it is called.
+    pub fn service(&self) -> &str {
+        &self.service
+    }
+
+    /// The next stream, and from which node; waits for one without limit, and drives the node's engine.
+    ///
+    /// # Errors
+    /// The node has left, or this is a forked child.
+    pub fn accept(&self) -> io::Result<(Stream, NodeId)> {
+        self.accept_until(None)
+    }
+
+    /// As [`accept`](Self::accept), until `deadline` at most: then [`TimedOut`](io::ErrorKind::TimedOut).
+    ///
+    /// # Errors
+    /// As `accept`.
+    pub fn accept_by(&self, deadline: Instant) -> io::Result<(Stream, NodeId)> {
+        self.accept_until(Some(deadline))
+    }
+
+    fn accept_until(&self, deadline: Option<Instant>) -> io::Result<(Stream, NodeId)> {
+        loop {
+            let me = self.shared.check()?;
+            if let Some(end) = self.backlog.next() {
+                let peer = end.peer.0;
+                return Ok((Stream::new(self.shared.clone(), end), peer));
+            }
+            let op = self.backlog.wait_for();
+            if !self.backlog.is_empty() {
+                continue;
+            }
+            if !self.shared.drive(me, &op, deadline, |_| false)? && !op.is_done() && self.backlog.is_empty() {
+                return Err(Error::Timeout { operation: "accept a stream", node: None }.into());
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if doorbell_shm::space::forked() {
+            return;
+        }
+        let me = Token::current();
+        if let Ok(mut engine) = self.shared.enter(me, "listen no more") {
+            engine.streams().unlisten(self.service.as_bytes());
+            engine.push(me);
+        }
+        self.shared.hand_over();
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("service", &self.service).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,64 @@
+//! Streams: bytes in order between two nodes, in both directions, found by the name of a service. What is written to a [`Stream`] is read from
+//! the one at the other end; each direction ends by itself.
+//!
+//! ```
+//! use doorbell::{Node, Space};
+//! use std::io::{Read, Write};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! # let space = Space::heap();
+//! let server = Node::builder("streams").space(space.clone()).join()?;
+//! let listener = server.listener("echo").bind()?;
+//!
+//! let client = Node::builder("streams").space(space).join()?; // of this or of another process
+//! let mut near = client.connector("echo").connect()?;
+//! let (mut far, peer) = listener.accept()?;
+//! assert_eq!(peer, client.id());
+//!
+//! near.write_all(b"hello")?;
+//! near.shutdown(std::net::Shutdown::Write)?;
+//! let mut text = String::new();
+//! far.read_to_string(&mut text)?;
+//! assert_eq!(text, "hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Where the two nodes share memory, bytes go through a ring there, one for each direction: no system call is made as long as both sides are busy. Where
+//! they do not, bytes go by the same lanes as everything else, 256 KiB at a time until the other side has read. Either way a writer waits when the reader is slow.
+
+mod connect;
+mod end;
+mod listen;
+pub(crate) mod near;
+mod stream;
+pub(crate) mod table;
+mod wire;
+
+pub use connect::Connector;
+pub use listen::{Listener, ListenerBuilder};
+pub use stream::Stream;
+
+/// What is wrong with the name of a service.
+fn check_service(service: &str) -> std::io::Result<()> {
+    if (1..=SERVICE_MAX).contains(&service.len()) {
+        return Ok(());
+    }
+    let what = format!("a service has a name of 1 to {SERVICE_MAX} bytes, and not of {}", service.len());
+    Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what))
+}
+
+/// The longest name of a service, in bytes.
+const SERVICE_MAX: usize = 255;
+
+impl crate::Node {
+    /// Prepares to offer a service of this name: 1 to 255 bytes. Another node may offer one of the same name.
+    pub fn listener(&self, service: &str) -> ListenerBuilder {
+        ListenerBuilder::new(self, service)
+    }
+
+    /// Prepares to connect to a service of this name, of whichever node offers it.
+    pub fn connector(&self, service: &str) -> Connector {
+        Connector::new(self, service)
+    }
+}

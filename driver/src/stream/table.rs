@@ -1,0 +1,343 @@
+//! What the engine knows of streams: who listens, all ends, what is to be said.
+
+use super::end::{Carrier, End, Far, Side, State};
+use super::near::Near;
+use super::wire::{self, Kind};
+use crate::engine::op::{Op, Outcome};
+use crate::region::table::RegionTable;
+use doorbell_fabric::{Incarnation, NodeId, Payload, Priority, Verdict};
+use doorbell_shm::domain::Membership;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// At which priority it goes.
+pub(crate) const PRIORITY: Priority = Priority::High;
+/// Bytes under way in each direction where there is no common memory.
+pub const WINDOW: u64 = 256 << 10;
+/// Ends of one node, so that nobody has it keep more.
+const ENDS_MOST: usize = 1 << 16;
+
+type Life = (NodeId, Incarnation);
+type Context = (Arc<Membership>, Arc<RegionTable>);
+
+/// A packet that is to go.
+pub(crate) struct Word {
+    pub to: Life,
+    pub tag: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// Those who connected to a service, and were not accepted yet.
+pub struct Backlog {
+    pub most: usize,
+    state: Mutex<(VecDeque<Arc<End>>, Option<Arc<Op>>)>,
+}
+
+impl Backlog {
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, (VecDeque<Arc<End>>, Option<Arc<Op>>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next one; `None`: there is nobody.
+    pub fn next(&self) -> Option<Arc<End>> {
+        self.state().0.pop_front()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.state().0.is_empty()
+    }
+
+    /// What is done when somebody comes.
+    pub fn wait_for(&self) -> Arc<Op> {
+        let waits = &mut self.state().1;
+        match waits {
+            Some(op) if !op.is_done() => op.clone(),
+            _ => waits.insert(Op::new()).clone(),
+        }
+    }
+
+    fn add(&self, end: Arc<End>) {
+        let op = {
+            let mut state = self.state();
+            state.0.push_back(end);
+            state.1.take()
+        };
+        if let Some(op) = op {
+            op.finish(Outcome::Sent);
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(op) = self.state().1.take() {
+            op.finish(Outcome::Sent);
+        }
+    }
+}
+
+/// All streams of a node.
+#[derive(Default)]
+pub struct Streams {
+    services: BTreeMap<Vec<u8>, Arc<Backlog>>,
+    ends: BTreeMap<u32, Arc<End>>,
+    numbers: u32,
+    /// Ends without common memory that have something to send or to say.
+    active: Vec<u32>,
+    /// What is to go, in this order for each node.
+    pub(crate) out: VecDeque<Word>,
+    /// By which memory of others is mapped; of a node that listens, or did.
+    context: Option<Context>,
+}
+
+impl Streams {
+    /// Whether a turn has something to do here.
+    #[inline(always)]
+    pub fn has_work(&self) -> bool {
+        !(self.out.is_empty() && self.active.is_empty())
+    }
+
+    /// Serves a name from now on; false if somebody of this node does already.
+    pub(crate) fn listen(&mut self, service: &[u8], backlog: &Arc<Backlog>, context: Context) -> bool {
+        self.context = Some(context);
+        let is_free = !self.services.contains_key(service);
+        if is_free {
+            self.services.insert(service.to_vec(), backlog.clone());
+        }
+        is_free
+    }
+
+    /// Serves it no more. Who waits to be accepted is told that nobody will.
+    pub fn unlisten(&mut self, service: &[u8]) {
+        if let Some(backlog) = self.services.remove(service) {
+            while let Some(end) = backlog.next() {
+                self.reset(&end);
+            }
+        }
+    }
+
+    /// A number that no end has.
+    pub fn next_number(&mut self) -> u32 {
+        loop {
+            self.numbers = self.numbers.wrapping_add(1);
+            if self.numbers != 0 && !self.ends.contains_key(&self.numbers) {
+                return self.numbers;
+            }
+        }
+    }
+
+    /// A new end of this node's own.
+    pub fn enter(&mut self, end: &Arc<End>) {
+        self.ends.insert(end.number, end.clone());
+    }
+
+    pub fn say(&mut self, to: Life, kind: Kind, number: u32, bytes: Vec<u8>) {
+        self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes });
+    }
+
+    /// The other side waits for what was just done in common memory.
+    pub fn wake_other(&mut self, end: &End) {
+        self.say(end.peer, Kind::Wake, end.there.load(std::sync::atomic::Ordering::Relaxed), Vec::new());
+    }
+
+    /// An end has something to send or to say.
+    pub fn activate(&mut self, number: u32) {
+        if !self.active.contains(&number) {
+            self.active.push(number);
+        }
+    }
+
+    /// An end is dropped: the other one is told.
+    pub fn reset(&mut self, end: &End) {
+        self.ends.remove(&end.number);
+        self.active.retain(|number| *number != end.number);
+        let there = end.there.load(std::sync::atomic::Ordering::Relaxed);
+        if there != 0 {
+            self.say(end.peer, Kind::Reset, there, Vec::new());
+        }
+    }
+
+    /// A packet came, from this life of a node.
+    pub fn take(&mut self, from: Life, tag: u64, payload: Payload<'_>) -> Verdict {
+        let Some((kind, number)) = wire::parse(tag) else { return Verdict::Broken("a packet about a stream that says nothing") };
+        if kind == Kind::Open {
+            return self.open(from, number, &payload);
+        }
+        // One that is dropped by now.
+        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else { return Verdict::Taken };
+        match kind {
+            Kind::Open => {}
+            Kind::Accepted => {
+                let Some([there]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                end.there.store(there as u32, std::sync::atomic::Ordering::Release);
+                end.become_so(State::Open);
+            }
+            Kind::Refused => {
+                let Some([reason]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                end.become_so(match reason {
+                    wire::NOT_HERE => State::NotHere,
+                    wire::NO_MEMORY => State::NoMemory,
+                    _ => State::Busy,
+                });
+            }
+            Kind::Wake => {
+                end.wake(Side::Read);
+                end.wake(Side::Write);
+            }
+            Kind::Data | Kind::Credit | Kind::Fin => return self.take_far(&end, kind, payload),
+            Kind::Reset => {
+                if let Some(mut far) = end.far() {
+                    far.ended = true;
+                }
+                end.become_so(State::Reset);
+            }
+        }
+        Verdict::Taken
+    }
+
+    fn take_far(&mut self, end: &End, kind: Kind, payload: Payload<'_>) -> Verdict {
+        let Some(mut far) = end.far() else { return Verdict::Broken("bytes of a stream that has memory for them") };
+        match kind {
+            Kind::Data => {
+                if far.ended || (far.came.len() + payload.len()) as u64 > WINDOW {
+                    return Verdict::Broken("more bytes of a stream than were granted");
+                }
+                far.came.extend(payload.to_vec());
+                drop(far);
+                end.wake(Side::Read);
+            }
+            Kind::Credit => {
+                let Some([bytes]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                far.credit = far.credit.saturating_add(bytes).min(WINDOW);
+                let has_more = !far.goes.is_empty();
+                drop(far);
+                if has_more {
+                    self.activate(end.number);
+                }
+                end.wake(Side::Write);
+            }
+            _ => {
+                far.ended = true;
+                drop(far);
+                end.wake(Side::Read);
+            }
+        }
+        Verdict::Taken
+    }
+
+    /// Somebody asks for a stream.
+    fn open(&mut self, from: Life, there: u32, payload: &Payload<'_>) -> Verdict {
+        let (Some([region, offset, ring]), Some(name)) =
+            (wire::read(payload), payload.slice(24, payload.len().saturating_sub(24)))
+        else {
+            return Verdict::Broken("a short request for a stream");
+        };
+        let answer = match self.services.get(&name.to_vec()).cloned() {
+            None => Err(wire::NOT_HERE),
+            Some(backlog) if backlog.state().0.len() >= backlog.most || self.ends.len() >= ENDS_MOST => Err(wire::BUSY),
+            Some(backlog) => {
+                let carrier = match (region.checked_sub(1).map(u32::try_from), &self.context) {
+                    (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far { credit: ring.min(WINDOW), ..Far::default() })))),
+                    (Some(Ok(region)), Some((membership, regions))) => regions
+                        .map_peer(membership, from.0, from.1, region, true)
+                        .and_then(|region| Near::of_peer(region, offset, ring))
+                        .map(Carrier::Near),
+                    _ => None,
+                };
+                carrier.map(|carrier| (backlog, carrier)).ok_or(wire::NO_MEMORY)
+            }
+        };
+        match answer {
+            Ok((backlog, carrier)) => {
+                let end = End::new(self.next_number(), from, there, carrier, State::Open);
+                self.enter(&end);
+                self.say(from, Kind::Accepted, there, wire::words(&[end.number.into()]));
+                backlog.add(end);
+            }
+            Err(reason) => self.say(from, Kind::Refused, there, wire::words(&[reason])),
+        }
+        Verdict::Taken
+    }
+
+    /// The next packet of an end for its peer, of `most` bytes at most.
+    fn next_packet(end: &End, most: usize) -> Option<(Kind, Vec<u8>)> {
+        let mut far = end.far()?;
+        if far.owed >= WINDOW / 4 {
+            return Some((Kind::Credit, wire::words(&[std::mem::take(&mut far.owed)])));
+        }
+        let len = far.goes.len().min(most).min(usize::try_from(far.credit).unwrap_or(usize::MAX));
+        if len > 0 {
+            return Some((Kind::Data, far.goes.drain(..len).collect()));
+        }
+        if far.ends && far.goes.is_empty() && !far.said_end {
+            far.said_end = true;
+            return Some((Kind::Fin, Vec::new()));
+        }
+        None
+    }
+
+    /// Ends that have something to send, and to whom.
+    pub(crate) fn active(&self) -> Vec<(u32, Life)> {
+        self.active.iter().filter_map(|number| Some((*number, self.ends.get(number)?.peer))).collect()
+    }
+
+    /// Gives packets of an end to `push` as long as it takes them. Returns how many it took.
+    pub(crate) fn push(&mut self, number: u32, most: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
+        let Some(end) = self.ends.get(&number).cloned() else {
+            self.active.retain(|active| *active != number);
+            return 0;
+        };
+        let there = end.there.load(std::sync::atomic::Ordering::Relaxed);
+        let mut pushed = 0;
+        loop {
+            let Some((kind, bytes)) = Self::next_packet(&end, most) else {
+                self.active.retain(|active| *active != number);
+                break;
+            };
+            if !push(wire::tag(kind, there), &bytes) {
+                if let Some(mut far) = end.far() {
+                    match kind {
+                        Kind::Data => bytes.iter().rev().for_each(|byte| far.goes.push_front(*byte)),
+                        Kind::Credit => far.owed = WINDOW / 4,
+                        _ => far.said_end = false,
+                    }
+                }
+                break;
+            }
+            if kind == Kind::Data
+                && let Some(mut far) = end.far()
+            {
+                far.credit -= bytes.len() as u64;
+            }
+            pushed += 1;
+        }
+        if pushed > 0 {
+            end.wake(Side::Write);
+        }
+        pushed
+    }
+
+    /// A life of a node is over.
+    pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation, died: bool) {
+        let gone = (node, life);
+        self.out.retain(|word| word.to != gone);
+        self.ends.retain(|_, end| {
+            if end.peer == gone {
+                end.become_so(if died { State::Died } else { State::Reset });
+            }
+            end.peer != gone
+        });
+    }
+
+    /// Ends all: the node leaves, or can do nothing any more.
+    pub(crate) fn end(&mut self) {
+        self.ends.values().for_each(|end| end.become_so(State::Closed));
+        self.services.values().for_each(|backlog| backlog.wake());
+        self.services.clear();
+        self.ends.clear();
+        self.out.clear();
+        self.active.clear();
+    }
+}

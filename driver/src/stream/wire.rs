@@ -1,0 +1,60 @@
+//! What is said about streams between nodes. A tag is the kind of a packet and a number: that of whoever it goes to, by its own books.
+
+use doorbell_fabric::Payload;
+
+/// The kinds of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Connector to listener: a stream to the service of this name? The tag has the connector's number. `[region, offset, ring]`, name; without
+    /// common memory `[0, 0, window]`.
+    Open = 1,
+    /// Answer: it is there. `[number of the listener's end]`
+    Accepted = 2,
+    /// Answer: it is not. `[reason]`
+    Refused = 3,
+    /// Something changed in the common memory for which the other side waits.
+    Wake = 4,
+    /// Bytes, where there is no common memory.
+    Data = 5,
+    /// So many more bytes may be sent. `[bytes]`
+    Credit = 6,
+    /// No more bytes come.
+    Fin = 7,
+    /// This end is gone, and reads nothing any more.
+    Reset = 8,
+}
+
+const KINDS: [Kind; 8] =
+    [Kind::Open, Kind::Accepted, Kind::Refused, Kind::Wake, Kind::Data, Kind::Credit, Kind::Fin, Kind::Reset];
+
+/// Nobody listens for this service here.
+pub const NOT_HERE: u64 = 0;
+/// As many connectors wait as may.
+pub const BUSY: u64 = 1;
+/// What was offered as common memory can't be used.
+pub const NO_MEMORY: u64 = 2;
+
+pub fn tag(kind: Kind, number: u32) -> u64 {
+    (kind as u64) << 56 | number as u64
+}
+
+/// The kind and the number of a packet; `None` if it has none of ours.
+pub fn parse(tag: u64) -> Option<(Kind, u32)> {
+    let kind = *KINDS.get(((tag >> 56) as usize).checked_sub(1)?)?;
+    (tag >> 32 & 0xff_ffff == 0).then_some((kind, tag as u32))
+}
+
+/// Some words as bytes.
+pub fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The first `N` words of a payload, if it has so many.
+pub fn read<const N: usize>(payload: &Payload<'_>) -> Option<[u64; N]> {
+    let mut found = [0; N];
+    for (at, word) in found.iter_mut().enumerate() {
+        *word = u64::from_le(payload.u64_at(8 * at)?);
+    }
+    Some(found)
+}

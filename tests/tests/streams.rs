@@ -1,0 +1,259 @@
+//! Streams, beside the system's own: one suite for Unix stream sockets, streams over shared memory, and streams over UDP.
+
+use doorbell::{FabricKind, Node, Role, Space, Stream};
+use doorbell_tests::patience::{PATIENCE, running, soon};
+use doorbell_tests::pattern::bytes;
+use doorbell_tests::random::Random;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// What is asked of every stream.
+trait Bytes: Read + Write + Send + 'static {
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()>;
+    fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()>;
+    fn set_nonblocking(&self, nonblocking: bool);
+    /// Whether the error is that of a time-out.
+    fn is_late(error: &io::Error) -> bool;
+}
+
+impl Bytes for UnixStream {
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        UnixStream::shutdown(self, how)
+    }
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        UnixStream::set_read_timeout(self, timeout)
+    }
+    fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        UnixStream::set_write_timeout(self, timeout)
+    }
+    fn set_nonblocking(&self, nonblocking: bool) {
+        UnixStream::set_nonblocking(self, nonblocking).unwrap();
+    }
+    fn is_late(error: &io::Error) -> bool {
+        error.kind() == ErrorKind::WouldBlock
+    }
+}
+
+impl Bytes for Stream {
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        Stream::shutdown(self, how)
+    }
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Stream::set_read_timeout(self, timeout)
+    }
+    fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Stream::set_write_timeout(self, timeout)
+    }
+    fn set_nonblocking(&self, nonblocking: bool) {
+        Stream::set_nonblocking(self, nonblocking);
+    }
+    fn is_late(error: &io::Error) -> bool {
+        error.kind() == ErrorKind::TimedOut
+    }
+}
+
+/// Both ends of a stream, and what keeps them.
+fn unix() -> (UnixStream, UnixStream, ()) {
+    let (one, other) = UnixStream::pair().unwrap();
+    (one, other, ())
+}
+
+fn shared() -> (Stream, Stream, [Node; 2]) {
+    let space = Space::heap();
+    between([(); 2].map(|()| Node::builder("streams").space(space.clone()).join().unwrap()))
+}
+
+fn network() -> (Stream, Stream, [Node; 2]) {
+    let builder = |role| Node::builder("streams").fabric(FabricKind::Udp).role(role);
+    let one = builder(Role::Host).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let other = builder(Role::Accelerator).connect(one.address().unwrap()).join().unwrap();
+    between([one, other])
+}
+
+fn between(nodes: [Node; 2]) -> (Stream, Stream, [Node; 2]) {
+    let listener = nodes[0].listener("suite").bind().unwrap();
+    let connector = nodes[1].connector("suite");
+    let connecting = running("connecting", move || connector.connect().unwrap());
+    let (accepted, peer) = listener.accept_by(soon()).unwrap();
+    assert_eq!(peer, nodes[1].id());
+    (connecting.join(), accepted, nodes)
+}
+
+macro_rules! suite {
+    ($($test:ident)*) => {
+        mod over_unix_sockets { $(#[test] fn $test() { let (one, other, _keep) = super::unix(); super::$test(one, other); })* }
+        mod over_shared_memory { $(#[test] fn $test() { let (one, other, _keep) = super::shared(); super::$test(one, other); })* }
+        mod over_udp { $(#[test] fn $test() { let (one, other, _keep) = super::network(); super::$test(one, other); })* }
+    };
+}
+
+suite! {
+    bytes_come_in_order_however_they_are_cut
+    each_direction_ends_by_itself
+    a_writer_waits_for_a_slow_reader
+    nothing_is_read_into_nothing
+    several_pieces_go_at_once
+    time_outs_end_a_wait
+    who_does_not_wait_is_told_so
+    a_dropped_end_ends_both_directions
+    what_was_written_before_the_end_is_read
+    both_sides_write_at_once
+}
+
+fn bytes_come_in_order_however_they_are_cut(mut one: impl Bytes, mut other: impl Bytes) {
+    const TOTAL: usize = 3_000_000;
+    let writing = running("writing", move || {
+        let (data, mut random, mut at) = (bytes(TOTAL, 1), Random::new(1), 0);
+        while at < TOTAL {
+            let len = (1 + random.below(100_000) as usize).min(TOTAL - at);
+            at += one.write(&data[at..at + len]).unwrap();
+        }
+        one
+    });
+    let (data, mut random, mut at, mut buf) = (bytes(TOTAL, 1), Random::new(2), 0, vec![0; 70_000]);
+    while at < TOTAL {
+        let room = 1 + random.below(70_000) as usize;
+        let got = other.read(&mut buf[..room]).unwrap();
+        assert!(got > 0 && buf[..got] == data[at..at + got], "at {at}");
+        at += got;
+    }
+    drop(writing.join());
+    assert_eq!(other.read(&mut buf).unwrap(), 0);
+}
+
+fn each_direction_ends_by_itself(mut one: impl Bytes, mut other: impl Bytes) {
+    one.write_all(b"question").unwrap();
+    one.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(one.write(b"more").unwrap_err().kind(), ErrorKind::BrokenPipe);
+    let mut text = String::new();
+    other.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "question");
+    assert_eq!(other.read(&mut [0; 8]).unwrap(), 0);
+    other.write_all(b"answer").unwrap();
+    other.shutdown(Shutdown::Write).unwrap();
+    let mut text = String::new();
+    one.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "answer");
+}
+
+fn a_writer_waits_for_a_slow_reader(mut one: impl Bytes, mut other: impl Bytes) {
+    one.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let block = bytes(100_000, 3);
+    let mut written = 0;
+    let late = loop {
+        match one.write(&block[written % block.len()..]) {
+            Ok(len) => written += len,
+            Err(error) => break error,
+        }
+        assert!(written < 100 << 20, "nothing makes it wait");
+    };
+    assert!(one.write(&[1]).is_err() && is_late(&one, &late), "{late:?}");
+    // Room again, once something was read.
+    one.set_write_timeout(Some(PATIENCE)).unwrap();
+    let reading = running("reading", move || {
+        let (mut read, mut buf) = (Vec::new(), vec![0; 50_000]);
+        while read.len() < written {
+            let got = other.read(&mut buf).unwrap();
+            read.extend_from_slice(&buf[..got]);
+        }
+        (read, other)
+    });
+    let (read, mut other) = reading.join();
+    assert!(read.iter().enumerate().all(|(at, byte)| *byte == block[at % block.len()]));
+    one.write_all(b"after").unwrap();
+    let mut buf = [0; 5];
+    other.read_exact(&mut buf).unwrap();
+    assert_eq!(&buf, b"after");
+}
+
+fn is_late<T: Bytes>(_: &T, error: &io::Error) -> bool {
+    T::is_late(error)
+}
+
+fn nothing_is_read_into_nothing(mut one: impl Bytes, mut other: impl Bytes) {
+    assert_eq!(one.read(&mut []).unwrap(), 0);
+    assert_eq!(one.write(&[]).unwrap(), 0);
+    one.write_all(b"x").unwrap();
+    let mut buf = [0; 4];
+    assert_eq!(other.read(&mut buf).unwrap(), 1);
+}
+
+fn several_pieces_go_at_once(mut one: impl Bytes, mut other: impl Bytes) {
+    let pieces = [b"first".as_slice(), b"", b"second", b"third"].map(IoSlice::new);
+    assert_eq!(one.write_vectored(&pieces).unwrap(), 16);
+    let (mut two, mut rest) = ([0; 2], [0; 20]);
+    let mut got = 0;
+    while got < 16 {
+        let mut parts = [IoSliceMut::new(&mut two[got.min(2)..]), IoSliceMut::new(&mut rest[got.saturating_sub(2)..])];
+        got += other.read_vectored(&mut parts).unwrap();
+    }
+    assert_eq!((&two, &rest[..14]), (b"fi", b"rstsecondthird".as_slice()));
+}
+
+fn time_outs_end_a_wait(mut one: impl Bytes, mut other: impl Bytes) {
+    assert_eq!(one.set_read_timeout(Some(Duration::ZERO)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    one.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
+    let late = one.read(&mut [0; 8]).unwrap_err();
+    assert!(is_late(&one, &late), "{late:?}");
+    // Nothing is lost by it.
+    other.write_all(b"late").unwrap();
+    one.set_read_timeout(None).unwrap();
+    let mut buf = [0; 4];
+    one.read_exact(&mut buf).unwrap();
+    assert_eq!(&buf, b"late");
+}
+
+fn who_does_not_wait_is_told_so(mut one: impl Bytes, mut other: impl Bytes) {
+    one.set_nonblocking(true);
+    assert_eq!(one.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    let mut written = 0;
+    while let Ok(len) = one.write(&[7; 10_000]) {
+        written += len;
+        assert!(written < 100 << 20, "it never says so");
+    }
+    other.write_all(b"now").unwrap();
+    let mut buf = [0; 3];
+    doorbell_tests::patience::until("what was written is there", || one.read(&mut buf).ok());
+    let mut buf = vec![0; written];
+    other.read_exact(&mut buf).unwrap();
+    assert!(buf.iter().all(|byte| *byte == 7));
+}
+
+fn a_dropped_end_ends_both_directions(mut one: impl Bytes, other: impl Bytes) {
+    drop(other);
+    assert_eq!(one.read(&mut [0; 8]).unwrap(), 0);
+    let error = loop {
+        if let Err(error) = one.write(&[0; 1000]) {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+}
+
+fn what_was_written_before_the_end_is_read(mut one: impl Bytes, mut other: impl Bytes) {
+    let data = bytes(50_000, 5);
+    one.write_all(&data).unwrap();
+    drop(one);
+    let mut read = Vec::new();
+    other.read_to_end(&mut read).unwrap();
+    assert!(read == data);
+}
+
+fn both_sides_write_at_once(mut one: impl Bytes, mut other: impl Bytes) {
+    const TOTAL: usize = 30_000;
+    let data = bytes(TOTAL, 7);
+    let mine = data.clone();
+    let there = running("the other side", move || {
+        other.write_all(&mine).unwrap();
+        let mut read = vec![0; TOTAL];
+        other.read_exact(&mut read).unwrap();
+        (read, other)
+    });
+    one.write_all(&data).unwrap();
+    let mut read = vec![0; TOTAL];
+    one.read_exact(&mut read).unwrap();
+    assert!(read == data && there.join().0 == data);
+}
