@@ -385,6 +385,8 @@ impl Peer {
         self.get_by(from, into, |src, dst, len| {
             // SAFETY: as in `get`.
             unsafe { if cfg!(miri) { copy::out(src, dst, len) } else { far_copy(src, dst, len) } }
+            // What is read later was written later, as with `out`.
+            fence(Ordering::Acquire);
         })
     }
 
