@@ -217,7 +217,7 @@ impl Connection {
             let (Some(key), Some(result)) = (this.staging, piece.result) else { return Ok(()) };
             let got = result.clamp(0, piece.len as i64) as usize;
             // Read as long as it lies there.
-            this.peer.get(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
+            this.peer.get_fresh(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
         })
     }
 

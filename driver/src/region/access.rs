@@ -16,6 +16,7 @@ use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
 use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::error::ShmError;
+use doorbell_shm::far_copy::far_copy;
 use doorbell_shm::region::PeerRegion;
 use std::sync::Arc;
 
@@ -374,15 +375,32 @@ impl Peer {
     /// As [`Node::get`]; and [`KeyFault::OtherNode`] for a key of another node than this peer's.
     #[inline]
     pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
+        // SAFETY: `get_by` gives readable bytes, and a slice that nobody else has.
+        self.get_by(from, into, |src, dst, len| unsafe { copy::out(src, dst, len) })
+    }
+
+    /// As [`get`](Self::get), of bytes that the peer's processor has just written and still has in its cache.
+    #[inline]
+    pub(crate) fn get_fresh<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
+        self.get_by(from, into, |src, dst, len| {
+            // SAFETY: as in `get`.
+            unsafe { if cfg!(miri) { copy::out(src, dst, len) } else { far_copy(src, dst, len) } }
+            // What is read later was written later, as with `out`.
+            fence(Ordering::Acquire);
+        })
+    }
+
+    /// `by` copies from readable bytes of a region to a slice that nobody else has.
+    #[inline(always)]
+    fn get_by<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T], by: impl Fn(*const u8, *mut u8, usize)) -> Result<()> {
         let bytes = size_of_val(into);
         let mut cache = self.region_cache().borrow_mut();
         let place = readable(from);
         // SAFETY: a slice that nobody else has; any bytes are a `T`.
         let found = unsafe { self.find(&mut cache, &place, bytes, GET, into.as_mut_ptr().cast())? };
         let Some(ptr) = found else { return Ok(()) };
-        // SAFETY: `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are
-        // a `T`.
-        unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
+        // `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are a `T`.
+        by(ptr, into.as_mut_ptr().cast(), bytes);
         cache.whole(&place)
     }
 
