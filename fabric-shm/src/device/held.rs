@@ -389,16 +389,9 @@ impl<'a> Held<'a> {
         false
     }
 
-    /// The slot of a thread; if it has none a free one, of which half are kept for threads that are there.
+    /// The slot of a thread; if it has none a free one.
     fn slot_for(&self, thread: u32) -> Option<usize> {
-        if let Some(slot) = self.view.slot_of(thread) {
-            return Some(slot);
-        }
-        let strangers = (0..self.view.slots.len()).filter(|slot| self.is_strangers(*slot)).count();
-        if strangers >= (self.view.slots.len() / 2).max(1) {
-            return None;
-        }
-        self.name_free(thread)
+        self.view.slot_of(thread).or_else(|| self.name_free(thread))
     }
 
     /// Whether a slot is of a thread id that nobody has.
@@ -413,9 +406,13 @@ impl<'a> Held<'a> {
         Some(slot)
     }
 
-    /// Drops what waits for an id that nobody has, so that its slot is free.
+    /// Drops what waits for an id that nobody has, of several the one that waits for the longest time, so that its slot is free.
     fn evict(&self) {
-        let Some(slot) = (0..self.view.slots.len()).find(|slot| self.is_strangers(*slot)) else { return };
+        let since = |slot: &usize| {
+            let words = &self.view.slots[*slot];
+            words.stored[words.head.load(Ordering::Relaxed) as usize % STORED_MOST][1].load(Ordering::Relaxed)
+        };
+        let Some(slot) = (0..self.view.slots.len()).filter(|slot| self.is_strangers(*slot)).min_by_key(since) else { return };
         for _ in 0..STORED_MOST {
             let Some(header) = self.first_stored(slot) else { break };
             self.drop_stored(slot, &header);
@@ -576,8 +573,7 @@ impl<'a> Held<'a> {
         (node, life): (NodeId, Incarnation),
         tid: u64,
     ) -> Option<Result<(usize, OwnerId), OwnerId>> {
-        let slot = self.view.slot_of(thread).or_else(|| self.name_free(thread));
-        let slot = slot.or_else(|| {
+        let slot = self.slot_for(thread).or_else(|| {
             self.evict();
             self.name_free(thread)
         })?;
