@@ -68,6 +68,8 @@ pub mod mode;
 #[cfg(not(loom))]
 pub mod node;
 #[cfg(not(loom))]
+pub mod reactor;
+#[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
 pub mod registry;
@@ -108,6 +110,8 @@ pub use fabrics::FabricKind;
 pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
 #[cfg(not(loom))]
 pub use node::{Completion, Done, Event, Node, NodeBuilder, NodeName, Peer, Request, Stats};
+#[cfg(not(loom))]
+pub use reactor::Reactor;
 #[cfg(not(loom))]
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 #[cfg(not(loom))]

@@ -148,13 +148,9 @@ impl<V: Unpin> Future for Pending<V> {
     type Output = Result<V>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<V>> {
-        if !self.test()
-            && let State::UnderWay(UnderWay { node, op, .. }) = &self.0
-            && op.set_waker(context.waker())
+        if let State::UnderWay(UnderWay { node, op, .. }) = &self.0
+            && !node.shared().poll_op(op, context)
         {
-            if node.shared().progress() == Progress::Inline {
-                context.waker().wake_by_ref();
-            }
             return Poll::Pending;
         }
         Poll::Ready(self.result())

@@ -96,10 +96,7 @@ impl<T: Value + Unpin> Future for Collective<T> {
     type Output = Result<Vec<T>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Vec<T>>> {
-        if !self.test() && self.op.set_waker(context.waker()) {
-            if self.node.shared().progress() == Progress::Inline {
-                context.waker().wake_by_ref();
-            }
+        if !self.node.shared().poll_op(&self.op, context) {
             return Poll::Pending;
         }
         Poll::Ready(self.result())

@@ -15,6 +15,8 @@ use std::sync::Mutex;
 const FREE: u32 = 0;
 const CALLER: u32 = 1;
 const POLLER: u32 = 2;
+/// It keeps it when it is awake, too.
+const REACTOR: u32 = 3;
 
 /// Who sleeps on the bell, and who sleeps elsewhere.
 #[derive(Default)]
@@ -39,11 +41,27 @@ impl Helm {
         self.word.compare_exchange(FREE, POLLER, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
+    /// Takes the helm for the reactor, whoever has it: who sleeps on the bell has to be woken.
+    pub fn take_as_reactor(&self) {
+        self.word.store(REACTOR, Ordering::SeqCst);
+    }
+
     /// Leaves the helm and wakes one sleeper, who will take it.
     pub fn leave(&self) {
-        if self.word.compare_exchange(CALLER, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        self.leave_as(CALLER);
+    }
+
+    /// The reactor leaves the helm.
+    pub fn leave_as_reactor(&self) {
+        self.leave_as(REACTOR);
+    }
+
+    fn leave_as(&self, who: u32) -> bool {
+        let had = self.word.compare_exchange(who, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if had {
             self.call_a_sleeper();
         }
+        had
     }
 
     /// Whether the poller has the helm.
@@ -51,7 +69,7 @@ impl Helm {
         self.word.load(Ordering::SeqCst) == POLLER
     }
 
-    /// Whether a thread of the application has the helm.
+    /// Whether a thread of the application that waits has the helm.
     pub fn is_callers(&self) -> bool {
         self.word.load(Ordering::SeqCst) == CALLER
     }
@@ -65,11 +83,7 @@ impl Helm {
 
     /// Leaves the helm, if the poller still has it. Says whether it had.
     pub fn leave_as_poller(&self) -> bool {
-        let had = self.word.compare_exchange(POLLER, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if had {
-            self.call_a_sleeper();
-        }
-        had
+        self.leave_as(POLLER)
     }
 
     /// Sleeps on `op` for as long as somebody else has the helm. `sleep` does the sleeping; it is not called if the helm is

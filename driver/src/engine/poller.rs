@@ -74,6 +74,8 @@ pub struct PollerWord {
     stop: AtomicBool,
     /// Nonblocking operations that have not ended.
     pending: AtomicUsize,
+    /// There is a reactor, which drives in the poller's place.
+    relieved: AtomicBool,
     /// How often packets began to be gathered.
     gathered: AtomicUsize,
 }
@@ -82,6 +84,14 @@ impl PollerWord {
     /// A nonblocking operation began.
     pub fn began(&self) {
         self.pending.fetch_add(1, Ordering::SeqCst);
+        if !self.relieved.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// There is a reactor from now on, or none any more.
+    pub fn relieve(&self, relieved: bool) {
+        self.relieved.store(relieved, Ordering::SeqCst);
         self.wake();
     }
 
@@ -121,6 +131,10 @@ impl PollerWord {
 
     fn sleep_until_pending(&self) {
         self.sleep_while(IDLE, || !self.is_needed());
+    }
+
+    fn sleep_while_relieved(&self) {
+        self.sleep_while(IDLE, || self.relieved.load(Ordering::SeqCst));
     }
 
     /// Sleeps while a thread of the application has the helm, and until it [leaves](Self::helm_is_left) it.
@@ -167,6 +181,15 @@ pub fn run(shared: Arc<Shared>) {
     let mut driven = 0_u32;
     while !word.stopped() {
         if shared.progress() != Progress::Poller {
+            if word.relieved.load(Ordering::SeqCst) {
+                let turns = shared.turns();
+                word.sleep_while_relieved();
+                if shared.turns() == turns && word.relieved.load(Ordering::SeqCst) && !word.stopped() {
+                    // An event loop that is kept from it for so long: peers are to hear from this node all the same.
+                    shared.turn_poller(me);
+                }
+                continue;
+            }
             if !word.is_needed() && !shared.has_network() {
                 word.sleep_until_pending();
                 continue;

@@ -8,13 +8,14 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::Op;
 use crate::engine::poller::{NOTHING_PENDING, PollerWord, Progress};
 use crate::engine::turn::{Engine, EngineSettings};
-use crate::engine::wait::{Gear, Step, Wait};
+use crate::engine::wait::{Gear, PARK_MOST, Step, Wait};
 use crate::error::Error;
 use crate::fabrics::{Fabrics, Net};
 use crate::loan::Lender;
 use crate::message::outbound::Outbound;
 use crate::message::ways::Ways;
 use crate::mode::Modes;
+use crate::reactor::ReactorWord;
 use crate::region::table::RegionTable;
 use crate::registry::Clerks;
 use crate::stream::near::Arenas;
@@ -27,9 +28,11 @@ use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::{Bell, futex_wake};
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_udp::UdpFabric;
-use doorbell_udp::port::{Park, Port};
+use doorbell_udp::port::{Kind, Park, Port, bell_only};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 /// Turns in a row before the clock is looked at.
@@ -117,6 +120,7 @@ pub struct Shared {
     modes: Arc<Modes>,
     clerks: Arc<Clerks>,
     arenas: Arenas,
+    reactor: ReactorWord,
 }
 
 impl Shared {
@@ -157,6 +161,7 @@ impl Shared {
             modes,
             clerks: Arc::default(),
             arenas: Arenas::default(),
+            reactor: ReactorWord::default(),
         }
     }
 
@@ -552,10 +557,15 @@ impl Shared {
             }
             return Ok(());
         }
+        if helm.held && helm.reactors != self.reactor.count() {
+            // The reactor took it.
+            helm.held = false;
+        }
         if !helm.held {
             match self.helm.take() {
                 Some(from_poller) => {
                     helm.held = true;
+                    helm.reactors = self.reactor.count();
                     if from_poller {
                         self.bell().wake();
                     }
@@ -572,7 +582,7 @@ impl Shared {
             self.monitor.tallies.add(Figure::Parks, 1);
             self.sleep(timeout);
             let mut engine = self.enter(me, "wait")?;
-            engine.awake();
+            engine.awake(op);
             engine.show_for_sleep();
         }
         Ok(())
@@ -621,7 +631,107 @@ impl Shared {
     /// A nonblocking operation began, which the poller may have to drive.
     pub(crate) fn began(&self) {
         self.poller.began();
+        self.rouse();
+    }
+
+    /// Something is to be driven which perhaps nobody who sleeps looks for.
+    pub(crate) fn rouse(&self) {
+        if self.reactor.rouse() {
+            self.bell().wake();
+        }
         self.rouse_poller();
+    }
+
+    /// Whether `op` is over; if not, whoever drives wakes this task when it is.
+    pub(crate) fn poll_op(&self, op: &Op, context: &mut Context<'_>) -> bool {
+        if !op.is_done()
+            && let Ok(me) = self.check()
+            && self.progress != Progress::Poller
+        {
+            self.turn(me);
+        }
+        if op.is_done() || !op.set_waker(context.waker()) {
+            return true;
+        }
+        self.wake_driver_of(context);
+        false
+    }
+
+    /// This task waits for what whoever drives will see.
+    pub(crate) fn wake_driver_of(&self, context: &mut Context<'_>) {
+        if self.reactor.is_there() {
+            if self.reactor.rouse() {
+                self.bell().wake();
+            }
+        } else if self.progress == Progress::Inline {
+            // Nobody but this task.
+            context.waker().wake_by_ref();
+        }
+    }
+
+    /// What the reactor and others share.
+    pub(crate) fn reactor(&self) -> &ReactorWord {
+        &self.reactor
+    }
+
+    /// A reactor drives from now on. False if there is one, or none is needed.
+    pub(crate) fn attach_reactor(&self) -> bool {
+        if self.progress == Progress::Poller || !self.reactor.attach() {
+            return false;
+        }
+        self.helm.take_as_reactor();
+        self.poller.relieve(true);
+        self.rouse_poller();
+        self.bell().wake();
+        true
+    }
+
+    /// It does not any more.
+    pub(crate) fn detach_reactor(&self) {
+        self.reactor.detach();
+        self.helm.leave_as_reactor();
+        self.poller.relieve(false);
+    }
+
+    /// The reactor is about to sleep until `op` is done or something arrives: if nothing did so far, how long it may, and the descriptor tells.
+    /// [`leave_watch`](Self::leave_watch) comes after.
+    pub(crate) fn watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<Option<Duration>> {
+        let Some(most) = self.enter(me, "sleep")?.park(me, op, PARK_MOST) else { return Ok(None) };
+        let park = Park { bell: self.bell().word(), expected: 1, timeout: most, writable: false };
+        let is_quiet = self.with_port(bell, |port| port.watch(park))?;
+        if !is_quiet {
+            self.leave_watch(me, op, bell)?;
+            return Ok(None);
+        }
+        self.monitor.tallies.add(Figure::Parks, 1);
+        Ok(Some(most))
+    }
+
+    /// After the sleep.
+    pub(crate) fn leave_watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<()> {
+        self.with_port(bell, |port| port.unwatch())?;
+        let mut engine = self.enter(me, "wake up")?;
+        engine.awake(op);
+        engine.show_for_sleep();
+        Ok(())
+    }
+
+    /// The port of the network, or one for the bell alone.
+    pub(crate) fn with_port<T>(
+        &self,
+        bell: &mut Option<Box<dyn Port>>,
+        each: impl FnOnce(&mut dyn Port) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let Some(network) = &self.network else {
+            let port = match bell {
+                Some(port) => port,
+                none => none.insert(bell_only(Kind::Auto)?),
+            };
+            return each(&mut **port);
+        };
+        let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(port) = &mut *port else { return Err(Error::Closed.into()) };
+        each(&mut **port)
     }
 
     /// Wakes the poller if it sleeps on the bell for long, whether or not anybody disarmed that since.
@@ -640,7 +750,7 @@ impl Shared {
     }
 
     pub(crate) fn helm_hold(&self) -> HelmHold<'_> {
-        HelmHold { shared: self, held: false, slept: false }
+        HelmHold { shared: self, held: false, reactors: 0, slept: false }
     }
 
     pub(crate) fn stats(&self, me: Token) -> Result<Stats> {
@@ -678,7 +788,7 @@ impl Shared {
             engine.show();
         }
         self.monitor.counters.end_waits(|| Error::Closed);
-        self.rouse_poller();
+        self.rouse();
         self.bell().wake();
     }
 
@@ -707,13 +817,15 @@ impl Shared {
 pub(crate) struct HelmHold<'a> {
     shared: &'a Shared,
     held: bool,
+    /// How many reactors there had been then.
+    reactors: u32,
     /// It slept beside the helm, so it may be the one who was woken to take it.
     slept: bool,
 }
 
 impl Drop for HelmHold<'_> {
     fn drop(&mut self) {
-        if self.held {
+        if self.held && self.reactors == self.shared.reactor.count() {
             self.shared.helm.leave();
             self.shared.poller.helm_is_left();
         } else if self.slept {

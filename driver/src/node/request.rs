@@ -218,10 +218,7 @@ impl<B: Unpin> Future for Request<B> {
     type Output = Completion<B>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion<B>> {
-        if !self.test() && self.op.set_waker(context.waker()) {
-            if self.node.shared.progress() == Progress::Inline {
-                context.waker().wake_by_ref();
-            }
+        if !self.node.shared.poll_op(&self.op, context) {
             return Poll::Pending;
         }
         // Polled again after it was ready, which futures may answer as they like.

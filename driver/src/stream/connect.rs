@@ -65,7 +65,18 @@ impl Connector {
             let me = shared.check()?;
             let mut why = State::NotHere;
             for (node, life) in self.candidates(shared, me)? {
-                match self.ask(shared, me, (node, life), deadline)? {
+                let stream = self.ask(shared, me, (node, life))?;
+                let end = stream.end();
+                while end.state() == State::Opening {
+                    let op = end.wait_for(Side::Read);
+                    if end.state() != State::Opening {
+                        break;
+                    }
+                    if !shared.drive(me, &op, Some(deadline), |_| false)? && !op.is_done() && end.state() == State::Opening {
+                        return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
+                    }
+                }
+                match Self::answered(stream) {
                     Ok(stream) => return Ok(stream),
                     Err(state) if why == State::NotHere => why = state,
                     Err(_) => {}
@@ -79,6 +90,38 @@ impl Connector {
         }
     }
 
+    /// As [`connect`](Self::connect), within a tokio runtime, which drives the node from then on. Dropping the future closes what was begun.
+    ///
+    /// # Errors
+    /// As `connect`, and as [`Node::attend`](crate::Node::attend).
+    #[cfg(feature = "tokio")]
+    pub async fn connect_async(&self) -> io::Result<Stream> {
+        check_service(&self.service)?;
+        let shared = self.node.shared();
+        crate::reactor::tokio::attend(shared)?;
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let mut why = State::NotHere;
+            for (node, life) in self.candidates(shared, shared.check()?)? {
+                let stream = self.ask(shared, shared.check()?, (node, life))?;
+                let answer = std::future::poll_fn(|context| stream.poll_answered(context));
+                if tokio::time::timeout_at(deadline.into(), answer).await.is_err() {
+                    return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
+                }
+                match Self::answered(stream) {
+                    Ok(stream) => return Ok(stream),
+                    Err(state) if why == State::NotHere => why = state,
+                    Err(_) => {}
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(self.refused(why));
+            }
+            // Somebody may begin to.
+            tokio::time::sleep_until(deadline.min(Instant::now() + AGAIN).into()).await;
+        }
+    }
+
     fn candidates(&self, shared: &Shared, me: Token) -> io::Result<Vec<(NodeId, Incarnation)>> {
         let members = shared.living_members(me);
         let all = members.into_iter().map(|member| (member.id, member.incarnation));
@@ -88,13 +131,7 @@ impl Connector {
     }
 
     /// Asks one node. An error is one of this node; the other one's answer is that it does not.
-    fn ask(
-        &self,
-        shared: &Arc<Shared>,
-        me: Token,
-        peer: (NodeId, Incarnation),
-        deadline: Instant,
-    ) -> io::Result<Result<Stream, State>> {
+    fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Stream> {
         let (carrier, offer) = if shared.is_near(me, peer.0) {
             let (near, [region, offset]) = Near::make(shared, peer, self.ring)?;
             (Carrier::Near(near), [region, offset, self.ring as u64])
@@ -112,17 +149,13 @@ impl Connector {
             end
         };
         shared.hand_over();
-        let stream = Stream::new(shared.clone(), end.clone());
-        while end.state() == State::Opening {
-            let op = end.wait_for(Side::Read);
-            if end.state() != State::Opening {
-                break;
-            }
-            if !shared.drive(me, &op, Some(deadline), |_| false)? && !op.is_done() && end.state() == State::Opening {
-                return Err(Error::Timeout { operation: "connect a stream", node: Some(peer.0) }.into());
-            }
-        }
-        Ok(match end.state() {
+        Ok(Stream::new(shared.clone(), end))
+    }
+
+    /// What became of a stream that was answered.
+    fn answered(stream: Stream) -> Result<Stream, State> {
+        let end = stream.end().clone();
+        match end.state() {
             State::Open | State::Reset => Ok(stream),
             state => {
                 if let Carrier::Near(near) = &end.carrier
@@ -133,7 +166,7 @@ impl Connector {
                 }
                 Err(state)
             }
-        })
+        }
     }
 
     fn refused(&self, why: State) -> io::Error {

@@ -4,8 +4,9 @@ use super::near::Near;
 use crate::engine::op::{Op, Outcome};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
 /// Who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,18 +72,52 @@ pub struct End {
     pub there: AtomicU32,
     pub carrier: Carrier,
     state: AtomicU32,
-    waits: [Mutex<Option<Arc<Op>>>; 2],
+    waits: [Mutex<Waits>; 2],
+    /// The reactor looks at the pipe for this side.
+    hot: [AtomicBool; 2],
+    /// Nobody has it any more; what is on its way still goes.
+    dropped: AtomicBool,
+}
+
+/// Who waits for a side.
+#[derive(Default)]
+struct Waits {
+    threads: Option<Arc<Op>>,
+    task: Option<Waker>,
 }
 
 impl End {
     pub fn new(number: u32, peer: (NodeId, Incarnation), there: u32, carrier: Carrier, state: State) -> Arc<Self> {
         let (there, state) = (AtomicU32::new(there), AtomicU32::new(state as u32));
-        Arc::new(Self { number, peer, there, carrier, state, waits: Default::default() })
+        Arc::new(Self {
+            number,
+            peer,
+            there,
+            carrier,
+            state,
+            waits: Default::default(),
+            hot: Default::default(),
+            dropped: AtomicBool::new(false),
+        })
+    }
+
+    /// Nobody has it any more.
+    pub fn drop_it(&self) {
+        self.dropped.store(true, Ordering::Release);
+    }
+
+    pub fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Acquire)
     }
 
     #[inline]
     pub fn state(&self) -> State {
         STATES[self.state.load(Ordering::Acquire) as usize % STATES.len()]
+    }
+
+    /// Whether nothing ended it.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state(), State::Opening | State::Open)
     }
 
     /// Becomes so, if it was opening or open.
@@ -103,18 +138,63 @@ impl End {
 
     /// What is done when something changes for this side.
     pub fn wait_for(&self, side: Side) -> Arc<Op> {
-        let mut waits = self.waits[side as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        match &*waits {
+        let threads = &mut self.waits(side).threads;
+        match threads {
             Some(op) if !op.is_done() => op.clone(),
-            _ => waits.insert(Op::new()).clone(),
+            _ => threads.insert(Op::new()).clone(),
+        }
+    }
+
+    /// The task that is woken when something changes for this side, in place of the one before.
+    pub fn set_waker(&self, side: Side, waker: &Waker) {
+        let task = &mut self.waits(side).task;
+        match task {
+            Some(task) => task.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+
+    fn waits(&self, side: Side) -> MutexGuard<'_, Waits> {
+        self.waits[side as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the reactor was not told yet to look at the pipe for this side. From here on it is.
+    pub fn becomes_hot(&self, side: Side) -> bool {
+        !self.hot[side as usize].swap(true, Ordering::AcqRel)
+    }
+
+    /// The reactor looks there no more.
+    pub fn cools(&self, side: Side) {
+        self.hot[side as usize].store(false, Ordering::Release);
+    }
+
+    /// Whether there is something in common memory for this side.
+    pub fn has_news(&self, side: Side) -> bool {
+        match (&self.carrier, side) {
+            (Carrier::Near(near), Side::Read) => near.reads().has_news(),
+            (Carrier::Near(near), Side::Write) => near.writes().has_room(),
+            (Carrier::Far(_), _) => true,
+        }
+    }
+
+    /// Says in common memory that this side waits; a barrier follows, and another look.
+    pub fn mark(&self, side: Side) {
+        match (&self.carrier, side) {
+            (Carrier::Near(near), Side::Read) => near.reads().mark_reader(),
+            (Carrier::Near(near), Side::Write) => near.writes().mark_writer(),
+            (Carrier::Far(_), _) => {}
         }
     }
 
     /// Something changed for this side.
     pub fn wake(&self, side: Side) {
-        let op = self.waits[side as usize].lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(op) = op {
+        let Waits { threads, task } = std::mem::take(&mut *self.waits(side));
+        if let Some(op) = threads {
             op.finish(Outcome::Sent);
+        }
+        if let Some(waker) = task {
+            // Whoever drives runs this: a waker that panics must not end it.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Who listens.
 
+use super::awaited::Awaited;
 use super::check_service;
 use super::stream::Stream;
 use super::table::Backlog;
@@ -9,6 +10,7 @@ use crate::node::Shared;
 use crate::{Node, NodeId};
 use std::io;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 /// How a service is offered. Made by [`Node::listener`](crate::Node::listener); nothing happens before [`bind`](Self::bind).
@@ -77,6 +79,31 @@ impl Listener {
     /// As `accept`.
     pub fn accept_by(&self, deadline: Instant) -> io::Result<(Stream, NodeId)> {
         self.accept_until(Some(deadline))
+    }
+
+    /// The next stream, and from which node, for executors of any kind. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// The node has left, or this is a forked child.
+    pub async fn accept_async(&self) -> io::Result<(Stream, NodeId)> {
+        let mut waits = None;
+        std::future::poll_fn(|context| self.poll_accept(context, &mut waits)).await
+    }
+
+    fn poll_accept(&self, context: &mut Context<'_>, waits: &mut Option<Awaited>) -> Poll<io::Result<(Stream, NodeId)>> {
+        #[cfg(feature = "tokio")]
+        let _ = crate::reactor::tokio::attend(&self.shared);
+        loop {
+            self.shared.check()?;
+            let awaited = waits.insert(Awaited::new(&self.shared, self.backlog.wait_for()));
+            if let Some(end) = self.backlog.next() {
+                let peer = end.peer.0;
+                return Poll::Ready(Ok((Stream::new(self.shared.clone(), end), peer)));
+            }
+            if !self.shared.poll_op(&awaited.op, context) {
+                return Poll::Pending;
+            }
+        }
     }
 
     fn accept_until(&self, deadline: Option<Instant>) -> io::Result<(Stream, NodeId)> {

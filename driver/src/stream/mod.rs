@@ -27,8 +27,9 @@
 //! Where the two nodes share memory, bytes go through a ring there, one for each direction: no system call is made as long as both sides are busy. Where
 //! they do not, bytes go by the same lanes as everything else, 256 KiB at a time until the other side has read. Either way a writer waits when the reader is slow.
 
+mod awaited;
 mod connect;
-mod end;
+pub(crate) mod end;
 mod listen;
 pub(crate) mod near;
 mod stream;

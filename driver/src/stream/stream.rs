@@ -8,11 +8,13 @@ use crate::engine::wait::Step;
 use crate::error::Error;
 use crate::node::Shared;
 use crate::{Incarnation, NodeId};
+use doorbell_fabric::sync::{Reach, heavy_barrier};
 use doorbell_shm::pipe::{NoRead, NoWrite, Reader, Writer};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 /// Looks at a pipe between two questions whether to wait on.
@@ -39,7 +41,9 @@ pub struct Stream {
     writes: Mutex<Half<Writer>>,
     /// For reading and for writing, in nanoseconds.
     patience: [AtomicU64; 2],
-    nonblocking: std::sync::atomic::AtomicBool,
+    nonblocking: AtomicBool,
+    /// A task waits for this side, so somebody has to drive.
+    awaited: [AtomicBool; 2],
 }
 
 /// One direction.
@@ -57,7 +61,15 @@ fn lock<T>(half: &Mutex<Half<T>>) -> MutexGuard<'_, Half<T>> {
 impl Stream {
     pub(super) fn new(shared: Arc<Shared>, end: Arc<End>) -> Self {
         let patience = [AtomicU64::new(NONE), AtomicU64::new(NONE)];
-        Self { shared, end, reads: Mutex::default(), writes: Mutex::default(), patience, nonblocking: false.into() }
+        Self {
+            shared,
+            end,
+            reads: Mutex::default(),
+            writes: Mutex::default(),
+            patience,
+            nonblocking: false.into(),
+            awaited: Default::default(),
+        }
     }
 
     /// The node at the other end.
@@ -371,6 +383,97 @@ impl Stream {
     }
 }
 
+/// For executors of any kind. Of several tasks that poll the same direction the last is woken. Who is woken need not find anything.
+impl Stream {
+    /// As [`read`](Read::read), but where that waits the task is woken when it is worth another try. Loses nothing if it is not tried again.
+    pub fn poll_read(&self, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll(Side::Read, context, &mut *lock(&self.reads), |this, me, half| this.try_read(me, half, into))
+    }
+
+    /// As [`write`](Write::write), but where that waits the task is woken when it is worth another try. What it says is written goes to the other side,
+    /// whatever becomes of the task.
+    pub fn poll_write(&self, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll(Side::Write, context, &mut *lock(&self.writes), |this, me, half| this.try_write(me, half, from))
+    }
+
+    /// As [`poll_write`](Self::poll_write), of several pieces in a row.
+    pub fn poll_write_vectored(&self, context: &mut Context<'_>, from: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.poll(Side::Write, context, &mut *lock(&self.writes), |this, me, half| this.try_write_vectored(me, half, from))
+    }
+
+    fn poll<T>(
+        &self,
+        side: Side,
+        context: &mut Context<'_>,
+        half: &mut T,
+        mut attempt: impl FnMut(&Self, Token, &mut T) -> Option<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let me = self.shared.check()?;
+        if let Some(done) = attempt(self, me, half) {
+            self.settle(side);
+            return Poll::Ready(done);
+        }
+        self.end.set_waker(side, context.waker());
+        if !self.awaited[side as usize].swap(true, Ordering::Relaxed) {
+            self.shared.began();
+        }
+        let is_watched = matches!(self.end.carrier, Carrier::Near(_)) && self.shared.reactor().look_at(&self.end, side);
+        if !is_watched {
+            self.end.mark(side);
+            // Where barriers don't reach: somebody has to look.
+            if !heavy_barrier(Reach::Machine) {
+                context.waker().wake_by_ref();
+            }
+        }
+        // What happened before the waker was there, or the mark.
+        if let Some(done) = attempt(self, me, half) {
+            self.settle(side);
+            return Poll::Ready(done);
+        }
+        self.shared.wake_driver_of(context);
+        Poll::Pending
+    }
+
+    /// No task waits for this side any more.
+    fn settle(&self, side: Side) {
+        if self.awaited[side as usize].load(Ordering::Relaxed) && self.awaited[side as usize].swap(false, Ordering::Relaxed) {
+            self.shared.poller().ended();
+        }
+    }
+
+    /// Whether the other side has answered; if not, the task is woken when it does.
+    #[cfg(feature = "tokio")]
+    pub(super) fn poll_answered(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.end.set_waker(Side::Read, context.waker());
+        if self.end.state() != State::Opening {
+            return Poll::Ready(());
+        }
+        self.shared.wake_driver_of(context);
+        Poll::Pending
+    }
+
+    pub(super) fn end(&self) -> &Arc<End> {
+        &self.end
+    }
+
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn try_write_vectored(&self, me: Token, half: &mut Half<Writer>, from: &[IoSlice<'_>]) -> Option<io::Result<usize>> {
+        let mut done = 0;
+        for part in from.iter().filter(|part| !part.is_empty()) {
+            match self.try_write(me, half, part) {
+                Some(Ok(put)) => done += put,
+                _ if done > 0 => break,
+                trouble => return trouble,
+            }
+        }
+        Some(Ok(done))
+    }
+}
+
 impl Read for &Stream {
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -463,17 +566,12 @@ impl Drop for Stream {
             return;
         }
         let me = Token::current();
-        // What is on its way by packets goes first, if that does not take long.
         self.end_writing(me);
         self.end_reading(me);
-        let until = Instant::now() + Duration::from_secs(1);
-        while self.end.far().is_some_and(|far| !far.said_end)
-            && self.end.state() == State::Open
-            && Instant::now() < until
-            && self.shared.drive(me, &self.end.wait_for(Side::Write), Some(until), |_| false).is_ok()
-        {}
+        self.settle(Side::Read);
+        self.settle(Side::Write);
         if let Ok(mut engine) = self.shared.enter(me, "close a stream") {
-            engine.streams().reset(&self.end);
+            engine.streams().let_go(&self.end);
             engine.push(me);
         }
         self.shared.hand_over();

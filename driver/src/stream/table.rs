@@ -30,7 +30,15 @@ pub(crate) struct Word {
 /// Those who connected to a service, and were not accepted yet.
 pub struct Backlog {
     pub most: usize,
-    state: Mutex<(VecDeque<Arc<End>>, Option<Arc<Op>>)>,
+    state: Mutex<Waiting>,
+}
+
+/// Who waits on both sides of a service.
+#[derive(Default)]
+struct Waiting {
+    ends: VecDeque<Arc<End>>,
+    /// One of each thread and task that would accept.
+    ops: Vec<Arc<Op>>,
 }
 
 impl Backlog {
@@ -38,43 +46,38 @@ impl Backlog {
         Arc::new(Self { most, state: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, (VecDeque<Arc<End>>, Option<Arc<Op>>)> {
+    fn state(&self) -> MutexGuard<'_, Waiting> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next one; `None`: there is nobody.
     pub fn next(&self) -> Option<Arc<End>> {
-        self.state().0.pop_front()
+        self.state().ends.pop_front()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.state().0.is_empty()
+        self.state().ends.is_empty()
     }
 
     /// What is done when somebody comes.
     pub fn wait_for(&self) -> Arc<Op> {
-        let waits = &mut self.state().1;
-        match waits {
-            Some(op) if !op.is_done() => op.clone(),
-            _ => waits.insert(Op::new()).clone(),
-        }
+        let ops = &mut self.state().ops;
+        // Those of threads and tasks that gave up.
+        ops.retain(|op| Arc::strong_count(op) > 1);
+        let op = Op::new();
+        ops.push(op.clone());
+        op
     }
 
     fn add(&self, end: Arc<End>) {
-        let op = {
-            let mut state = self.state();
-            state.0.push_back(end);
-            state.1.take()
-        };
-        if let Some(op) = op {
-            op.finish(Outcome::Sent);
-        }
+        self.state().ends.push_back(end);
+        self.wake();
     }
 
     fn wake(&self) {
-        if let Some(op) = self.state().1.take() {
-            op.finish(Outcome::Sent);
-        }
+        // All: the one that would be chosen may be about to give up.
+        let ops = std::mem::take(&mut self.state().ops);
+        ops.iter().for_each(|op| op.finish(Outcome::Sent));
     }
 }
 
@@ -149,7 +152,19 @@ impl Streams {
         }
     }
 
-    /// An end is dropped: the other one is told.
+    /// Nobody has an end any more: the other side is told once it has all that was written.
+    pub fn let_go(&mut self, end: &End) {
+        end.drop_it();
+        let is_waiting = end.far().is_some_and(|far| !far.said_end) && end.state() == State::Open;
+        if is_waiting { self.activate(end.number) } else { self.reset(end) }
+    }
+
+    /// Whether bytes of ends that nobody has any more are still to go.
+    pub fn is_flushing(&self) -> bool {
+        self.ends.values().any(|end| end.is_dropped() && end.state() == State::Open)
+    }
+
+    /// The other side is told that there is nobody.
     pub fn reset(&mut self, end: &End) {
         self.ends.remove(&end.number);
         self.active.retain(|number| *number != end.number);
@@ -236,7 +251,7 @@ impl Streams {
         };
         let answer = match self.services.get(&name.to_vec()).cloned() {
             None => Err(wire::NOT_HERE),
-            Some(backlog) if backlog.state().0.len() >= backlog.most || self.ends.len() >= ENDS_MOST => Err(wire::BUSY),
+            Some(backlog) if backlog.state().ends.len() >= backlog.most || self.ends.len() >= ENDS_MOST => Err(wire::BUSY),
             Some(backlog) => {
                 let carrier = match (region.checked_sub(1).map(u32::try_from), &self.context) {
                     (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far { credit: ring.min(WINDOW), ..Far::default() })))),
@@ -294,6 +309,9 @@ impl Streams {
         loop {
             let Some((kind, bytes)) = Self::next_packet(&end, most) else {
                 self.active.retain(|active| *active != number);
+                if end.is_dropped() && end.far().is_some_and(|far| far.said_end) {
+                    self.reset(&end);
+                }
                 break;
             };
             if !push(wire::tag(kind, there), &bytes) {

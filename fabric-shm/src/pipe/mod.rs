@@ -165,6 +165,28 @@ impl View<'_> {
         written & read & LAST != 0
     }
 
+    /// Whether a reader would find something: bytes, the end, or an error. Two loads; for who is not the reader.
+    pub fn has_news(&self) -> bool {
+        let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
+        written != read & !LAST
+    }
+
+    /// Whether a writer would find something: room, that nobody reads any more, or an error. Two loads; for who is not the writer.
+    pub fn has_room(&self) -> bool {
+        let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
+        read & LAST != 0 || (written & !LAST).wrapping_sub(read) != self.capacity()
+    }
+
+    /// Says that the reader waits, without a barrier: who does this for many makes one for all, and looks once more after it.
+    pub fn mark_reader(&self) {
+        self.words.reader_waits.0.swap(1, Ordering::AcqRel);
+    }
+
+    /// The same of the writer.
+    pub fn mark_writer(&self) {
+        self.words.writer_waits.0.swap(1, Ordering::AcqRel);
+    }
+
     /// Says for both sides that they do not use it. Nobody may be.
     pub fn give_up(&self) {
         [&self.words.written.0, &self.words.read.0].into_iter().for_each(|word| word.store(LAST, Ordering::Release));

@@ -30,6 +30,7 @@ use crate::Run;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -62,6 +63,22 @@ pub trait Port: Send {
     /// # Errors
     /// Those of the ring, or of the system: the port is to be closed.
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken>;
+
+    /// What [`watch`](Self::watch) makes readable: the same as long as the port is there. For event loops.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// As [`park`](Self::park), but who waits is an event loop, of this or another thread: from now on the [descriptor](Self::descriptor) becomes
+    /// readable when something happens, and sometimes for no reason. False if something has happened already. The time is up to the event loop.
+    ///
+    /// # Errors
+    /// As of `park`.
+    fn watch(&mut self, park: Park<'_>) -> io::Result<bool>;
+
+    /// Ends a watch, if there is one; before the next, or a park.
+    ///
+    /// # Errors
+    /// As of `park`.
+    fn unwatch(&mut self) -> io::Result<()>;
 }
 
 /// What a parked thread waits for, beside datagrams.
@@ -290,6 +307,20 @@ fn receive_all(links: &[Direct], room: &mut Room, budget: usize, each: &mut dyn 
         received += direct.receive(room, budget - received, each)?;
     }
     Ok(received)
+}
+
+/// A port without a socket, at which one waits for the doorbell alone: by io_uring if that can be had.
+///
+/// # Errors
+/// Those of the system, mostly that there are as many descriptors or threads as may.
+pub fn bell_only(kind: Kind) -> io::Result<Box<dyn Port>> {
+    if kind != Kind::Plain {
+        match Uring::new(Vec::new()) {
+            Ok(port) => return Ok(Box::new(port)),
+            Err(reason) => tracing::debug!("{reason}; a doorbell wakes an event loop by way of a second thread instead"),
+        }
+    }
+    Ok(Box::new(Plain::new(Vec::new())?))
 }
 
 /// Opens a port. Says once, as a warning, if io_uring was tried and could not be had.

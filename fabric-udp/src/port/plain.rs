@@ -8,8 +8,9 @@ use super::bell::Listener;
 use super::calls;
 use super::{Direct, Kind, Park, Port, RUNS, Room, Woken};
 use crate::Run;
+use rustix::event::epoll;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 /// A port without io_uring.
@@ -19,12 +20,37 @@ pub struct Plain {
     listener: Listener,
     /// What is waited for, the listener last.
     polled: Vec<libc::pollfd>,
+    /// All of it as one descriptor, for event loops.
+    all: OwnedFd,
+    /// Sockets that are part of that.
+    watched: Vec<i32>,
 }
 
 impl Plain {
     pub(super) fn new(links: Vec<Direct>) -> io::Result<Self> {
         let listener = Listener::start()?;
-        Ok(Self { links, room: Room::new(RUNS), listener, polled: Vec::new() })
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&all, listener.rung(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(Self { links, room: Room::new(RUNS), listener, polled: Vec::new(), all, watched: Vec::new() })
+    }
+
+    /// Has the one descriptor tell of each socket, or of none.
+    fn include(&mut self, writable: bool) -> io::Result<()> {
+        for link in &self.links {
+            let only = self.links.len() == 1 && link.twin().is_none();
+            for direct in link.sockets() {
+                let (socket, data) = (direct.as_fd(), epoll::EventData::new_u64(0));
+                // Both count the same events by the same bits.
+                let events = epoll::EventFlags::from_bits_retain(u32::from(direct.events(writable, only) as u16));
+                if self.watched.contains(&socket.as_raw_fd()) {
+                    epoll::modify(&self.all, socket, data, events)?;
+                } else {
+                    epoll::add(&self.all, socket, data, events)?;
+                    self.watched.push(socket.as_raw_fd());
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -77,5 +103,26 @@ impl Port for Plain {
             woken.bell = rung();
         }
         Ok(woken)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.all.as_fd()
+    }
+
+    fn watch(&mut self, park: Park<'_>) -> io::Result<bool> {
+        self.listener.listen(park.bell, park.expected);
+        self.include(park.writable)?;
+        Ok(park.bell.load(Ordering::SeqCst) == park.expected && !self.links.iter().any(Direct::has_trouble))
+    }
+
+    fn unwatch(&mut self) -> io::Result<()> {
+        self.listener.clear();
+        // Datagrams that are taken from here on are to wake nobody.
+        for socket in self.links.iter().flat_map(Direct::sockets) {
+            if self.watched.contains(&socket.as_fd().as_raw_fd()) {
+                epoll::modify(&self.all, socket.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::empty())?;
+            }
+        }
+        Ok(())
     }
 }

@@ -89,6 +89,21 @@ impl Ring {
         }
     }
 
+    /// Hands over what was prepared, and waits for nothing.
+    pub fn submit(&mut self) -> io::Result<()> {
+        match self.0.submit() {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Readable while there is a completion.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the ring, which the answer borrows.
+        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
+    }
+
     /// The next completion. No system call.
     pub fn take(&mut self) -> Option<Completion> {
         let entry = self.0.completion().next()?;

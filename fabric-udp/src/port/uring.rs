@@ -12,7 +12,7 @@ use super::ring::{Completion, Ring};
 use super::{Direct, Kind, Park, Port, RUNS, Room, Woken};
 use crate::Run;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 const BELL: u64 = 1;
@@ -162,5 +162,28 @@ impl Port for Uring {
         }
         self.disarm(&mut woken)?;
         Ok(woken)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.ring.descriptor()
+    }
+
+    fn watch(&mut self, park: Park<'_>) -> io::Result<bool> {
+        let mut woken = Woken { datagram: self.links.iter().any(Direct::has_trouble), ..Woken::default() };
+        self.reap(&mut woken)?;
+        // A doorbell that nobody rang since the last watch is still listened to.
+        if self.armed == 0 {
+            self.arm(park)?;
+            self.ring.submit()?;
+            self.reap(&mut woken)?;
+        }
+        Ok(woken == Woken::default())
+    }
+
+    fn unwatch(&mut self) -> io::Result<()> {
+        let mut woken = Woken::default();
+        self.reap(&mut woken)?;
+        // Datagrams that are taken from here on are to wake nobody.
+        if self.links.is_empty() { Ok(()) } else { self.disarm(&mut woken) }
     }
 }

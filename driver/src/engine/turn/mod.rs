@@ -348,10 +348,13 @@ impl Engine {
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
 
-    /// After the sleep.
-    pub fn awake(&mut self) {
-        self.parked = None;
-        self.fabric.bell().disarm();
+    /// After the sleep until `op` is done.
+    pub fn awake(&mut self, op: &Arc<Op>) {
+        // A reactor may have taken the bell over, and sleep by now.
+        if self.parked.as_ref().is_some_and(|parked| Arc::ptr_eq(parked, op)) {
+            self.parked = None;
+            self.fabric.bell().disarm();
+        }
     }
 
     /// One turn: polls, and moves what is queued. Returns the amount of work done; 0 means that there was none.
