@@ -44,6 +44,8 @@ pub(crate) const SPIN_ROUNDS: u32 = 64;
 const LOOK_AROUND: Duration = Duration::from_millis(10);
 /// How long after it has joined a node that met nobody may still be about to meet others.
 const SETTLING: Duration = Duration::from_millis(500);
+/// How long leaving waits for what was written to streams.
+const FLUSH_MOST: Duration = Duration::from_secs(1);
 /// How long a sleep lasts if the port can't be waited for.
 const WITHOUT_PORT: Duration = Duration::from_millis(1);
 
@@ -772,6 +774,23 @@ impl Shared {
     /// The latest transfers that ended.
     pub(crate) fn transfers(&self, me: Token) -> Result<Vec<TransferReport>> {
         Ok(self.enter(me, "transfers")?.reports())
+    }
+
+    /// Waits until what was written to streams that nobody has any more is on its way: a second at most.
+    pub(crate) fn flush_streams(&self) {
+        let me = Token::current();
+        let mut is_flushing = self.baton.enter(me).is_some_and(|mut engine| engine.streams().is_flushing());
+        let until = Instant::now() + FLUSH_MOST;
+        while is_flushing && Instant::now() < until {
+            let soon = until.min(Instant::now() + WITHOUT_PORT);
+            let driven = self.drive(me, &Op::new(), Some(soon), |engine| {
+                is_flushing = engine.streams().is_flushing();
+                !is_flushing
+            });
+            if driven.is_err() {
+                return;
+            }
+        }
     }
 
     /// Ends everything that is pending. The first half of leaving.

@@ -16,7 +16,7 @@
 //! assert_eq!(peer, client.id());
 //!
 //! near.write_all(b"hello")?;
-//! near.shutdown(std::net::Shutdown::Write)?;
+//! near.close(std::net::Shutdown::Write)?;
 //! let mut text = String::new();
 //! far.read_to_string(&mut text)?;
 //! assert_eq!(text, "hello");

@@ -116,7 +116,7 @@ impl Stream {
     ///
     /// # Errors
     /// This is a forked child.
-    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+    pub fn close(&self, how: Shutdown) -> io::Result<()> {
         let me = self.shared.check()?;
         if matches!(how, Shutdown::Write | Shutdown::Both) {
             self.end_writing(me);
@@ -170,7 +170,7 @@ impl Stream {
 
     fn activate(&self, me: Token) {
         if let Ok(mut engine) = self.shared.enter(me, "send by a stream") {
-            engine.streams().activate(self.end.number);
+            engine.streams().activate(&self.end);
             engine.push(me);
         }
         self.shared.hand_over();
@@ -228,7 +228,9 @@ impl Stream {
                 let mut far = self.end.far()?;
                 let len = far.came.len().min(into.len());
                 if len > 0 {
-                    far.came.drain(..len).zip(&mut *into).for_each(|(byte, into)| *into = byte);
+                    // Each call takes one of the two halves of what came.
+                    let first = far.came.read(into).unwrap_or(0);
+                    let _ = far.came.read(&mut into[first..len]);
                     far.owed += len as u64;
                     let is_owed = far.owed >= WINDOW / 4;
                     drop(far);
