@@ -57,9 +57,8 @@ impl Node {
     ///
     /// # Errors
     /// As `put`.
-    pub async fn put_async<T: Plain, B>(&self, from: B, to: Key<T, ReadWrite>) -> (B, Result<()>)
+    pub async fn put_async<T: Plain + Send + 'static, B>(&self, from: B, to: Key<T, ReadWrite>) -> (B, Result<()>)
     where
-        T: Send + 'static,
         B: AsRef<[T]> + Send + 'static,
     {
         if self.is_quick(&to, size_of_val(from.as_ref())) {
@@ -74,10 +73,8 @@ impl Node {
     ///
     /// # Errors
     /// As `get`.
-    pub async fn get_async<T: Plain, A: Access, B>(&self, from: Key<T, A>, mut into: B) -> (B, Result<()>)
+    pub async fn get_async<T: Plain + Send + 'static, A: Access + Send + 'static, B>(&self, from: Key<T, A>, mut into: B) -> (B, Result<()>)
     where
-        T: Send + 'static,
-        A: Send + 'static,
         B: AsMut<[T]> + Send + 'static,
     {
         if self.is_quick(&from, size_of_val(into.as_mut())) {

@@ -19,6 +19,7 @@ use crate::reactor::ReactorWord;
 use crate::region::table::RegionTable;
 use crate::registry::Clerks;
 use crate::stream::near::Arenas;
+use crate::stream::table::Streams;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Reach, heavy_barrier, light_barrier};
@@ -642,6 +643,25 @@ impl Shared {
             self.bell().wake();
         }
         self.rouse_poller();
+    }
+
+    /// Has the engine do something about streams, and sees to it that what can't go now goes later.
+    pub(crate) fn for_streams(&self, me: Token, act: impl FnOnce(&mut Streams)) {
+        let is_left = self.baton.enter(me).is_some_and(|mut engine| {
+            act(engine.streams());
+            engine.push(me);
+            engine.streams().has_work()
+        });
+        if is_left {
+            self.poller.left_over();
+            self.rouse();
+        }
+        self.hand_over();
+    }
+
+    /// Whether there is something about streams that could not be sent so far.
+    pub(crate) fn has_left_over(&self, me: Token) -> bool {
+        self.baton.enter(me).is_some_and(|mut engine| engine.streams().has_work())
     }
 
     /// Whether `op` is over; if not, whoever drives wakes this task when it is.
