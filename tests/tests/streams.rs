@@ -21,7 +21,7 @@ trait Bytes: Read + Write + Send + 'static {
 
 impl Bytes for UnixStream {
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        UnixStream::close(self, how)
+        UnixStream::shutdown(self, how)
     }
     fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         UnixStream::set_read_timeout(self, timeout)
