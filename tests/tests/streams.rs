@@ -39,7 +39,7 @@ impl Bytes for UnixStream {
 
 impl Bytes for Stream {
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        Stream::shutdown(self, how)
+        Stream::close(self, how)
     }
     fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         Stream::set_read_timeout(self, timeout)
