@@ -121,7 +121,10 @@ impl Half {
             },
             Half::Stream(stream, place, patience) => match reach(&place, patience).await {
                 Ok(socket) => Link::new(socket, stream),
-                Err(why) => return tally.fails(why),
+                Err(why) => {
+                    stream.abort();
+                    return tally.fails(why);
+                }
             },
         };
         add(&tally.connections);

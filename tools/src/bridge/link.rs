@@ -18,7 +18,8 @@ const LINGER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Link {
     socket: Connection,
-    stream: Stream,
+    /// Until it is dropped.
+    stream: Option<Stream>,
     is_whole: bool,
 }
 
@@ -31,19 +32,20 @@ pub enum Trouble {
 
 impl Link {
     pub fn new(socket: Connection, stream: Stream) -> Self {
-        Self { socket, stream, is_whole: false }
+        Self { socket, stream: Some(stream), is_whole: false }
     }
 
     /// Carries both directions until both have ended.
     pub async fn carry(mut self, tally: &Tally) -> Result<(), Trouble> {
-        match &mut self.socket {
+        let Self { socket, stream: Some(stream), .. } = &mut self else { return Ok(()) };
+        match socket {
             Connection::Tcp(socket) => {
                 let (reads, writes) = socket.split();
-                both(reads, writes, &self.stream, tally).await?;
+                both(reads, writes, stream, tally).await?;
             }
             Connection::Unix(socket) => {
                 let (reads, writes) = socket.split();
-                both(reads, writes, &self.stream, tally).await?;
+                both(reads, writes, stream, tally).await?;
             }
         }
         self.is_whole = true;
@@ -55,6 +57,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         if !self.is_whole {
             self.socket.cut();
+            self.stream.take().into_iter().for_each(Stream::abort);
         }
     }
 }
