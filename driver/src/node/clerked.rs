@@ -73,7 +73,11 @@ impl Node {
     ///
     /// # Errors
     /// As `get`.
-    pub async fn get_async<T: Plain + Send + 'static, A: Access + Send + 'static, B>(&self, from: Key<T, A>, mut into: B) -> (B, Result<()>)
+    pub async fn get_async<T: Plain + Send + 'static, A: Access + Send + 'static, B>(
+        &self,
+        from: Key<T, A>,
+        mut into: B,
+    ) -> (B, Result<()>)
     where
         B: AsMut<[T]> + Send + 'static,
     {
