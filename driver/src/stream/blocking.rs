@@ -92,7 +92,7 @@ impl Stream {
             },
             |this, half| match &this.end.carrier {
                 Carrier::Near(near) => half.pipe.is_ready(&near.reads()),
-                Carrier::Far(_) => this.end.far().is_some_and(|far| !far.came.is_empty() || far.ended),
+                Carrier::Far(_) => this.end.far().is_some_and(|far| !far.came.is_empty() || far.ended || far.was_cut),
             },
         )
     }

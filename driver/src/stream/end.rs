@@ -55,6 +55,9 @@ pub struct Far {
     /// No more will be given; that was said.
     pub ends: bool,
     pub said_end: bool,
+    /// There was to be more when it was given up here; there.
+    pub cuts: bool,
+    pub was_cut: bool,
 }
 
 /// By what bytes go.

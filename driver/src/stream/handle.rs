@@ -22,7 +22,7 @@ const NONE: u64 = u64::MAX;
 /// Reading and writing block until something was read or written, and drive the node's engine meanwhile; [`set_nonblocking`](Self::set_nonblocking) and time-outs are as of
 /// [`std::os::unix::net::UnixStream`], and so is what is said at the end: reading returns 0 when the other side has shut down its writing or dropped the stream, writing fails
 /// with [`BrokenPipe`](ErrorKind::BrokenPipe) when nobody reads any more. If the other side's node died both fail with
-/// [`ConnectionReset`](ErrorKind::ConnectionReset), once what it wrote is read.
+/// [`ConnectionReset`](ErrorKind::ConnectionReset), once what it wrote is read; reading does, too, if the other side [gave it up](Self::abort).
 pub struct Stream {
     pub(super) shared: Arc<Shared>,
     pub(super) end: Arc<End>,
@@ -136,6 +136,30 @@ impl Stream {
         }
     }
 
+    /// Drops the stream, and tells the other side that this was no good end: there reading fails with [`ConnectionReset`](ErrorKind::ConnectionReset) once
+    /// what was written is read, and not as at an end; what is on its way over a network may be lost.
+    pub fn abort(self) {
+        // Of a forked child, or of a node that has left: there is nobody to tell.
+        let Ok(me) = self.shared.check() else { return };
+        let wakes = {
+            let mut half = lock(&self.writes);
+            let was_over = std::mem::replace(&mut half.over, true);
+            match &self.end.carrier {
+                Carrier::Near(near) => !was_over && half.pipe.cut(&near.writes()),
+                Carrier::Far(far) => {
+                    let mut far = far.lock().unwrap_or_else(PoisonError::into_inner);
+                    // Nothing more goes, nor is it said that this was all.
+                    far.goes.clear();
+                    (far.said_end, far.cuts) = (true, !far.said_end);
+                    false
+                }
+            }
+        };
+        if wakes {
+            self.wake_other(me);
+        }
+    }
+
     fn end_reading(&self, me: Token) {
         let mut half = lock(&self.reads);
         if std::mem::replace(&mut half.over, true) {
@@ -187,6 +211,11 @@ impl Stream {
         Some(io::Error::new(kind, format!("a stream with node {}: {what}", self.end.peer.0)))
     }
 
+    fn cut(&self) -> io::Error {
+        let what = format!("a stream with node {}: the other side gave it up", self.end.peer.0);
+        io::Error::new(ErrorKind::ConnectionReset, what)
+    }
+
     fn damaged(&self) -> io::Error {
         let what = format!("a stream with node {}: its memory was written over or truncated; connect anew", self.end.peer.0);
         io::Error::new(ErrorKind::InvalidData, what)
@@ -206,6 +235,7 @@ impl Stream {
                     if near.is_cut() { Some(Err(self.damaged())) } else { Some(Ok(moved.bytes)) }
                 }
                 Err(NoRead::End) => Some(Ok(0)),
+                Err(NoRead::Cut) => Some(Err(self.cut())),
                 Err(NoRead::Broken) => Some(Err(self.damaged())),
                 Err(NoRead::Empty) => match self.lost(Side::Read) {
                     // It may have written before it went.
@@ -232,6 +262,9 @@ impl Stream {
                 }
                 if far.ended {
                     return Some(Ok(0));
+                }
+                if far.was_cut {
+                    return Some(Err(self.cut()));
                 }
                 drop(far);
                 self.lost(Side::Read).map(Err)

@@ -196,7 +196,8 @@ impl Streams {
         self.active.retain(|active| active.number != end.number);
         let there = end.there.load(Ordering::Relaxed);
         if there != 0 {
-            self.say(end.peer, Kind::Reset, there, Vec::new());
+            let cuts = end.far().is_some_and(|far| far.cuts);
+            self.say(end.peer, if cuts { Kind::Cut } else { Kind::Reset }, there, Vec::new());
         }
     }
 
@@ -228,9 +229,10 @@ impl Streams {
                 end.wake(Side::Write);
             }
             Kind::Data | Kind::Credit | Kind::Fin => return self.take_far(&end, kind, payload),
-            Kind::Reset => {
+            Kind::Reset | Kind::Cut => {
                 if let Some(mut far) = end.far() {
-                    far.ended = true;
+                    far.was_cut = kind == Kind::Cut && !far.ended;
+                    far.ended |= kind == Kind::Reset;
                 }
                 end.become_so(State::Reset);
                 if end.is_dropped() {
