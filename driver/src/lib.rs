@@ -115,7 +115,7 @@ pub use reactor::Reactor;
 #[cfg(not(loom))]
 pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 #[cfg(not(loom))]
-pub use registry::{Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TryLock};
+pub use registry::{Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TaskGuard, TryLock};
 #[cfg(not(loom))]
 pub use stream::{Connector, Listener, ListenerBuilder, Stream};
 #[cfg(not(loom))]

@@ -39,7 +39,7 @@ impl Bytes for UnixStream {
 
 impl Bytes for Stream {
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        Stream::shutdown(self, how)
+        Stream::close(self, how)
     }
     fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         Stream::set_read_timeout(self, timeout)
@@ -257,4 +257,39 @@ fn both_sides_write_at_once(mut one: impl Bytes, mut other: impl Bytes) {
     let mut read = vec![0; TOTAL];
     one.read_exact(&mut read).unwrap();
     assert!(read == data && there.join().0 == data);
+}
+
+fn is_given_up((mut one, mut other, _keep): (Stream, Stream, [Node; 2])) {
+    one.write_all(b"half of it").unwrap();
+    // What is on its way may be lost over a network: it is there before that.
+    let mut start = [0; 4];
+    other.read_exact(&mut start).unwrap();
+    one.abort();
+    let mut rest = Vec::new();
+    let error = other.read_to_end(&mut rest).unwrap_err();
+    assert_eq!((&rest[..], error.kind()), (&b" of it"[..], ErrorKind::ConnectionReset));
+    assert_eq!(other.read(&mut start).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let broken = (0..).find_map(|_| other.write(b"more").err());
+    assert_eq!(broken.unwrap().kind(), ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn an_end_that_is_given_up_is_no_good_end() {
+    is_given_up(shared());
+    is_given_up(network());
+}
+
+fn ends_well((mut one, mut other, _keep): (Stream, Stream, [Node; 2])) {
+    one.write_all(b"all of it").unwrap();
+    one.close(Shutdown::Write).unwrap();
+    let mut text = String::new();
+    other.read_to_string(&mut text).unwrap();
+    one.abort();
+    assert_eq!((&text[..], other.read(&mut [0; 4]).unwrap()), ("all of it", 0));
+}
+
+#[test]
+fn what_was_said_whole_stays_whole_when_the_rest_is_given_up() {
+    ends_well(shared());
+    ends_well(network());
 }

@@ -2,6 +2,7 @@
 
 mod atomics;
 mod autopsy;
+mod bridge;
 mod clean;
 mod clock;
 mod demo;
@@ -10,6 +11,7 @@ mod exit;
 mod guard;
 mod info;
 mod io;
+mod join;
 mod links_shown;
 mod log;
 mod ls;
@@ -55,6 +57,7 @@ enum Command {
     Collective(measure::collective::CollectiveArgs),
     Device(measure::device::DeviceArgs),
     Io(io::IoArgs),
+    Bridge(bridge::BridgeArgs),
     Modes(modes::ModesArgs),
     Top(top::TopArgs),
     Ls(ls::LsArgs),
@@ -115,6 +118,7 @@ impl Command {
             Command::Collective(args) => measure::collective::run(&args),
             Command::Device(args) => measure::device::run(&args),
             Command::Io(args) => io::run(&args),
+            Command::Bridge(args) => bridge::run(&args),
             Command::Modes(args) => modes::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ls(args) => ls::run(&args),

@@ -2,6 +2,7 @@
 
 use nix::errno::Errno;
 use nix::sys::prctl::{set_child_subreaper, set_name, set_pdeathsig};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, getpid, getppid};
@@ -22,6 +23,12 @@ pub fn own_command(name: &str) -> Command {
 pub fn take_name() {
     // For people only.
     let _ = set_name(c"doorbell");
+}
+
+/// As many descriptors as the system lets this process have.
+pub fn raise_descriptors() {
+    // Without it whoever needs many is told `EMFILE` earlier.
+    let _ = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
 }
 
 /// Gives a process a group of its own, so that all that it starts in turn can be reached by one signal; and has the kernel

@@ -74,6 +74,8 @@ pub struct PollerWord {
     stop: AtomicBool,
     /// Nonblocking operations that have not ended.
     pending: AtomicUsize,
+    /// Something could not be sent that nobody waits for. Until the poller finds nothing to do.
+    left: AtomicBool,
     /// There is a reactor, which drives in the poller's place.
     relieved: AtomicBool,
     /// How often packets began to be gathered.
@@ -84,6 +86,14 @@ impl PollerWord {
     /// A nonblocking operation began.
     pub fn began(&self) {
         self.pending.fetch_add(1, Ordering::SeqCst);
+        if !self.relieved.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Something could not be sent that nobody waits for.
+    pub fn left_over(&self) {
+        self.left.store(true, Ordering::SeqCst);
         if !self.relieved.load(Ordering::SeqCst) {
             self.wake();
         }
@@ -153,7 +163,7 @@ impl PollerWord {
 
     /// Whether a nonblocking operation is pending.
     pub fn is_needed(&self) -> bool {
-        self.pending.load(Ordering::SeqCst) != 0
+        self.pending.load(Ordering::SeqCst) != 0 || self.left.load(Ordering::SeqCst)
     }
 
     /// How long the adaptive poller may sleep on a bell that it armed: long if nothing is pending, and from here on whoever begins something
@@ -205,6 +215,13 @@ pub fn run(shared: Arc<Shared>) {
         }
         let (work, is_news) = shared.turn_poller(me);
         seen = shared.turns();
+        if word.left.load(Ordering::Relaxed) {
+            // Before the look: what is left after it says so again.
+            word.left.store(false, Ordering::SeqCst);
+            if shared.has_left_over(me) {
+                word.left.store(true, Ordering::SeqCst);
+            }
+        }
         if work > 0 {
             if is_news {
                 gear.awake();

@@ -133,6 +133,23 @@ impl Pool {
         self.append(Entry { envelope, bytes: Bytes::Lent(lent), number });
     }
 
+    /// Puts a message back that was taken and is not wanted: before those that followed it, even beyond the limit.
+    pub fn put_back(&mut self, Message { envelope, bytes }: Message) {
+        self.reserve_anyway(bytes.len());
+        let lane = |envelope: &Envelope| (envelope.incarnation, envelope.priority);
+        let follows = |entry: &Entry| {
+            lane(&entry.envelope) == lane(&envelope) && (entry.envelope.sequence.wrapping_sub(envelope.sequence) as i32) > 0
+        };
+        let messages = self.senders.entry(envelope.source).or_default();
+        let found = messages.iter().position(follows).map(|at| (at, messages[at].number));
+        let (at, number) = found.unwrap_or_else(|| {
+            self.arrivals += 1;
+            (messages.len(), self.arrivals)
+        });
+        messages.insert(at, Entry { envelope, bytes: Bytes::Private(bytes), number });
+        self.len += 1;
+    }
+
     fn append(&mut self, entry: Entry) {
         self.senders.entry(entry.envelope.source).or_default().push_back(entry);
         self.len += 1;
@@ -169,7 +186,11 @@ impl Pool {
     }
 
     fn place(&self, source: NodeId, number: u64) -> Option<usize> {
-        self.senders.get(&source)?.binary_search_by_key(&number, |entry| entry.number).ok()
+        let messages = self.senders.get(&source)?;
+        let first = messages.partition_point(|entry| entry.number < number);
+        // One that was put back has the number of the one behind it.
+        let mut same = messages.iter().enumerate().skip(first).take_while(|(_, entry)| entry.number == number);
+        same.find(|(_, entry)| !entry.is_whole()).map(|(at, _)| at)
     }
 
     fn extract(&mut self, source: NodeId, at: usize) -> Option<Entry> {
@@ -306,6 +327,25 @@ mod tests {
         assert!(pool.complete(NodeId(1), number, vec![7; 100]) && !pool.complete(NodeId(1), number + 10, Vec::new()));
         assert!(matches!(pool.take(&Match::any()), Some(Pooled::Whole(message)) if message.bytes == [7; 100]));
         assert!(matches!(pool.take(&Match::any()), Some(Pooled::Whole(message)) if message.bytes == [1]));
+        assert_eq!(pool.bytes().0, 0);
+    }
+
+    #[test]
+    fn what_is_put_back_comes_before_what_followed_it() {
+        let mut pool = Pool::new(1000);
+        let number = pool.next_number();
+        assert!(pool.reserve(100));
+        let numbered = |sequence, len| Envelope { sequence, ..envelope(u64::from(sequence), len) };
+        pool.insert_coming(numbered(2, 100), number);
+        assert!(pool.push(numbered(3, 1), Payload::private(&[3])));
+        pool.put_back(Message { envelope: numbered(1, 1), bytes: vec![1] });
+        pool.put_back(Message { envelope: numbered(0, 1), bytes: vec![0] });
+        assert!(pool.complete(NodeId(1), number, vec![2; 100]) && !pool.complete(NodeId(1), number, Vec::new()));
+        let order = std::iter::from_fn(|| match pool.take(&Match::any()) {
+            Some(Pooled::Whole(message)) => Some((message.envelope.sequence, message.bytes[0])),
+            _ => None,
+        });
+        assert_eq!(order.collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2), (3, 3)]);
         assert_eq!(pool.bytes().0, 0);
     }
 

@@ -19,6 +19,7 @@ use crate::reactor::ReactorWord;
 use crate::region::table::RegionTable;
 use crate::registry::Clerks;
 use crate::stream::near::Arenas;
+use crate::stream::table::Streams;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Reach, heavy_barrier, light_barrier};
@@ -44,6 +45,8 @@ pub(crate) const SPIN_ROUNDS: u32 = 64;
 const LOOK_AROUND: Duration = Duration::from_millis(10);
 /// How long after it has joined a node that met nobody may still be about to meet others.
 const SETTLING: Duration = Duration::from_millis(500);
+/// How long leaving waits for what was written to streams.
+const FLUSH_MOST: Duration = Duration::from_secs(1);
 /// How long a sleep lasts if the port can't be waited for.
 const WITHOUT_PORT: Duration = Duration::from_millis(1);
 
@@ -642,6 +645,25 @@ impl Shared {
         self.rouse_poller();
     }
 
+    /// Has the engine do something about streams, and sees to it that what can't go now goes later.
+    pub(crate) fn for_streams(&self, me: Token, act: impl FnOnce(&mut Streams)) {
+        let is_left = self.baton.enter(me).is_some_and(|mut engine| {
+            act(engine.streams());
+            engine.push(me);
+            engine.streams().has_work()
+        });
+        if is_left {
+            self.poller.left_over();
+            self.rouse();
+        }
+        self.hand_over();
+    }
+
+    /// Whether there is something about streams that could not be sent so far.
+    pub(crate) fn has_left_over(&self, me: Token) -> bool {
+        self.baton.enter(me).is_some_and(|mut engine| engine.streams().has_work())
+    }
+
     /// Whether `op` is over; if not, whoever drives wakes this task when it is.
     pub(crate) fn poll_op(&self, op: &Op, context: &mut Context<'_>) -> bool {
         if !op.is_done()
@@ -772,6 +794,23 @@ impl Shared {
     /// The latest transfers that ended.
     pub(crate) fn transfers(&self, me: Token) -> Result<Vec<TransferReport>> {
         Ok(self.enter(me, "transfers")?.reports())
+    }
+
+    /// Waits until what was written to streams that nobody has any more is on its way: a second at most.
+    pub(crate) fn flush_streams(&self) {
+        let me = Token::current();
+        let mut is_flushing = self.baton.enter(me).is_some_and(|mut engine| engine.streams().is_flushing());
+        let until = Instant::now() + FLUSH_MOST;
+        while is_flushing && Instant::now() < until {
+            let soon = until.min(Instant::now() + WITHOUT_PORT);
+            let driven = self.drive(me, &Op::new(), Some(soon), |engine| {
+                is_flushing = engine.streams().is_flushing();
+                !is_flushing
+            });
+            if driven.is_err() {
+                return;
+            }
+        }
     }
 
     /// Ends everything that is pending. The first half of leaving.

@@ -1,6 +1,7 @@
 //! What a program calls: [`Node`], [`Peer`], [`Request`].
 
 mod builder;
+mod clerked;
 mod drive;
 pub mod events;
 mod name;
@@ -10,6 +11,7 @@ mod request;
 mod send;
 
 pub use builder::NodeBuilder;
+pub(crate) use clerked::Clerked;
 pub use events::Event;
 pub use name::NodeName;
 pub use peer::Peer;
@@ -54,6 +56,9 @@ impl Life {
     fn leave(&self) -> Result<()> {
         if self.left.swap(true, Ordering::SeqCst) {
             return Ok(());
+        }
+        if !doorbell_shm::space::forked() {
+            self.shared.flush_streams();
         }
         self.shared.close(true);
         if !doorbell_shm::space::forked() {

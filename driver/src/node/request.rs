@@ -7,9 +7,9 @@ use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::error::Error;
-use crate::message::Match;
 use crate::message::inbound::RecvOp;
 use crate::message::outbound::Outbound;
+use crate::message::{Match, Message};
 use crate::mode::{ModeRequest, Receipt};
 use doorbell_fabric::{Envelope, Incarnation};
 use std::future::Future;
@@ -22,7 +22,7 @@ use std::time::Instant;
 /// A send or receive under way, and its buffer.
 ///
 /// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). Dropping a
-/// request cancels it. Forgetting one is sound: its buffer is leaked. A request is also a future.
+/// request cancels it; a message that it has received by then is the next receive's. Forgetting one is sound: its buffer is leaked. A request is also a future.
 ///
 /// ```
 /// # use doorbell::{Done, Match, Node, Space};
@@ -42,6 +42,8 @@ use std::time::Instant;
 pub struct Request<B> {
     /// From `Box::leak`: the engine has the address of what the box owns, so no box may claim it meanwhile.
     buffer: Option<NonNull<B>>,
+    /// The bytes of a buffer that is received into.
+    bytes: *const u8,
     capacity: usize,
     op: Arc<Op>,
     node: Node,
@@ -88,7 +90,7 @@ impl<B> Request<B> {
         // SAFETY: the box lives in `raw`, then in the request, which gives it back only when the op is over or removed.
         let op = unsafe { node.shared.start_send(me, &outbound, life, tag, raw.0.as_ref().as_ref(), asks) }?;
         node.shared.began();
-        Ok(Self { buffer: Some(raw.into_inner()), capacity: 0, op, node, outbound: Some(outbound) })
+        Ok(Self { buffer: Some(raw.into_inner()), bytes: std::ptr::null(), capacity: 0, op, node, outbound: Some(outbound) })
     }
 
     pub(super) fn recv(node: Node, accepts: Match, buffer: B) -> Result<Self>
@@ -102,10 +104,12 @@ impl<B> Request<B> {
         let bytes: &mut [u8] = unsafe { raw.0.as_mut() }.as_mut();
         let capacity = bytes.len();
         // SAFETY: the box lives in `raw`, then in the request, which gives it back only when the op is over or removed.
-        let receive = unsafe { RecvOp::new(accepts, bytes.as_mut_ptr(), capacity, op.clone()) };
+        let bytes = bytes.as_mut_ptr();
+        // SAFETY: as above.
+        let receive = unsafe { RecvOp::new(accepts, bytes, capacity, op.clone()) };
         node.shared.post_recv(me, receive)?;
         node.shared.began();
-        Ok(Self { buffer: Some(raw.into_inner()), capacity, op, node, outbound: None })
+        Ok(Self { buffer: Some(raw.into_inner()), bytes, capacity, op, node, outbound: None })
     }
 
     /// How its message goes, once that was decided, if it [asked](crate::Peer::start_send_as) for a mode or a policy decides.
@@ -180,6 +184,25 @@ impl<B> Request<B> {
         };
     }
 
+    /// Nobody asked for what it received: the next receive gets it.
+    fn give_back(&self) {
+        if self.outbound.is_some() || doorbell_shm::space::forked() {
+            return;
+        }
+        let message = match self.op.take() {
+            Some(Outcome::Received(envelope)) => {
+                // SAFETY: the buffer has so many bytes (`recv`), which the engine filled and does not touch any more.
+                let bytes = unsafe { std::slice::from_raw_parts(self.bytes, envelope.len.min(self.capacity)) };
+                Message { envelope, bytes: bytes.to_vec() }
+            }
+            Some(Outcome::Truncated(message)) => *message,
+            _ => return,
+        };
+        if let Ok(mut engine) = self.node.shared.enter(Token::current(), "give a message back") {
+            engine.give_back(message);
+        }
+    }
+
     fn complete(self) -> Completion<B> {
         let result = self.result();
         Completion { buffer: self.into_buffer(), result }
@@ -206,6 +229,7 @@ impl<B> Drop for Request<B> {
         self.node.shared.poller().ended();
         if let Some(buffer) = self.buffer.take() {
             self.withdraw();
+            self.give_back();
             // SAFETY: from Box::leak in Keep::new; taken once; the engine is done with it.
             drop(unsafe { Box::from_raw(buffer.as_ptr()) });
         }

@@ -159,7 +159,7 @@ impl AsyncWrite for &Stream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.shutdown(std::net::Shutdown::Write))
+        Poll::Ready(self.close(std::net::Shutdown::Write))
     }
 }
 

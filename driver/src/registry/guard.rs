@@ -73,7 +73,7 @@ impl Drop for KeyGuard<'_> {
 
 #[cold]
 #[inline(never)]
-fn drop_slowly(key: &LockKey, me: OwnerId) {
+pub(super) fn drop_slowly(key: &LockKey, me: OwnerId) {
     match key.give_up(me) {
         // Within recv_with: a letter can't be sent from there.
         Err(Error::Reentrant { .. }) => key.give_up_later(me),

@@ -50,6 +50,7 @@ pub mod key;
 mod mail;
 pub mod share;
 pub mod shared;
+mod task;
 mod wait;
 pub(crate) mod wire;
 
@@ -60,6 +61,7 @@ pub use key::{LockKey, TryLock};
 pub(crate) use mail::Mail;
 pub use share::{Accepted, Offer};
 pub use shared::{Shared, SharedGuard};
+pub use task::TaskGuard;
 pub(crate) use wire::Home;
 
 use crate::{Error, Node, Result};

@@ -2,8 +2,8 @@
 
 use super::check_service;
 use super::end::{Carrier, End, Far, Side, State};
+use super::handle::Stream;
 use super::near::{Near, RING_LEAST, RING_MOST};
-use super::stream::Stream;
 use super::table::WINDOW;
 use super::wire::{self, Kind};
 use crate::engine::baton::Token;

@@ -55,6 +55,9 @@ pub struct Far {
     /// No more will be given; that was said.
     pub ends: bool,
     pub said_end: bool,
+    /// There was to be more when it was given up here; there.
+    pub cuts: bool,
+    pub was_cut: bool,
 }
 
 /// By what bytes go.
@@ -77,6 +80,10 @@ pub struct End {
     hot: [AtomicBool; 2],
     /// Nobody has it any more; what is on its way still goes.
     dropped: AtomicBool,
+    /// It is among those that have something to send. Changed by the engine.
+    pub active: AtomicBool,
+    /// That the other side is to be woken is among what is to be said. Changed by the engine.
+    pub wakes: AtomicBool,
 }
 
 /// Who waits for a side.
@@ -97,7 +104,9 @@ impl End {
             state,
             waits: Default::default(),
             hot: Default::default(),
-            dropped: AtomicBool::new(false),
+            dropped: false.into(),
+            active: false.into(),
+            wakes: false.into(),
         })
     }
 

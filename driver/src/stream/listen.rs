@@ -2,7 +2,7 @@
 
 use super::awaited::Awaited;
 use super::check_service;
-use super::stream::Stream;
+use super::handle::Stream;
 use super::table::Backlog;
 use crate::engine::baton::Token;
 use crate::error::Error;

@@ -16,7 +16,7 @@
 //! assert_eq!(peer, client.id());
 //!
 //! near.write_all(b"hello")?;
-//! near.shutdown(std::net::Shutdown::Write)?;
+//! near.close(std::net::Shutdown::Write)?;
 //! let mut text = String::new();
 //! far.read_to_string(&mut text)?;
 //! assert_eq!(text, "hello");
@@ -28,17 +28,19 @@
 //! they do not, bytes go by the same lanes as everything else, 256 KiB at a time until the other side has read. Either way a writer waits when the reader is slow.
 
 mod awaited;
+mod blocking;
 mod connect;
 pub(crate) mod end;
+mod handle;
 mod listen;
 pub(crate) mod near;
-mod stream;
 pub(crate) mod table;
+mod tasks;
 mod wire;
 
 pub use connect::Connector;
+pub use handle::Stream;
 pub use listen::{Listener, ListenerBuilder};
-pub use stream::Stream;
 
 /// What is wrong with the name of a service.
 fn check_service(service: &str) -> std::io::Result<()> {

@@ -8,6 +8,7 @@ use crate::region::table::RegionTable;
 use doorbell_fabric::{Incarnation, NodeId, Payload, Priority, Verdict};
 use doorbell_shm::domain::Membership;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// At which priority it goes.
@@ -17,6 +18,9 @@ pub const WINDOW: u64 = 256 << 10;
 /// Ends of one node, so that nobody has it keep more.
 const ENDS_MOST: usize = 1 << 16;
 
+/// Answers that wait to be taken by one node.
+const OUT_MOST: usize = 256;
+
 type Life = (NodeId, Incarnation);
 type Context = (Arc<Membership>, Arc<RegionTable>);
 
@@ -25,6 +29,17 @@ pub(crate) struct Word {
     pub to: Life,
     pub tag: u64,
     pub bytes: Vec<u8>,
+    /// The end that has the other side woken by it.
+    wakes: Option<Arc<End>>,
+}
+
+impl Word {
+    /// It has gone.
+    pub(crate) fn went(&self) {
+        if let Some(end) = &self.wakes {
+            end.wakes.store(false, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Those who connected to a service, and were not accepted yet.
@@ -88,11 +103,13 @@ pub struct Streams {
     ends: BTreeMap<u32, Arc<End>>,
     numbers: u32,
     /// Ends without common memory that have something to send or to say.
-    active: Vec<u32>,
+    active: Vec<Arc<End>>,
     /// What is to go, in this order for each node.
     pub(crate) out: VecDeque<Word>,
     /// By which memory of others is mapped; of a node that listens, or did.
     context: Option<Context>,
+    /// The node has left: nothing is said any more, as the network is being shut by another thread.
+    ended: bool,
 }
 
 impl Streams {
@@ -133,30 +150,39 @@ impl Streams {
 
     /// A new end of this node's own.
     pub fn enter(&mut self, end: &Arc<End>) {
+        if self.ended {
+            end.become_so(State::Closed);
+            return;
+        }
         self.ends.insert(end.number, end.clone());
     }
 
     pub fn say(&mut self, to: Life, kind: Kind, number: u32, bytes: Vec<u8>) {
-        self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes });
+        if !self.ended {
+            self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes, wakes: None });
+        }
     }
 
-    /// The other side waits for what was just done in common memory.
-    pub fn wake_other(&mut self, end: &End) {
-        self.say(end.peer, Kind::Wake, end.there.load(std::sync::atomic::Ordering::Relaxed), Vec::new());
+    /// The other side waits for what was just done in common memory. Said once as long as it did not go.
+    pub fn wake_other(&mut self, end: &Arc<End>) {
+        if !self.ended && !end.wakes.swap(true, Ordering::Relaxed) {
+            let tag = wire::tag(Kind::Wake, end.there.load(Ordering::Relaxed));
+            self.out.push_back(Word { to: end.peer, tag, bytes: Vec::new(), wakes: Some(end.clone()) });
+        }
     }
 
     /// An end has something to send or to say.
-    pub fn activate(&mut self, number: u32) {
-        if !self.active.contains(&number) {
-            self.active.push(number);
+    pub fn activate(&mut self, end: &Arc<End>) {
+        if !self.ended && !end.active.swap(true, Ordering::Relaxed) {
+            self.active.push(end.clone());
         }
     }
 
     /// Nobody has an end any more: the other side is told once it has all that was written.
-    pub fn let_go(&mut self, end: &End) {
+    pub fn let_go(&mut self, end: &Arc<End>) {
         end.drop_it();
         let is_waiting = end.far().is_some_and(|far| !far.said_end) && end.state() == State::Open;
-        if is_waiting { self.activate(end.number) } else { self.reset(end) }
+        if is_waiting { self.activate(end) } else { self.reset(end) }
     }
 
     /// Whether bytes of ends that nobody has any more are still to go.
@@ -167,10 +193,11 @@ impl Streams {
     /// The other side is told that there is nobody.
     pub fn reset(&mut self, end: &End) {
         self.ends.remove(&end.number);
-        self.active.retain(|number| *number != end.number);
-        let there = end.there.load(std::sync::atomic::Ordering::Relaxed);
+        self.active.retain(|active| active.number != end.number);
+        let there = end.there.load(Ordering::Relaxed);
         if there != 0 {
-            self.say(end.peer, Kind::Reset, there, Vec::new());
+            let cuts = end.far().is_some_and(|far| far.cuts);
+            self.say(end.peer, if cuts { Kind::Cut } else { Kind::Reset }, there, Vec::new());
         }
     }
 
@@ -186,7 +213,7 @@ impl Streams {
             Kind::Open => {}
             Kind::Accepted => {
                 let Some([there]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
-                end.there.store(there as u32, std::sync::atomic::Ordering::Release);
+                end.there.store(there as u32, Ordering::Release);
                 end.become_so(State::Open);
             }
             Kind::Refused => {
@@ -202,17 +229,21 @@ impl Streams {
                 end.wake(Side::Write);
             }
             Kind::Data | Kind::Credit | Kind::Fin => return self.take_far(&end, kind, payload),
-            Kind::Reset => {
+            Kind::Reset | Kind::Cut => {
                 if let Some(mut far) = end.far() {
-                    far.ended = true;
+                    far.was_cut = kind == Kind::Cut && !far.ended;
+                    far.ended |= kind == Kind::Reset;
                 }
                 end.become_so(State::Reset);
+                if end.is_dropped() {
+                    self.reset(&end);
+                }
             }
         }
         Verdict::Taken
     }
 
-    fn take_far(&mut self, end: &End, kind: Kind, payload: Payload<'_>) -> Verdict {
+    fn take_far(&mut self, end: &Arc<End>, kind: Kind, payload: Payload<'_>) -> Verdict {
         let Some(mut far) = end.far() else { return Verdict::Broken("bytes of a stream that has memory for them") };
         match kind {
             Kind::Data => {
@@ -229,7 +260,7 @@ impl Streams {
                 let has_more = !far.goes.is_empty();
                 drop(far);
                 if has_more {
-                    self.activate(end.number);
+                    self.activate(end);
                 }
                 end.wake(Side::Write);
             }
@@ -249,6 +280,10 @@ impl Streams {
         else {
             return Verdict::Broken("a short request for a stream");
         };
+        if self.out.iter().filter(|word| word.to == from).count() >= OUT_MOST {
+            // Who does not take answers may ask again when it has.
+            return Verdict::Refused;
+        }
         let answer = match self.services.get(&name.to_vec()).cloned() {
             None => Err(wire::NOT_HERE),
             Some(backlog) if backlog.state().ends.len() >= backlog.most || self.ends.len() >= ENDS_MOST => Err(wire::BUSY),
@@ -276,60 +311,49 @@ impl Streams {
         Verdict::Taken
     }
 
-    /// The next packet of an end for its peer, of `most` bytes at most.
-    fn next_packet(end: &End, most: usize) -> Option<(Kind, Vec<u8>)> {
-        let mut far = end.far()?;
-        if far.owed >= WINDOW / 4 {
-            return Some((Kind::Credit, wire::words(&[std::mem::take(&mut far.owed)])));
-        }
-        let len = far.goes.len().min(most).min(usize::try_from(far.credit).unwrap_or(usize::MAX));
-        if len > 0 {
-            return Some((Kind::Data, far.goes.drain(..len).collect()));
-        }
-        if far.ends && far.goes.is_empty() && !far.said_end {
-            far.said_end = true;
-            return Some((Kind::Fin, Vec::new()));
-        }
-        None
+    /// Ends that have something to send.
+    pub(crate) fn active(&self) -> Vec<Arc<End>> {
+        self.active.clone()
     }
 
-    /// Ends that have something to send, and to whom.
-    pub(crate) fn active(&self) -> Vec<(u32, Life)> {
-        self.active.iter().filter_map(|number| Some((*number, self.ends.get(number)?.peer))).collect()
-    }
-
-    /// Gives packets of an end to `push` as long as it takes them. Returns how many it took.
-    pub(crate) fn push(&mut self, number: u32, most: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
-        let Some(end) = self.ends.get(&number).cloned() else {
-            self.active.retain(|active| *active != number);
-            return 0;
-        };
-        let there = end.there.load(std::sync::atomic::Ordering::Relaxed);
-        let mut pushed = 0;
-        loop {
-            let Some((kind, bytes)) = Self::next_packet(&end, most) else {
-                self.active.retain(|active| *active != number);
-                if end.is_dropped() && end.far().is_some_and(|far| far.said_end) {
-                    self.reset(&end);
-                }
-                break;
-            };
-            if !push(wire::tag(kind, there), &bytes) {
-                if let Some(mut far) = end.far() {
-                    match kind {
-                        Kind::Data => bytes.iter().rev().for_each(|byte| far.goes.push_front(*byte)),
-                        Kind::Credit => far.owed = WINDOW / 4,
-                        _ => far.said_end = false,
+    /// Gives packets of an end to `push`, of `most` bytes at most, as long as it takes them. Returns how many it took.
+    pub(crate) fn push(&mut self, end: &Arc<End>, most: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
+        let there = end.there.load(Ordering::Relaxed);
+        let (mut pushed, mut is_over) = (0, false);
+        if let Some(mut far) = end.far() {
+            loop {
+                let len = far.goes.as_slices().0.len().min(most).min(usize::try_from(far.credit).unwrap_or(usize::MAX));
+                let went = if far.owed >= WINDOW / 4 {
+                    let went = push(wire::tag(Kind::Credit, there), &far.owed.to_le_bytes());
+                    far.owed *= u64::from(!went);
+                    went
+                } else if len > 0 {
+                    let went = push(wire::tag(Kind::Data, there), &far.goes.as_slices().0[..len]);
+                    if went {
+                        far.goes.drain(..len);
+                        far.credit -= len as u64;
                     }
+                    went
+                } else if far.ends && far.goes.is_empty() && !far.said_end {
+                    far.said_end = push(wire::tag(Kind::Fin, there), &[]);
+                    far.said_end
+                } else {
+                    is_over = true;
+                    break;
+                };
+                if !went {
+                    break;
                 }
-                break;
+                pushed += 1;
             }
-            if kind == Kind::Data
-                && let Some(mut far) = end.far()
-            {
-                far.credit -= bytes.len() as u64;
+            if is_over && end.is_dropped() && far.said_end {
+                drop(far);
+                self.reset(end);
             }
-            pushed += 1;
+        }
+        if is_over {
+            end.active.store(false, Ordering::Relaxed);
+            self.active.retain(|active| active.number != end.number);
         }
         if pushed > 0 {
             end.wake(Side::Write);
@@ -341,8 +365,12 @@ impl Streams {
     pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation, died: bool) {
         let gone = (node, life);
         self.out.retain(|word| word.to != gone);
+        self.active.retain(|end| end.peer != gone);
         self.ends.retain(|_, end| {
             if end.peer == gone {
+                if let Some(mut far) = end.far() {
+                    far.ended |= !died;
+                }
                 end.become_so(if died { State::Died } else { State::Reset });
             }
             end.peer != gone
@@ -351,6 +379,7 @@ impl Streams {
 
     /// Ends all: the node leaves, or can do nothing any more.
     pub(crate) fn end(&mut self) {
+        self.ended = true;
         self.ends.values().for_each(|end| end.become_so(State::Closed));
         self.services.values().for_each(|backlog| backlog.wake());
         self.services.clear();

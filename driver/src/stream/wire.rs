@@ -23,10 +23,12 @@ pub enum Kind {
     Fin = 7,
     /// This end is gone, and reads nothing any more.
     Reset = 8,
+    /// The same, and there were to be more bytes.
+    Cut = 9,
 }
 
-const KINDS: [Kind; 8] =
-    [Kind::Open, Kind::Accepted, Kind::Refused, Kind::Wake, Kind::Data, Kind::Credit, Kind::Fin, Kind::Reset];
+const KINDS: [Kind; 9] =
+    [Kind::Open, Kind::Accepted, Kind::Refused, Kind::Wake, Kind::Data, Kind::Credit, Kind::Fin, Kind::Reset, Kind::Cut];
 
 /// Nobody listens for this service here.
 pub const NOT_HERE: u64 = 0;

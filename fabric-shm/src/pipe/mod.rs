@@ -27,6 +27,10 @@ pub const HEAD: usize = size_of::<Words>();
 const PIECE: usize = if cfg!(loom) { 1 } else { 16 << 10 };
 /// Of `written`: no more will be. Of `read`: nobody reads any more.
 const LAST: u64 = 1 << 63;
+/// Of `written`, besides: there was to be more.
+const CUT: u64 = 1 << 62;
+/// What is counted.
+const COUNT: u64 = CUT - 1;
 
 /// In cache lines of its own.
 #[repr(C, align(128))]
@@ -82,6 +86,8 @@ pub enum NoRead {
     Empty,
     /// There is nothing, and will be no more.
     End,
+    /// The same, but the writer gave up in the middle.
+    Cut,
     /// The other side wrote what no writer writes.
     Broken,
 }
@@ -168,13 +174,13 @@ impl View<'_> {
     /// Whether a reader would find something: bytes, the end, or an error. Two loads; for who is not the reader.
     pub fn has_news(&self) -> bool {
         let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
-        written != read & !LAST
+        written != read & COUNT
     }
 
     /// Whether a writer would find something: room, that nobody reads any more, or an error. Two loads; for who is not the writer.
     pub fn has_room(&self) -> bool {
         let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
-        read & LAST != 0 || (written & !LAST).wrapping_sub(read) != self.capacity()
+        read & LAST != 0 || (written & COUNT).wrapping_sub(read) != self.capacity()
     }
 
     /// Says that the reader waits, without a barrier: who does this for many makes one for all, and looks once more after it.
@@ -256,7 +262,7 @@ impl Writer {
                 break;
             }
             view.put(self.at, &from[done..done + piece]);
-            self.at = self.at.wrapping_add(piece as u64) & !LAST;
+            self.at = self.at.wrapping_add(piece as u64) & COUNT;
             // Release: who sees the count sees the bytes.
             let order = if planted_bug("pipe-write") { Ordering::Relaxed } else { Ordering::Release };
             view.words.written.0.store(self.at, order);
@@ -284,6 +290,12 @@ impl Writer {
         view.words.written.0.store(self.at | LAST, Ordering::Release);
         claim(&view.words.reader_waits.0)
     }
+
+    /// The same, though there was to be more.
+    pub fn cut(&self, view: &View<'_>) -> bool {
+        view.words.written.0.store(self.at | LAST | CUT, Ordering::Release);
+        claim(&view.words.reader_waits.0)
+    }
 }
 
 /// The side that reads.
@@ -299,14 +311,18 @@ impl Reader {
     fn there(&mut self, view: &View<'_>) -> Result<u64, NoRead> {
         if self.written == self.at {
             let written = view.words.written.0.load(Ordering::Acquire);
-            let there = (written & !LAST).wrapping_sub(self.at);
+            let there = (written & COUNT).wrapping_sub(self.at);
             if there > view.capacity() {
                 return Err(NoRead::Broken);
             }
             if there == 0 {
-                return Err(if written & LAST != 0 { NoRead::End } else { NoRead::Empty });
+                return Err(match written & (LAST | CUT) {
+                    0 => NoRead::Empty,
+                    LAST => NoRead::End,
+                    _ => NoRead::Cut,
+                });
             }
-            self.written = written & !LAST;
+            self.written = written & COUNT;
         }
         Ok(self.written.wrapping_sub(self.at))
     }
@@ -322,7 +338,7 @@ impl Reader {
             };
             let piece = (into.len() - done).min(PIECE).min(usize::try_from(there).unwrap_or(usize::MAX));
             view.get(self.at, &mut into[done..done + piece]);
-            self.at = self.at.wrapping_add(piece as u64) & !LAST;
+            self.at = self.at.wrapping_add(piece as u64) & COUNT;
             // Release: who writes there afterwards does so after it was read.
             view.words.read.0.store(self.at, Ordering::Release);
             done += piece;

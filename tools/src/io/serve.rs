@@ -4,11 +4,11 @@ use super::join::JoinArgs;
 use crate::exit::Failure;
 use crate::measure::args::words;
 use crate::measure::workers::requested_end;
+use crate::processes::raise_descriptors;
 use crate::text::{bytes, counted, print};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use doorbell::Role;
 use doorbell::io::{IoEngine, IoServer};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -61,12 +61,6 @@ fn engine(word: String) -> IoEngine {
         "plain" => IoEngine::Plain,
         _ => IoEngine::Auto,
     }
-}
-
-/// As many descriptors as the system lets it have: each file of a client is one.
-fn raise_descriptors() {
-    // Without it clients are told `EMFILE` earlier.
-    let _ = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
 }
 
 /// Serves.

@@ -3,9 +3,9 @@
 use super::Engine;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
-use crate::message::Match;
 use crate::message::inbound::{Into, RecvOp};
 use crate::message::pool::{Entry, Pooled};
+use crate::message::{Match, Message};
 use crate::transfer::incoming::Incoming;
 use doorbell_fabric::Payload;
 use std::sync::Arc;
@@ -72,6 +72,15 @@ impl Engine {
             return;
         }
         self.inbound.posted.push_back(receive);
+    }
+
+    /// A message that a receive got is not wanted by whoever received it: the next one gets it.
+    pub fn give_back(&mut self, message: Message) {
+        let fits = |receive: &RecvOp| receive.accepts.matches(&message.envelope);
+        match self.inbound.posted.iter().position(fits).and_then(|at| self.inbound.posted.remove(at)) {
+            Some(receive) => receive.complete(message.envelope, Payload::private(&message.bytes)),
+            None => self.inbound.pool.put_back(message),
+        }
     }
 
     /// Withdraws a posted receive. True if it was still under way: then its buffer is not touched any more.

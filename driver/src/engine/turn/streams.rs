@@ -25,19 +25,21 @@ impl Engine {
                     .unwrap_or(true)
             };
             if went {
-                self.inbound.streams.out.remove(at);
+                if let Some(word) = self.inbound.streams.out.remove(at) {
+                    word.went();
+                }
                 work += 1;
             } else {
                 full.push(node);
                 at += 1;
             }
         }
-        for (number, peer) in self.inbound.streams.active() {
-            if full.contains(&peer.0) {
+        for end in self.inbound.streams.active() {
+            if full.contains(&end.peer.0) {
                 continue;
             }
-            let pushed = self.by_way(me, peer, PRIORITY, |inbound, state, packet| {
-                inbound.streams.push(number, packet, |tag, bytes| state.push_stream(tag, bytes) == Push::Done)
+            let pushed = self.by_way(me, end.peer, PRIORITY, |inbound, state, packet| {
+                inbound.streams.push(&end, packet, |tag, bytes| state.push_stream(tag, bytes) == Push::Done)
             });
             work += pushed.unwrap_or(0);
         }

@@ -1,0 +1,499 @@
+//! Streams and other calls as tasks use them: on runtimes with one thread and with several, without a runtime, over both fabrics; what is lost when futures are dropped
+//! (nothing), and what tasks are told when the other side is killed.
+
+use doorbell::{FabricKind, Match, Node, NodeBuilder, Resource, Role, Space, Stream};
+use doorbell_tests::domain::Domain;
+use doorbell_tests::patience::{PATIENCE, block_on, finishes, running, soon, until};
+use doorbell_tests::pattern::{bytes, check};
+use doorbell_tests::process::{Process, forbid_io_uring, told};
+use doorbell_tests::random::{Random, seed};
+use doorbell_tests::words::Words;
+use std::future::{Future, poll_fn};
+use std::io::{self, ErrorKind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Runtime;
+
+doorbell_tests::roles! { "server" => server }
+
+fn one_thread() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn threads() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn near() -> [Node; 2] {
+    let space = Space::heap();
+    [(); 2].map(|()| Node::builder("tasks").space(space.clone()).join().unwrap())
+}
+
+fn far() -> [Node; 2] {
+    let builder = |role| Node::builder("tasks").fabric(FabricKind::Udp).role(role);
+    let one = builder(Role::Host).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
+    let other = builder(Role::Accelerator).connect(one.address().unwrap()).join().unwrap();
+    [one, other]
+}
+
+async fn pair(nodes: &[Node; 2]) -> (Stream, Stream) {
+    let listener = nodes[0].listener("tasks").bind().unwrap();
+    let (connector, accepting) = (nodes[1].connector("tasks"), listener.accept_async());
+    let (near, far) = tokio::join!(connector.connect_async(), accepting);
+    (near.unwrap(), far.unwrap().0)
+}
+
+/// Runs a test on each kind of runtime, over each fabric; fails if it does not end.
+macro_rules! everywhere {
+    ($($test:ident)*) => {
+        mod near_one_thread { $(#[test] fn $test() { super::run(super::one_thread, super::near, super::$test) })* }
+        mod near_threads { $(#[test] fn $test() { super::run(super::threads, super::near, super::$test) })* }
+        mod far_one_thread { $(#[test] fn $test() { super::run(super::one_thread, super::far, super::$test) })* }
+        mod far_threads { $(#[test] fn $test() { super::run(super::threads, super::far, super::$test) })* }
+    };
+}
+
+fn run<F: Future<Output = ()> + 'static>(runtime: fn() -> Runtime, nodes: fn() -> [Node; 2], test: fn([Node; 2]) -> F) {
+    finishes("tasks", move || runtime().block_on(test(nodes())));
+}
+
+everywhere! {
+    bytes_come_in_order_both_ways
+    many_streams_at_once
+    each_direction_ends_by_itself
+    a_node_that_leaves_ends_what_waits
+    several_tasks_accept
+    messages_and_keys
+    threads_and_tasks_share_a_node
+}
+
+async fn sends(mut to: impl AsyncWriteExt + Unpin, data: Vec<u8>, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut rest = &data[..];
+    while !rest.is_empty() {
+        let piece = (1 + random.below(50_000)).min(rest.len());
+        to.write_all(&rest[..piece]).await.unwrap();
+        rest = &rest[piece..];
+    }
+    to.shutdown().await.unwrap();
+}
+
+async fn bytes_come_in_order_both_ways(nodes: [Node; 2]) {
+    let (one, other) = pair(&nodes).await;
+    let tasks = [(one, 1), (other, 2)].map(|(stream, seed)| {
+        let stream = Arc::new(stream);
+        let writes = stream.clone();
+        tokio::spawn(async move { sends(&mut &*writes, bytes(1 << 20, seed), seed).await });
+        tokio::spawn(async move {
+            let mut got = Vec::new();
+            (&mut &*stream).read_to_end(&mut got).await.unwrap();
+            (got, 3 - seed)
+        })
+    });
+    for task in tasks {
+        let (got, seed) = task.await.unwrap();
+        assert_eq!(got.len(), 1 << 20);
+        check(&got, seed);
+    }
+}
+
+async fn many_streams_at_once(nodes: [Node; 2]) {
+    const MANY: usize = 200;
+    let listener = nodes[0].listener("many").backlog(MANY).bind().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept_async().await.unwrap();
+            tokio::spawn(async move {
+                let (mut reads, mut writes) = tokio::io::split(stream);
+                tokio::io::copy(&mut reads, &mut writes).await
+            });
+        }
+    });
+    let clients: Vec<_> = (0..MANY)
+        .map(|at| {
+            let connector = nodes[1].connector("many");
+            tokio::spawn(async move {
+                let mut stream = connector.connect_async().await.unwrap();
+                for round in 0..5 {
+                    let data = bytes(1 + at * 7, round);
+                    stream.write_all(&data).await.unwrap();
+                    let mut answer = vec![0; data.len()];
+                    stream.read_exact(&mut answer).await.unwrap();
+                    assert_eq!(answer, data);
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+}
+
+async fn each_direction_ends_by_itself(nodes: [Node; 2]) {
+    let (mut one, mut other) = pair(&nodes).await;
+    one.write_all(b"question").await.unwrap();
+    one.shutdown().await.unwrap();
+    let mut text = String::new();
+    other.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "question");
+    other.write_all(b"answer").await.unwrap();
+    drop(other);
+    text.clear();
+    one.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "answer");
+    assert_eq!(one.write(b"more").await.unwrap_err().kind(), ErrorKind::BrokenPipe);
+    let (one, mut other) = pair(&nodes).await;
+    drop(one);
+    // It may take a moment until that is known.
+    let error = loop {
+        match other.write(b"lost").await {
+            Ok(_) => tokio::task::yield_now().await,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+}
+
+async fn a_node_that_leaves_ends_what_waits(nodes: [Node; 2]) {
+    let (mut one, mut other) = pair(&nodes).await;
+    let [near, far] = nodes;
+    // This one accepted, the other connected.
+    let waits = tokio::spawn(async move { one.read(&mut [0; 8]).await });
+    let goes = tokio::spawn(async move { other.read(&mut [0; 8]).await });
+    tokio::task::yield_now().await;
+    tokio::task::spawn_blocking(move || near.leave()).await.unwrap().unwrap();
+    // Its own end is told so; the other reads the end.
+    assert_eq!(goes.await.unwrap().unwrap_err().kind(), ErrorKind::NotConnected);
+    assert_eq!(waits.await.unwrap().unwrap(), 0);
+    drop(far);
+}
+
+async fn several_tasks_accept(nodes: [Node; 2]) {
+    let listener = Arc::new(nodes[0].listener("crowd").bind().unwrap());
+    // One that gives up must not take what another waits for.
+    let mut gives_up = Some(Box::pin(listener.accept_async()));
+    assert!(poll_fn(|context| Poll::Ready(gives_up.as_mut().unwrap().as_mut().poll(context).is_pending())).await);
+    let tasks: Vec<_> = (0..3)
+        .map(|_| {
+            let listener = listener.clone();
+            tokio::spawn(async move { listener.accept_async().await.map(|(stream, _)| stream) })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push(nodes[1].connector("crowd").connect_async().await.unwrap());
+        gives_up = None;
+    }
+    drop(gives_up);
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+}
+
+async fn messages_and_keys(nodes: [Node; 2]) {
+    nodes[0].attend().unwrap();
+    nodes[1].attend().unwrap();
+    let [one, other] = &nodes;
+    let peer = one.peer(other.id()).unwrap();
+    for len in [0, 64, 100_000, 3 << 20] {
+        let receive = other.start_recv(Match::any(), vec![0; 4 << 20]).unwrap();
+        let (sent, received) = tokio::join!(peer.start_send(7, bytes(len, 3)).unwrap(), receive);
+        sent.result.unwrap();
+        received.result.unwrap();
+        assert_eq!(received.buffer[..len], bytes(len, 3));
+    }
+    let region = other.region::<u64>(1 << 18).unwrap();
+    let (sent, put) = one.put_async(vec![5_u64; 1 << 18], region.key()).await;
+    put.unwrap();
+    let (got, result) = one.get_async(region.read_key(), vec![0_u64; 1 << 18]).await;
+    result.unwrap();
+    assert_eq!(got, sent);
+    let [one, other] = nodes;
+    // These wait for the other node, which this very thread may have to drive.
+    let making = tokio::task::spawn_blocking(move || {
+        let key = one.init_key("tasks", Resource::Unnamed).unwrap();
+        let other_key = other.find_key("tasks").unwrap();
+        (key, other_key)
+    });
+    let (key, other_key) = making.await.unwrap();
+    let guard = key.lock_async().await.unwrap();
+    let waits = tokio::spawn(async move { other_key.lock_async().await.map(drop) });
+    let given_up = key.clone();
+    assert!(tokio::time::timeout(Duration::from_millis(20), given_up.lock_async()).await.is_err());
+    drop(guard);
+    waits.await.unwrap().unwrap();
+    key.lock_async().await.unwrap().unlock().unwrap();
+}
+
+async fn threads_and_tasks_share_a_node(nodes: [Node; 2]) {
+    let (one, other) = pair(&nodes).await;
+    let [near, far] = nodes;
+    let threads = [(near, far.id()), (far.clone(), near_id(&one))].map(|(node, peer)| {
+        running("a thread beside tasks", move || {
+            for tag in 0..300 {
+                node.send(peer, tag, &[1; 64]).unwrap();
+                node.recv_by(Match::from(peer).tag(tag), &mut [0; 64], soon()).unwrap();
+            }
+            node
+        })
+    });
+    let (reads, writes) = (Arc::new(other), one);
+    let task = tokio::spawn(async move {
+        let mut got = Vec::new();
+        (&mut &*reads).read_to_end(&mut got).await.unwrap();
+        got
+    });
+    sends(writes, bytes(1 << 20, 9), 9).await;
+    check(&task.await.unwrap(), 9);
+    tokio::task::spawn_blocking(move || threads.map(|thread| thread.join())).await.unwrap();
+}
+
+/// The node that accepted.
+fn near_id(connected: &Stream) -> doorbell::NodeId {
+    connected.peer()
+}
+
+/// A runtime that ends takes nothing with it: what it drove is driven by the node's own thread, and by the next runtime.
+#[test]
+fn a_runtime_that_ends_leaves_the_node_as_it_was() {
+    for nodes in [near(), far()] {
+        let first = one_thread();
+        let (one, other) = first.block_on(pair(&nodes));
+        first
+            .block_on(async { assert!(tokio::time::timeout(Duration::from_millis(5), (&one).read(&mut [0; 8])).await.is_err()) });
+        drop(first);
+        // Without a runtime.
+        let reading = running("a task without a runtime", move || {
+            let mut buffer = [0; 5];
+            let got = block_on(poll_fn(|context| one.poll_read(context, &mut buffer))).unwrap();
+            assert_eq!(&buffer[..got], b"hello");
+            one
+        });
+        assert_eq!(block_on(poll_fn(|context| other.poll_write(context, b"hello"))).unwrap(), 5);
+        let one = reading.join();
+        threads().block_on(async {
+            (&other).write_all(b"again").await.unwrap();
+            let mut buffer = [0; 5];
+            (&one).read_exact(&mut buffer).await.unwrap();
+            assert_eq!(&buffer, b"again");
+        });
+    }
+}
+
+/// Answers each byte that comes with the same, until it is killed; with `greedy` it reads nothing.
+fn server() {
+    if told("IO_URING") == "no" {
+        forbid_io_uring().unwrap();
+    }
+    let words = Words::inherited();
+    let builder = Node::builder(told("DOMAIN"));
+    let node = if told("FABRIC") == "udp" {
+        builder.fabric(FabricKind::Udp).role(Role::Host).listen(([127, 0, 0, 1], 0).into()).join().unwrap()
+    } else {
+        builder.join().unwrap()
+    };
+    let listener = node.listener("serve").bind().unwrap();
+    words[0].store(node.address().map_or(1, |address| address.port().into()), SeqCst);
+    one_thread().block_on(async {
+        let mut kept = Vec::new();
+        loop {
+            let (mut stream, _) = listener.accept_async().await.unwrap();
+            let mut what = [0];
+            stream.read_exact(&mut what).await.unwrap();
+            if what == *b"g" {
+                kept.push(stream);
+                continue;
+            }
+            tokio::spawn(async move {
+                let mut byte = [0];
+                while stream.read_exact(&mut byte).await.is_ok() && stream.write_all(&byte).await.is_ok() {}
+            });
+        }
+    });
+}
+
+fn serve(domain: &str, fabric: &str, io_uring: &str) -> (Process, Node) {
+    let words = Words::new(1);
+    let server = Process::start("server").words(&words);
+    let server = server.tell("DOMAIN", domain).tell("FABRIC", fabric).tell("IO_URING", io_uring).go();
+    until("the server listens", || (words[0].load(SeqCst) != 0).then_some(()));
+    let builder: NodeBuilder = Node::builder(domain);
+    let node = if fabric == "udp" {
+        let address = ([127, 0, 0, 1], words[0].load(SeqCst) as u16).into();
+        builder.fabric(FabricKind::Udp).role(Role::Accelerator).connect(address).join().unwrap()
+    } else {
+        builder.join().unwrap()
+    };
+    (server, node)
+}
+
+#[test]
+fn a_killed_process_ends_what_waits_for_it() {
+    for fabric in ["shm", "udp"] {
+        let domain = Domain::new("tasks-kill");
+        let (server, node) = serve(domain.name(), fabric, "yes");
+        finishes("tasks whose server is killed", move || {
+            one_thread().block_on(async {
+                let connector = node.connector("serve");
+                let (mut reads, mut writes) =
+                    (connector.connect_async().await.unwrap(), connector.connect_async().await.unwrap());
+                // One waits for an answer to what was answered before, the other for room.
+                reads.write_all(b"ex").await.unwrap();
+                assert_eq!(reads.read_u8().await.unwrap(), b'x');
+                writes.write_all(b"g").await.unwrap();
+                let blocked = tokio::spawn(async move {
+                    loop {
+                        if let Err(error) = writes.write_all(&[7; 4096]).await {
+                            break error;
+                        }
+                    }
+                });
+                let waiting = tokio::spawn(async move { reads.read_u8().await });
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                server.kill();
+                assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::ConnectionReset);
+                assert_eq!(blocked.await.unwrap().kind(), ErrorKind::ConnectionReset);
+                assert!(connector.patience(Duration::from_millis(50)).connect_async().await.is_err());
+            });
+        });
+    }
+}
+
+/// What threads are told; apart, as `Read` and `Write` have methods of the same names.
+mod blocking {
+    use super::{Domain, ErrorKind, running, serve};
+    use std::io::{Read, Write};
+    use std::time::Duration;
+
+    #[test]
+    fn a_killed_process_ends_what_threads_wait_for() {
+        for fabric in ["shm", "udp"] {
+            let domain = Domain::new("streams-kill");
+            let (server, node) = serve(domain.name(), fabric, "yes");
+            let mut reads = node.connector("serve").connect().unwrap();
+            let mut writes = node.connector("serve").connect().unwrap();
+            reads.write_all(b"ex").unwrap();
+            reads.read_exact(&mut [0]).unwrap();
+            writes.write_all(b"g").unwrap();
+            let waiting = running("a thread reads", move || reads.read(&mut [0]).unwrap_err().kind());
+            let blocked = running("a thread writes", move || {
+                loop {
+                    if let Err(error) = writes.write_all(&[7; 4096]) {
+                        break error.kind();
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            server.kill();
+            assert_eq!((waiting.join(), blocked.join()), (ErrorKind::ConnectionReset, ErrorKind::ConnectionReset));
+        }
+    }
+}
+
+/// With sleeps in between, so that the descriptor has to wake the runtime.
+#[test]
+fn tasks_are_woken_where_io_uring_is_forbidden() {
+    for fabric in ["shm", "udp"] {
+        let domain = Domain::new("tasks-plain");
+        let (server, node) = serve(domain.name(), fabric, "no");
+        let node = finishes("tasks without io_uring", move || {
+            one_thread().block_on(async {
+                let mut stream = node.connector("serve").connect_async().await.unwrap();
+                stream.write_all(b"e").await.unwrap();
+                for _ in 0..20 {
+                    stream.write_all(b"x").await.unwrap();
+                    let answer = tokio::time::timeout(PATIENCE, stream.read_u8()).await.unwrap();
+                    assert_eq!(answer.unwrap(), b'x');
+                    tokio::time::sleep(Duration::from_millis(3)).await;
+                }
+            });
+            node
+        });
+        drop(server);
+        until("the server is known to be gone", || (node.members().unwrap().len() == 1).then_some(()));
+    }
+}
+
+/// A task that is polled when the source of randomness says so, whether it was woken or not, and dropped in between.
+struct Steps<'a> {
+    random: &'a mut Random,
+}
+
+impl Steps<'_> {
+    /// Polls a future some times, and drops it if it is not ready by then.
+    fn some<F: Future>(&mut self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..1 + self.random.below(3) {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                return Some(output);
+            }
+        }
+        None
+    }
+}
+
+/// Everything that tasks can drop is dropped at random: the bytes of a stream and the messages of a node all come, each once and in order.
+#[test]
+fn futures_that_are_dropped_lose_nothing() {
+    let seed = seed();
+    println!("DOORBELL_SEED={seed}");
+    for (round, inline) in [(0, true), (1, false), (2, true)] {
+        let space = Space::heap();
+        let progress = if inline { doorbell::Progress::Inline } else { doorbell::Progress::Adaptive };
+        let join = || Node::builder("seeded").space(space.clone()).progress(progress).join().unwrap();
+        let (a, b) = (join(), join());
+        let mut random = Random::new(seed.wrapping_add(round));
+        let mut steps = Steps { random: &mut random };
+        let listener = a.listener("seeded").bind().unwrap();
+        let connector = b.connector("seeded");
+        let connecting = running("connects", move || connector.connect().unwrap());
+        let (accepted, _) = until("somebody connects", || steps.some(listener.accept_async())).unwrap();
+        let connected = connecting.join();
+        let peer = b.peer(a.id()).unwrap();
+        let data = bytes(300_000, seed);
+        let (mut written, mut read, mut sent, mut received) = (0, Vec::new(), 0_u64, 0_u64);
+        let mut idle = 0;
+        while read.len() < data.len() || received < 2000 {
+            let before = (written, read.len(), sent, received);
+            match steps.random.below(4) {
+                0 if written < data.len() => {
+                    let piece = (1 + steps.random.below(9000)).min(data.len() - written);
+                    let bytes = &data[written..written + piece];
+                    written += steps.some(poll_fn(|context| connected.poll_write(context, bytes))).map_or(0, io::Result::unwrap);
+                }
+                1 => {
+                    let mut buffer = vec![0; 1 + steps.random.below(9000)];
+                    let got = steps.some(poll_fn(|context| accepted.poll_read(context, &mut buffer)));
+                    read.extend_from_slice(&buffer[..got.map_or(0, io::Result::unwrap)]);
+                }
+                2 if sent < 2000 => {
+                    // Whether a message that was dropped went is known from its request.
+                    let request = peer.start_send(sent, bytes(steps.random.below(2000), sent)).unwrap();
+                    if steps.random.chance(50) {
+                        request.test();
+                    }
+                    sent += u64::from(request.cancel().is_err());
+                }
+                3 => {
+                    let request = a.start_recv(Match::any(), vec![0; 2000]).unwrap();
+                    if let Some(done) = steps.some(request) {
+                        let doorbell::Done::Received(envelope) = done.result.unwrap() else { unreachable!() };
+                        assert_eq!(envelope.tag, received, "a message was lost, or came twice");
+                        check(&done.buffer[..envelope.len], received);
+                        received += 1;
+                    }
+                }
+                _ => {}
+            }
+            idle = if before == (written, read.len(), sent, received) { idle + 1 } else { 0 };
+            assert!(idle < 10_000_000, "nothing goes on: {before:?}");
+        }
+        assert_eq!(read, data);
+    }
+}

@@ -1,0 +1,178 @@
+//! Where connections come from, and where they go.
+
+use super::link::Link;
+use super::socket::{Connection, Listener, Place};
+use super::tally::{Tally, add};
+use crate::exit::Failure;
+use doorbell::{Connector, NodeId, Stream};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// The first and the longest time between two attempts to reach a socket.
+const AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
+/// How long nothing is accepted when the system has nothing left for that.
+const SHORTAGE: Duration = Duration::from_millis(100);
+
+/// A service, of one node or of any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub node: Option<NodeId>,
+    pub name: String,
+}
+
+/// Checks the name of a service.
+pub fn name(word: &str) -> Result<String, String> {
+    match word.len() {
+        1..=255 => Ok(word.to_owned()),
+        _ => Err("it is no name of a service; hint: 1 to 255 bytes".into()),
+    }
+}
+
+impl FromStr for Service {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word.split_once(':') {
+            Some((node, of)) if !node.is_empty() && node.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Ok(Self { node: Some(node.parse().map_err(|why| format!("{why}"))?), name: name(of)? })
+            }
+            _ => Ok(Self { node: None, name: name(word)? }),
+        }
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node {
+            Some(node) => write!(f, "{node}:{}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+/// Accepts at one side, and connects at the other.
+pub enum Bridge {
+    To { listener: Listener, connector: Connector },
+    From { listener: doorbell::Listener, place: Place, patience: Duration },
+}
+
+/// One side of a connection, and how to come to the other.
+enum Half {
+    Socket(Connection, Connector),
+    Stream(Stream, Place, Duration),
+}
+
+impl Bridge {
+    /// Accepts connections, so many at a time, and has tasks carry them. Returns when no more can be accepted, ever.
+    pub async fn accept(&self, most: u32, tally: &Arc<Tally>, tasks: &mut JoinSet<()>) -> Failure {
+        let room = Arc::new(Semaphore::new(most as usize));
+        loop {
+            let place = room.clone().acquire_owned().await;
+            // Tasks that are done are let go.
+            while tasks.try_join_next().is_some() {}
+            let half = match self.next(tally).await {
+                Ok(half) => half,
+                Err(failure) => return failure,
+            };
+            let tally = tally.clone();
+            tasks.spawn(async move {
+                half.serve(&tally).await;
+                drop(place);
+            });
+        }
+    }
+
+    async fn next(&self, tally: &Tally) -> Result<Half, Failure> {
+        loop {
+            match self {
+                Bridge::To { listener, connector } => match listener.accept().await {
+                    Ok(socket) => return Ok(Half::Socket(socket, connector.clone())),
+                    Err(error) => {
+                        tally.warn(format_args!("could not accept a connection: {error}; trying again"));
+                        tokio::time::sleep(SHORTAGE).await;
+                    }
+                },
+                Bridge::From { listener, place, patience } => {
+                    let accepted = listener.accept_async().await;
+                    let (stream, _) = accepted.map_err(|error| {
+                        Failure::failed(format!("can't offer '{}' any more: {error}", listener.service()), "start it again")
+                    })?;
+                    return Ok(Half::Stream(stream, place.clone(), *patience));
+                }
+            }
+        }
+    }
+}
+
+impl Half {
+    /// Makes the other half, and carries until both have ended.
+    async fn serve(self, tally: &Tally) {
+        let link = match self {
+            Half::Socket(socket, connector) => match connector.connect_async().await {
+                Ok(stream) => Link::new(socket, stream),
+                Err(error) => {
+                    socket.cut();
+                    return tally.fails(error);
+                }
+            },
+            Half::Stream(stream, place, patience) => match reach(&place, patience).await {
+                Ok(socket) => Link::new(socket, stream),
+                Err(why) => {
+                    stream.abort();
+                    return tally.fails(why);
+                }
+            },
+        };
+        add(&tally.connections);
+        if let Err(trouble) = link.carry(tally).await {
+            tally.is_cut(&trouble);
+        }
+    }
+}
+
+/// Connects to a socket: again and again while the patience lasts, as whoever is to listen there may be about to.
+async fn reach(place: &Place, patience: Duration) -> Result<Connection, String> {
+    let deadline = Instant::now() + patience;
+    let mut pause = AGAIN[0];
+    loop {
+        // At least once, however short the patience.
+        let left = deadline.saturating_duration_since(Instant::now()).max(AGAIN[0]);
+        let why = match tokio::time::timeout(left, place.connect()).await {
+            Ok(Ok(socket)) => return Ok(socket),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "nobody answers".into(),
+        };
+        if Instant::now() + pause >= deadline {
+            return Err(format!("nothing at {place} accepts connections within {patience:?}: {why}; start the server there"));
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(AGAIN[1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_that_people_write() {
+        let service = |node: Option<u16>, name: &str| Service { node: node.map(NodeId), name: name.into() };
+        for (word, found) in [
+            ("redis", service(None, "redis")),
+            ("3:redis", service(Some(3), "redis")),
+            ("0:a:b", service(Some(0), "a:b")),
+            ("a:b", service(None, "a:b")),
+            (":b", service(None, ":b")),
+        ] {
+            assert_eq!(word.parse(), Ok(found.clone()), "{word}");
+            assert_eq!(found.to_string(), word);
+        }
+        for word in ["", "3:", "70000:x", &"x".repeat(256)] {
+            assert!(word.parse::<Service>().is_err(), "{word}");
+        }
+    }
+}

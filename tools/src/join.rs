@@ -1,0 +1,61 @@
+//! How commands join a domain: over shared memory, over a network, or both.
+
+use crate::environment::{Address, Domain, key_file, port};
+use crate::exit::Failure;
+use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, Role, UdpError};
+use std::path::PathBuf;
+
+/// By which way others are reached.
+#[derive(Clone, Debug, clap::Args)]
+pub struct NetworkArgs {
+    /// Have nodes of other machines find this one at this UDP address
+    #[arg(long, value_name = "ADDR", help_heading = "Over the network", conflicts_with = "connect")]
+    pub listen: Option<Address>,
+    /// Join the domain by way of the node that listens at this UDP address
+    #[arg(long, value_name = "ADDR", help_heading = "Over the network")]
+    pub connect: Option<Address>,
+    /// The file with the key that all share: 32 bytes, for this user alone [env: DOORBELL_KEY_FILE=]
+    #[arg(long, value_name = "FILE", help_heading = "Over the network")]
+    pub key_file: Option<PathBuf>,
+    /// How to wait for datagrams: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
+    #[arg(long, value_name = "HOW", help_heading = "Over the network")]
+    pub port: Option<PortKind>,
+    /// auto: shared memory where there is any, else the network; or shm or udp alone
+    #[arg(long, value_name = "WHAT", help_heading = "Over the network", default_value = "auto")]
+    pub fabric: FabricKind,
+}
+
+impl NetworkArgs {
+    /// A node that is about to join. `first` is the command that has to be started first, at the address to connect to.
+    pub fn builder(&self, domain: &Domain, role: Role, label: &str, first: &str) -> Result<NodeBuilder, Failure> {
+        let mut builder = Node::builder(&domain.0).role(role).label(label).fabric(self.fabric);
+        builder = builder.udp_port(port(self.port)?);
+        if let Some(Address(at)) = self.listen {
+            builder = builder.listen(at);
+        }
+        if let Some(Address(to)) = self.connect {
+            builder = builder.connect(to);
+        }
+        let is_networked = self.listen.is_some() || self.connect.is_some();
+        match key_file(self.key_file.clone())? {
+            Some(path) if is_networked => builder.key_file(path).map_err(|error| failure(error, first)),
+            Some(_) if self.key_file.is_some() => {
+                Err(Failure::usage("--key-file is for a domain on a network", "add --listen or --connect"))
+            }
+            _ => Ok(builder),
+        }
+    }
+}
+
+/// Why a node could not join, and what to do on a command line. `first` as in [`NetworkArgs::builder`].
+pub fn failure(error: Error, first: &str) -> Failure {
+    let Error::Udp(udp) = &error else { return Failure::usage(error, "`doorbell info` shows what this machine lacks") };
+    match &**udp {
+        UdpError::NoAnswer { address, .. } => Failure::failed(&error, format!("{first} --listen {address}")),
+        UdpError::NoKey { .. } => {
+            Failure::usage(&error, "`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key` makes one for --key-file grid.key")
+        }
+        UdpError::KeyFile { .. } => Failure::usage(&error, "--key-file wants the same file on both sides"),
+        _ => Failure::usage(error, "see --listen, --connect and --port in --help"),
+    }
+}
