@@ -9,7 +9,7 @@ use doorbell_tests::process::{Process, forbid_io_uring, told};
 use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::Words;
 use std::future::{Future, poll_fn};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IoSlice};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -251,6 +251,32 @@ async fn threads_and_tasks_share_a_node(nodes: [Node; 2]) {
     sends(writes, bytes(1 << 20, 9), 9).await;
     check(&task.await.unwrap(), 9);
     tokio::task::spawn_blocking(move || threads.map(|thread| thread.join())).await.unwrap();
+}
+
+/// Slices that go at once keep their order, though room comes up between two of them: the reader reads all the while.
+#[test]
+fn slices_come_in_order() {
+    let nodes = near();
+    let (one, other) = one_thread().block_on(pair(&nodes));
+    let data = Arc::new(bytes(16 << 20, 1));
+    let written = data.clone();
+    let writing = running("a task writes slices", move || {
+        let (mut rest, mut context) = (&written[..], Context::from_waker(Waker::noop()));
+        while !rest.is_empty() {
+            let slices: Vec<_> = rest.chunks(5000).take(64).map(IoSlice::new).collect();
+            if let Poll::Ready(put) = one.poll_write_vectored(&mut context, &slices) {
+                rest = &rest[put.unwrap()..];
+            }
+        }
+    });
+    let (mut got, mut piece, mut context) = (Vec::new(), [0; 20_000], Context::from_waker(Waker::noop()));
+    while got.len() < data.len() {
+        if let Poll::Ready(len) = other.poll_read(&mut context, &mut piece) {
+            got.extend_from_slice(&piece[..len.unwrap()]);
+        }
+    }
+    assert!(got == *data);
+    writing.join();
 }
 
 /// The node that accepted.

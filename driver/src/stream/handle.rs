@@ -323,6 +323,11 @@ impl Stream {
         let mut done = 0;
         for part in from.iter().filter(|part| !part.is_empty()) {
             match self.try_write(me, half, part) {
+                // Room may come up between two slices: what follows half a slice is the other half.
+                Some(Ok(put)) if put < part.len() => {
+                    done += put;
+                    break;
+                }
                 Some(Ok(put)) => done += put,
                 _ if done > 0 => break,
                 trouble => return trouble,
