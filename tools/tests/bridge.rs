@@ -210,7 +210,7 @@ fn whoever_is_not_there_yet_is_waited_for(way: Way) {
     let mut client = bridges::connect(pair.address());
     client.write_all(b"hello").unwrap();
     // The bridge has it, and tries.
-    eventually("an attempt", || pair.from.descriptors() > pair.from.at_rest);
+    eventually("an attempt", || pair.from.said_on_stderr().contains("could not connect"));
     let server = TcpListener::bind(target).unwrap();
     let mut served = bridges::accept(&server);
     let mut text = [0; 5];

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -98,12 +99,12 @@ pub fn finishes<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 
     thread::Builder::new().name(what.into()).spawn(run).unwrap()
 }
 
-/// A process that does not outlive its test.
-pub struct Process(Child);
+/// A process that does not outlive its test, nor does what it left in a domain.
+pub struct Process(Child, Option<String>);
 
 impl Process {
     pub fn spawn(command: &mut Command) -> Self {
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap(), None)
     }
 
     pub fn kill(&mut self) {
@@ -114,7 +115,11 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.kill();
+        // One that ended in good order left nothing.
+        if !matches!(self.0.try_wait(), Ok(Some(_))) {
+            self.kill();
+            let _ = self.1.take().map(|domain| doorbell(&["clean", &domain]).output());
+        }
     }
 }
 
@@ -144,34 +149,40 @@ impl Way {
 pub struct Bridge {
     process: Process,
     stdout: BufReader<ChildStdout>,
-    stderr: JoinHandle<String>,
+    stderr: (Arc<Mutex<String>>, JoinHandle<()>),
     /// Its first line.
     pub said: Value,
-    /// Descriptors that it has open when it has nothing to do.
-    pub at_rest: usize,
 }
 
 impl Bridge {
     /// Starts one, and waits until it carries.
     pub fn start(args: &[&str]) -> Self {
-        let mut child = doorbell(&["bridge", "--format", "json"]).args(args).spawn().unwrap();
+        let mut command = doorbell(&["bridge", "--format", "json"]);
+        let mut child = command.args(args).env("DOORBELL_LOG", "debug").spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut stderr = child.stderr.take().unwrap();
-        let process = Process(child);
+        let mut lines = BufReader::new(child.stderr.take().unwrap());
+        let domain = args.iter().skip_while(|arg| **arg != "--domain").nth(1);
+        let process = Process(child, domain.map(|domain| (*domain).to_owned()));
+        let said = Arc::new(Mutex::new(String::new()));
+        let keeps = said.clone();
         let stderr = thread::spawn(move || {
-            let mut said = String::new();
-            stderr.read_to_string(&mut said).unwrap();
-            said
+            let mut line = String::new();
+            while lines.read_line(&mut line).unwrap() > 0 {
+                keeps.lock().unwrap().push_str(&std::mem::take(&mut line));
+            }
         });
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
         if line.is_empty() {
-            panic!("bridge {args:?}: {}", stderr.join().unwrap());
+            stderr.join().unwrap();
+            panic!("bridge {args:?}: {}", said.lock().unwrap());
         }
-        let said = serde_json::from_str(&line).unwrap();
-        let mut bridge = Self { process, stdout, stderr, said, at_rest: 0 };
-        bridge.at_rest = bridge.descriptors();
-        bridge
+        Self { process, stdout, stderr: (said, stderr), said: serde_json::from_str(&line).unwrap() }
+    }
+
+    /// What it said on stderr up to now.
+    pub fn said_on_stderr(&self) -> String {
+        self.stderr.0.lock().unwrap().clone()
     }
 
     /// Where it listens.
@@ -182,11 +193,6 @@ impl Bridge {
     /// How others find it over the network.
     pub fn connect(&self) -> [String; 2] {
         ["--connect".into(), self.said["address"].as_str().unwrap_or_default().into()]
-    }
-
-    /// How many it has open.
-    pub fn descriptors(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.process.0.id())).unwrap().count()
     }
 
     pub fn send(&self, signal: i32) {
@@ -202,7 +208,9 @@ impl Bridge {
     pub fn ended(mut self) -> (Value, String) {
         let mut said = String::new();
         self.stdout.read_to_string(&mut said).unwrap();
-        let stderr = self.stderr.join().unwrap();
+        let (stderr, reading) = self.stderr;
+        reading.join().unwrap();
+        let stderr = stderr.lock().unwrap().clone();
         let status = self.process.0.wait().unwrap();
         assert!(status.success(), "{status}: {stderr}");
         (serde_json::from_str(said.trim()).unwrap_or_else(|error| panic!("{error}: {said}")), stderr)
