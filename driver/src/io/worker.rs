@@ -339,7 +339,12 @@ impl Worker {
         if let Some(number) = self.clients.of(name)
             && let Some(client) = self.clients.get(number)
         {
-            client.welcome(number, letter.tag);
+            if client.outlet.check_there().is_ok() {
+                client.welcome(number, letter.tag);
+            } else {
+                // Its way leads nowhere any more: it asks again, and has another.
+                self.lose(number);
+            }
             return;
         }
         if !self.introductions.has_room_for(name) {
@@ -373,7 +378,8 @@ impl Worker {
 
     /// The way to a node of which there is a client already.
     fn way_to(&self, name: Name) -> Option<Rc<Outlet>> {
-        self.clients.iter().find(|(_, client)| client.name.who == name.who).map(|(_, client)| client.outlet.clone())
+        let is_it = |client: &Client| client.name.who == name.who && !client.gone && client.outlet.check_there().is_ok();
+        self.clients.iter().find(|(_, client)| is_it(client)).map(|(_, client)| client.outlet.clone())
     }
 
     /// Answers those that were seen to.
