@@ -67,6 +67,7 @@ everywhere! {
     each_direction_ends_by_itself
     a_node_that_leaves_ends_what_waits
     several_tasks_accept
+    who_gives_up_connecting_leaves_nobody_waiting
     messages_and_keys
     threads_and_tasks_share_a_node
 }
@@ -193,6 +194,19 @@ async fn several_tasks_accept(nodes: [Node; 2]) {
     for task in tasks {
         task.await.unwrap().unwrap();
     }
+}
+
+async fn who_gives_up_connecting_leaves_nobody_waiting(nodes: [Node; 2]) {
+    // So that they have met.
+    drop(pair(&nodes).await);
+    let listener = nodes[0].listener("given up").bind().unwrap();
+    let connector = nodes[1].connector("given up");
+    let mut connecting = Box::pin(connector.connect_async());
+    // It has asked, and was most likely not answered.
+    poll_fn(|context| Poll::Ready(connecting.as_mut().poll(context).is_pending())).await;
+    drop(connecting);
+    let (mut accepted, _) = listener.accept_async().await.unwrap();
+    assert_eq!(accepted.read(&mut [0; 8]).await.unwrap(), 0);
 }
 
 async fn messages_and_keys(nodes: [Node; 2]) {

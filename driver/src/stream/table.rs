@@ -208,7 +208,16 @@ impl Streams {
             return self.open(from, number, &payload);
         }
         // One that is dropped by now.
-        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else { return Verdict::Taken };
+        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else {
+            if kind == Kind::Accepted
+                && let Some([there]) = wire::read(&payload)
+                && self.out.iter().filter(|word| word.to == from).count() < OUT_MOST
+            {
+                // Nobody waited for it any longer: who accepted it would wait in vain.
+                self.say(from, Kind::Reset, there as u32, Vec::new());
+            }
+            return Verdict::Taken;
+        };
         match kind {
             Kind::Open => {}
             Kind::Accepted => {

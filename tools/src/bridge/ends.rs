@@ -146,6 +146,7 @@ async fn reach(place: &Place, patience: Duration) -> Result<Connection, String> 
             Ok(Err(error)) => error.to_string(),
             Err(_) => "nobody answers".into(),
         };
+        tracing::debug!("could not connect to {place}: {why}");
         if Instant::now() + pause >= deadline {
             return Err(format!("nothing at {place} accepts connections within {patience:?}: {why}; start the server there"));
         }

@@ -65,17 +65,17 @@ impl Drop for Link {
 async fn both(
     mut reads: impl AsyncRead + Unpin,
     mut writes: impl AsyncWrite + Unpin,
-    mut stream: &Stream,
+    stream: &Stream,
     tally: &Tally,
 ) -> Result<(), Trouble> {
     let (mut there, mut back) = (Pump::default(), Pump::default());
     let mut late = pin!(None::<tokio::time::Sleep>);
     poll_fn(|context| {
-        let sent = there.poll(context, &mut reads, &mut stream, &tally.to_streams, true).map_err(|broken| match broken {
+        let sent = there.poll(context, &mut reads, stream, &tally.to_streams, true).map_err(|broken| match broken {
             Broken::From(error) => Trouble::Socket(error),
             Broken::To(error) => Trouble::Stream(error),
         })?;
-        let received = back.poll(context, &mut stream, &mut writes, &tally.to_sockets, false).map_err(|broken| match broken {
+        let received = back.poll(context, stream, &mut writes, &tally.to_sockets, false).map_err(|broken| match broken {
             Broken::From(error) => Trouble::Stream(error),
             Broken::To(error) => Trouble::Socket(error),
         })?;

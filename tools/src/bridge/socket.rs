@@ -7,7 +7,7 @@ use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::unix::net::UnixListener as StdUnixListener;
+use std::os::unix::net::{UnixDatagram, UnixListener as StdUnixListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -50,7 +50,8 @@ impl Place {
                 ErrorKind::AddrInUse => "somebody else listens there; choose another place, or end it",
                 ErrorKind::PermissionDenied => "this user may not; choose a port from 1024 on, or a directory that is writable",
                 ErrorKind::AddrNotAvailable => "it is no address of this machine; 127.0.0.1 and 0.0.0.0 are",
-                _ => "",
+                ErrorKind::NotFound => "its directory has to be there",
+                _ => "see --tcp and --unix in --help",
             };
             Failure::usage(format!("cannot listen at {self}: {error}"), hint)
         };
@@ -103,8 +104,9 @@ fn bind_unix(path: &Path) -> io::Result<Bound> {
     Ok(Bound::Unix(bound, File { path: path.to_owned(), id: identity(path) }))
 }
 
+/// Whether it is a socket that nobody has any more. One of another type is told so without disturbing who listens.
 fn is_abandoned(path: &Path) -> bool {
-    let connected = std::os::unix::net::UnixStream::connect(path);
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 

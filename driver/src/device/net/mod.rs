@@ -91,6 +91,11 @@ impl Devices {
         !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(Feed::is_hungry)
     }
 
+    /// This process is not attached any more to some device: its memory is let go of.
+    pub(crate) fn leave(&mut self) {
+        self.attached.retain(Attached::is_there);
+    }
+
     /// This process is attached to a device.
     pub(crate) fn enter(&mut self, inner: &Arc<Inner>) {
         self.attached.retain(Attached::is_there);
