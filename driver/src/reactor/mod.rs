@@ -1,7 +1,7 @@
 //! The reactor: drives a node from an event loop, which waits for one descriptor.
 //!
 //! Futures of this crate work under any executor without it: the node's poller thread drives, and wakes them. With a reactor the event loop drives by itself, and what
-//! arrives wakes it without going through another thread. With the feature `tokio` the streams start one where they are used (see [`tokio`](self::tokio)).
+//! arrives wakes it without going through another thread. With the feature `tokio` the streams start one where they are used (see its module `tokio`).
 
 #[cfg(feature = "tokio")]
 pub mod tokio;

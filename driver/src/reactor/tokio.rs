@@ -1,7 +1,7 @@
 //! Streams in tokio (feature `tokio`).
 //!
 //! [`Stream`] is [`AsyncRead`] and [`AsyncWrite`], and so is `&Stream`: what is generic over these takes it in place of a socket. The first that waits starts a task in the
-//! runtime that it runs in, which drives the node with a [`Reactor`](crate::Reactor) from then on: it looks for a little while after there was something to do, and then lets
+//! runtime that it runs in, which drives the node with a [`Reactor`] from then on: it looks for a little while after there was something to do, and then lets
 //! the runtime sleep on one descriptor. All futures of this crate are woken by it, whatever they wait for.
 //!
 //! ```
