@@ -2,7 +2,7 @@
 
 use crate::over::{Connector, Over};
 use crate::pattern;
-use crate::program::{Error, Machine, Program, Result, bytes, pin};
+use crate::program::{Machine, Program, Result, bytes, pin};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
@@ -114,25 +114,45 @@ pub(crate) fn run<P: Program>(bench: &Bench) -> Result<()> {
 fn turn<P: Program>(bench: &Bench, count: u32, figures: &mut Figures) -> Result<()> {
     let name = format!("plug-in-bench-{}", std::process::id());
     let server = Server::start(bench, figures.over, &name)?;
-    bench.machine.runtime()?.block_on(async {
-        let connector = Connector::new(figures.over, &name, P::NAME)?;
-        let mut client = P::connect(connector.clone()).await?;
-        let payload = pattern(0, bench.size);
-        for _ in 0..(count / 10).clamp(1, 1000) {
-            echo::<P>(&mut client, &payload).await?;
-        }
-        let before = server.spent()?;
-        for _ in 0..count {
-            let begun = Instant::now();
-            echo::<P>(&mut client, &payload).await?;
-            figures.times.record(begun.elapsed().as_nanos() as u64)?;
-        }
-        for ((spent, before), after) in figures.spent.iter_mut().zip(before).zip(server.spent()?) {
-            *spent += after - before;
-        }
-        Ok::<_, Error>(())
-    })?;
+    let runtime = bench.machine.runtime()?;
+    let connector = Connector::new(figures.over, &name, P::NAME)?;
+    let (size, clock) = (bench.size, server.clock()?);
+    // A task, as callers are: only tasks share their threads with what they wait for.
+    let calls = runtime.spawn(calls::<P>(connector, count, size, clock));
+    let (times, spent) = runtime.block_on(calls)??;
+    figures.times.add(times)?;
+    for (sum, spent) in figures.spent.iter_mut().zip(spent) {
+        *sum += spent;
+    }
     server.stop()
+}
+
+/// How long each took, and the processor time of both processes for all.
+async fn calls<P: Program>(
+    connector: Connector,
+    count: u32,
+    size: usize,
+    clock: ClockId,
+) -> Result<(Histogram<u64>, [Duration; 2])> {
+    let mut client = P::connect(connector).await?;
+    let payload = pattern(0, size);
+    for _ in 0..(count / 10).clamp(1, 1000) {
+        echo::<P>(&mut client, &payload).await?;
+    }
+    let mut times = Histogram::new(3)?;
+    let before = spent(clock)?;
+    for _ in 0..count {
+        let begun = Instant::now();
+        echo::<P>(&mut client, &payload).await?;
+        times.record(begun.elapsed().as_nanos() as u64)?;
+    }
+    let after = spent(clock)?;
+    Ok((times, [after[0] - before[0], after[1] - before[1]]))
+}
+
+/// Processor time of this process and of the server so far.
+fn spent(server: ClockId) -> Result<[Duration; 2]> {
+    Ok([ClockId::CLOCK_PROCESS_CPUTIME_ID.now()?.into(), server.now()?.into()])
 }
 
 async fn echo<P: Program>(client: &mut P::Client, payload: &Bytes) -> Result<()> {
@@ -161,10 +181,9 @@ impl Server {
         if line.trim_end() == "ready" { Ok(server) } else { Err("the server did not start; see its error above".into()) }
     }
 
-    /// Processor time of this process and of the server so far.
-    fn spent(&self) -> Result<[Duration; 2]> {
-        let server = clock_getcpuclockid(Pid::from_raw(self.0.id().try_into()?))?;
-        Ok([ClockId::CLOCK_PROCESS_CPUTIME_ID.now()?.into(), server.now()?.into()])
+    /// Of its processor time.
+    fn clock(&self) -> Result<ClockId> {
+        Ok(clock_getcpuclockid(Pid::from_raw(self.0.id().try_into()?))?)
     }
 
     fn stop(mut self) -> Result<()> {

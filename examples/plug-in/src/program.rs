@@ -17,26 +17,30 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A service, and its client.
-#[allow(async_fn_in_trait, reason = "for the programs here alone, which wait for nothing else meanwhile")]
-pub trait Program {
+pub trait Program: 'static {
     /// What the program and its service are called.
     const NAME: &'static str;
     /// One line for `--help`.
     const ABOUT: &'static str;
     /// Who calls, by one connection.
-    type Client;
+    type Client: Send;
 
     /// Serves whoever comes.
-    async fn serve(listener: Listener) -> Result<()>;
+    fn serve(listener: Listener) -> impl Future<Output = Result<()>> + Send;
 
     /// Connects.
-    async fn connect(connector: Connector) -> Result<Self::Client>;
+    fn connect(connector: Connector) -> impl Future<Output = Result<Self::Client>> + Send;
 
     /// One call: what is said comes back.
-    async fn echo(client: &mut Self::Client, payload: Bytes) -> Result<Bytes>;
+    fn echo(client: &mut Self::Client, payload: Bytes) -> impl Future<Output = Result<Bytes>> + Send;
 
     /// Calls of another kind than [`Kind::Unary`]. `seen` is told each answer and its number.
-    async fn call(client: &mut Self::Client, kind: Kind, ask: Ask, seen: impl FnMut(u32, Bytes) -> Result<()>) -> Result<()>;
+    fn call(
+        client: &mut Self::Client,
+        kind: Kind,
+        ask: Ask,
+        seen: impl FnMut(u32, Bytes) -> Result<()> + Send,
+    ) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// How messages make calls.

@@ -77,7 +77,7 @@ impl Program for Hyper {
         client: &mut Client,
         kind: Kind,
         Ask { count, size }: Ask,
-        mut seen: impl FnMut(u32, Bytes) -> Result<()>,
+        mut seen: impl FnMut(u32, Bytes) -> Result<()> + Send,
     ) -> Result<()> {
         match kind {
             Kind::Stream => {

@@ -63,7 +63,7 @@ impl Program for Tarpc {
         client: &mut Client,
         kind: Kind,
         Ask { count, size }: Ask,
-        mut seen: impl FnMut(u32, Bytes) -> Result<()>,
+        mut seen: impl FnMut(u32, Bytes) -> Result<()> + Send,
     ) -> Result<()> {
         if kind != Kind::Together {
             return Err(kind.is_unknown::<Self>());

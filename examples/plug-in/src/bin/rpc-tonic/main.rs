@@ -46,7 +46,7 @@ impl Program for Tonic {
         client: &mut Self::Client,
         kind: Kind,
         Ask { count, size }: Ask,
-        mut seen: impl FnMut(u32, Bytes) -> Result<()>,
+        mut seen: impl FnMut(u32, Bytes) -> Result<()> + Send,
     ) -> Result<()> {
         match kind {
             Kind::Together => {
