@@ -15,21 +15,20 @@ use crate::join::{NetworkArgs, failure};
 use crate::ls::Format;
 use crate::measure::args::words;
 use crate::measure::size::Size;
-use crate::measure::workers::requested_end;
-use crate::processes::raise_descriptors;
+use crate::processes::{raise_descriptors, requests_to_end};
 use crate::text::{print, time};
 use doorbell::{NodeId, Role};
 use ends::{Bridge, Service};
 use serde_json::json;
 use socket::Place;
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tally::Tally;
 
-/// How often it looks whether it is asked to end.
-const LOOK: Duration = Duration::from_millis(50);
 /// What has to be started before bridges of other machines.
 const FIRST: &str = "start the bridge there first: doorbell bridge --from SERVICE --tcp ADDR";
 
@@ -44,34 +43,38 @@ const FIRST: &str = "start the bridge there first: doorbell bridge --from SERVIC
     group = clap::ArgGroup::new("service").required(true),
     after_help = "\
 Examples:
-  redis-server --port 6380                                       a server, on port 6380
-  doorbell bridge --from redis --tcp 127.0.0.1:6380              its side: offer it as the service 'redis'
-  doorbell bridge --tcp 127.0.0.1:6379 --to redis                the clients' side: port 6379 is the server now
-  redis-cli -p 6379 ping                                         PONG
+  redis-server --port 6380                             a server
+  doorbell bridge --from redis --tcp 127.0.0.1:6380    its side: the service 'redis' is this server
+  doorbell bridge --tcp 127.0.0.1:6379 --to redis      the clients' side: so is port 6379 now
+  redis-cli -p 6379 ping                               PONG
 
-  doorbell bridge --unix /run/db.sock --to 3:db                  the service 'db' of node 3, at a Unix socket
-  doorbell bridge --from db --unix /run/postgresql/.s.PGSQL.5432
+  doorbell bridge --unix ./db --to 3:db                the service 'db' of node 3, as a Unix socket
+  doorbell bridge --from db --unix /run/db.sock
 
-Two machines, with a key that both have (`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key`):
-  doorbell bridge --from redis --tcp 127.0.0.1:6380 --listen 10.0.0.1:7000 --key-file grid.key        where the server is
-  doorbell bridge --tcp 127.0.0.1:6379 --to redis --connect 10.0.0.1:7000 --key-file grid.key         where the clients are
+Two machines, first that of the server, which has the address 10.0.0.1, then that of the clients; with
+a key that both have (`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key`):
+  doorbell bridge --from redis --tcp 127.0.0.1:6380 --listen 10.0.0.1:7000 --key-file grid.key
+  doorbell bridge --tcp 127.0.0.1:6379 --to redis --connect 10.0.0.1:7000 --key-file grid.key
 
-A client that ends one direction only (`shutdown`) is answered on the other; one that resets its connection has the server's reset, too. Who reads slowly makes
-the other side wait. Interrupted, or ended by TERM, it takes no more connections, gives the others --drain to end, and says what it did; a second time it ends at
-once. Each stream takes twice --buffer of shared memory, in steps of eight streams."
+What ends in one direction goes on in the other, and what is reset on one side is reset on the other. Who reads \
+slowly makes the other side wait. Each connection takes twice --buffer of shared memory, in steps of eight \
+connections.
+
+Interrupted, or ended by TERM, it takes no more connections, gives those that there are the time of --drain to \
+end, and says what it did; asked a second time it cuts them off at once."
 )]
 pub struct BridgeArgs {
     /// The socket's side: with --to listen there, with --from connect to it. HOST:PORT; port 0 is any that is free
-    #[arg(long, value_name = "ADDR", group = "socket", value_parser = socket::tcp, help_heading = "What to carry")]
+    #[arg(long, value_name = "ADDR", group = "socket", value_parser = socket::tcp)]
     tcp: Option<String>,
     /// The same by a Unix socket
-    #[arg(long, value_name = "PATH", group = "socket", help_heading = "What to carry")]
+    #[arg(long, value_name = "PATH", group = "socket")]
     unix: Option<PathBuf>,
     /// Carry what connects to the socket to this service: NODE:NAME, or the NAME of whichever node offers it
-    #[arg(long, value_name = "SERVICE", group = "service", help_heading = "What to carry")]
+    #[arg(long, value_name = "SERVICE", group = "service")]
     to: Option<Service>,
     /// Offer a service of this name, and carry what connects to it to the socket
-    #[arg(long, value_name = "NAME", group = "service", help_heading = "What to carry", value_parser = ends::name)]
+    #[arg(long, value_name = "NAME", group = "service", value_parser = ends::name)]
     from: Option<String>,
     /// Connections at a time; more have to wait
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=30_000))]
@@ -127,7 +130,7 @@ impl BridgeArgs {
 
 /// Carries connections until it is interrupted.
 pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
-    let signal = requested_end()?;
+    let signals = signals().map_err(|error| Failure::usage(format!("could not set a signal handler: {error}"), ""))?;
     raise_descriptors();
     let place = args.place()?;
     // Before it joins: who can't listen disturbs nobody.
@@ -158,7 +161,7 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
             }
             _ => return Err(Failure::usage("a bridge has one service", "say --to NODE:NAME or --from NAME")),
         };
-        carry(args, bridge, &tally, &signal).await
+        carry(args, bridge, &tally, signals).await
     });
     // Streams and sockets are gone with it; then whoever was connected is told.
     drop(runtime);
@@ -188,28 +191,43 @@ fn say(args: &BridgeArgs, node: &doorbell::Node, place: &Place, service: &str) {
     });
 }
 
+/// From which a byte can be read for each signal that asks for an end.
+fn signals() -> io::Result<UnixStream> {
+    let (come, comes) = UnixStream::pair()?;
+    for signal in requests_to_end() {
+        signal_hook::low_level::pipe::register(signal as i32, come.try_clone()?)?;
+    }
+    comes.set_nonblocking(true)?;
+    Ok(comes)
+}
+
 /// Carries until it is asked to end, and a little longer.
-async fn carry(args: &BridgeArgs, bridge: Bridge, tally: &Arc<Tally>, signal: &AtomicUsize) -> Result<(), Failure> {
+async fn carry(args: &BridgeArgs, bridge: Bridge, tally: &Arc<Tally>, signals: UnixStream) -> Result<(), Failure> {
+    let signals = tokio::net::UnixStream::from_std(signals);
+    let signals = signals.map_err(|error| Failure::failed(format!("could not wait for signals: {error}"), ""))?;
     let mut tasks = tokio::task::JoinSet::new();
     tokio::select! {
         failure = bridge.accept(args.connections, tally, &mut tasks) => return Err(failure),
-        () = requested(signal) => {}
+        () = requested(&signals) => {}
     }
     drop(bridge);
     let end = async { while tasks.join_next().await.is_some() {} };
     tokio::select! {
         () = end => {}
-        () = requested(signal) => {}
+        () = requested(&signals) => {}
         () = tokio::time::sleep(args.drain) => {}
     }
+    // Of those that are left some may be done by now.
+    while tasks.try_join_next().is_some() {}
     tally.cut.fetch_add(tasks.len() as u64, Ordering::Relaxed);
     tasks.shutdown().await;
     Ok(())
 }
 
-/// Returns when a signal asked for an end since this was asked last.
-async fn requested(signal: &AtomicUsize) {
-    while signal.swap(0, Ordering::SeqCst) == 0 {
-        tokio::time::sleep(LOOK).await;
-    }
+/// Returns once for each signal that asks for an end.
+async fn requested(signals: &tokio::net::UnixStream) {
+    // What fails otherwise can't be waited for, and ends it as well.
+    while signals.readable().await.is_ok()
+        && signals.try_read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    {}
 }
