@@ -85,6 +85,7 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as what owns it, which goes into the answer.
     let descriptor = unsafe { AsyncFd::register_with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)? };
     let mut sleep = pin!(tokio::time::sleep(Duration::ZERO));
+    let is_one_of_many = tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
     let shared = reactor.shared().clone();
     let mut gear = shared.gear(None);
     while !reactor.is_over() {
@@ -94,6 +95,8 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
             continue;
         }
         match gear.step() {
+            // Where others have threads of their own nobody waits for this one; and to be scheduled anew would wake one of them.
+            Step::Again | Step::Expired if is_one_of_many => {}
             Step::Again | Step::Expired => tokio::task::yield_now().await,
             Step::Check => {
                 reactor.check_peers();
