@@ -123,5 +123,9 @@ pub use transfer::{Copy, TransferReport};
 #[cfg(not(loom))]
 pub use zerocopy;
 
+#[cfg(all(doctest, feature = "tokio", not(loom)))]
+#[doc = include_str!("../../docs/guide.md")]
+struct Guide;
+
 /// What a call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -108,14 +108,14 @@ fn bytes_come_in_order_however_they_are_cut(mut one: impl Bytes, mut other: impl
     let writing = running("writing", move || {
         let (data, mut random, mut at) = (bytes(TOTAL, 1), Random::new(1), 0);
         while at < TOTAL {
-            let len = (1 + random.below(100_000) as usize).min(TOTAL - at);
+            let len = (1 + random.below(100_000)).min(TOTAL - at);
             at += one.write(&data[at..at + len]).unwrap();
         }
         one
     });
     let (data, mut random, mut at, mut buf) = (bytes(TOTAL, 1), Random::new(2), 0, vec![0; 70_000]);
     while at < TOTAL {
-        let room = 1 + random.below(70_000) as usize;
+        let room = 1 + random.below(70_000);
         let got = other.read(&mut buf[..room]).unwrap();
         assert!(got > 0 && buf[..got] == data[at..at + got], "at {at}");
         at += got;

@@ -9,7 +9,7 @@ use doorbell_tests::process::{Process, forbid_io_uring, told};
 use doorbell_tests::random::{Random, seed};
 use doorbell_tests::words::Words;
 use std::future::{Future, poll_fn};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IoSlice};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -67,6 +67,7 @@ everywhere! {
     each_direction_ends_by_itself
     a_node_that_leaves_ends_what_waits
     several_tasks_accept
+    who_gives_up_connecting_leaves_nobody_waiting
     messages_and_keys
     threads_and_tasks_share_a_node
 }
@@ -195,6 +196,19 @@ async fn several_tasks_accept(nodes: [Node; 2]) {
     }
 }
 
+async fn who_gives_up_connecting_leaves_nobody_waiting(nodes: [Node; 2]) {
+    // So that they have met.
+    drop(pair(&nodes).await);
+    let listener = nodes[0].listener("given up").bind().unwrap();
+    let connector = nodes[1].connector("given up");
+    let mut connecting = Box::pin(connector.connect_async());
+    // It has asked, and was most likely not answered.
+    poll_fn(|context| Poll::Ready(connecting.as_mut().poll(context).is_pending())).await;
+    drop(connecting);
+    let (mut accepted, _) = listener.accept_async().await.unwrap();
+    assert_eq!(accepted.read(&mut [0; 8]).await.unwrap(), 0);
+}
+
 async fn messages_and_keys(nodes: [Node; 2]) {
     nodes[0].attend().unwrap();
     nodes[1].attend().unwrap();
@@ -251,6 +265,32 @@ async fn threads_and_tasks_share_a_node(nodes: [Node; 2]) {
     sends(writes, bytes(1 << 20, 9), 9).await;
     check(&task.await.unwrap(), 9);
     tokio::task::spawn_blocking(move || threads.map(|thread| thread.join())).await.unwrap();
+}
+
+/// Slices that go at once keep their order, though room comes up between two of them: the reader reads all the while.
+#[test]
+fn slices_come_in_order() {
+    let nodes = near();
+    let (one, other) = one_thread().block_on(pair(&nodes));
+    let data = Arc::new(bytes(16 << 20, 1));
+    let written = data.clone();
+    let writing = running("a task writes slices", move || {
+        let (mut rest, mut context) = (&written[..], Context::from_waker(Waker::noop()));
+        while !rest.is_empty() {
+            let slices: Vec<_> = rest.chunks(5000).take(64).map(IoSlice::new).collect();
+            if let Poll::Ready(put) = one.poll_write_vectored(&mut context, &slices) {
+                rest = &rest[put.unwrap()..];
+            }
+        }
+    });
+    let (mut got, mut piece, mut context) = (Vec::new(), [0; 20_000], Context::from_waker(Waker::noop()));
+    while got.len() < data.len() {
+        if let Poll::Ready(len) = other.poll_read(&mut context, &mut piece) {
+            got.extend_from_slice(&piece[..len.unwrap()]);
+        }
+    }
+    assert!(got == *data);
+    writing.join();
 }
 
 /// The node that accepted.

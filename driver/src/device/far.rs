@@ -123,6 +123,13 @@ pub(super) fn flush(sender: &DeviceSender, me: Token, stream: u32, deadline: Ins
         (!far.flushing).then_some(())
     };
     let is_in = wait(shared, me, name, Some(deadline), look)?;
+    if is_in.is_none()
+        && let Ok(mut engine) = shared.enter(me, SEND)
+        && let Some(far) = engine.devices().far(stream)
+    {
+        // Nobody waits for it any more.
+        far.flushing = false;
+    }
     is_in.ok_or_else(|| timeout("flush to a device"))
 }
 

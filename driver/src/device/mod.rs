@@ -233,6 +233,7 @@ impl Drop for Inner {
         {
             // Who is fed is told so.
             engine.push(me);
+            engine.devices().leave();
         }
     }
 }

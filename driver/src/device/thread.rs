@@ -158,6 +158,9 @@ impl DeviceThread {
     /// The thread that used it before may have ended, and been taken for dead with its id.
     #[cold]
     fn move_here(&mut self, tid: u64) -> Result<()> {
+        let (shared, work) = (self.inner.shared.clone(), self.work.clone());
+        // Until it is dropped the node does not leave: the slot would be another's.
+        let _working = shared.begin(&work)?;
         match self.inner.segment.view().move_to(self.slot, self.me, self.tid, tid) {
             Some(me) => self.me = me,
             None => (self.slot, self.me) = Self::take_slot(&self.inner, self.id, tid)?,

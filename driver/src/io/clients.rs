@@ -134,7 +134,8 @@ impl Clients {
             self.places.len() - 1
         });
         let place = &mut self.places[at];
-        place.generation = place.generation.wrapping_add(1);
+        // Never 0: that is nobody's number.
+        place.generation = place.generation.wrapping_add(1).max(1);
         place.client = Some(client);
         u32::from(place.generation) << 16 | at as u32
     }

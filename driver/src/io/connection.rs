@@ -355,18 +355,23 @@ impl Connection {
     /// The next reply into the room.
     #[inline]
     fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Letter> {
-        let (mut asked, mut ping) = (0_u32, None);
+        let (mut asked, mut ping, mut wasted) = (0_u32, None, false);
         loop {
-            let ask = Instant::now() + ASK;
+            let now = Instant::now();
+            if wasted && deadline.is_some_and(|deadline| now >= deadline) {
+                // A flood of what is no answer must not hide that the time is over.
+                return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
+            }
+            let ask = now + ASK;
             let until = deadline.map_or(ask, |deadline| deadline.min(ask));
             match self.mailbox.receive_by(&mut self.room, until) {
-                Ok(Got::Letter(letter)) if letter.len < HEAD => {}
+                Ok(Got::Letter(letter)) if letter.len < HEAD => wasted = true,
                 Ok(Got::Letter(letter)) if ping == Some(letter.tag as u32) => {
                     ping = None;
                     self.heard_of_requests(reply(&self.room).result.get())?;
                 }
                 Ok(Got::Letter(letter)) => return Ok(letter),
-                Ok(Got::TooLong) => {}
+                Ok(Got::TooLong) => wasted = true,
                 Ok(Got::Nothing) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
                 }

@@ -87,6 +87,8 @@ pub(super) struct Worker {
     free: Vec<usize>,
     /// Jobs whose reply found no room, and since when.
     stuck: VecDeque<(usize, Instant)>,
+    /// A medium did not answer in time at the end.
+    given_up: bool,
     pub clients: Clients,
     /// Bytes of staging memory of all.
     staging: usize,
@@ -105,6 +107,7 @@ impl Worker {
             files,
             limits,
             jobs: (0..JOBS).map(|_| Job::new()).collect(),
+            given_up: false,
             free: (0..JOBS).rev().collect(),
             stuck: VecDeque::new(),
             clients: Clients::default(),
@@ -336,7 +339,12 @@ impl Worker {
         if let Some(number) = self.clients.of(name)
             && let Some(client) = self.clients.get(number)
         {
-            client.welcome(number, letter.tag);
+            if client.outlet.check_there().is_ok() {
+                client.welcome(number, letter.tag);
+            } else {
+                // Its way leads nowhere any more: it asks again, and has another.
+                self.lose(number);
+            }
             return;
         }
         if !self.introductions.has_room_for(name) {
@@ -370,7 +378,8 @@ impl Worker {
 
     /// The way to a node of which there is a client already.
     fn way_to(&self, name: Name) -> Option<Rc<Outlet>> {
-        self.clients.iter().find(|(_, client)| client.name.who == name.who).map(|(_, client)| client.outlet.clone())
+        let is_it = |client: &Client| client.name.who == name.who && !client.gone && client.outlet.check_there().is_ok();
+        self.clients.iter().find(|(_, client)| is_it(client)).map(|(_, client)| client.outlet.clone())
     }
 
     /// Answers those that were seen to.
@@ -471,6 +480,9 @@ impl Worker {
 
     /// Waits for what is under way: the memory it names has to stay until it is over.
     fn settle(&mut self) {
+        if self.given_up {
+            return;
+        }
         let until = Instant::now() + END_MOST;
         self.files.submit();
         while self.files.under_way() > 0 && Instant::now() < until {
@@ -479,6 +491,7 @@ impl Worker {
         }
         if self.files.under_way() > 0 {
             tracing::warn!("a medium does not answer: what waits for it keeps its memory until the process ends");
+            self.given_up = true;
             std::mem::forget((std::mem::take(&mut self.jobs), std::mem::take(&mut self.clients)));
         }
     }

@@ -78,6 +78,7 @@ impl Network {
 }
 
 /// One handle of a node by which somebody works at what others take from the node when it leaves: a lane or the lock of a device.
+#[derive(Clone)]
 pub(crate) struct Work(Arc<CachePadded<AtomicBool>>);
 
 /// Work that is being done.

@@ -1,7 +1,7 @@
 //! The reactor: drives a node from an event loop, which waits for one descriptor.
 //!
 //! Futures of this crate work under any executor without it: the node's poller thread drives, and wakes them. With a reactor the event loop drives by itself, and what
-//! arrives wakes it without going through another thread. With the feature `tokio` the streams start one where they are used (see [`tokio`](self::tokio)).
+//! arrives wakes it without going through another thread. With the feature `tokio` the streams start one where they are used (see its module `tokio`).
 
 #[cfg(feature = "tokio")]
 pub mod tokio;
@@ -12,16 +12,12 @@ pub(crate) use word::ReactorWord;
 use crate::Node;
 use crate::engine::baton::Token;
 use crate::engine::op::Op;
-use crate::node::{SPIN_ROUNDS, Shared, TURNS_MAX};
+use crate::node::{Shared, TURNS_MAX};
 use doorbell_udp::port::Port;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Duration;
-
-/// Looks at streams in a spin of the lanes.
-const SPINS: u32 = 8;
 
 impl Node {
     /// Begins to drive this node from an event loop.
@@ -107,18 +103,6 @@ impl Reactor {
         has_news
     }
 
-    /// Looks for something to do for about a microsecond. True as soon as there is.
-    pub(crate) fn spin(&mut self) -> bool {
-        for _ in 0..SPINS {
-            if self.shared.reactor().look()
-                || self.shared.enter(Token::current(), "spin").is_ok_and(|engine| engine.spin(SPIN_ROUNDS / SPINS))
-            {
-                return true;
-            }
-        }
-        false
-    }
-
     /// Says that nobody will look until the descriptor is readable, and for how long that may be at most. `None`: there is something to do, so
     /// [`turn`](Self::turn) again. Some microseconds, of which the event loop should spare itself most by turning a little longer.
     ///
@@ -156,9 +140,25 @@ impl Reactor {
         }
         Ok(())
     }
+}
+
+/// For the reactor of a runtime of tokio.
+#[cfg(feature = "tokio")]
+impl Reactor {
+    /// Looks for something to do for about a microsecond. True as soon as there is.
+    pub(crate) fn spin(&mut self) -> bool {
+        for _ in 0..SPINS {
+            if self.shared.reactor().look()
+                || self.shared.enter(Token::current(), "spin").is_ok_and(|engine| engine.spin(crate::node::SPIN_ROUNDS / SPINS))
+            {
+                return true;
+            }
+        }
+        false
+    }
 
     /// Whom to wake when there is something to do, of which the descriptor does not tell. Without, the descriptor tells of that as well.
-    pub(crate) fn set_waker(&self, waker: &Waker) {
+    pub(crate) fn set_waker(&self, waker: &std::task::Waker) {
         self.shared.reactor().set_waker(waker);
     }
 
@@ -176,6 +176,10 @@ impl Reactor {
         self.shared.usable().is_err()
     }
 }
+
+/// Looks at streams in a spin of the lanes.
+#[cfg(feature = "tokio")]
+const SPINS: u32 = 8;
 
 impl AsFd for Reactor {
     /// Readable when there is something to do after [`arm`](Reactor::arm); sometimes when there is not. Always the same one. Nothing can be read there.

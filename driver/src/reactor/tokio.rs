@@ -1,7 +1,7 @@
 //! Streams in tokio (feature `tokio`).
 //!
 //! [`Stream`] is [`AsyncRead`] and [`AsyncWrite`], and so is `&Stream`: what is generic over these takes it in place of a socket. The first that waits starts a task in the
-//! runtime that it runs in, which drives the node with a [`Reactor`](crate::Reactor) from then on: it looks for a little while after there was something to do, and then lets
+//! runtime that it runs in, which drives the node with a [`Reactor`] from then on: it looks for a little while after there was something to do, and then lets
 //! the runtime sleep on one descriptor. All futures of this crate are woken by it, whatever they wait for.
 //!
 //! ```
@@ -85,6 +85,7 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as what owns it, which goes into the answer.
     let descriptor = unsafe { AsyncFd::register_with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)? };
     let mut sleep = pin!(tokio::time::sleep(Duration::ZERO));
+    let is_one_of_many = tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
     let shared = reactor.shared().clone();
     let mut gear = shared.gear(None);
     while !reactor.is_over() {
@@ -94,6 +95,8 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
             continue;
         }
         match gear.step() {
+            // Where others have threads of their own nobody waits for this one; and to be scheduled anew would wake one of them.
+            Step::Again | Step::Expired if is_one_of_many => {}
             Step::Again | Step::Expired => tokio::task::yield_now().await,
             Step::Check => {
                 reactor.check_peers();

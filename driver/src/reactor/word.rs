@@ -127,6 +127,7 @@ impl ReactorWord {
         self.hot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(feature = "tokio")]
     pub fn set_waker(&self, waker: &Waker) {
         let mut own = self.waker();
         match &mut *own {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long connecting takes at most if nothing is said.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How soon all are asked again while nobody offers the service.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -41,7 +41,7 @@ impl Connector {
         self
     }
 
-    /// For how long somebody is looked for who offers it [default: 10 s].
+    /// For how long somebody is looked for who offers it [default: 2 s].
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -149,7 +149,7 @@ impl Connector {
             end
         };
         shared.hand_over();
-        Ok(Stream::new(shared.clone(), end))
+        Ok(Stream::new(&self.node, end))
     }
 
     /// What became of a stream that was answered.

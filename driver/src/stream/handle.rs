@@ -5,7 +5,7 @@ use super::table::WINDOW;
 use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::node::Shared;
-use crate::{Incarnation, NodeId};
+use crate::{Incarnation, Node, NodeId};
 use doorbell_shm::pipe::{NoRead, NoWrite, Reader, Writer};
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::net::Shutdown;
@@ -17,13 +17,15 @@ use std::time::{Duration, Instant};
 const NONE: u64 = u64::MAX;
 
 /// Bytes in order from and to another node. `Send` and `Sync`: `&Stream` reads and writes too, so one thread may read while another writes; of several that do the
-/// same each has its turn.
+/// same each has its turn. As long as there is a stream, or a listener, their node does not leave by itself.
 ///
 /// Reading and writing block until something was read or written, and drive the node's engine meanwhile; [`set_nonblocking`](Self::set_nonblocking) and time-outs are as of
 /// [`std::os::unix::net::UnixStream`], and so is what is said at the end: reading returns 0 when the other side has shut down its writing or dropped the stream, writing fails
 /// with [`BrokenPipe`](ErrorKind::BrokenPipe) when nobody reads any more. If the other side's node died both fail with
 /// [`ConnectionReset`](ErrorKind::ConnectionReset), once what it wrote is read; reading does, too, if the other side [gave it up](Self::abort).
 pub struct Stream {
+    /// Which does not leave as long as there is a stream.
+    _node: Node,
     pub(super) shared: Arc<Shared>,
     pub(super) end: Arc<End>,
     pub(super) reads: Mutex<Half<Reader>>,
@@ -48,9 +50,11 @@ pub(super) fn lock<T>(half: &Mutex<Half<T>>) -> MutexGuard<'_, Half<T>> {
 }
 
 impl Stream {
-    pub(super) fn new(shared: Arc<Shared>, end: Arc<End>) -> Self {
+    pub(super) fn new(node: &Node, end: Arc<End>) -> Self {
+        let shared = node.shared().clone();
         let patience = [AtomicU64::new(NONE), AtomicU64::new(NONE)];
         Self {
+            _node: node.clone(),
             shared,
             end,
             reads: Mutex::default(),
@@ -323,6 +327,11 @@ impl Stream {
         let mut done = 0;
         for part in from.iter().filter(|part| !part.is_empty()) {
             match self.try_write(me, half, part) {
+                // Room may come up between two slices: what follows half a slice is the other half.
+                Some(Ok(put)) if put < part.len() => {
+                    done += put;
+                    break;
+                }
                 Some(Ok(put)) => done += put,
                 _ if done > 0 => break,
                 trouble => return trouble,

@@ -6,7 +6,6 @@ use super::handle::Stream;
 use super::table::Backlog;
 use crate::engine::baton::Token;
 use crate::error::Error;
-use crate::node::Shared;
 use crate::{Node, NodeId};
 use std::io;
 use std::sync::Arc;
@@ -40,7 +39,7 @@ impl ListenerBuilder {
     pub fn bind(self) -> io::Result<Listener> {
         let Self { node, service, backlog } = self;
         check_service(&service)?;
-        let shared = node.shared().clone();
+        let shared = node.shared();
         let me = shared.check()?;
         let backlog = Backlog::new(backlog);
         let context = (shared.membership_arc(), shared.regions().clone());
@@ -48,13 +47,14 @@ impl ListenerBuilder {
             let what = format!("node {} listens for '{service}' already", node.id());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
         }
-        Ok(Listener { shared, service, backlog })
+        Ok(Listener { node, service, backlog })
     }
 }
 
 /// A service that this node offers. `Send` and `Sync`: several threads may accept. Dropped, it is offered no more; streams that were accepted stay.
 pub struct Listener {
-    shared: Arc<Shared>,
+    /// Which does not leave as long as somebody listens.
+    node: Node,
     service: String,
     backlog: Arc<Backlog>,
 }
@@ -92,15 +92,15 @@ impl Listener {
 
     fn poll_accept(&self, context: &mut Context<'_>, waits: &mut Option<Awaited>) -> Poll<io::Result<(Stream, NodeId)>> {
         #[cfg(feature = "tokio")]
-        let _ = crate::reactor::tokio::attend(&self.shared);
+        let _ = crate::reactor::tokio::attend(self.node.shared());
         loop {
-            self.shared.check()?;
-            let awaited = waits.insert(Awaited::new(&self.shared, self.backlog.wait_for()));
+            self.node.shared().check()?;
+            let awaited = waits.insert(Awaited::new(self.node.shared(), self.backlog.wait_for()));
             if let Some(end) = self.backlog.next() {
                 let peer = end.peer.0;
-                return Poll::Ready(Ok((Stream::new(self.shared.clone(), end), peer)));
+                return Poll::Ready(Ok((Stream::new(&self.node, end), peer)));
             }
-            if !self.shared.poll_op(&awaited.op, context) {
+            if !self.node.shared().poll_op(&awaited.op, context) {
                 return Poll::Pending;
             }
         }
@@ -108,16 +108,16 @@ impl Listener {
 
     fn accept_until(&self, deadline: Option<Instant>) -> io::Result<(Stream, NodeId)> {
         loop {
-            let me = self.shared.check()?;
+            let me = self.node.shared().check()?;
             if let Some(end) = self.backlog.next() {
                 let peer = end.peer.0;
-                return Ok((Stream::new(self.shared.clone(), end), peer));
+                return Ok((Stream::new(&self.node, end), peer));
             }
             let op = self.backlog.wait_for();
             if !self.backlog.is_empty() {
                 continue;
             }
-            if !self.shared.drive(me, &op, deadline, |_| false)? && !op.is_done() && self.backlog.is_empty() {
+            if !self.node.shared().drive(me, &op, deadline, |_| false)? && !op.is_done() && self.backlog.is_empty() {
                 return Err(Error::Timeout { operation: "accept a stream", node: None }.into());
             }
         }
@@ -130,11 +130,11 @@ impl Drop for Listener {
             return;
         }
         let me = Token::current();
-        if let Ok(mut engine) = self.shared.enter(me, "listen no more") {
+        if let Ok(mut engine) = self.node.shared().enter(me, "listen no more") {
             engine.streams().unlisten(self.service.as_bytes());
             engine.push(me);
         }
-        self.shared.hand_over();
+        self.node.shared().hand_over();
     }
 }
 

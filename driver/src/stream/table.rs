@@ -108,6 +108,8 @@ pub struct Streams {
     pub(crate) out: VecDeque<Word>,
     /// By which memory of others is mapped; of a node that listens, or did.
     context: Option<Context>,
+    /// The node has left: nothing is said any more, as the network is being shut by another thread.
+    ended: bool,
 }
 
 impl Streams {
@@ -148,16 +150,22 @@ impl Streams {
 
     /// A new end of this node's own.
     pub fn enter(&mut self, end: &Arc<End>) {
+        if self.ended {
+            end.become_so(State::Closed);
+            return;
+        }
         self.ends.insert(end.number, end.clone());
     }
 
     pub fn say(&mut self, to: Life, kind: Kind, number: u32, bytes: Vec<u8>) {
-        self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes, wakes: None });
+        if !self.ended {
+            self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes, wakes: None });
+        }
     }
 
     /// The other side waits for what was just done in common memory. Said once as long as it did not go.
     pub fn wake_other(&mut self, end: &Arc<End>) {
-        if !end.wakes.swap(true, Ordering::Relaxed) {
+        if !self.ended && !end.wakes.swap(true, Ordering::Relaxed) {
             let tag = wire::tag(Kind::Wake, end.there.load(Ordering::Relaxed));
             self.out.push_back(Word { to: end.peer, tag, bytes: Vec::new(), wakes: Some(end.clone()) });
         }
@@ -165,7 +173,7 @@ impl Streams {
 
     /// An end has something to send or to say.
     pub fn activate(&mut self, end: &Arc<End>) {
-        if !end.active.swap(true, Ordering::Relaxed) {
+        if !self.ended && !end.active.swap(true, Ordering::Relaxed) {
             self.active.push(end.clone());
         }
     }
@@ -200,7 +208,16 @@ impl Streams {
             return self.open(from, number, &payload);
         }
         // One that is dropped by now.
-        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else { return Verdict::Taken };
+        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else {
+            if kind == Kind::Accepted
+                && let Some([there]) = wire::read(&payload)
+                && self.out.iter().filter(|word| word.to == from).count() < OUT_MOST
+            {
+                // Nobody waited for it any longer: who accepted it would wait in vain.
+                self.say(from, Kind::Reset, there as u32, Vec::new());
+            }
+            return Verdict::Taken;
+        };
         match kind {
             Kind::Open => {}
             Kind::Accepted => {
@@ -360,6 +377,9 @@ impl Streams {
         self.active.retain(|end| end.peer != gone);
         self.ends.retain(|_, end| {
             if end.peer == gone {
+                if let Some(mut far) = end.far() {
+                    far.ended |= !died;
+                }
                 end.become_so(if died { State::Died } else { State::Reset });
             }
             end.peer != gone
@@ -368,6 +388,7 @@ impl Streams {
 
     /// Ends all: the node leaves, or can do nothing any more.
     pub(crate) fn end(&mut self) {
+        self.ended = true;
         self.ends.values().for_each(|end| end.become_so(State::Closed));
         self.services.values().for_each(|backlog| backlog.wake());
         self.services.clear();

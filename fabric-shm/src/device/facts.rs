@@ -85,7 +85,8 @@ pub(crate) unsafe fn facts(base: *mut u8, len: usize, geometry: DeviceGeometry, 
     let lanes = view.lanes.iter().filter_map(|words| {
         let [owner, client] = [&words.owner, &words.client].map(|word| life(word.load(Ordering::Relaxed)));
         let (written, read) = (words.written(), words.read.load(Ordering::Relaxed));
-        let waiting = if is_behind(read, written) { (written - read).saturating_mul(PACKET as u64).min(most) } else { 0 };
+        let waiting =
+            if is_behind(read, written) { written.wrapping_sub(read).saturating_mul(PACKET as u64).min(most) } else { 0 };
         let broken = words.broken.load(Ordering::Relaxed) != 0;
         (owner.is_some() || waiting > 0 || broken).then_some(LaneFacts { owner, client, waiting, broken })
     });

@@ -637,7 +637,8 @@ impl View<'_> {
             let words = &self.slots[slot];
             let owner = OwnerId::from_bits(words.owner.load(Ordering::Acquire))?;
             let tid = words.tid.load(Ordering::Relaxed);
-            (Some(slot) != me && !lives(owner, tid)).then_some((slot, owner.bits(), tid))
+            // Who has an owner has a thread: whoever took that away died before it took the owner, too.
+            (Some(slot) != me && (tid == 0 || !lives(owner, tid))).then_some((slot, owner.bits(), tid))
         };
         Dead((0..self.slots.len()).filter_map(dead).collect())
     }

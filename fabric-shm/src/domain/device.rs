@@ -129,7 +129,11 @@ impl Membership {
                     return Ok(device);
                 }
                 Ok(device) => device.view().end(),
-                Err(error) => tracing::info!(%error, device = name, "a device that nobody could use is made anew"),
+                Err(error @ ShmError::Damaged { .. }) => {
+                    tracing::info!(%error, device = name, "a device that nobody could use is made anew");
+                }
+                // What this process can't map now others may be using.
+                Err(error) => return Err(error),
             }
             lock.remove(&file_name, None)?;
         }
@@ -228,9 +232,14 @@ pub(super) fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory
     let mut removed = Vec::new();
     let mut kept = Vec::new();
     for name in std::mem::take(&mut census.devices) {
-        let device = match lock.space().open(&name) {
-            Ok(Some(file)) => DeviceSegment::check(&name, &file).ok(),
-            _ => None,
+        let device = match lock.space().open(&name).map(|file| file.map(|file| DeviceSegment::check(&name, &file))) {
+            Ok(Some(Ok(device))) => Some(device),
+            Ok(None | Some(Err(ShmError::Damaged { .. }))) => None,
+            // What this process can't map now others may be using.
+            Ok(Some(Err(_))) | Err(_) => {
+                kept.push(name);
+                continue;
+            }
         };
         if device.as_ref().is_some_and(|device| device.view().attached().any(lives)) {
             kept.push(name);

@@ -189,6 +189,25 @@ fn eight_nodes_exchange_their_halos() {
 }
 
 #[test]
+fn workers_find_the_parameters() {
+    let ended = ended(&["run", "-n", "4", "--", &example("parameter_server"), "150"]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{}", ended.stdout);
+    let worst = ended.stdout.split("further than ").nth(1).and_then(|rest| rest.split(' ').next());
+    let worst: f64 = worst.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{}", ended.stdout));
+    assert!(worst < 1e-3, "{}", ended.stdout);
+}
+
+#[test]
+fn frames_come_through_a_pipeline() {
+    let ended = ended(&["run", "-n", "4", "--", &example("pipeline"), "40"]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{}", ended.stdout);
+    assert!(ended.stdout.contains("40 frames of 1 MiB through 3 stages"), "{}", ended.stdout);
+    for node in 1..4 {
+        assert!(ended.stdout.contains(&format!("node {node}: 40 frames")), "{}", ended.stdout);
+    }
+}
+
+#[test]
 fn halos_want_a_torus() {
     let ended = ended(&["run", "-n", "2", "--", &example("halo")]);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);

@@ -48,6 +48,8 @@ pub struct Far {
     granted: u64,
     /// The feeder is to say when there is news.
     asking: bool,
+    /// Somebody would give more than is granted.
+    starves: bool,
     failed: Option<DeviceFault>,
     /// Somebody waits for whoever feeds it.
     wanted: bool,
@@ -95,6 +97,7 @@ impl Far {
             used: 0,
             granted: 0,
             asking: false,
+            starves: false,
             failed: None,
             wanted: true,
             flushing: false,
@@ -124,10 +127,11 @@ impl Far {
     }
 
     /// Whether another message of so many bytes may be given now: no more wait than the device has room for.
-    pub fn has_room(&self, len: usize) -> bool {
+    pub fn has_room(&mut self, len: usize) -> bool {
         // No more is kept than a lane of the device holds, whatever whoever feeds it grants.
         let lane = 2 * (self.message_max.unwrap_or(0) + 2 * PACKET);
         let is_granted = self.used + lines(len) < self.granted && self.queued + len <= lane;
+        self.starves = self.feeder.is_some() && self.has_gone() && !is_granted;
         self.feeder.is_some() && self.has_gone() && is_granted
     }
 
@@ -198,7 +202,7 @@ impl Far {
         };
         let stalls = self.queue.get(self.pushed).is_some_and(|item| self.used + lines(item.bytes.len()) >= self.granted);
         let flushes = (self.flushing || self.closing.is_some()) && !self.queue.is_empty() && self.has_gone();
-        if !(stalls || flushes) || self.asking {
+        if !(stalls || flushes || self.starves) || self.asking {
             return None;
         }
         self.asking = true;
@@ -274,6 +278,7 @@ impl Far {
             (item.gone, item.sequence) = (None, self.sequence);
         }
         (self.pushed, self.used, self.granted, self.asking, self.wanted) = (0, 0, granted, false, false);
+        self.starves = false;
         self.progressed = false;
         self.changed();
         true
@@ -295,7 +300,7 @@ impl Far {
         if self.feeder == Some(from) {
             self.forget(published);
             self.granted = self.granted.max(granted);
-            self.asking = false;
+            (self.asking, self.starves) = (false, false);
             self.changed();
         }
     }

@@ -21,6 +21,8 @@ use wire::Kind;
 pub(crate) const PRIORITY: Priority = Priority::Low;
 /// Answers for one node that wait for room on its lane; whoever gets none asks again.
 const ANSWERS_MAX: usize = 256;
+/// Words of any kind that wait to go to one node.
+const WORDS_MAX: usize = 4096;
 /// How long a sender that is dropped may take to bring all into the device.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -89,6 +91,11 @@ impl Devices {
     /// Whether something goes on that nobody rings for.
     pub fn is_active(&self) -> bool {
         !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(Feed::is_hungry)
+    }
+
+    /// This process is not attached any more to some device: its memory is let go of.
+    pub(crate) fn leave(&mut self) {
+        self.attached.retain(Attached::is_there);
     }
 
     /// This process is attached to a device.
@@ -195,6 +202,8 @@ impl Devices {
         match latest {
             Some(word) if word.tag == tag => word.bytes = bytes,
             _ if waiting >= ANSWERS_MAX && matches!(kind, Kind::Opened | Kind::Refused | Kind::Open) => {}
+            // More than all streams of a node that keeps to the rules have to be told.
+            _ if waiting >= WORDS_MAX => {}
             _ => self.out.push_back(Word { to, tag, bytes }),
         }
     }
@@ -310,5 +319,6 @@ impl Devices {
         self.fars.iter_mut().for_each(Far::end);
         self.fars.clear();
         self.out.clear();
+        self.attached.clear();
     }
 }

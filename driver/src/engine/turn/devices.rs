@@ -18,22 +18,23 @@ impl Engine {
         let others = || fabric.remote_members().into_iter().map(|member| (member.id, member.incarnation)).collect();
         let mut work = self.inbound.devices.step(others);
         let mut full: Vec<NodeId> = Vec::new();
-        let mut at = 0;
-        while let Some(word) = self.inbound.devices.out.get(at) {
+        // All of it: whoever is found to be gone on the way takes words out of the queue.
+        let mut kept = std::collections::VecDeque::new();
+        for word in std::mem::take(&mut self.inbound.devices.out) {
             let (node, life) = word.to;
-            let went = !full.contains(&node) && {
-                let (tag, bytes) = (word.tag, word.bytes.clone());
-                self.by_way(me, (node, life), PRIORITY, |_, state, _| state.push_device(tag, &bytes) == Push::Done)
-                    .unwrap_or(true)
-            };
+            let went = !full.contains(&node)
+                && self
+                    .by_way(me, (node, life), PRIORITY, |_, state, _| state.push_device(word.tag, &word.bytes) == Push::Done)
+                    .unwrap_or(true);
             if went {
-                self.inbound.devices.out.remove(at);
                 work += 1;
             } else {
                 full.push(node);
-                at += 1;
+                kept.push_back(word);
             }
         }
+        kept.append(&mut self.inbound.devices.out);
+        self.inbound.devices.out = kept;
         for (node, life) in self.inbound.devices.wanted() {
             if full.contains(&node) {
                 continue;

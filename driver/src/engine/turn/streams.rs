@@ -16,24 +16,24 @@ impl Engine {
     pub(super) fn step_streams(&mut self, me: Token) -> usize {
         let mut work = 0;
         let mut full: Vec<NodeId> = Vec::new();
-        let mut at = 0;
-        while let Some(word) = self.inbound.streams.out.get(at) {
+        // All of it: whoever is found to be gone on the way takes words out of the queue.
+        let mut kept = std::collections::VecDeque::new();
+        for word in std::mem::take(&mut self.inbound.streams.out) {
             let (node, life) = word.to;
-            let went = !full.contains(&node) && {
-                let (tag, bytes) = (word.tag, word.bytes.clone());
-                self.by_way(me, (node, life), PRIORITY, |_, state, _| state.push_stream(tag, &bytes) == Push::Done)
-                    .unwrap_or(true)
-            };
+            let went = !full.contains(&node)
+                && self
+                    .by_way(me, (node, life), PRIORITY, |_, state, _| state.push_stream(word.tag, &word.bytes) == Push::Done)
+                    .unwrap_or(true);
             if went {
-                if let Some(word) = self.inbound.streams.out.remove(at) {
-                    word.went();
-                }
+                word.went();
                 work += 1;
             } else {
                 full.push(node);
-                at += 1;
+                kept.push_back(word);
             }
         }
+        kept.append(&mut self.inbound.streams.out);
+        self.inbound.streams.out = kept;
         for end in self.inbound.streams.active() {
             if full.contains(&end.peer.0) {
                 continue;
