@@ -256,6 +256,31 @@ fn nobody_offers_the_service() {
 }
 
 #[test]
+fn of_two_that_offer_a_service_the_second_takes_over() {
+    let servers = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let domain = bridges::domain("two");
+    let [mut first, second] = servers.each_ref().map(|server| {
+        let target = server.local_addr().unwrap().to_string();
+        Bridge::start(&["--from", "service", "--tcp", &target, "--domain", &domain])
+    });
+    let to = Bridge::start(&["--tcp", "127.0.0.1:0", "--to", "service", "--domain", &domain]);
+    for (at, server) in servers.iter().enumerate() {
+        let mut client = bridges::connect(to.address());
+        client.write_all(b"x").unwrap();
+        let mut served = bridges::accept(server);
+        served.read_exact(&mut [0]).unwrap();
+        if at == 0 {
+            first.kill();
+            has_ended(&mut client);
+        }
+    }
+    for bridge in [to, second] {
+        bridge.send(libc::SIGINT);
+        bridge.ended();
+    }
+}
+
+#[test]
 fn nobody_listens_at_the_other_socket() {
     let target = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let pair = Pair::start("refused", Way::Shm, &target, &["--patience", "100ms"], &[]);

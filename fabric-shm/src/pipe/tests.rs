@@ -38,6 +38,22 @@ fn bytes_come_in_order_and_then_the_end() {
 }
 
 #[test]
+fn a_writer_that_gives_up_says_so_behind_its_bytes() {
+    let memory = memory(RING);
+    let view = view(&memory, RING);
+    let (mut writer, mut reader, mut buf) = (Writer::default(), Reader::default(), [0; 100]);
+    writer.try_write(&view, b"half").unwrap();
+    assert!(!reader.wait(&view) || reader.is_ready(&view));
+    assert!(writer.cut(&view), "the reader waits");
+    assert!(reader.is_ready(&view) && view.has_news());
+    assert_eq!(reader.try_read(&view, &mut buf), Ok(Moved { bytes: 4, wake: false }));
+    assert_eq!(reader.try_read(&view, &mut buf), Err(NoRead::Cut));
+    assert!(!view.is_over());
+    reader.leave(&view);
+    assert!(view.is_over());
+}
+
+#[test]
 fn a_full_pipe_takes_what_fits_and_says_who_waits() {
     let memory = memory(RING);
     let view = view(&memory, RING);

@@ -51,7 +51,7 @@ Examples:
   doorbell bridge --unix ./db --to 3:db                the service 'db' of node 3, as a Unix socket
   doorbell bridge --from db --unix /run/db.sock
 
-Two machines, first that of the server, which has the address 10.0.0.1, then that of the clients; with
+Two machines, first that of the server, which has the address 10.0.0.1, then that of the clients; with \
 a key that both have (`head -c 32 /dev/urandom > grid.key; chmod 600 grid.key`):
   doorbell bridge --from redis --tcp 127.0.0.1:6380 --listen 10.0.0.1:7000 --key-file grid.key
   doorbell bridge --tcp 127.0.0.1:6379 --to redis --connect 10.0.0.1:7000 --key-file grid.key
