@@ -298,6 +298,23 @@ fn near_id(connected: &Stream) -> doorbell::NodeId {
     connected.peer()
 }
 
+/// Whoever drives, and however it waits.
+#[test]
+fn every_policy_will_do() {
+    use doorbell::{Progress, Wait};
+    for progress in [Progress::Inline, Progress::Poller, Progress::Adaptive] {
+        for wait in [Wait::Auto, Wait::Spin, Wait::Yield, Wait::Park] {
+            for runtime in [one_thread, threads] {
+                finishes("tasks under a policy", move || {
+                    let space = Space::heap();
+                    let join = || Node::builder("policies").space(space.clone()).progress(progress).wait(wait).join().unwrap();
+                    runtime().block_on(bytes_come_in_order_both_ways([join(), join()]));
+                });
+            }
+        }
+    }
+}
+
 /// A runtime that ends takes nothing with it: what it drove is driven by the node's own thread, and by the next runtime.
 #[test]
 fn a_runtime_that_ends_leaves_the_node_as_it_was() {

@@ -74,8 +74,6 @@ pub struct Reactor {
 impl Reactor {
     pub(crate) fn new(shared: &Arc<Shared>) -> io::Result<Self> {
         shared.check()?;
-        let mut bell = None;
-        let descriptor = shared.with_port(&mut bell, |port| port.descriptor().try_clone_to_owned())?;
         if shared.progress() == crate::Progress::Poller {
             let what = "this node has a thread that drives always; join with another Progress to drive it from an event loop";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
@@ -83,7 +81,13 @@ impl Reactor {
         if !shared.attach_reactor() {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another reactor drives this node; there is one at most"));
         }
-        Ok(Self { shared: shared.clone(), idle: Op::new(), bell, descriptor, armed: false })
+        // Now that whoever slept there is awake, and has let go of the port.
+        let mut bell = None;
+        let descriptor = shared.with_port(&mut bell, |port| port.descriptor().try_clone_to_owned());
+        if descriptor.is_err() {
+            shared.detach_reactor();
+        }
+        Ok(Self { shared: shared.clone(), idle: Op::new(), bell, descriptor: descriptor?, armed: false })
     }
 
     /// Does what there is to do, some hundred messages at most, and says whether there was something. Never waits; wakes the tasks and threads whose operations

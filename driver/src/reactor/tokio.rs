@@ -85,8 +85,10 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as what owns it, which goes into the answer.
     let descriptor = unsafe { AsyncFd::register_with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)? };
     let mut sleep = pin!(tokio::time::sleep(Duration::ZERO));
-    let is_one_of_many = tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
     let shared = reactor.shared().clone();
+    // Only where it comes to an end by itself.
+    let is_one_of_many = shared.wait() == crate::Wait::Auto
+        && tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
     let mut gear = shared.gear(None);
     while !reactor.is_over() {
         if reactor.turn() || reactor.spin() {

@@ -36,6 +36,8 @@ mod listen;
 pub(crate) mod near;
 pub(crate) mod table;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub use connect::Connector;

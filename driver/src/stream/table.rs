@@ -129,6 +129,12 @@ impl Streams {
         is_free
     }
 
+    /// As [`listen`](Self::listen), where no memory is shared.
+    #[cfg(test)]
+    pub(crate) fn serve(&mut self, service: &[u8], backlog: &Arc<Backlog>) {
+        self.services.insert(service.to_vec(), backlog.clone());
+    }
+
     /// Serves it no more. Who waits to be accepted is told that nobody will.
     pub fn unlisten(&mut self, service: &[u8]) {
         if let Some(backlog) = self.services.remove(service) {
