@@ -1,7 +1,7 @@
 //! Streams, beside the system's own: one suite for Unix stream sockets, streams over shared memory, and streams over UDP.
 
 use doorbell::{FabricKind, Node, Role, Space, Stream};
-use doorbell_tests::patience::{PATIENCE, running, soon};
+use doorbell_tests::patience::{PATIENCE, finishes, running, soon};
 use doorbell_tests::pattern::bytes;
 use doorbell_tests::random::Random;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -99,6 +99,7 @@ suite! {
     time_outs_end_a_wait
     who_does_not_wait_is_told_so
     a_dropped_end_ends_both_directions
+    who_writes_is_told_that_nobody_reads
     what_was_written_before_the_end_is_read
     both_sides_write_at_once
 }
@@ -234,6 +235,26 @@ fn a_dropped_end_ends_both_directions(mut one: impl Bytes, other: impl Bytes) {
     assert_eq!(error.kind(), ErrorKind::BrokenPipe);
 }
 
+fn who_writes_is_told_that_nobody_reads(mut one: impl Bytes, mut other: impl Bytes) {
+    other.shutdown(Shutdown::Read).unwrap();
+    // What is on its way by then may still be taken.
+    let error = finishes("a writer whom nobody reads", move || {
+        let error = loop {
+            if let Err(error) = one.write(&[1; 4096]) {
+                break error.kind();
+            }
+        };
+        (error, one)
+    });
+    let (error, mut one) = error;
+    assert_eq!(error, ErrorKind::BrokenPipe);
+    // The other direction goes on.
+    other.write_all(b"still here").unwrap();
+    let mut text = [0; 10];
+    one.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"still here");
+}
+
 fn what_was_written_before_the_end_is_read(mut one: impl Bytes, mut other: impl Bytes) {
     let data = bytes(50_000, 5);
     one.write_all(&data).unwrap();
@@ -292,4 +313,19 @@ fn ends_well((mut one, mut other, _keep): (Stream, Stream, [Node; 2])) {
 fn what_was_said_whole_stays_whole_when_the_rest_is_given_up() {
     ends_well(shared());
     ends_well(network());
+}
+
+/// A service answers as soon as it is there, whatever its threads do.
+#[test]
+fn who_connects_is_answered_though_nobody_accepts_yet() {
+    let space = Space::heap();
+    let nodes = [(); 2].map(|()| Node::builder("answered").space(space.clone()).join().unwrap());
+    let listener = nodes[0].listener("busy").bind().unwrap();
+    let connector = nodes[1].connector("busy");
+    let mut stream = finishes("somebody connects", move || connector.connect().unwrap());
+    stream.write_all(b"first").unwrap();
+    let (mut accepted, _) = listener.accept_by(soon()).unwrap();
+    let mut text = [0; 5];
+    accepted.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"first");
 }

@@ -108,7 +108,7 @@ impl Stream {
             },
             |this, half| match &this.end.carrier {
                 Carrier::Near(near) => half.pipe.is_ready(&near.writes()),
-                Carrier::Far(_) => this.end.far().is_some_and(|far| far.credit > far.goes.len() as u64),
+                Carrier::Far(_) => this.end.far().is_some_and(|far| far.unheard || far.credit > far.goes.len() as u64),
             },
         )
     }

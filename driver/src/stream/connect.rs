@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How long connecting takes at most if nothing is said.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long one of several nodes has to answer.
+const ASK_MOST: Duration = Duration::from_millis(500);
 /// How soon all are asked again while nobody offers the service.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -67,12 +69,17 @@ impl Connector {
             for (node, life) in self.candidates(shared, me)? {
                 let stream = self.ask(shared, me, (node, life))?;
                 let end = stream.end();
+                let until = self.ask_until(deadline);
                 while end.state() == State::Opening {
                     let op = end.wait_for(Side::Read);
                     if end.state() != State::Opening {
                         break;
                     }
-                    if !shared.drive(me, &op, Some(deadline), |_| false)? && !op.is_done() && end.state() == State::Opening {
+                    if !shared.drive(me, &op, Some(until), |_| false)? && !op.is_done() && end.state() == State::Opening {
+                        if until < deadline {
+                            // Another may answer.
+                            break;
+                        }
                         return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
                     }
                 }
@@ -105,7 +112,8 @@ impl Connector {
             for (node, life) in self.candidates(shared, shared.check()?)? {
                 let stream = self.ask(shared, shared.check()?, (node, life))?;
                 let answer = std::future::poll_fn(|context| stream.poll_answered(context));
-                if tokio::time::timeout_at(deadline.into(), answer).await.is_err() {
+                let until = self.ask_until(deadline);
+                if tokio::time::timeout_at(until.into(), answer).await.is_err() && until >= deadline {
                     return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
                 }
                 match Self::answered(stream) {
@@ -120,6 +128,11 @@ impl Connector {
             // Somebody may begin to.
             tokio::time::sleep_until(deadline.min(Instant::now() + AGAIN).into()).await;
         }
+    }
+
+    /// How long one node is waited for: not long where another may answer.
+    fn ask_until(&self, deadline: Instant) -> Instant {
+        if self.to.is_some() { deadline } else { deadline.min(Instant::now() + ASK_MOST) }
     }
 
     fn candidates(&self, shared: &Shared, me: Token) -> io::Result<Vec<(NodeId, Incarnation)>> {

@@ -58,6 +58,9 @@ pub struct Far {
     /// There was to be more when it was given up here; there.
     pub cuts: bool,
     pub was_cut: bool,
+    /// That nobody reads here any more is to be said; the other side said so.
+    pub deaf: bool,
+    pub unheard: bool,
 }
 
 /// By what bytes go.

@@ -169,10 +169,18 @@ impl Stream {
         if std::mem::replace(&mut half.over, true) {
             return;
         }
-        if let Carrier::Near(near) = &self.end.carrier
-            && half.pipe.leave(&near.reads())
-        {
-            self.wake_other(me);
+        match &self.end.carrier {
+            Carrier::Near(near) => {
+                if half.pipe.leave(&near.reads()) {
+                    self.wake_other(me);
+                }
+            }
+            Carrier::Far(_) => {
+                if let Some(mut far) = self.end.far() {
+                    far.deaf = !far.ended;
+                }
+                self.activate(me);
+            }
         }
     }
 
@@ -305,6 +313,10 @@ impl Stream {
                     return Some(Ok(0));
                 }
                 let mut far = self.end.far()?;
+                if far.unheard {
+                    let what = format!("a stream with node {}: the other side reads no more", self.end.peer.0);
+                    return Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)));
+                }
                 let room = usize::try_from(far.credit).unwrap_or(usize::MAX).saturating_sub(far.goes.len());
                 let len = room.min(from.len());
                 if len == 0 {

@@ -47,6 +47,8 @@ impl ListenerBuilder {
             let what = format!("node {} listens for '{service}' already", node.id());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
         }
+        // Somebody has to answer connectors, whether or not a thread is about to accept.
+        shared.began();
         Ok(Listener { node, service, backlog })
     }
 }
@@ -129,6 +131,7 @@ impl Drop for Listener {
         if doorbell_shm::space::forked() {
             return;
         }
+        self.node.shared().poller().ended();
         let me = Token::current();
         if let Ok(mut engine) = self.node.shared().enter(me, "listen no more") {
             engine.streams().unlisten(self.service.as_bytes());

@@ -243,7 +243,7 @@ impl Streams {
                 end.wake(Side::Read);
                 end.wake(Side::Write);
             }
-            Kind::Data | Kind::Credit | Kind::Fin => return self.take_far(&end, kind, payload),
+            Kind::Data | Kind::Credit | Kind::Fin | Kind::Deaf => return self.take_far(&end, kind, payload),
             Kind::Reset | Kind::Cut => {
                 if let Some(mut far) = end.far() {
                     far.was_cut = kind == Kind::Cut && !far.ended;
@@ -277,6 +277,12 @@ impl Streams {
                 if has_more {
                     self.activate(end);
                 }
+                end.wake(Side::Write);
+            }
+            Kind::Deaf => {
+                far.unheard = true;
+                far.goes.clear();
+                drop(far);
                 end.wake(Side::Write);
             }
             _ => {
@@ -349,6 +355,9 @@ impl Streams {
                         far.credit -= len as u64;
                     }
                     went
+                } else if far.deaf {
+                    far.deaf = !push(wire::tag(Kind::Deaf, there), &[]);
+                    !far.deaf
                 } else if far.ends && far.goes.is_empty() && !far.said_end {
                     far.said_end = push(wire::tag(Kind::Fin, there), &[]);
                     far.said_end

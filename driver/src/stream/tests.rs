@@ -62,7 +62,7 @@ fn bytes_beyond_what_was_granted_are_against_the_rules() {
     let end = far(&mut streams, STRANGER, State::Open);
     let tag = wire::tag(Kind::Data, end.number);
     let bytes = vec![1; 1 << 16];
-    let mut take = |streams: &mut Streams| streams.take(STRANGER, tag, Payload::private(&bytes));
+    let take = |streams: &mut Streams| streams.take(STRANGER, tag, Payload::private(&bytes));
     for _ in 0..WINDOW >> 16 {
         assert_eq!(take(&mut streams), doorbell_fabric::Verdict::Taken);
     }

@@ -25,10 +25,22 @@ pub enum Kind {
     Reset = 8,
     /// The same, and there were to be more bytes.
     Cut = 9,
+    /// This end reads nothing any more, where there is no common memory; it may still write.
+    Deaf = 10,
 }
 
-const KINDS: [Kind; 9] =
-    [Kind::Open, Kind::Accepted, Kind::Refused, Kind::Wake, Kind::Data, Kind::Credit, Kind::Fin, Kind::Reset, Kind::Cut];
+const KINDS: [Kind; 10] = [
+    Kind::Open,
+    Kind::Accepted,
+    Kind::Refused,
+    Kind::Wake,
+    Kind::Data,
+    Kind::Credit,
+    Kind::Fin,
+    Kind::Reset,
+    Kind::Cut,
+    Kind::Deaf,
+];
 
 /// Nobody listens for this service here.
 pub const NOT_HERE: u64 = 0;
