@@ -326,7 +326,7 @@ fn receive_until_death() {
             words[at::life(id)].fetch_add(1, SeqCst);
             begins.store(true, SeqCst);
             let (mut random, mut buf) = (Random::new(tid), vec![0; LONG]);
-            while words[at::STOP].load(SeqCst) == 0 {
+            while words[at::STOP].load(SeqCst) < 2 {
                 let Some((life, sequence)) = receive_one(&mut thread, &mut buf, &mut random, briefly()) else { continue };
                 if life == PROBE {
                     words[at::probe(id)].store(sequence, SeqCst);
@@ -342,11 +342,11 @@ fn receive_until_death() {
         begun
     };
     let mut begun: Vec<_> = ids.iter().map(|id| start(*id)).collect();
-    while words[at::STOP].load(SeqCst) == 0 {
+    while words[at::STOP].load(SeqCst) < 2 {
         std::thread::sleep(Duration::from_millis(1));
         for (id, begun) in ids.iter().zip(&mut begun) {
             let task = format!("/proc/self/task/{}", words[at::tid(*id)].load(SeqCst) as u32);
-            if begun.load(SeqCst) && !std::path::Path::new(&task).exists() && words[at::STOP].load(SeqCst) == 0 {
+            if begun.load(SeqCst) && !std::path::Path::new(&task).exists() && words[at::STOP].load(SeqCst) < 2 {
                 *begun = start(*id);
             }
         }
@@ -530,8 +530,10 @@ fn a_device_survives_its_threads_processes_and_senders() {
     }
     storm.probe(&sender, &all, "nobody");
     let Killing { domain, words, receivers, senders, .. } = storm;
+    // Senders first: one that waits for room would have it from nobody else.
     words[at::STOP].store(1, SeqCst);
     senders.into_iter().for_each(|process| _ = process.end(PATIENCE));
+    words[at::STOP].store(2, SeqCst);
     receivers.into_iter().for_each(|process| process.end_well(PATIENCE));
     let (counts, gaps) = (device.counts(), words[at::GAPS].load(SeqCst));
     for (what, times) in &mut times {
