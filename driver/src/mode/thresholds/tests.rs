@@ -292,6 +292,7 @@ fn what_is_seen_to_be_faster_is_done_near_the_length_that_matters() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes it minutes, and is arithmetic")]
 fn one_message_of_so_many_is_a_trial_while_somebody_measures() {
     let policy = Thresholds::new();
     let mut links = three();
