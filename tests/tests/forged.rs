@@ -5,7 +5,7 @@ use doorbell_fabric::{PacketHead, PacketKind, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
 use doorbell_shm::lane::{Producer, RawMemory};
 use doorbell_shm::layout::{MEETINGS_OFFSET, block_offset};
-use doorbell_tests::patience::until;
+use doorbell_tests::patience::{running, soon, until};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const CHUNK: u64 = 16 << 10;
@@ -145,6 +145,24 @@ fn a_peer_that_broke_the_rules_is_read_no_further_in_any_lane() {
     assert_eq!(unsafe { other.push(&head, [1].as_ptr(), 1) }, Push::Done);
     (0..100).for_each(|_| _ = node.progress().unwrap());
     assert_eq!(node.stats().unwrap().messages_in, 0);
+}
+
+/// Its streams end, too, though it goes on living: who waits for bytes is told.
+#[test]
+fn streams_with_a_peer_that_broke_the_rules_end() {
+    use std::io::Read;
+    let space = Space::heap();
+    let node = victim("streams", &space);
+    let mut forger = Forger::join_at(Priority::High, 1, "streams", &space);
+    let listener = node.listener("forged").bind().unwrap();
+    // Asks for a stream without common memory, and then says what nobody says.
+    let ask = [&[0_u8; 16][..], &(256_u64 << 10).to_le_bytes(), b"forged"].concat();
+    assert!(forger.push(PacketKind::Stream, 1 << 56 | 1, ask.len() as u64, &ask));
+    let (mut stream, _) = listener.accept_by(soon()).unwrap();
+    let reading = running("a stream's reader", move || stream.read(&mut [0; 8])).started();
+    assert!(forger.push(PacketKind::Stream, u64::MAX, 0, &[]));
+    reading.join().unwrap_err();
+    assert_eq!(node.members().unwrap().len(), 2);
 }
 
 /// A node that broke the rules may never read on, so what waits for it to do so would wait for ever.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 
-doorbell_tests::roles! { "server" => server }
+doorbell_tests::roles! { "server" => server, "plain descriptor" => plain_descriptor }
 
 fn one_thread() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -296,6 +296,56 @@ fn slices_come_in_order() {
 /// The node that accepted.
 fn near_id(connected: &Stream) -> doorbell::NodeId {
     connected.peer()
+}
+
+/// An event loop that waits for nothing but the descriptor, however long that takes, hears of each message.
+fn the_descriptor_tells([listens, sends]: [Node; 2]) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    listens.wait_for(2, soon()).unwrap();
+    let mut reactor = listens.reactor().unwrap();
+    let (armed, is_armed) = std::sync::mpsc::channel();
+    let to = listens.id();
+    let sending = running("sends when somebody sleeps", move || {
+        while let Ok(tag) = is_armed.recv() {
+            sends.send_by(to, tag, b"wake up", soon()).unwrap();
+        }
+    });
+    for tag in 0..20 {
+        let receive = listens.start_recv(Match::any().tag(tag), vec![0; 64]).unwrap();
+        let mut asked = Some(tag);
+        while !receive.test() {
+            if reactor.turn() || reactor.arm().unwrap().is_none() {
+                continue;
+            }
+            if let Some(tag) = asked.take() {
+                armed.send(tag).unwrap();
+            }
+            let patience = Timespec::try_from(PATIENCE).unwrap();
+            let told = poll(&mut [PollFd::new(&reactor, PollFlags::IN)], Some(&patience)).unwrap();
+            assert_eq!(told, 1, "the descriptor did not tell of message {tag}");
+            reactor.disarm().unwrap();
+        }
+        assert_eq!(&receive.wait().buffer[..7], b"wake up");
+    }
+    drop(armed);
+    sending.join();
+}
+
+#[test]
+fn the_descriptor_tells_of_what_arrives() {
+    the_descriptor_tells(near());
+    the_descriptor_tells(far());
+}
+
+/// The role: the same where io_uring is forbidden.
+fn plain_descriptor() {
+    forbid_io_uring().unwrap();
+    the_descriptor_tells_of_what_arrives();
+}
+
+#[test]
+fn the_descriptor_tells_where_io_uring_is_forbidden() {
+    Process::start("plain descriptor").go().end_well(2 * PATIENCE);
 }
 
 /// Whoever drives, and however it waits.

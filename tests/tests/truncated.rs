@@ -6,6 +6,7 @@ use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{finishes, running, soon, until};
 use nix::sys::signal::{SigSet, Signal};
 use std::fs::File;
+use std::io::Read;
 use std::time::Instant;
 
 const MIB: usize = 1 << 20;
@@ -57,6 +58,23 @@ impl Pair {
         self.b.leave().unwrap();
         self.domain.assert_empty();
     }
+}
+
+/// Both ends of a stream are told: that of the node which can do nothing any more, and that of its peer, which waits for bytes.
+#[test]
+fn streams_with_a_node_whose_inbox_is_truncated_end() {
+    let pair = Pair::new("streams", Progress::Adaptive);
+    let listener = pair.a.listener("cut").bind().unwrap();
+    let mut waits = pair.b.connector("cut").connect().unwrap();
+    let (mut own, _) = listener.accept_by(soon()).unwrap();
+    let waiting = running("a stream's reader", move || (waits.read(&mut [0; 8]), waits)).started();
+    pair.file(".0.inbox").set_len(0).unwrap();
+    // Both are kept, as dropping one would be a good end.
+    let (read, _own) = finishes("the end of a node's own stream", move || (own.read(&mut [0; 8]), own));
+    read.unwrap_err();
+    waiting.join().0.unwrap_err();
+    drop(listener);
+    pair.leave();
 }
 
 /// What was said of damage so far.

@@ -7,6 +7,8 @@
 pub mod baton;
 pub mod helm;
 #[cfg(not(loom))]
+pub mod later;
+#[cfg(not(loom))]
 pub(crate) mod monitor;
 pub mod op;
 #[cfg(not(loom))]

@@ -60,6 +60,9 @@ const YIELD_TURNS: u32 = 8;
 /// How long it sleeps when nothing is pending, or a thread of the application has the helm; whoever changes that wakes it.
 pub const NOTHING_PENDING: Duration = Duration::from_secs(1);
 
+/// How often it looks whether an event loop that does not sleep still turns its reactor.
+const STALLED: Duration = Duration::from_millis(250);
+
 /// Why it sleeps: nothing is pending, or a thread of the application has the helm.
 const IDLE: u32 = 1;
 const BESIDE_HELM: u32 = 2;
@@ -140,23 +143,28 @@ impl PollerWord {
     }
 
     fn sleep_until_pending(&self) {
-        self.sleep_while(IDLE, || !self.is_needed());
+        self.sleep_while(IDLE, NOTHING_PENDING, || !self.is_needed());
     }
 
-    fn sleep_while_relieved(&self) {
-        self.sleep_while(IDLE, || self.relieved.load(Ordering::SeqCst));
+    fn sleep_while_relieved(&self, most: Duration) {
+        self.sleep_while(IDLE, most, || self.relieved.load(Ordering::SeqCst));
+    }
+
+    /// A little while.
+    pub fn pause(&self, most: Duration) {
+        futex_wait(&self.asleep, 0, most);
     }
 
     /// Sleeps while a thread of the application has the helm, and until it [leaves](Self::helm_is_left) it.
     pub fn sleep_beside(&self, has_helm: impl FnOnce() -> bool) {
-        self.sleep_while(BESIDE_HELM, has_helm);
+        self.sleep_while(BESIDE_HELM, NOTHING_PENDING, has_helm);
     }
 
-    fn sleep_while(&self, why: u32, is_so: impl FnOnce() -> bool) {
+    fn sleep_while(&self, why: u32, most: Duration, is_so: impl FnOnce() -> bool) {
         // Asleep, then a look at what it sleeps for: whoever wakes it does it the other way round.
         self.asleep.store(why, Ordering::SeqCst);
         if is_so() && !self.stop.load(Ordering::SeqCst) {
-            futex_wait(&self.asleep, why, NOTHING_PENDING);
+            futex_wait(&self.asleep, why, most);
         }
         self.asleep.store(0, Ordering::SeqCst);
     }
@@ -192,11 +200,10 @@ pub fn run(shared: Arc<Shared>) {
     while !word.stopped() {
         if shared.progress() != Progress::Poller {
             if word.relieved.load(Ordering::SeqCst) {
-                let turns = shared.turns();
-                word.sleep_while_relieved();
-                if shared.turns() == turns && word.relieved.load(Ordering::SeqCst) && !word.stopped() {
-                    // An event loop that is kept from it for so long: peers are to hear from this node all the same.
-                    shared.turn_poller(me);
+                let life = shared.reactor().life();
+                word.sleep_while_relieved(if shared.reactor().is_asleep() { NOTHING_PENDING } else { STALLED });
+                if shared.reactor().life() == life && word.relieved.load(Ordering::SeqCst) && !word.stopped() {
+                    shared.stand_in(me, life);
                 }
                 continue;
             }
@@ -209,7 +216,7 @@ pub fn run(shared: Arc<Shared>) {
             if turns != seen || gathering != gathered {
                 let leave_alone = if gathering != gathered { LEAVE_GATHERED } else { LEAVE_ALONE };
                 (seen, gathered) = (turns, gathering);
-                futex_wait(&word.asleep, 0, leave_alone);
+                word.pause(leave_alone);
                 continue;
             }
         }

@@ -430,7 +430,7 @@ impl Inbound {
 
     /// A message came into the pool: tells those who watch for it.
     #[inline]
-    pub(super) fn sight(&mut self, envelope: &Envelope) {
+    pub fn sight(&mut self, envelope: &Envelope) {
         for (accepts, op) in &self.watchers {
             if accepts.matches(envelope) {
                 self.sighted = true;

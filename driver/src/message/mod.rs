@@ -13,6 +13,8 @@ pub mod outbound;
 pub mod pool;
 #[cfg(not(loom))]
 pub mod ways;
+#[cfg(not(loom))]
+pub mod words;
 
 pub use matching::Match;
 

@@ -506,35 +506,12 @@ impl OutState {
         unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
     }
 
-    /// A packet of a team. It has no place in the order of messages, and may go between the packets of one.
-    pub fn push_team(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let head = PacketHead { kind: PacketKind::Team, tag, sequence: 0, total: bytes.len() as u64 };
+    /// A packet of a team, of a device, of a stream, or a letter of the lock registry. It has no place in the order of messages, and may go between the packets of
+    /// one.
+    pub fn push_apart(&mut self, kind: PacketKind, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
         let Some(link) = &mut self.link else { return Push::Full };
-        // SAFETY: a slice; the caller keeps to `region_bytes`.
-        unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
-    }
-
-    /// A packet for a device, or about one. It has no place in the order of messages either.
-    pub fn push_device(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let head = PacketHead { kind: PacketKind::Device, tag, sequence: 0, total: bytes.len() as u64 };
-        let Some(link) = &mut self.link else { return Push::Full };
-        // SAFETY: a slice; the caller keeps to `region_bytes`.
-        unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
-    }
-
-    /// A packet of a stream, or about one. It has no place in the order of messages either.
-    pub fn push_stream(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let head = PacketHead { kind: PacketKind::Stream, tag, sequence: 0, total: bytes.len() as u64 };
-        let Some(link) = &mut self.link else { return Push::Full };
-        // SAFETY: a slice; the caller keeps to `region_bytes`.
-        unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
-    }
-
-    /// A letter of the lock registry. It has no place in the order of messages, and may go between the packets of one.
-    pub fn push_letter(&mut self, tag: u64, bytes: &[u8]) -> Push {
-        let head = PacketHead { kind: PacketKind::Letter, tag, sequence: 0, total: bytes.len() as u64 };
-        let Some(link) = &mut self.link else { return Push::Full };
-        // SAFETY: a slice; no letter is longer than any packet may be (mail.rs).
+        // SAFETY: a slice; the caller keeps to `region_bytes`, and no letter is longer than any packet may be (mail.rs).
         unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
     }
 

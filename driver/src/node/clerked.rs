@@ -1,14 +1,13 @@
 //! Calls that may have to wait, for tasks: a thread of the node waits in their place.
 
 use super::Node;
-use super::drive::Shared;
+use super::drive::Begun;
 use crate::Result;
 use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::region::{Access, Key, Plain, ReadWrite};
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
@@ -16,38 +15,39 @@ use std::task::Poll;
 const BY_ITSELF: usize = 1 << 20;
 
 /// What a thread of the node does for a task.
-pub(crate) struct Clerked<T> {
-    shared: Arc<Shared>,
+struct Clerked<T> {
+    begun: Begun,
     op: Arc<Op>,
     answer: Arc<Mutex<Option<T>>>,
-    unwanted: Arc<AtomicBool>,
 }
 
 impl<T: Send + 'static> Clerked<T> {
-    /// Has `job` done, which is told when nobody wants its answer any more. What it answers then is dropped by its thread.
-    pub(crate) fn begin(node: &Node, job: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> Self {
-        let (op, answer, unwanted) = (Op::new(), Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
-        let this = Self { shared: node.shared.clone(), op: op.clone(), answer: answer.clone(), unwanted: unwanted.clone() };
-        this.shared.began();
-        this.shared.clerks().submit(Box::new(move || {
-            let found = job(&unwanted);
+    /// Has `job` done.
+    fn begin(node: &Node, job: impl FnOnce() -> T + Send + 'static) -> Self {
+        let (op, answer) = (Op::new(), Arc::new(Mutex::new(None)));
+        let this = Self { begun: Begun::new(&node.shared), op: op.clone(), answer: answer.clone() };
+        let finish = Finish(op);
+        node.shared.movers().submit(Box::new(move || {
+            let _finish = finish;
+            let found = job();
             *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
-            op.finish(Outcome::Copied);
         }));
         this
     }
 
-    /// Its answer. `None`: the thread panicked.
-    pub(crate) async fn answer(self) -> Option<T> {
-        poll_fn(|context| if self.shared.poll_op(&self.op, context) { Poll::Ready(()) } else { Poll::Pending }).await;
+    /// Its answer. `None`: the thread panicked, or there was none.
+    async fn answer(self) -> Option<T> {
+        poll_fn(|context| if self.begun.0.poll_op(&self.op, context) { Poll::Ready(()) } else { Poll::Pending }).await;
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl<T> Drop for Clerked<T> {
+/// Ends the wait for a job when that is over, though it panicked or was never begun.
+struct Finish(Arc<Op>);
+
+impl Drop for Finish {
     fn drop(&mut self) {
-        self.unwanted.store(true, Ordering::Release);
-        self.shared.poller().ended();
+        self.0.finish(Outcome::Copied);
     }
 }
 
@@ -101,7 +101,7 @@ impl Node {
         // What the thread has while it works; comes back even if it panics.
         let place = Arc::new(Mutex::new(Some(buffer)));
         let theirs = place.clone();
-        let done = Clerked::begin(self, move |_| {
+        let done = Clerked::begin(self, move || {
             let mut place = theirs.lock().unwrap_or_else(PoisonError::into_inner);
             place.as_mut().map_or(Err(Error::Cancelled), job)
         });

@@ -11,13 +11,12 @@ mod request;
 mod send;
 
 pub use builder::NodeBuilder;
-pub(crate) use clerked::Clerked;
 pub use events::Event;
 pub use name::NodeName;
 pub use peer::Peer;
 pub use request::{Completion, Done, Request};
 
-pub(crate) use drive::{Network, SPIN_ROUNDS, Shared, TURNS_MAX, Updating, Work};
+pub(crate) use drive::{Begun, Network, SPIN_ROUNDS, Shared, TURNS_MAX, Updating, Work};
 
 use crate::engine::baton::Token;
 use crate::engine::poller;

@@ -198,9 +198,7 @@ impl<B> Request<B> {
             Some(Outcome::Truncated(message)) => *message,
             _ => return,
         };
-        if let Ok(mut engine) = self.node.shared.enter(Token::current(), "give a message back") {
-            engine.give_back(message);
-        }
+        self.node.shared.have_done(Token::current(), |engine| engine.give_back(message));
     }
 
     fn complete(self) -> Completion<B> {

@@ -7,7 +7,7 @@
 pub mod tokio;
 mod word;
 
-pub(crate) use word::ReactorWord;
+pub(crate) use word::{ReactorWord, wake_all};
 
 use crate::Node;
 use crate::engine::baton::Token;
@@ -33,7 +33,9 @@ impl Node {
 /// Drives a node from an event loop: turn it; when there is nothing to do [`arm`](Self::arm) it and wait until its descriptor is readable.
 ///
 /// There is one for a node at most. While there is, it drives in place of the node's poller, and threads that wait in calls of this node sleep until it wakes them. `Send`:
-/// it may go from thread to thread. Dropped, the node is driven as before.
+/// it may go from thread to thread. Dropped, the node is driven as before; and so it is while this is not turned, though something waits for a second: the
+/// node's poller drives until it turns again. (A node with [`Progress::Inline`](crate::Progress::Inline) that has no network has none.) Another reactor may be begun
+/// meanwhile, and this one is of no use then.
 ///
 /// ```
 /// use doorbell::{Match, Node, Space};
@@ -69,7 +71,12 @@ pub struct Reactor {
     /// Of its own: the node may close its sockets before this is dropped.
     descriptor: OwnedFd,
     armed: bool,
+    /// Which of its node's reactors it is.
+    number: u32,
 }
+
+/// The number of a reactor whose place another has taken.
+const REPLACED: u32 = 0;
 
 impl Reactor {
     pub(crate) fn new(shared: &Arc<Shared>) -> io::Result<Self> {
@@ -78,22 +85,23 @@ impl Reactor {
             let what = "this node has a thread that drives always; join with another Progress to drive it from an event loop";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
-        if !shared.attach_reactor() {
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another reactor drives this node; there is one at most"));
-        }
+        let number = shared.attach_reactor().ok_or_else(busy)?;
         // Now that whoever slept there is awake, and has let go of the port.
         let mut bell = None;
         let descriptor = shared.with_port(&mut bell, |port| port.descriptor().try_clone_to_owned());
         if descriptor.is_err() {
-            shared.detach_reactor();
+            shared.detach_reactor(number);
         }
-        Ok(Self { shared: shared.clone(), idle: Op::new(), bell, descriptor: descriptor?, armed: false })
+        Ok(Self { shared: shared.clone(), idle: Op::new(), bell, descriptor: descriptor?, armed: false, number })
     }
 
     /// Does what there is to do, some hundred messages at most, and says whether there was something. Never waits; wakes the tasks and threads whose operations
     /// ended.
     pub fn turn(&mut self) -> bool {
-        let _ = self.disarm();
+        if self.come_back().is_err() {
+            return false;
+        }
+        let _ = self.end_sleep();
         let me = Token::current();
         let mut has_news = self.shared.reactor().look();
         let Ok(mut engine) = self.shared.enter(me, "turn the reactor") else { return has_news };
@@ -111,7 +119,7 @@ impl Reactor {
     /// [`turn`](Self::turn) again. Some microseconds, of which the event loop should spare itself most by turning a little longer.
     ///
     /// # Errors
-    /// The node has left, or the system can't wait.
+    /// The node has left, the system can't wait, or another reactor drives the node ([`ResourceBusy`](io::ErrorKind::ResourceBusy)).
     pub fn arm(&mut self) -> io::Result<Option<Duration>> {
         self.disarm()?;
         let me = self.shared.check()?;
@@ -124,7 +132,7 @@ impl Reactor {
         let was_barrier = matches!(most, Ok(Some(most)) if most > Duration::from_millis(1));
         let found = self.shared.reactor().look_last(marked, was_barrier);
         let most = most?;
-        if found || !self.armed || !self.shared.reactor().is_asleep() {
+        if found || !self.armed || !self.shared.reactor().is_asleep() || !self.shared.reactor().is(self.number) {
             self.disarm()?;
             return Ok(None);
         }
@@ -134,8 +142,28 @@ impl Reactor {
     /// Ends what [`arm`](Self::arm) began; after the descriptor was readable, the time was over, or the event loop has other news. As does [`turn`](Self::turn).
     ///
     /// # Errors
-    /// The system can't wait any more.
+    /// The system can't wait any more, or another reactor drives the node.
     pub fn disarm(&mut self) -> io::Result<()> {
+        self.come_back()?;
+        self.end_sleep()
+    }
+
+    /// Says that this one turns. If others drove meanwhile it drives again from now on.
+    fn come_back(&mut self) -> io::Result<()> {
+        if self.shared.reactor().turned(self.number) {
+            return Ok(());
+        }
+        self.number = self.shared.attach_reactor().unwrap_or(REPLACED);
+        if self.number == REPLACED {
+            return Err(busy());
+        }
+        if std::mem::take(&mut self.armed) {
+            self.shared.with_port(&mut self.bell, |port| port.unwatch())?;
+        }
+        Ok(())
+    }
+
+    fn end_sleep(&mut self) -> io::Result<()> {
         self.shared.reactor().wake_up();
         if std::mem::take(&mut self.armed) && !self.shared.is_closed() {
             let me = Token::current();
@@ -175,10 +203,14 @@ impl Reactor {
         self.shared.check_peers(Token::current());
     }
 
-    /// That the node has left.
+    /// That the node has left, or another reactor drives it.
     pub(crate) fn is_over(&self) -> bool {
-        self.shared.usable().is_err()
+        self.shared.usable().is_err() || self.number == REPLACED
     }
+}
+
+fn busy() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "another reactor drives this node; there is one at most")
 }
 
 /// Looks at streams in a spin of the lanes.
@@ -197,8 +229,10 @@ impl Drop for Reactor {
         if doorbell_shm::space::forked() {
             return;
         }
-        let _ = self.disarm();
-        self.shared.detach_reactor();
+        if self.shared.reactor().turned(self.number) {
+            let _ = self.end_sleep();
+            self.shared.detach_reactor(self.number);
+        }
     }
 }
 

@@ -32,15 +32,18 @@ use super::Reactor;
 use crate::engine::wait::Step;
 use crate::node::Shared;
 use crate::{Node, Stream};
-use std::future::{Future, poll_fn};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::task::coop::poll_proceed;
 
 impl Node {
     /// Has the present runtime drive this node, if nobody does. Streams and the calls that end in `_async` do it by themselves; call it for futures that are used
@@ -65,26 +68,73 @@ fn start(shared: &Arc<Shared>) -> io::Result<()> {
         let what = "this is no task of a tokio runtime, so nothing can drive the node; call it within one";
         return Err(io::Error::new(io::ErrorKind::NotConnected, what));
     };
-    match Reactor::new(shared) {
-        Ok(reactor) => {
-            runtime.spawn(async move {
-                if let Err(error) = run(reactor).await {
-                    tracing::error!(%error, "the runtime can't drive the node any more; its poller does");
-                }
-            });
-            Ok(())
-        }
+    let mut reactor = match Reactor::new(shared) {
+        Ok(reactor) => reactor,
         // Another task was faster.
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
-        Err(error) => Err(error),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    // Here, so that whoever asks is told what is wrong. A runtime without them panics, and can't be asked before.
+    let parts = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        // Needed elsewhere.
+        drop(tokio::time::sleep(Duration::ZERO));
+        Ok::<_, io::Error>((watch(reactor.as_fd().try_clone_to_owned()?)?, Alarm::new()?))
+    }));
+    let Ok(parts) = parts else {
+        let what = "this tokio runtime has no I/O or no time, so nothing can drive the node; make it with Builder::enable_all()";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+    };
+    let (descriptor, alarm) = parts?;
+    runtime.spawn(async move {
+        let Err(error) = run(&mut reactor, &descriptor, &alarm).await else { return };
+        tracing::error!(%error, "the runtime can't wait for the node; it looks now and then, and begins anew");
+        // Not at once: the tasks that wait start the next one as soon as this one is gone.
+        let until = tokio::time::Instant::now() + BACK_OFF;
+        while !reactor.is_over() && tokio::time::Instant::now() < until {
+            reactor.turn();
+            tokio::time::sleep(LOOK).await;
+        }
+    });
+    Ok(())
+}
+
+/// How long a runtime that can't wait for the node looks now and then, and how often.
+const BACK_OFF: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(1);
+
+fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is open as long as what owns it, which goes into the answer.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE)? })
+}
+
+/// Ends a sleep that nothing else ended. A timer of the kernel's: to set one of the runtime's wakes that by itself, and it comes in several steps.
+struct Alarm(AsyncFd<OwnedFd>);
+
+impl Alarm {
+    fn new() -> io::Result<Self> {
+        Ok(Self(watch(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?)?))
+    }
+
+    /// Goes off once after so long; what it said before is forgotten.
+    fn set(&self, after: Duration) -> io::Result<()> {
+        // Zero would be never.
+        let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let once = Itimerspec { it_interval: Timespec::default(), it_value };
+        timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)?;
+        let ready = self.0.poll_read_ready(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(ready) = ready {
+            ready?.clear_ready();
+        }
+        Ok(())
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_read_ready(context).map_ok(|mut ready| ready.clear_ready())
     }
 }
 
 /// Drives until the node leaves.
-async fn run(mut reactor: Reactor) -> io::Result<()> {
-    // SAFETY: the descriptor is open as long as what owns it, which goes into the answer.
-    let descriptor = unsafe { AsyncFd::register_with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)? };
-    let mut sleep = pin!(tokio::time::sleep(Duration::ZERO));
+async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm) -> io::Result<()> {
     let shared = reactor.shared().clone();
     // Only where it comes to an end by itself.
     let is_one_of_many = shared.wait() == crate::Wait::Auto
@@ -112,7 +162,7 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
                     Err(error) => return Err(error),
                     Ok(None) => tokio::task::yield_now().await,
                     Ok(Some(most)) => {
-                        sleep.as_mut().reset(tokio::time::Instant::now() + most);
+                        alarm.set(most)?;
                         let in_vain = poll_fn(|context| {
                             if let Poll::Ready(ready) = descriptor.poll_read_ready(context) {
                                 ready?.clear_ready();
@@ -121,7 +171,7 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
                             if !shared.reactor().is_asleep() {
                                 return Poll::Ready(Ok(false));
                             }
-                            sleep.as_mut().poll(context).map(|()| Ok(true))
+                            alarm.poll(context).map_ok(|()| true)
                         })
                         .await?;
                         reactor.disarm()?;
@@ -134,25 +184,39 @@ async fn run(mut reactor: Reactor) -> io::Result<()> {
     Ok(())
 }
 
+/// A task that always finds something to do lets others of its runtime in now and then, the reactor among them.
+fn within_budget<T>(
+    stream: &Stream,
+    context: &mut Context<'_>,
+    attempt: impl FnOnce(&mut Context<'_>) -> Poll<io::Result<T>>,
+) -> Poll<io::Result<T>> {
+    attend(stream.shared())?;
+    let budget = ready!(poll_proceed(context));
+    let done = attempt(context);
+    if done.is_ready() {
+        budget.made_progress();
+    }
+    done
+}
+
 impl AsyncRead for &Stream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        attend(self.shared())?;
         let stream: &Stream = *self;
-        stream.poll_read(context, into.initialize_unfilled()).map_ok(|bytes| into.advance(bytes))
+        within_budget(stream, context, |context| {
+            stream.poll_read(context, into.initialize_unfilled()).map_ok(|bytes| into.advance(bytes))
+        })
     }
 }
 
 impl AsyncWrite for &Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        attend(self.shared())?;
         let stream: &Stream = *self;
-        stream.poll_write(context, from)
+        within_budget(stream, context, |context| stream.poll_write(context, from))
     }
 
     fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        attend(self.shared())?;
         let stream: &Stream = *self;
-        stream.poll_write_vectored(context, from)
+        within_budget(stream, context, |context| stream.poll_write_vectored(context, from))
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,14 +1,17 @@
 //! What a reactor and the threads of its node share.
 
 use crate::stream::end::{End, Side};
-use doorbell_fabric::sync::{AtomicBool, AtomicU32, Ordering, Reach, heavy_barrier};
+use doorbell_fabric::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Reach, heavy_barrier};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 /// Whether there is a reactor, and whether it sleeps.
 #[derive(Default)]
 pub struct ReactorWord {
-    is_there: AtomicBool,
+    /// Bit 0: there is one. Above: how often it turned, so that who finds that it does not takes its place, and not a moment after it did.
+    life: AtomicU64,
+    /// Held by who makes one of it, or none.
+    change: Mutex<()>,
     /// It waits for its descriptor, or is about to.
     asleep: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -21,11 +24,38 @@ pub struct ReactorWord {
 /// Pipes at which it looks at most; if there are more, those who write there are asked to tell.
 const HOT_MOST: usize = 64;
 
+const THERE: u64 = 1;
+const TURN: u64 = 2;
+
+/// Wakes those for whom a reactor looks no more.
+pub fn wake_all(ends: Vec<(Arc<End>, Side)>) {
+    for (end, side) in ends {
+        end.cools(side);
+        end.wake(side);
+    }
+}
+
 impl ReactorWord {
     /// Whether there is one.
     #[inline]
     pub fn is_there(&self) -> bool {
-        self.is_there.load(Ordering::Relaxed)
+        self.life.load(Ordering::Relaxed) & THERE != 0
+    }
+
+    /// Whether there is one, and how often it turned.
+    pub fn life(&self) -> u64 {
+        self.life.load(Ordering::SeqCst)
+    }
+
+    /// The reactor of this number turns. False if it is none any more.
+    pub fn turned(&self, number: u32) -> bool {
+        // One that was replaced must not pass for the one that is there.
+        self.count() == number && self.life.fetch_add(TURN, Ordering::SeqCst) & THERE != 0
+    }
+
+    /// Whether the reactor of this number is the one.
+    pub fn is(&self, number: u32) -> bool {
+        self.life() & THERE != 0 && self.count() == number
     }
 
     /// How many there have been: who had the helm before one came has it no more.
@@ -33,29 +63,32 @@ impl ReactorWord {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// There is one from now on. False if there was.
-    pub fn attach(&self) -> bool {
-        let is_first = !self.is_there.swap(true, Ordering::SeqCst);
-        if is_first {
-            self.count.fetch_add(1, Ordering::SeqCst);
+    /// There is one from now on, if there was none; then `take` takes the helm for it. Its number, or `None` if there was one.
+    pub fn attach(&self, take: impl FnOnce()) -> Option<u32> {
+        let _old;
+        let _change = self.change();
+        if self.life.fetch_or(THERE, Ordering::SeqCst) & THERE != 0 {
+            return None;
         }
-        is_first
+        // Of the one before.
+        _old = self.waker().take();
+        take();
+        // After it: who takes the helm reads this before, and so does not hold it for longer than until here.
+        Some(self.count.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    /// There is none any more.
-    pub fn detach(&self) {
-        self.asleep.store(false, Ordering::SeqCst);
-        *self.waker() = None;
-        let hot = {
-            let mut hot = self.hot();
-            // While it is locked: who finds none has its pipe looked at by others.
-            self.is_there.store(false, Ordering::SeqCst);
-            std::mem::take(&mut *hot)
-        };
-        for (end, side) in hot {
-            end.cools(side);
-            end.wake(side);
+    /// There is none any more, if there was one of which [`life`](Self::life) said this and that did not turn since; then `leave` leaves its helm. Whoever relied
+    /// on it, to be [woken](wake_all). `None` if it did turn.
+    pub fn detach(&self, life: u64, leave: impl FnOnce()) -> Option<Vec<(Arc<End>, Side)>> {
+        let _change = self.change();
+        let mut hot = self.hot();
+        // While it is locked: who finds none has its pipe looked at by others.
+        if life & THERE == 0 || self.life.compare_exchange(life, life & !THERE, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return None;
         }
+        self.asleep.store(false, Ordering::SeqCst);
+        leave();
+        Some(std::mem::take(&mut *hot))
     }
 
     /// Has the reactor look at a pipe until there is something. False if there is none.
@@ -64,7 +97,7 @@ impl ReactorWord {
             return false;
         }
         let mut hot = self.hot();
-        if !self.is_there.load(Ordering::SeqCst) {
+        if self.life() & THERE == 0 {
             return false;
         }
         if end.becomes_hot(side) {
@@ -92,10 +125,9 @@ impl ReactorWord {
                 self.look_last(marked, heavy_barrier(Reach::Machine));
             }
         }
-        for (end, side) in &found {
-            end.wake(*side);
-        }
-        !found.is_empty()
+        let any = !found.is_empty();
+        found.into_iter().for_each(|(end, side)| end.wake(side));
+        any
     }
 
     /// Whoever writes into the pipes at which it looked is to tell from now on. A barrier follows, and [`look_last`](Self::look_last).
@@ -121,6 +153,10 @@ impl ReactorWord {
             }
         }
         any
+    }
+
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hot(&self) -> MutexGuard<'_, Vec<(Arc<End>, Side)>> {

@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Clerks {
-    /// Has something done soon. Never waits.
+    /// Has something done soon. Never waits. Where no thread can be had it is dropped.
     pub fn submit(self: &Arc<Self>, job: Job) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.jobs.push_back(job);
@@ -42,8 +42,13 @@ impl Clerks {
         let clerks = self.clone();
         let spawned = std::thread::Builder::new().name("doorbell-clerk".into()).spawn(move || clerks.work());
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread can be had to wait for a key on behalf of another node; it waits for one that is there");
-            self.state.lock().unwrap_or_else(PoisonError::into_inner).all -= 1;
+            tracing::warn!(%error, "no thread can be had to do what may have to wait; that waits for one that is there");
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.all -= 1;
+            // If there is none it is not done at all: dropping it says so to whoever waits.
+            let lost = if state.all == 0 { std::mem::take(&mut state.jobs) } else { VecDeque::new() };
+            drop(state);
+            drop(lost);
         }
     }
 

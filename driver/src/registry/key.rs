@@ -12,6 +12,7 @@ use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A key of the registry, as one node has it. Clones are the same key. All calls are thread-safe.
@@ -29,6 +30,9 @@ pub struct LockKey {
 /// How often one asks again for what nobody tells of.
 const POLL: Duration = Duration::from_millis(1);
 
+/// How long a thread waits for a key that is elsewhere until it looks whether somebody still wants it.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// How long one asks after a deadline who has the key.
 const NAMING: Duration = Duration::from_millis(20);
 
@@ -39,6 +43,15 @@ enum Reach<'a> {
     Here(Key<'a>),
     /// Elsewhere.
     Away(&'a Away),
+}
+
+/// Which key it is, among those that a node knows.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Which {
+    /// The address of its words.
+    Here(usize),
+    /// Its name.
+    Away(Arc<str>),
 }
 
 /// What an attempt to lock brought.
@@ -293,6 +306,39 @@ impl LockKey {
         self.taken(key, me, taken)
     }
 
+    /// As [`lock`](Self::lock), for a thread of the node that waits in somebody's place: until nobody wants it any more (`None`). Where the registry is elsewhere
+    /// that is looked at now and then, and who does so is the last in the line again.
+    pub(super) fn lock_unless(&self, withdrawn: &AtomicBool) -> Result<Option<KeyGuard<'_>>> {
+        let me = self.my_id();
+        if self.take_free(me) {
+            return Ok(Some(KeyGuard::new(self, me, 0)));
+        }
+        match self.reach("lock")? {
+            Reach::Here(key) => {
+                let want = Want { shared: self.node.shared(), key, name: &self.name, me, withdrawn: Some(withdrawn) };
+                match want.wait(None) {
+                    Err(Error::Cancelled) => Ok(None),
+                    taken => self.taken(key, me, taken?).map(Some),
+                }
+            }
+            Reach::Away(away) => loop {
+                match self.lock_away(away, me, Some(Instant::now() + LOOK_AGAIN)) {
+                    Err(Error::Timeout { .. }) if !withdrawn.load(Ordering::Acquire) => {}
+                    Err(Error::Timeout { .. }) => return Ok(None),
+                    answer => return answer.map(Some),
+                }
+            },
+        }
+    }
+
+    /// Which key it is.
+    pub(super) fn which(&self) -> Which {
+        match &self.opened {
+            Opened::Here(key) => Which::Here(std::ptr::from_ref(key.get().words()).addr()),
+            Opened::Away(_) => Which::Away(self.name.clone()),
+        }
+    }
+
     #[cold]
     fn lock_away(&self, away: &Away, me: OwnerId, deadline: Option<Instant>) -> Result<KeyGuard<'_>> {
         if self.has_away(away, me)? {
@@ -395,7 +441,8 @@ impl LockKey {
     /// Gives a key up as soon as this thread is out of the engine.
     pub(super) fn give_up_later(&self, me: OwnerId) {
         let key = self.clone();
-        self.node.shared().clerks().submit(Box::new(move || drop(key.give_up(me))));
+        // Not by those who wait for keys, of whom there may be none left before this is done.
+        self.node.shared().movers().submit(Box::new(move || drop(key.give_up(me))));
     }
 
     fn release_here(&self, key: Key<'_>, me: OwnerId) -> Result<()> {

@@ -61,6 +61,7 @@ pub use key::{LockKey, TryLock};
 pub(crate) use mail::Mail;
 pub use share::{Accepted, Offer};
 pub use shared::{Shared, SharedGuard};
+pub(crate) use task::Lines;
 pub use task::TaskGuard;
 pub(crate) use wire::Home;
 

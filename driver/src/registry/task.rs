@@ -1,16 +1,20 @@
-//! Keys that tasks lock.
+//! Keys that tasks lock. Those of one node that wait for a key stand in a line, and one thread of the node waits in the place of all of them: however many there are, there
+//! are threads for whoever has the key.
 
 use super::guard::drop_slowly;
+use super::key::Which;
 use super::{KeyGuard, LockFault, LockKey, TryLock};
 use crate::Result;
+use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
-use crate::node::Clerked;
-use doorbell_shm::keys::{OwnerId, Value};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use crate::node::Begun;
+use doorbell_shm::keys::OwnerId;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
-/// How long a thread waits for a key until it looks whether somebody still wants it. Then it goes to the end of the line.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Numbers of those who lock by a thread of the node: from here to twice this.
 const NUMBERS: u32 = 1 << 18;
 
@@ -94,31 +98,158 @@ impl LockKey {
     /// ```
     ///
     /// # Errors
-    /// As `lock`.
+    /// As `lock`; [`Error::Cancelled`] if no thread can be had to wait.
     pub async fn lock_async(&self) -> Result<TaskGuard> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let lines = self.node().shared().lines();
+        let mut is_first = true;
         loop {
-            let key = self.with_id(NUMBERS + NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS);
-            // A number that came round while its key is still held is no use.
-            let is_used = |error: &Error| matches!(error, Error::Lock { why, .. } if **why == LockFault::AlreadyYours);
-            match key.try_lock() {
-                Ok(TryLock::Locked(guard)) => return Ok(TaskGuard::of(&key, guard)),
-                Ok(TryLock::Busy(Value::Owner(owner))) if owner == key.my_id() => continue,
-                Ok(_) => {}
-                Err(error) => return Err(error),
-            }
-            let waiting = Clerked::begin(self.node(), move |unwanted| {
-                loop {
-                    match key.lock_by(Instant::now() + LOOK_AGAIN) {
-                        Err(Error::Timeout { .. }) if !unwanted.load(Ordering::Acquire) => {}
-                        locked => return locked.map(|guard| TaskGuard::of(&key, guard)),
-                    }
+            if !lines.has(&self.which()) {
+                let key = self.numbered();
+                match key.try_lock()? {
+                    TryLock::Locked(guard) => return Ok(TaskGuard::of(&key, guard)),
+                    // If the owner is who would be: a number that came round while its key is still held. The thread has another.
+                    TryLock::Busy(_) => {}
                 }
-            });
-            match waiting.answer().await.unwrap_or(Err(Error::Cancelled)) {
-                Err(error) if is_used(&error) => {}
-                locked => return locked,
+            }
+            match Standing::join(self).answer().await {
+                // Perhaps of a key that was at its place before.
+                Some(Err(Error::Lock { why, .. })) if matches!(*why, LockFault::Destroyed) && is_first => is_first = false,
+                answer => return answer.unwrap_or(Err(Error::Cancelled)),
             }
         }
+    }
+
+    /// The same key, with a number that no other task has.
+    fn numbered(&self) -> LockKey {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        self.with_id(NUMBERS + NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS)
+    }
+}
+
+/// The lines of a node's tasks, one for each key for which some wait.
+#[derive(Default)]
+pub struct Lines(Mutex<BTreeMap<Which, Line>>);
+
+#[derive(Default)]
+struct Line {
+    turns: VecDeque<Arc<Turn>>,
+    /// Nobody is in it any more: the thread need not wait.
+    is_over: Arc<AtomicBool>,
+}
+
+/// One that stands in a line.
+struct Turn {
+    op: Arc<Op>,
+    answer: Mutex<Option<Result<TaskGuard>>>,
+}
+
+impl Turn {
+    fn end(&self, answer: Option<Result<TaskGuard>>) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        self.op.finish(Outcome::Copied);
+    }
+}
+
+impl Lines {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Which, Line>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, which: &Which) -> bool {
+        self.all().contains_key(which)
+    }
+
+    /// Whether the thread has to go on for somebody. If not, the line is no more, and whoever comes begins another.
+    fn goes_on(&self, which: &Which) -> bool {
+        let mut all = self.all();
+        let Some(line) = all.get(which) else { return false };
+        let goes_on = !line.turns.is_empty();
+        if !goes_on {
+            all.remove(which);
+        }
+        goes_on
+    }
+
+    fn next(&self, which: &Which) -> Option<Arc<Turn>> {
+        self.all().get_mut(which)?.turns.pop_front()
+    }
+}
+
+/// A task's place in a line, until it is dropped.
+struct Standing {
+    begun: Begun,
+    which: Which,
+    turn: Arc<Turn>,
+}
+
+impl Standing {
+    fn join(key: &LockKey) -> Self {
+        let shared = key.node().shared();
+        let (which, turn) = (key.which(), Arc::new(Turn { op: Op::new(), answer: Mutex::new(None) }));
+        let is_over = {
+            let mut all = shared.lines().all();
+            let is_first = !all.contains_key(&which);
+            let line = all.entry(which.clone()).or_default();
+            line.turns.push_back(turn.clone());
+            line.is_over.store(false, Ordering::Release);
+            is_first.then(|| line.is_over.clone())
+        };
+        if let Some(is_over) = is_over {
+            let serving = Serving { key: key.clone(), which: which.clone(), is_done: false };
+            shared.clerks().submit(Box::new(move || serving.serve(&is_over)));
+        }
+        Self { begun: Begun::new(shared), which, turn }
+    }
+
+    async fn answer(self) -> Option<Result<TaskGuard>> {
+        let Self { begun, turn, .. } = &self;
+        poll_fn(|context| if begun.0.poll_op(&turn.op, context) { Poll::Ready(()) } else { Poll::Pending }).await;
+        turn.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        let mut all = self.begun.0.lines().all();
+        let Some(line) = all.get_mut(&self.which) else { return };
+        line.turns.retain(|turn| !Arc::ptr_eq(turn, &self.turn));
+        if line.turns.is_empty() {
+            line.is_over.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// The thread that waits for those in a line.
+struct Serving {
+    key: LockKey,
+    which: Which,
+    /// Its line is no more.
+    is_done: bool,
+}
+
+impl Serving {
+    fn serve(mut self, is_over: &AtomicBool) {
+        let lines = self.key.node().shared().lines();
+        while lines.goes_on(&self.which) {
+            let key = self.key.numbered();
+            let Some(answer) = key.lock_unless(is_over).transpose() else { continue };
+            let answer = answer.map(|guard| TaskGuard::of(&key, guard));
+            // If there is none any more, whom it was for has gone, and the key is given up here.
+            if let Some(turn) = lines.next(&self.which) {
+                turn.end(Some(answer));
+            }
+        }
+        self.is_done = true;
+    }
+}
+
+impl Drop for Serving {
+    /// It was not begun, or panicked, if there is somebody.
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let line = self.key.node().shared().lines().all().remove(&self.which);
+        line.into_iter().flat_map(|line| line.turns).for_each(|turn| turn.end(None));
     }
 }

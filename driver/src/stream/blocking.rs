@@ -65,7 +65,8 @@ impl Stream {
                 Step::Park(most) => {
                     let op = self.end.wait_for(side);
                     let most = if arm(self, half) { most.min(SLEEP) } else { most.min(SLEEP_UNSURE) };
-                    if !is_ready(self, half) && self.lost(side).is_none() {
+                    // Who shuts it down says so, and then ends what is waited for here: one of the two is seen.
+                    if !is_ready(self, half) && self.lost(side).is_none() && !self.is_over(side) {
                         self.shared.drive(me, &op, Some(Instant::now() + most), |_| false)?;
                     }
                     gear.slept();
@@ -87,11 +88,11 @@ impl Stream {
             &mut *lock(&self.reads),
             |this, me, half| this.try_read(me, half, into),
             |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.pipe.wait(&near.reads()),
+                Carrier::Near(near) => half.wait(&near.reads()),
                 Carrier::Far(_) => true,
             },
             |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.pipe.is_ready(&near.reads()),
+                Carrier::Near(near) => half.is_ready(&near.reads()),
                 Carrier::Far(_) => this.end.far().is_some_and(|far| !far.came.is_empty() || far.ended || far.was_cut),
             },
         )
@@ -103,11 +104,11 @@ impl Stream {
             &mut *lock(&self.writes),
             |this, me, half| this.try_write_vectored(me, half, from),
             |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.pipe.wait(&near.writes()),
+                Carrier::Near(near) => half.wait(&near.writes()),
                 Carrier::Far(_) => true,
             },
             |this, half| match &this.end.carrier {
-                Carrier::Near(near) => half.pipe.is_ready(&near.writes()),
+                Carrier::Near(near) => half.is_ready(&near.writes()),
                 Carrier::Far(_) => this.end.far().is_some_and(|far| far.unheard || far.credit > far.goes.len() as u64),
             },
         )

@@ -5,9 +5,11 @@ use super::end::{Carrier, End, Far, Side, State};
 use super::handle::Stream;
 use super::near::{Near, RING_LEAST, RING_MOST};
 use super::table::WINDOW;
-use super::wire::{self, Kind};
+use super::wire;
 use crate::engine::baton::Token;
 use crate::error::Error;
+#[cfg(feature = "tokio")]
+use crate::node::Begun;
 use crate::node::Shared;
 use crate::{Incarnation, Node, NodeId};
 use std::io;
@@ -16,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// How long connecting takes at most if nothing is said.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Longer than anybody has: so that no point in time overflows.
+const PATIENCE_MOST: Duration = Duration::from_secs(1 << 32);
 /// How long one of several nodes has to answer.
 const ASK_MOST: Duration = Duration::from_millis(500);
 /// How soon all are asked again while nobody offers the service.
@@ -45,7 +49,7 @@ impl Connector {
 
     /// For how long somebody is looked for who offers it [default: 2 s].
     pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+        self.patience = patience.min(PATIENCE_MOST);
         self
     }
 
@@ -106,6 +110,8 @@ impl Connector {
         check_service(&self.service)?;
         let shared = self.node.shared();
         crate::reactor::tokio::attend(shared)?;
+        // Whether or not this runtime lasts as long.
+        let _begun = Begun::new(shared);
         let deadline = Instant::now() + self.patience;
         loop {
             let mut why = State::NotHere;
@@ -157,7 +163,7 @@ impl Connector {
             let end = End::new(streams.next_number(), peer, 0, carrier, State::Opening);
             streams.enter(&end);
             let bytes = [&wire::words(&offer)[..], self.service.as_bytes()].concat();
-            streams.say(peer, Kind::Open, end.number, bytes);
+            streams.ask(&end, bytes);
             engine.push(me);
             end
         };
@@ -167,18 +173,9 @@ impl Connector {
 
     /// What became of a stream that was answered.
     fn answered(stream: Stream) -> Result<Stream, State> {
-        let end = stream.end().clone();
-        match end.state() {
+        match stream.end().state() {
             State::Open | State::Reset => Ok(stream),
-            state => {
-                if let Carrier::Near(near) = &end.carrier
-                    && matches!(state, State::NotHere | State::Busy | State::NoMemory)
-                {
-                    drop(stream);
-                    near.was_refused();
-                }
-                Err(state)
-            }
+            state => Err(state),
         }
     }
 

@@ -4,7 +4,7 @@ use super::near::Near;
 use crate::engine::op::{Op, Outcome};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -81,6 +81,8 @@ pub struct End {
     waits: [Mutex<Waits>; 2],
     /// The reactor looks at the pipe for this side.
     hot: [AtomicBool; 2],
+    /// Where this side of the pipe was when it found nothing to do. Our own word: what the other side writes over its own must not have anybody look for ever.
+    at: [AtomicU64; 2],
     /// Nobody has it any more; what is on its way still goes.
     dropped: AtomicBool,
     /// It is among those that have something to send. Changed by the engine.
@@ -107,10 +109,18 @@ impl End {
             state,
             waits: Default::default(),
             hot: Default::default(),
+            at: Default::default(),
             dropped: false.into(),
             active: false.into(),
             wakes: false.into(),
         })
+    }
+
+    /// The other side does not use it, nor will.
+    pub fn was_refused(&self) {
+        if let Carrier::Near(near) = &self.carrier {
+            near.was_refused();
+        }
     }
 
     /// Nobody has it any more.
@@ -170,6 +180,11 @@ impl End {
         self.waits[side as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// This side of the pipe found nothing to do, and is so far.
+    pub fn waits_at(&self, side: Side, at: u64) {
+        self.at[side as usize].store(at, Ordering::Release);
+    }
+
     /// Whether the reactor was not told yet to look at the pipe for this side. From here on it is.
     pub fn becomes_hot(&self, side: Side) -> bool {
         !self.hot[side as usize].swap(true, Ordering::AcqRel)
@@ -180,11 +195,12 @@ impl End {
         self.hot[side as usize].store(false, Ordering::Release);
     }
 
-    /// Whether there is something in common memory for this side.
+    /// Whether there is something in common memory for this side, since it found nothing.
     pub fn has_news(&self, side: Side) -> bool {
+        let at = self.at[side as usize].load(Ordering::Acquire);
         match (&self.carrier, side) {
-            (Carrier::Near(near), Side::Read) => near.reads().has_news(),
-            (Carrier::Near(near), Side::Write) => near.writes().has_room(),
+            (Carrier::Near(near), Side::Read) => near.reads().has_news(at),
+            (Carrier::Near(near), Side::Write) => near.writes().has_room(at),
             (Carrier::Far(_), _) => true,
         }
     }

@@ -28,25 +28,37 @@ pub struct Stream {
     _node: Node,
     pub(super) shared: Arc<Shared>,
     pub(super) end: Arc<End>,
-    pub(super) reads: Mutex<Half<Reader>>,
-    pub(super) writes: Mutex<Half<Writer>>,
+    pub(super) reads: Mutex<Reader>,
+    pub(super) writes: Mutex<Writer>,
     /// For reading and for writing, in nanoseconds.
     patience: [AtomicU64; 2],
     pub(super) nonblocking: AtomicBool,
     /// A task waits for this side, so somebody has to drive.
     pub(super) awaited: [AtomicBool; 2],
+    /// Shut down here. Beside the halves: who shuts one down need not have it, as a thread may that waits.
+    over: [AtomicBool; 2],
 }
 
-/// One direction.
-#[derive(Default)]
-pub(super) struct Half<T> {
-    pub(super) pipe: T,
-    /// Shut down here.
-    over: bool,
-}
-
-pub(super) fn lock<T>(half: &Mutex<Half<T>>) -> MutexGuard<'_, Half<T>> {
+pub(super) fn lock<T>(half: &Mutex<T>) -> MutexGuard<'_, T> {
     half.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a half of a stream is to whoever waits for it.
+pub(super) trait Half {
+    /// How far it is.
+    fn at(&self) -> u64;
+}
+
+impl Half for Reader {
+    fn at(&self) -> u64 {
+        Reader::at(self)
+    }
+}
+
+impl Half for Writer {
+    fn at(&self) -> u64 {
+        Writer::at(self)
+    }
 }
 
 impl Stream {
@@ -62,6 +74,7 @@ impl Stream {
             patience,
             nonblocking: false.into(),
             awaited: Default::default(),
+            over: Default::default(),
         }
     }
 
@@ -120,14 +133,29 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether this direction was shut down here.
+    #[inline(always)]
+    pub(super) fn is_over(&self, side: Side) -> bool {
+        self.over[side as usize].load(Ordering::Relaxed)
+    }
+
+    /// Shuts a direction down: whoever waits for it is woken, and lets go of its half. Whether it was down.
+    fn shut(&self, me: Token, side: Side) -> bool {
+        if self.over[side as usize].swap(true, Ordering::SeqCst) {
+            return true;
+        }
+        self.end.wake(side);
+        self.shared.wake_parked(me);
+        false
+    }
+
     fn end_writing(&self, me: Token) {
-        let mut half = lock(&self.writes);
-        if std::mem::replace(&mut half.over, true) {
+        if self.shut(me, Side::Write) {
             return;
         }
         match &self.end.carrier {
             Carrier::Near(near) => {
-                if half.pipe.end(&near.writes()) {
+                if lock(&self.writes).end(&near.writes()) {
                     self.wake_other(me);
                 }
             }
@@ -146,10 +174,9 @@ impl Stream {
         // Of a forked child, or of a node that has left: there is nobody to tell.
         let Ok(me) = self.shared.check() else { return };
         let wakes = {
-            let mut half = lock(&self.writes);
-            let was_over = std::mem::replace(&mut half.over, true);
+            let was_over = self.shut(me, Side::Write);
             match &self.end.carrier {
-                Carrier::Near(near) => !was_over && half.pipe.cut(&near.writes()),
+                Carrier::Near(near) => !was_over && lock(&self.writes).cut(&near.writes()),
                 Carrier::Far(far) => {
                     let mut far = far.lock().unwrap_or_else(PoisonError::into_inner);
                     // Nothing more goes, nor is it said that this was all.
@@ -165,13 +192,12 @@ impl Stream {
     }
 
     fn end_reading(&self, me: Token) {
-        let mut half = lock(&self.reads);
-        if std::mem::replace(&mut half.over, true) {
+        if self.shut(me, Side::Read) {
             return;
         }
         match &self.end.carrier {
             Carrier::Near(near) => {
-                if half.pipe.leave(&near.reads()) {
+                if lock(&self.reads).leave(&near.reads()) {
                     self.wake_other(me);
                 }
             }
@@ -186,11 +212,13 @@ impl Stream {
 
     #[cold]
     fn wake_other(&self, me: Token) {
-        self.shared.for_streams(me, |streams| streams.wake_other(&self.end));
+        let end = self.end.clone();
+        self.shared.for_streams(me, move |streams| streams.wake_other(&end));
     }
 
     fn activate(&self, me: Token) {
-        self.shared.for_streams(me, |streams| streams.activate(&self.end));
+        let end = self.end.clone();
+        self.shared.for_streams(me, move |streams| streams.activate(&end));
     }
 
     /// Before reading and writing. Not within a callback of the engine: the other side could not be told.
@@ -234,12 +262,12 @@ impl Stream {
     }
 
     /// One attempt. `None`: wait.
-    pub(super) fn try_read(&self, me: Token, half: &mut Half<Reader>, into: &mut [u8]) -> Option<io::Result<usize>> {
-        if half.over || into.is_empty() {
+    pub(super) fn try_read(&self, me: Token, half: &mut Reader, into: &mut [u8]) -> Option<io::Result<usize>> {
+        if self.is_over(Side::Read) || into.is_empty() {
             return Some(Ok(0));
         }
         match &self.end.carrier {
-            Carrier::Near(near) => match half.pipe.try_read(&near.reads(), into) {
+            Carrier::Near(near) => match half.try_read(&near.reads(), into) {
                 Ok(moved) => {
                     if moved.wake {
                         self.wake_other(me);
@@ -251,9 +279,9 @@ impl Stream {
                 Err(NoRead::Broken) => Some(Err(self.damaged())),
                 Err(NoRead::Empty) => match self.lost(Side::Read) {
                     // It may have written before it went.
-                    Some(_) if half.pipe.is_ready(&near.reads()) => None,
+                    Some(_) if half.is_ready(&near.reads()) => None,
                     Some(error) => Some(Err(error)),
-                    None if self.end.state() == State::Reset && !half.pipe.is_ready(&near.reads()) => Some(Ok(0)),
+                    None if self.end.state() == State::Reset && !half.is_ready(&near.reads()) => Some(Ok(0)),
                     None => None,
                 },
             },
@@ -285,8 +313,8 @@ impl Stream {
     }
 
     /// One attempt. `None`: wait.
-    pub(super) fn try_write(&self, me: Token, half: &mut Half<Writer>, from: &[u8]) -> Option<io::Result<usize>> {
-        if half.over {
+    pub(super) fn try_write(&self, me: Token, half: &mut Writer, from: &[u8]) -> Option<io::Result<usize>> {
+        if self.is_over(Side::Write) {
             let what = format!("a stream with node {}: its writing was shut down", self.end.peer.0);
             return Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)));
         }
@@ -294,7 +322,7 @@ impl Stream {
             return Some(Err(error));
         }
         match &self.end.carrier {
-            Carrier::Near(near) => match half.pipe.try_write(&near.writes(), from) {
+            Carrier::Near(near) => match half.try_write(&near.writes(), from) {
                 Ok(moved) => {
                     if moved.wake {
                         self.wake_other(me);
@@ -330,12 +358,7 @@ impl Stream {
         }
     }
 
-    pub(super) fn try_write_vectored(
-        &self,
-        me: Token,
-        half: &mut Half<Writer>,
-        from: &[IoSlice<'_>],
-    ) -> Option<io::Result<usize>> {
+    pub(super) fn try_write_vectored(&self, me: Token, half: &mut Writer, from: &[IoSlice<'_>]) -> Option<io::Result<usize>> {
         let mut done = 0;
         for part in from.iter().filter(|part| !part.is_empty()) {
             match self.try_write(me, half, part) {
@@ -379,7 +402,11 @@ impl Drop for Stream {
         self.end_reading(me);
         self.settle(Side::Read);
         self.settle(Side::Write);
-        self.shared.for_streams(me, |streams| streams.let_go(&self.end));
+        let end = self.end.clone();
+        self.shared.for_streams(me, move |streams| streams.let_go(&end));
+        if matches!(self.end.carrier, Carrier::Near(_)) {
+            self.shared.arenas().tidy();
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! Who listens.
 
-use super::awaited::Awaited;
 use super::check_service;
 use super::handle::Stream;
 use super::table::Backlog;
 use crate::engine::baton::Token;
+use crate::engine::op::Op;
 use crate::error::Error;
+use crate::node::Begun;
 use crate::{Node, NodeId};
 use std::io;
 use std::sync::Arc;
@@ -47,9 +48,8 @@ impl ListenerBuilder {
             let what = format!("node {} listens for '{service}' already", node.id());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
         }
-        // Somebody has to answer connectors, whether or not a thread is about to accept.
-        shared.began();
-        Ok(Listener { node, service, backlog })
+        let begun = Begun::new(shared);
+        Ok(Listener { node, service, backlog, _begun: begun })
     }
 }
 
@@ -59,6 +59,8 @@ pub struct Listener {
     node: Node,
     service: String,
     backlog: Arc<Backlog>,
+    /// Somebody has to answer connectors, whether or not a thread is about to accept.
+    _begun: Begun,
 }
 
 impl Listener {
@@ -92,17 +94,17 @@ impl Listener {
         std::future::poll_fn(|context| self.poll_accept(context, &mut waits)).await
     }
 
-    fn poll_accept(&self, context: &mut Context<'_>, waits: &mut Option<Awaited>) -> Poll<io::Result<(Stream, NodeId)>> {
+    fn poll_accept(&self, context: &mut Context<'_>, waits: &mut Option<(Begun, Arc<Op>)>) -> Poll<io::Result<(Stream, NodeId)>> {
         #[cfg(feature = "tokio")]
         let _ = crate::reactor::tokio::attend(self.node.shared());
         loop {
             self.node.shared().check()?;
-            let awaited = waits.insert(Awaited::new(self.node.shared(), self.backlog.wait_for()));
+            let (_, op) = waits.insert((Begun::new(self.node.shared()), self.backlog.wait_for()));
             if let Some(end) = self.backlog.next() {
                 let peer = end.peer.0;
                 return Poll::Ready(Ok((Stream::new(&self.node, end), peer)));
             }
-            if !self.node.shared().poll_op(&awaited.op, context) {
+            if !self.node.shared().poll_op(op, context) {
                 return Poll::Pending;
             }
         }
@@ -131,13 +133,9 @@ impl Drop for Listener {
         if doorbell_shm::space::forked() {
             return;
         }
-        self.node.shared().poller().ended();
         let me = Token::current();
-        if let Ok(mut engine) = self.node.shared().enter(me, "listen no more") {
-            engine.streams().unlisten(self.service.as_bytes());
-            engine.push(me);
-        }
-        self.node.shared().hand_over();
+        let service = std::mem::take(&mut self.service);
+        self.node.shared().for_streams(me, move |streams| streams.unlisten(service.as_bytes()));
     }
 }
 

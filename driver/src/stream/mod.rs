@@ -27,7 +27,6 @@
 //! Where the two nodes share memory, bytes go through a ring there, one for each direction: no system call is made as long as both sides are busy. Where
 //! they do not, bytes go by the same lanes as everything else, 256 KiB at a time until the other side has read. Either way a writer waits when the reader is slow.
 
-mod awaited;
 mod blocking;
 mod connect;
 pub(crate) mod end;

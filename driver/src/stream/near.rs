@@ -3,13 +3,14 @@
 use crate::Result;
 use crate::node::Shared;
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::pipe::{HEAD, View};
+use doorbell_shm::pipe::{HEAD, Reader, View, Writer};
 use doorbell_shm::region::{OwnRegion, PeerRegion};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Streams of one region.
+/// Streams of one region, if their rings are no longer than this.
 const SLOTS: usize = 8;
+const SHARED_MOST: u64 = 64 << 10;
 /// Bytes of the ring of a pipe: a power of two within these.
 pub const RING_LEAST: usize = 4096;
 pub const RING_MOST: usize = 64 << 20;
@@ -21,6 +22,16 @@ const LEFT: u32 = 2;
 
 fn slot_bytes(ring: usize) -> usize {
     2 * (HEAD + ring)
+}
+
+/// How many streams with such rings share a region: large ones none, as it is taken from the machine at once.
+fn slots(ring: usize) -> usize {
+    if is_alone(ring as u64) { 1 } else { SLOTS }
+}
+
+/// Whether a stream with such rings has a region of its own.
+pub fn is_alone(ring: u64) -> bool {
+    ring > SHARED_MOST
 }
 
 /// Memory for some streams to one life of a node.
@@ -71,17 +82,18 @@ impl Near {
     pub fn make(shared: &Shared, peer: (NodeId, Incarnation), ring: usize) -> Result<(Self, [u64; 2])> {
         let arenas = shared.arenas();
         let mut all = arenas.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those to lives that are over are of no use to anybody, once the last stream there is dropped.
-        all.retain(|arena| Arc::strong_count(arena) > 1 || arena.peer.0 != peer.0 || arena.peer.1 == peer.1);
         let fits = |arena: &&Arc<Arena>| (arena.peer, arena.ring) == (peer, ring);
         let found = all.iter().filter(fits).find_map(|arena| Some((arena.clone(), arena.take()?)));
         let (arena, slot) = match found {
             Some(found) => found,
             None => {
-                let region = shared.membership().create_region(shared.regions().next_number(), SLOTS * slot_bytes(ring))?;
+                let region = shared.membership().create_region(shared.regions().next_number(), slots(ring) * slot_bytes(ring))?;
                 let arena = Arc::new(Arena { region, peer, ring, slots: Default::default() });
                 arena.slots[0].store(USED, Ordering::Relaxed);
-                all.push(arena.clone());
+                // One that no other stream fits into goes with this one.
+                if !is_alone(ring as u64) {
+                    all.push(arena.clone());
+                }
                 (arena, 0)
             }
         };
@@ -119,7 +131,23 @@ impl Near {
     }
 }
 
+impl Arenas {
+    /// Gives back what no stream of this node is in, but for the last that was made. The other sides keep their mappings as long as they need them.
+    pub fn tidy(&self) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = all.pop();
+        all.retain(|arena| Arc::strong_count(arena) > 1);
+        all.extend(last);
+    }
+}
+
 impl Near {
+    /// Says for this side that it uses neither pipe; of a stream that nobody has had.
+    pub fn leave(&self) {
+        Writer::default().end(&self.writes());
+        Reader::default().leave(&self.reads());
+    }
+
     /// The other side said that it does not use it.
     pub fn was_refused(&self) {
         for pipe in [self.writes(), self.reads()] {
@@ -139,7 +167,7 @@ impl Drop for Near {
 impl Arena {
     /// A slot that nobody uses on either side.
     fn take(&self) -> Option<usize> {
-        (0..SLOTS).find(|slot| {
+        (0..slots(self.ring)).find(|slot| {
             let state = self.slots[*slot].load(Ordering::Acquire);
             let is_free = state == FREE || state == LEFT && self.is_over(*slot);
             is_free && self.slots[*slot].compare_exchange(state, USED, Ordering::AcqRel, Ordering::Relaxed).is_ok()

@@ -1,7 +1,7 @@
 //! What the engine knows of streams: who listens, all ends, what is to be said.
 
 use super::end::{Carrier, End, Far, Side, State};
-use super::near::Near;
+use super::near::{self, Near};
 use super::wire::{self, Kind};
 use crate::engine::op::{Op, Outcome};
 use crate::region::table::RegionTable;
@@ -18,8 +18,8 @@ pub const WINDOW: u64 = 256 << 10;
 /// Ends of one node, so that nobody has it keep more.
 const ENDS_MOST: usize = 1 << 16;
 
-/// Answers that wait to be taken by one node.
-const OUT_MOST: usize = 256;
+/// Words that wait to be taken by one node, but for its own requests. Who does not take answers gets none for what it asks beyond.
+const OUT_MOST: usize = 4096;
 
 type Life = (NodeId, Incarnation);
 type Context = (Arc<Membership>, Arc<RegionTable>);
@@ -33,9 +33,9 @@ pub(crate) struct Word {
     wakes: Option<Arc<End>>,
 }
 
-impl Word {
-    /// It has gone.
-    pub(crate) fn went(&self) {
+impl Drop for Word {
+    /// It has gone, or will never go.
+    fn drop(&mut self) {
         if let Some(end) = &self.wakes {
             end.wakes.store(false, Ordering::Relaxed);
         }
@@ -106,6 +106,8 @@ pub struct Streams {
     active: Vec<Arc<End>>,
     /// What is to go, in this order for each node.
     pub(crate) out: VecDeque<Word>,
+    /// Requests for streams, which go behind it: who asks for much at once answers all the same.
+    pub(crate) asks: VecDeque<Word>,
     /// By which memory of others is mapped; of a node that listens, or did.
     context: Option<Context>,
     /// The node has left: nothing is said any more, as the network is being shut by another thread.
@@ -116,7 +118,7 @@ impl Streams {
     /// Whether a turn has something to do here.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        !(self.out.is_empty() && self.active.is_empty())
+        !(self.out.is_empty() && self.active.is_empty() && self.asks.is_empty())
     }
 
     /// Serves a name from now on; false if somebody of this node does already.
@@ -139,6 +141,9 @@ impl Streams {
     pub fn unlisten(&mut self, service: &[u8]) {
         if let Some(backlog) = self.services.remove(service) {
             while let Some(end) = backlog.next() {
+                if let Carrier::Near(near) = &end.carrier {
+                    near.leave();
+                }
                 self.reset(&end);
             }
         }
@@ -169,6 +174,20 @@ impl Streams {
         }
     }
 
+    /// Asks the other side for a stream.
+    pub fn ask(&mut self, end: &End, offer: Vec<u8>) {
+        if !self.ended {
+            self.asks.push_back(Word { to: end.peer, tag: wire::tag(Kind::Open, end.number), bytes: offer, wakes: None });
+        }
+    }
+
+    /// Takes a request back that has not gone. Whether there was one.
+    fn withdraw(&mut self, end: &End) -> bool {
+        let tag = wire::tag(Kind::Open, end.number);
+        let found = self.asks.iter().position(|word| word.tag == tag).and_then(|at| self.asks.remove(at));
+        found.is_some()
+    }
+
     /// The other side waits for what was just done in common memory. Said once as long as it did not go.
     pub fn wake_other(&mut self, end: &Arc<End>) {
         if !self.ended && !end.wakes.swap(true, Ordering::Relaxed) {
@@ -177,9 +196,9 @@ impl Streams {
         }
     }
 
-    /// An end has something to send or to say.
+    /// An end has something to send or to say. One that was not answered yet has nobody to say it to: its answer finds that it was dropped.
     pub fn activate(&mut self, end: &Arc<End>) {
-        if !self.ended && !end.active.swap(true, Ordering::Relaxed) {
+        if !self.ended && end.state() != State::Opening && !end.active.swap(true, Ordering::Relaxed) {
             self.active.push(end.clone());
         }
     }
@@ -187,6 +206,14 @@ impl Streams {
     /// Nobody has an end any more: the other side is told once it has all that was written.
     pub fn let_go(&mut self, end: &Arc<End>) {
         end.drop_it();
+        if end.state() == State::Opening {
+            if self.withdraw(end) {
+                end.was_refused();
+                self.reset(end);
+            }
+            // Else the answer says whether there is somebody to be told, and when its memory is free.
+            return;
+        }
         let is_waiting = end.far().is_some_and(|far| !far.said_end) && end.state() == State::Open;
         if is_waiting { self.activate(end) } else { self.reset(end) }
     }
@@ -215,13 +242,6 @@ impl Streams {
         }
         // One that is dropped by now.
         let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else {
-            if kind == Kind::Accepted
-                && let Some([there]) = wire::read(&payload)
-                && self.out.iter().filter(|word| word.to == from).count() < OUT_MOST
-            {
-                // Nobody waited for it any longer: who accepted it would wait in vain.
-                self.say(from, Kind::Reset, there as u32, Vec::new());
-            }
             return Verdict::Taken;
         };
         match kind {
@@ -230,6 +250,10 @@ impl Streams {
                 let Some([there]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
                 end.there.store(there as u32, Ordering::Release);
                 end.become_so(State::Open);
+                if end.is_dropped() {
+                    // Nobody waited for it any longer: who accepted it would wait in vain.
+                    self.reset(&end);
+                }
             }
             Kind::Refused => {
                 let Some([reason]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
@@ -238,6 +262,10 @@ impl Streams {
                     wire::NO_MEMORY => State::NoMemory,
                     _ => State::Busy,
                 });
+                end.was_refused();
+                if end.is_dropped() {
+                    self.reset(&end);
+                }
             }
             Kind::Wake => {
                 end.wake(Side::Read);
@@ -302,8 +330,8 @@ impl Streams {
             return Verdict::Broken("a short request for a stream");
         };
         if self.out.iter().filter(|word| word.to == from).count() >= OUT_MOST {
-            // Who does not take answers may ask again when it has.
-            return Verdict::Refused;
+            // Taken, all the same: what stayed in the lane would hold up those answers that it waits for.
+            return Verdict::Taken;
         }
         let answer = match self.services.get(&name.to_vec()).cloned() {
             None => Err(wire::NOT_HERE),
@@ -311,10 +339,15 @@ impl Streams {
             Some(backlog) => {
                 let carrier = match (region.checked_sub(1).map(u32::try_from), &self.context) {
                     (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far { credit: ring.min(WINDOW), ..Far::default() })))),
-                    (Some(Ok(region)), Some((membership, regions))) => regions
-                        .map_peer(membership, from.0, from.1, region, true)
-                        .and_then(|region| Near::of_peer(region, offset, ring))
-                        .map(Carrier::Near),
+                    (Some(Ok(region)), Some((membership, regions))) => {
+                        // What is mapped for others, too, stays so for a while after the last of them.
+                        let region = if near::is_alone(ring) {
+                            membership.open_region(from.0, from.1, region, true).ok().map(Arc::new)
+                        } else {
+                            regions.map_peer(membership, from.0, from.1, region, true)
+                        };
+                        region.and_then(|region| Near::of_peer(region, offset, ring)).map(Carrier::Near)
+                    }
                     _ => None,
                 };
                 carrier.map(|carrier| (backlog, carrier)).ok_or(wire::NO_MEMORY)
@@ -385,10 +418,11 @@ impl Streams {
         pushed
     }
 
-    /// A life of a node is over.
+    /// A life of a node is over, or no longer to be believed.
     pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation, died: bool) {
         let gone = (node, life);
         self.out.retain(|word| word.to != gone);
+        self.asks.retain(|word| word.to != gone);
         self.active.retain(|end| end.peer != gone);
         self.ends.retain(|_, end| {
             if end.peer == gone {
@@ -409,6 +443,7 @@ impl Streams {
         self.services.clear();
         self.ends.clear();
         self.out.clear();
+        self.asks.clear();
         self.active.clear();
     }
 }

@@ -3,14 +3,15 @@
 #[cfg(feature = "tokio")]
 use super::end::State;
 use super::end::{Carrier, Side};
-use super::handle::{Stream, lock};
+use super::handle::{Half, Stream, lock};
 use crate::engine::baton::Token;
 use doorbell_fabric::sync::{Reach, heavy_barrier};
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-/// For executors of any kind. Of several tasks that poll the same direction the last is woken. Who is woken need not find anything.
+/// For executors of any kind. Of several tasks that poll the same direction the last is woken. Who is woken need not find anything. A task that polls a direction for which a
+/// thread waits is stopped until that has its answer.
 impl Stream {
     /// As [`read`](std::io::Read::read), but where that waits the task is woken when it is worth another try. Loses nothing if it is not tried again.
     pub fn poll_read(&self, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
@@ -28,7 +29,7 @@ impl Stream {
         self.poll(Side::Write, context, &mut *lock(&self.writes), |this, me, half| this.try_write_vectored(me, half, from))
     }
 
-    fn poll<T>(
+    fn poll<T: Half>(
         &self,
         side: Side,
         context: &mut Context<'_>,
@@ -44,6 +45,7 @@ impl Stream {
         if !self.awaited[side as usize].swap(true, Ordering::Relaxed) {
             self.shared.began();
         }
+        self.end.waits_at(side, half.at());
         if matches!(self.end.carrier, Carrier::Near(_)) && !self.shared.reactor().look_at(&self.end, side) {
             self.end.mark(side);
             // Where barriers don't reach: somebody has to look.

@@ -27,17 +27,17 @@ fn packet() -> impl Strategy<Value = (u64, Vec<u8>)> {
     let bytes = prop_oneof![
         words.prop_map(|words| wire::words(&words)),
         (0..2_u64, Just(b"service".to_vec())).prop_map(|(region, name)| [wire::words(&[region, 0, WINDOW]), name].concat()),
-        prop::collection::vec(any::<u8>(), 0..3000),
+        prop::collection::vec(any::<u8>(), 0..if cfg!(miri) { 50 } else { 3000 }),
     ];
     (tag, bytes)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// No packet makes it keep more than it said it would, and none touches what belongs to another node.
     #[test]
-    fn whatever_is_said_is_bounded(packets in prop::collection::vec(packet(), 0..400)) {
+    fn whatever_is_said_is_bounded(packets in prop::collection::vec(packet(), 0..if cfg!(miri) { 30 } else { 400 })) {
         let mut streams = Streams::default();
         let backlog = Backlog::new(8);
         streams.serve(b"service", &backlog);

@@ -1,6 +1,8 @@
 //! What is said about streams between nodes. A tag is the kind of a packet and a number: that of whoever it goes to, by its own books.
 
-use doorbell_fabric::Payload;
+use crate::message::words;
+
+pub use words::{read, words};
 
 /// The kinds of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,25 +52,22 @@ pub const BUSY: u64 = 1;
 pub const NO_MEMORY: u64 = 2;
 
 pub fn tag(kind: Kind, number: u32) -> u64 {
-    (kind as u64) << 56 | number as u64
+    words::tag(kind as u8, number)
 }
 
 /// The kind and the number of a packet; `None` if it has none of ours.
 pub fn parse(tag: u64) -> Option<(Kind, u32)> {
-    let kind = *KINDS.get(((tag >> 56) as usize).checked_sub(1)?)?;
-    (tag >> 32 & 0xff_ffff == 0).then_some((kind, tag as u32))
+    words::parse(&KINDS, tag)
 }
 
-/// Some words as bytes.
-pub fn words(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The first `N` words of a payload, if it has so many.
-pub fn read<const N: usize>(payload: &Payload<'_>) -> Option<[u64; N]> {
-    let mut found = [0; N];
-    for (at, word) in found.iter_mut().enumerate() {
-        *word = u64::from_le(payload.u64_at(8 * at)?);
+    #[test]
+    fn kinds_have_their_numbers() {
+        for kind in KINDS {
+            assert_eq!(parse(tag(kind, 7)), Some((kind, 7)));
+        }
     }
-    Some(found)
 }

@@ -29,8 +29,10 @@ const PIECE: usize = if cfg!(loom) { 1 } else { 16 << 10 };
 const LAST: u64 = 1 << 63;
 /// Of `written`, besides: there was to be more.
 const CUT: u64 = 1 << 62;
+/// Of either, last of all: this side touches nothing of the pipe any more.
+const DONE: u64 = 1 << 61;
 /// What is counted.
-const COUNT: u64 = CUT - 1;
+const COUNT: u64 = DONE - 1;
 
 /// In cache lines of its own.
 #[repr(C, align(128))]
@@ -168,19 +170,19 @@ impl View<'_> {
     /// Whether neither side uses it any more, as both have said.
     pub fn is_over(&self) -> bool {
         let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
-        written & read & LAST != 0
+        written & read & DONE != 0
     }
 
-    /// Whether a reader would find something: bytes, the end, or an error. Two loads; for who is not the reader.
-    pub fn has_news(&self) -> bool {
-        let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
-        written != read & COUNT
+    /// Whether a reader that is [so far](Reader::at) would find something: bytes, the end, or an error. One load; for who is not the reader.
+    pub fn has_news(&self, at: u64) -> bool {
+        self.words.written.0.load(Ordering::Acquire) != at
     }
 
-    /// Whether a writer would find something: room, that nobody reads any more, or an error. Two loads; for who is not the writer.
-    pub fn has_room(&self) -> bool {
-        let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
-        read & LAST != 0 || (written & COUNT).wrapping_sub(read) != self.capacity()
+    /// Whether a writer that is [so far](Writer::at) would find something: room, that nobody reads any more, or an error. One load; for who is
+    /// not the writer.
+    pub fn has_room(&self, at: u64) -> bool {
+        let read = self.words.read.0.load(Ordering::Acquire);
+        read & LAST != 0 || at.wrapping_sub(read) != self.capacity()
     }
 
     /// Says that the reader waits, without a barrier: who does this for many makes one for all, and looks once more after it.
@@ -195,7 +197,7 @@ impl View<'_> {
 
     /// Says for both sides that they do not use it. Nobody may be.
     pub fn give_up(&self) {
-        [&self.words.written.0, &self.words.read.0].into_iter().for_each(|word| word.store(LAST, Ordering::Release));
+        [&self.words.written.0, &self.words.read.0].into_iter().for_each(|word| word.store(LAST | DONE, Ordering::Release));
     }
 
     /// Makes it one that is empty. Nobody may be using it.
@@ -213,6 +215,15 @@ fn claim(waits: &AtomicU32) -> bool {
     waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::AcqRel) != 0
 }
 
+/// A side says that it was the last, and then that it is done. Whether the other side is to be woken.
+fn finish(word: &AtomicU64, last: u64, waits: &AtomicU32) -> bool {
+    word.store(last, Ordering::Release);
+    let wake = claim(waits);
+    // Release, and not before the claim: once both are done the pipe is another stream's, whose mark is not ours to take.
+    word.store(last | DONE, Ordering::Release);
+    wake
+}
+
 /// Says that this side waits. Look once more after it. False where heavy barriers don't reach: then look again within a millisecond.
 fn arm(waits: &AtomicU32) -> bool {
     waits.swap(1, Ordering::AcqRel);
@@ -228,6 +239,11 @@ pub struct Writer {
 }
 
 impl Writer {
+    /// How far it is.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
     /// Bytes for which there is room.
     fn room(&mut self, view: &View<'_>, wanted: u64) -> Result<u64, NoWrite> {
         let room = |read: u64| view.capacity().checked_sub(self.at.wrapping_sub(read)).ok_or(NoWrite::Broken);
@@ -287,14 +303,12 @@ impl Writer {
 
     /// No more will be written. Whether the other side is to be woken.
     pub fn end(&self, view: &View<'_>) -> bool {
-        view.words.written.0.store(self.at | LAST, Ordering::Release);
-        claim(&view.words.reader_waits.0)
+        finish(&view.words.written.0, self.at | LAST, &view.words.reader_waits.0)
     }
 
     /// The same, though there was to be more.
     pub fn cut(&self, view: &View<'_>) -> bool {
-        view.words.written.0.store(self.at | LAST | CUT, Ordering::Release);
-        claim(&view.words.reader_waits.0)
+        finish(&view.words.written.0, self.at | LAST | CUT, &view.words.reader_waits.0)
     }
 }
 
@@ -307,6 +321,11 @@ pub struct Reader {
 }
 
 impl Reader {
+    /// How far it is.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
     /// Bytes that are there.
     fn there(&mut self, view: &View<'_>) -> Result<u64, NoRead> {
         if self.written == self.at {
@@ -358,7 +377,6 @@ impl Reader {
 
     /// Nobody will read any more. Whether the other side is to be woken.
     pub fn leave(&self, view: &View<'_>) -> bool {
-        view.words.read.0.store(self.at | LAST, Ordering::Release);
-        claim(&view.words.writer_waits.0)
+        finish(&view.words.read.0, self.at | LAST, &view.words.writer_waits.0)
     }
 }

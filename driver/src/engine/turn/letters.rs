@@ -6,7 +6,7 @@ use crate::engine::op::Op;
 use crate::error::Error;
 use crate::fabrics::Fabrics;
 use crate::registry::{Home, Mail, Registry, wire};
-use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
+use doorbell_fabric::{Incarnation, NodeId, PacketKind, Priority, Push};
 use std::sync::Arc;
 
 /// All other nodes that have a network, as far as this one knows.
@@ -130,7 +130,7 @@ impl Engine {
                 continue;
             }
             let letter = &self.inbound.mail.out[at];
-            if state.push_letter(letter.tag, &letter.bytes) == Push::Done {
+            if state.push_apart(PacketKind::Letter, letter.tag, &letter.bytes) == Push::Done {
                 self.inbound.mail.out.remove(at);
                 work += 1;
             } else {

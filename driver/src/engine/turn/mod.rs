@@ -17,6 +17,7 @@ use peers::End;
 pub(crate) use regions::AccessBy;
 
 use crate::engine::baton::Token;
+use crate::engine::later::Later;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::wait::{CHECK_EVERY, PARK_MOST};
@@ -83,6 +84,8 @@ pub struct Engine {
     outgoing: Outgoing,
     /// For engines of nodes that share no memory.
     words: VecDeque<Word>,
+    /// What its callers' closures want of it.
+    later: Arc<Later>,
     /// Keys that other nodes ask for, and those that are elsewhere.
     registry: Registry,
     local: Local,
@@ -140,6 +143,7 @@ impl Engine {
         Self {
             inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders, remote),
             words: VecDeque::new(),
+            later: Arc::default(),
             registry: Registry::new(fabric.membership().clone()),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
             local: Local::new(fabric.membership().clone(), regions),
@@ -185,6 +189,16 @@ impl Engine {
     #[inline(always)]
     pub fn pool(&mut self) -> &mut Pool {
         &mut self.inbound.pool
+    }
+
+    /// What is wanted of it by those who are within it.
+    pub(crate) fn later(&self) -> &Arc<Later> {
+        &self.later
+    }
+
+    /// Whether there is something that could not be done so far, and for which nobody waits.
+    pub(crate) fn has_left_over(&self) -> bool {
+        self.inbound.streams.has_work() || self.later.any()
     }
 
     /// Figures, flight recorder and DMA counters.
@@ -261,7 +275,7 @@ impl Engine {
             && self.inbound.mail.out.is_empty()
             && !self.inbound.teams.is_active()
             && !self.inbound.devices.is_active()
-            && !self.inbound.streams.has_work()
+            && !self.has_left_over()
             && !self.inbound.remote.has_work()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
@@ -343,7 +357,7 @@ impl Engine {
         let is_quiet = self.words.is_empty()
             && self.inbound.mail.out.is_empty()
             && !self.inbound.devices.is_active()
-            && !self.inbound.streams.has_work();
+            && !self.has_left_over();
         let timeout = if is_quiet { timeout } else { timeout.min(TRY_AGAIN) };
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
@@ -355,6 +369,12 @@ impl Engine {
             self.parked = None;
             self.fabric.bell().disarm();
         }
+    }
+
+    /// Nobody sleeps on the bell, whatever was said.
+    pub fn forget_parked(&mut self) {
+        self.parked = None;
+        self.fabric.bell().disarm();
     }
 
     /// One turn: polls, and moves what is queued. Returns the amount of work done; 0 means that there was none.

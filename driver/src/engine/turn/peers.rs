@@ -170,6 +170,7 @@ impl Engine {
         if let Some(life) = self.fabric.live(node) {
             // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
             self.fail_ways(node, life, || Error::Damaged { node });
+            self.inbound.streams.fail(node, life, true);
         }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));

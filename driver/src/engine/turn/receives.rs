@@ -79,7 +79,10 @@ impl Engine {
         let fits = |receive: &RecvOp| receive.accepts.matches(&message.envelope);
         match self.inbound.posted.iter().position(fits).and_then(|at| self.inbound.posted.remove(at)) {
             Some(receive) => receive.complete(message.envelope, Payload::private(&message.bytes)),
-            None => self.inbound.pool.put_back(message),
+            None => {
+                self.inbound.sight(&message.envelope);
+                self.inbound.pool.put_back(message);
+            }
         }
     }
 

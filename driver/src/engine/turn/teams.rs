@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::collective::{Core, Note, PRIORITY};
 use crate::engine::baton::Token;
-use doorbell_fabric::{Incarnation, NodeId, Push};
+use doorbell_fabric::{Incarnation, NodeId, PacketKind, Push};
 use std::sync::Arc;
 
 /// The smallest packets by which collectives go.
@@ -87,7 +87,7 @@ impl Engine {
                 continue;
             }
             let Some(packet) = state.region_bytes(0).filter(|packet| *packet >= PACKET_MIN) else { continue };
-            pushed += apart.push(rank, packet, |tag, bytes| state.push_team(tag, bytes) == Push::Done);
+            pushed += apart.push(rank, packet, |tag, bytes| state.push_apart(PacketKind::Team, tag, bytes) == Push::Done);
         }
         pushed
     }

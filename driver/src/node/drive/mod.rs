@@ -1,14 +1,19 @@
 //! What all handles of a node share, and how their threads drive and wait.
 
+mod watch;
+
+pub(crate) use watch::Begun;
+
 use super::Stats;
 use crate::Result;
 use crate::engine::baton::{Baton, BatonGuard, Token};
 use crate::engine::helm::Helm;
+use crate::engine::later::Later;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::Op;
 use crate::engine::poller::{NOTHING_PENDING, PollerWord, Progress};
 use crate::engine::turn::{Engine, EngineSettings};
-use crate::engine::wait::{Gear, PARK_MOST, Step, Wait};
+use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
 use crate::fabrics::{Fabrics, Net};
 use crate::loan::Lender;
@@ -17,9 +22,8 @@ use crate::message::ways::Ways;
 use crate::mode::Modes;
 use crate::reactor::ReactorWord;
 use crate::region::table::RegionTable;
-use crate::registry::Clerks;
+use crate::registry::{Clerks, Lines};
 use crate::stream::near::Arenas;
-use crate::stream::table::Streams;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Reach, heavy_barrier, light_barrier};
@@ -29,11 +33,9 @@ use doorbell_shm::domain::{Member, Membership};
 use doorbell_shm::doorbell::{Bell, futex_wake};
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_udp::UdpFabric;
-use doorbell_udp::port::{Kind, Park, Port, bell_only};
-use std::io;
+use doorbell_udp::port::{Park, Port};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::task::Context;
 use std::time::{Duration, Instant};
 
 /// Turns in a row before the clock is looked at.
@@ -45,8 +47,6 @@ pub(crate) const SPIN_ROUNDS: u32 = 64;
 const LOOK_AROUND: Duration = Duration::from_millis(10);
 /// How long after it has joined a node that met nobody may still be about to meet others.
 const SETTLING: Duration = Duration::from_millis(500);
-/// How long leaving waits for what was written to streams.
-const FLUSH_MOST: Duration = Duration::from_secs(1);
 /// How long a sleep lasts if the port can't be waited for.
 const WITHOUT_PORT: Duration = Duration::from_millis(1);
 
@@ -105,6 +105,7 @@ impl Drop for Updating<'_> {
 /// The common part of a node.
 pub struct Shared {
     baton: Baton<Engine>,
+    later: Arc<Later>,
     helm: Helm,
     poller: PollerWord,
     ways: Arc<Ways>,
@@ -123,6 +124,8 @@ pub struct Shared {
     network: Option<Network>,
     modes: Arc<Modes>,
     clerks: Arc<Clerks>,
+    movers: Arc<Clerks>,
+    lines: Lines,
     arenas: Arenas,
     reactor: ReactorWord,
 }
@@ -146,8 +149,10 @@ impl Shared {
         let lender = Arc::new(Lender::new(membership.clone(), regions.clone(), settings.loan_bytes));
         let modes = settings.modes.clone();
         let engine = Engine::new(fabric, ways.clone(), turns.clone(), monitor.clone(), regions.clone(), lender.clone(), settings);
+        let later = engine.later().clone();
         Self {
             baton: Baton::new(engine),
+            later,
             helm: Helm::default(),
             poller: PollerWord::default(),
             ways,
@@ -164,6 +169,8 @@ impl Shared {
             network,
             modes,
             clerks: Arc::default(),
+            movers: Arc::default(),
+            lines: Lines::default(),
             arenas: Arenas::default(),
             reactor: ReactorWord::default(),
         }
@@ -288,9 +295,19 @@ impl Shared {
         Ok(Token::current())
     }
 
-    /// Threads for what may have to wait.
+    /// Threads that wait for keys.
     pub(crate) fn clerks(&self) -> &Arc<Clerks> {
         &self.clerks
+    }
+
+    /// Threads for what waits for no key: who has one may wait for these.
+    pub(crate) fn movers(&self) -> &Arc<Clerks> {
+        &self.movers
+    }
+
+    /// Tasks that wait for keys.
+    pub(crate) fn lines(&self) -> &Lines {
+        &self.lines
     }
 
     /// Whether the node has left.
@@ -566,10 +583,12 @@ impl Shared {
             helm.held = false;
         }
         if !helm.held {
+            // Before: a reactor that takes it in between is counted after this.
+            let reactors = self.reactor.count();
             match self.helm.take() {
                 Some(from_poller) => {
                     helm.held = true;
-                    helm.reactors = self.reactor.count();
+                    helm.reactors = reactors;
                     if from_poller {
                         self.bell().wake();
                     }
@@ -632,131 +651,6 @@ impl Shared {
         turns
     }
 
-    /// A nonblocking operation began, which the poller may have to drive.
-    pub(crate) fn began(&self) {
-        self.poller.began();
-        self.rouse();
-    }
-
-    /// Something is to be driven which perhaps nobody who sleeps looks for.
-    pub(crate) fn rouse(&self) {
-        if self.reactor.rouse() {
-            self.bell().wake();
-        }
-        self.rouse_poller();
-    }
-
-    /// Has the engine do something about streams, and sees to it that what can't go now goes later.
-    pub(crate) fn for_streams(&self, me: Token, act: impl FnOnce(&mut Streams)) {
-        let is_left = self.baton.enter(me).is_some_and(|mut engine| {
-            act(engine.streams());
-            engine.push(me);
-            engine.streams().has_work()
-        });
-        if is_left {
-            self.poller.left_over();
-            self.rouse();
-        }
-        self.hand_over();
-    }
-
-    /// Whether there is something about streams that could not be sent so far.
-    pub(crate) fn has_left_over(&self, me: Token) -> bool {
-        self.baton.enter(me).is_some_and(|mut engine| engine.streams().has_work())
-    }
-
-    /// Whether `op` is over; if not, whoever drives wakes this task when it is.
-    pub(crate) fn poll_op(&self, op: &Op, context: &mut Context<'_>) -> bool {
-        if !op.is_done()
-            && let Ok(me) = self.check()
-            && self.progress != Progress::Poller
-        {
-            self.turn(me);
-        }
-        if op.is_done() || !op.set_waker(context.waker()) {
-            return true;
-        }
-        self.wake_driver_of(context);
-        false
-    }
-
-    /// This task waits for what whoever drives will see.
-    pub(crate) fn wake_driver_of(&self, context: &mut Context<'_>) {
-        if self.reactor.is_there() {
-            if self.reactor.rouse() {
-                self.bell().wake();
-            }
-        } else if self.progress == Progress::Inline {
-            // Nobody but this task.
-            context.waker().wake_by_ref();
-        }
-    }
-
-    /// What the reactor and others share.
-    pub(crate) fn reactor(&self) -> &ReactorWord {
-        &self.reactor
-    }
-
-    /// A reactor drives from now on. False if there is one, or none is needed.
-    pub(crate) fn attach_reactor(&self) -> bool {
-        if self.progress == Progress::Poller || !self.reactor.attach() {
-            return false;
-        }
-        self.helm.take_as_reactor();
-        self.poller.relieve(true);
-        self.rouse_poller();
-        self.bell().wake();
-        true
-    }
-
-    /// It does not any more.
-    pub(crate) fn detach_reactor(&self) {
-        self.reactor.detach();
-        self.helm.leave_as_reactor();
-        self.poller.relieve(false);
-    }
-
-    /// The reactor is about to sleep until `op` is done or something arrives: if nothing did so far, how long it may, and the descriptor tells.
-    /// [`leave_watch`](Self::leave_watch) comes after.
-    pub(crate) fn watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<Option<Duration>> {
-        let Some(most) = self.enter(me, "sleep")?.park(me, op, PARK_MOST) else { return Ok(None) };
-        let park = Park { bell: self.bell().word(), expected: 1, timeout: most, writable: false };
-        let is_quiet = self.with_port(bell, |port| port.watch(park))?;
-        if !is_quiet {
-            self.leave_watch(me, op, bell)?;
-            return Ok(None);
-        }
-        self.monitor.tallies.add(Figure::Parks, 1);
-        Ok(Some(most))
-    }
-
-    /// After the sleep.
-    pub(crate) fn leave_watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<()> {
-        self.with_port(bell, |port| port.unwatch())?;
-        let mut engine = self.enter(me, "wake up")?;
-        engine.awake(op);
-        engine.show_for_sleep();
-        Ok(())
-    }
-
-    /// The port of the network, or one for the bell alone.
-    pub(crate) fn with_port<T>(
-        &self,
-        bell: &mut Option<Box<dyn Port>>,
-        each: impl FnOnce(&mut dyn Port) -> io::Result<T>,
-    ) -> io::Result<T> {
-        let Some(network) = &self.network else {
-            let port = match bell {
-                Some(port) => port,
-                none => none.insert(bell_only(Kind::Auto)?),
-            };
-            return each(&mut **port);
-        };
-        let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(port) = &mut *port else { return Err(Error::Closed.into()) };
-        each(&mut **port)
-    }
-
     /// Wakes the poller if it sleeps on the bell for long, whether or not anybody disarmed that since.
     fn rouse_poller(&self) {
         if self.poller.rouse() {
@@ -795,23 +689,6 @@ impl Shared {
     /// The latest transfers that ended.
     pub(crate) fn transfers(&self, me: Token) -> Result<Vec<TransferReport>> {
         Ok(self.enter(me, "transfers")?.reports())
-    }
-
-    /// Waits until what was written to streams that nobody has any more is on its way: a second at most.
-    pub(crate) fn flush_streams(&self) {
-        let me = Token::current();
-        let mut is_flushing = self.baton.enter(me).is_some_and(|mut engine| engine.streams().is_flushing());
-        let until = Instant::now() + FLUSH_MOST;
-        while is_flushing && Instant::now() < until {
-            let soon = until.min(Instant::now() + WITHOUT_PORT);
-            let driven = self.drive(me, &Op::new(), Some(soon), |engine| {
-                is_flushing = engine.streams().is_flushing();
-                !is_flushing
-            });
-            if driven.is_err() {
-                return;
-            }
-        }
     }
 
     /// Ends everything that is pending. The first half of leaving.
