@@ -429,6 +429,7 @@ proptest! {
 
     /// Whatever is written anywhere in a device, nothing panics, hangs or touches memory outside.
     #[test]
+    #[cfg_attr(miri, ignore = "it writes words of another size than they are read with, which Miri can't follow")]
     fn hostile_words_harm_nobody_else(
         steps in proptest::collection::vec((0..10_u8, any::<u64>(), any::<u64>()), 1..80),
     ) {
