@@ -44,10 +44,14 @@ impl ListenerBuilder {
         let me = shared.check()?;
         let backlog = Backlog::new(backlog);
         let context = (shared.membership_arc(), shared.regions().clone());
-        if !shared.enter(me, "listen")?.streams().listen(service.as_bytes(), &backlog, context) {
+        let mut engine = shared.enter(me, "listen")?;
+        // A listener that was dropped within the engine has its name until then.
+        engine.push(me);
+        if !engine.streams().listen(service.as_bytes(), &backlog, context) {
             let what = format!("node {} listens for '{service}' already", node.id());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
         }
+        drop(engine);
         let begun = Begun::new(shared);
         Ok(Listener { node, service, backlog, _begun: begun })
     }
