@@ -161,7 +161,10 @@ impl Op {
         if end.outcome.is_some() || self.is_done() {
             return false;
         }
-        end.waker = Some(waker.clone());
+        let before = end.waker.replace(waker.clone());
+        // With it may go a task, and with that what waits here.
+        drop(end);
+        drop(before);
         true
     }
 

@@ -169,11 +169,15 @@ impl End {
 
     /// The task that is woken when something changes for this side, in place of the one before.
     pub fn set_waker(&self, side: Side, waker: &Waker) {
-        let task = &mut self.waits(side).task;
-        match task {
-            Some(task) => task.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
+        let before = {
+            let task = &mut self.waits(side).task;
+            if task.as_ref().is_some_and(|task| task.will_wake(waker)) {
+                return;
+            }
+            task.replace(waker.clone())
+        };
+        // Not under the lock: with it may go a task, and with that a stream.
+        drop(before);
     }
 
     fn waits(&self, side: Side) -> MutexGuard<'_, Waits> {
