@@ -226,6 +226,21 @@ fn shut_down(nodes: [Node; 2]) {
         std::thread::sleep(Duration::from_millis(60));
         near.close(Shutdown::Write).unwrap();
         assert_eq!(writes.join().unwrap_err().kind(), ErrorKind::BrokenPipe);
+        // Beside one that does not wait: nothing follows the end, which would be against the rules.
+        for _ in 0..100 {
+            let (near, mut far) = connect(&nodes);
+            let near = Arc::new(near);
+            let writes = {
+                let near = near.clone();
+                running("writing", move || while Write::write(&mut &*near, &[1; 100]).is_ok() {})
+            };
+            let reads = running("reading to the end", move || Read::read_to_end(&mut far, &mut Vec::new()));
+            near.close(Shutdown::Write).unwrap();
+            writes.join();
+            reads.join().unwrap();
+        }
+        nodes[1].send(nodes[0].id(), 1, b"well").unwrap();
+        assert_eq!(nodes[0].recv_by(Match::any(), &mut [0; 8], soon()).unwrap().len, 4);
     });
 }
 

@@ -120,11 +120,11 @@ impl Alarm {
         // Zero would be never.
         let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let once = Itimerspec { it_interval: Timespec::default(), it_value };
-        timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)?;
-        let ready = self.0.poll_read_ready(&mut Context::from_waker(Waker::noop()));
-        if let Poll::Ready(ready) = ready {
+        // Before it is set, as it may go off at once.
+        if let Poll::Ready(ready) = self.0.poll_read_ready(&mut Context::from_waker(Waker::noop())) {
             ready?.clear_ready();
         }
+        timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)?;
         Ok(())
     }
 

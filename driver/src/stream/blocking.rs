@@ -28,7 +28,7 @@ impl Stream {
         arm: impl Fn(&Self, &mut T) -> bool,
         is_ready: impl Fn(&Self, &mut T) -> bool,
     ) -> io::Result<usize> {
-        let me = self.begin()?;
+        let me = self.begin("read or write a stream")?;
         if let Some(done) = attempt(self, me, half) {
             return done;
         }

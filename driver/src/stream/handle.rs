@@ -120,10 +120,13 @@ impl Stream {
 
     /// Ends one direction or both: after `Write` the other side reads what was written, and then 0; after `Read` nothing that comes is read, and the other side can't write.
     ///
+    /// A call of another thread that waits for the direction ends: reading with 0, writing with [`BrokenPipe`](ErrorKind::BrokenPipe).
+    ///
     /// # Errors
-    /// This is a forked child.
+    /// The node has left, this is a forked child, or a callback of the node, where only dropping the stream will do.
     pub fn close(&self, how: Shutdown) -> io::Result<()> {
-        let me = self.shared.check()?;
+        // Within the engine a thread that has the half would wait for this one, and this one for it.
+        let me = self.begin("close a stream")?;
         if matches!(how, Shutdown::Write | Shutdown::Both) {
             self.end_writing(me);
         }
@@ -223,10 +226,10 @@ impl Stream {
 
     /// Before reading and writing. Not within a callback of the engine: the other side could not be told.
     #[inline]
-    pub(super) fn begin(&self) -> io::Result<Token> {
+    pub(super) fn begin(&self, operation: &'static str) -> io::Result<Token> {
         let me = self.shared.check()?;
         if self.shared.is_within(me) {
-            return Err(Error::Reentrant { operation: "read or write a stream" }.into());
+            return Err(Error::Reentrant { operation }.into());
         }
         Ok(me)
     }
@@ -249,6 +252,11 @@ impl Stream {
             (State::NotHere | State::Busy | State::NoMemory, _) => (ErrorKind::NotConnected, "it was refused"),
         };
         Some(io::Error::new(kind, format!("a stream with node {}: {what}", self.end.peer.0)))
+    }
+
+    fn shut_down(&self) -> io::Error {
+        let what = format!("a stream with node {}: its writing was shut down", self.end.peer.0);
+        io::Error::new(ErrorKind::BrokenPipe, what)
     }
 
     fn cut(&self) -> io::Error {
@@ -315,8 +323,7 @@ impl Stream {
     /// One attempt. `None`: wait.
     pub(super) fn try_write(&self, me: Token, half: &mut Writer, from: &[u8]) -> Option<io::Result<usize>> {
         if self.is_over(Side::Write) {
-            let what = format!("a stream with node {}: its writing was shut down", self.end.peer.0);
-            return Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)));
+            return Some(Err(self.shut_down()));
         }
         if let Some(error) = self.lost(Side::Write) {
             return Some(Err(error));
@@ -341,6 +348,10 @@ impl Stream {
                     return Some(Ok(0));
                 }
                 let mut far = self.end.far()?;
+                if far.ends || far.said_end {
+                    // Shut down just now: nothing may follow the end.
+                    return Some(Err(self.shut_down()));
+                }
                 if far.unheard {
                     let what = format!("a stream with node {}: the other side reads no more", self.end.peer.0);
                     return Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)));

@@ -76,11 +76,16 @@ impl Backlog {
 
     /// What is done when somebody comes.
     pub fn wait_for(&self) -> Arc<Op> {
-        let ops = &mut self.state().ops;
-        // Those of threads and tasks that gave up.
-        ops.retain(|op| Arc::strong_count(op) > 1);
         let op = Op::new();
-        ops.push(op.clone());
+        let given_up = {
+            let ops = &mut self.state().ops;
+            let (waiting, given_up) = std::mem::take(ops).into_iter().partition::<Vec<_>, _>(|op| Arc::strong_count(op) > 1);
+            *ops = waiting;
+            ops.push(op.clone());
+            given_up
+        };
+        // Not under the lock: with its waker may go a task, and with that a listener.
+        drop(given_up);
         op
     }
 
@@ -255,6 +260,8 @@ impl Streams {
                     self.reset(&end);
                 }
             }
+            // Said of one that is open it is nonsense, and its memory is in use.
+            Kind::Refused if end.state() != State::Opening => {}
             Kind::Refused => {
                 let Some([reason]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
                 end.become_so(match reason {
@@ -311,6 +318,8 @@ impl Streams {
                 far.unheard = true;
                 far.goes.clear();
                 drop(far);
+                // Its end may be next.
+                self.activate(end);
                 end.wake(Side::Write);
             }
             _ => {

@@ -36,7 +36,7 @@ impl Stream {
         half: &mut T,
         mut attempt: impl FnMut(&Self, Token, &mut T) -> Option<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let me = self.begin()?;
+        let me = self.begin("read or write a stream")?;
         if let Some(done) = attempt(self, me, half) {
             self.settle(side);
             return Poll::Ready(done);

@@ -335,9 +335,11 @@ impl Reader {
                 return Err(NoRead::Broken);
             }
             if there == 0 {
-                return Err(match written & (LAST | CUT) {
+                return Err(match written & !COUNT {
                     0 => NoRead::Empty,
-                    LAST => NoRead::End,
+                    // No writer says only that: who looks for news would find them for ever.
+                    flags if flags & LAST == 0 => NoRead::Broken,
+                    flags if flags & CUT == 0 => NoRead::End,
                     _ => NoRead::Cut,
                 });
             }

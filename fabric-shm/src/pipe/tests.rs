@@ -1,3 +1,4 @@
+use super::{CUT, DONE};
 use super::{HEAD, Moved, NoRead, NoWrite, Reader, View, Words, Writer};
 use crate::segment::{HeapBlock, Segment};
 use proptest::prelude::*;
@@ -99,6 +100,10 @@ fn what_no_other_side_writes_ends_the_stream() {
     word(1).store(RING as u64 / 2, Ordering::Relaxed);
     assert!(!view.has_news(reader.at()) && !reader.is_ready(&view));
     word(1).store(0, Ordering::Relaxed);
+    for flags in [DONE, CUT, CUT | DONE] {
+        word(0).store(flags, Ordering::Relaxed);
+        assert_eq!(reader.try_read(&view, &mut [0; 8]), Err(NoRead::Broken));
+    }
     word(0).store(RING as u64 + 1, Ordering::Relaxed);
     assert!(view.has_news(reader.at()));
     assert_eq!(reader.try_read(&view, &mut [0; 8]), Err(NoRead::Broken));
