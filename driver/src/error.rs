@@ -11,6 +11,9 @@ use doorbell_shm::keys::OwnerId;
 #[cfg(not(loom))]
 use doorbell_udp::UdpError;
 
+/// The result of a call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// Whether an operation that failed may have taken place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certainty {

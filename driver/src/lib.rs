@@ -85,7 +85,7 @@ pub use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, Priority, Role
 pub use engine::wait::Wait;
 #[cfg(not(loom))]
 pub use error::DeviceFault;
-pub use error::{Certainty, Error, KeyFault};
+pub use error::{Certainty, Error, KeyFault, Result};
 pub use message::{Match, Message};
 
 #[cfg(not(loom))]
@@ -126,6 +126,3 @@ pub use zerocopy;
 #[cfg(all(doctest, feature = "tokio", not(loom)))]
 #[doc = include_str!("../../docs/guide.md")]
 struct Guide;
-
-/// What a call of this crate returns.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
