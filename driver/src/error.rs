@@ -1,9 +1,8 @@
 //! What can go wrong, in words for people and in facts for programs.
 
-use crate::message::Message;
 #[cfg(not(loom))]
 use crate::registry::LockFault;
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::{Incarnation, Message, NodeId};
 #[cfg(not(loom))]
 use doorbell_shm::error::ShmError;
 #[cfg(not(loom))]

@@ -2,6 +2,15 @@
 
 use crate::id::{Incarnation, NodeId, Priority};
 
+/// A message in private memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What it says of itself.
+    pub envelope: Envelope,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
 /// Source, tag, length and place in the order of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {

@@ -16,7 +16,7 @@ pub mod id;
 pub mod packet;
 pub mod sync;
 
-pub use envelope::Envelope;
+pub use envelope::{Envelope, Message};
 pub use fabric::{Fabric, Link, LinkDown, Push, Sink, Verdict};
 pub use id::{Incarnation, NodeId, PRIORITIES, ParseIdError, Priority, Role};
 pub use packet::{PacketHead, PacketKind, Payload};

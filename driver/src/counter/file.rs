@@ -1,10 +1,10 @@
 //! The counters of a node with those who are to be told: what the engine lowers.
 
-use super::{CounterKey, Lowered};
+use super::CounterKey;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use doorbell_fabric::{Incarnation, NodeId};
-use doorbell_shm::board::{COUNTERS, Counters, Figure, Home, Record, RecordKind, Recorder, Standing, Tallies};
+use doorbell_shm::board::{COUNTERS, Counters, Figure, Home, Lowered, Record, RecordKind, Recorder, Standing, Tallies};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;

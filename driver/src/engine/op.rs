@@ -2,9 +2,8 @@
 
 use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
-use crate::message::Message;
 use crate::mode::Receipt;
-use doorbell_fabric::Envelope;
+use doorbell_fabric::{Envelope, Message};
 use doorbell_fabric::sync::{AtomicU32, Ordering, planted_bug};
 #[cfg(loom)]
 use loom::sync::{Mutex, MutexGuard};

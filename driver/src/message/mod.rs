@@ -16,13 +16,5 @@ pub mod ways;
 #[cfg(not(loom))]
 pub mod words;
 
+pub use doorbell_fabric::Message;
 pub use matching::Match;
-
-/// A message in private memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// What it says of itself.
-    pub envelope: doorbell_fabric::Envelope,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
-}

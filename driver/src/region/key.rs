@@ -1,6 +1,5 @@
 //! Keys: what names a part of a region, with which rights, and as what.
 
-use super::Plain;
 use crate::Result;
 use crate::error::{Error, KeyFault};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -14,6 +13,12 @@ pub const KEY_BYTES: usize = 40;
 const MAGIC: u8 = 0xdb;
 const READ: u8 = 1;
 const WRITE: u8 = 2;
+
+/// Plain data: any bytes are a value, and a value is nothing but its bytes. Numbers, arrays of them, and structures that
+/// derive the three traits of [`zerocopy`].
+pub trait Plain: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable {}
+
+impl<T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable> Plain for T {}
 
 mod sealed {
     pub trait Sealed {}

@@ -68,7 +68,7 @@ pub(crate) mod remote;
 mod stored;
 pub(crate) mod table;
 
-pub use key::{Access, KEY_BYTES, Key, ReadOnly, ReadWrite};
+pub use key::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite};
 
 pub use stored::Stored;
 
@@ -82,12 +82,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use table::RegionTable;
-
-/// Plain data: any bytes are a value, and a value is nothing but its bytes. Numbers, arrays of them, and structures that
-/// derive the three traits of [`zerocopy`].
-pub trait Plain: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable {}
-
-impl<T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable> Plain for T {}
 
 /// Memory of this node that peers write and read by its keys: `len` elements, all zero at first. Clones are handles to the
 /// same memory; all calls are thread-safe. None of them blocks, other than dropping the last clone and
