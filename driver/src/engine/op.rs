@@ -3,8 +3,8 @@
 use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
 use crate::mode::Receipt;
-use doorbell_fabric::{Envelope, Message};
 use doorbell_fabric::sync::{AtomicU32, Ordering, planted_bug};
+use doorbell_fabric::{Envelope, Message};
 #[cfg(loom)]
 use loom::sync::{Mutex, MutexGuard};
 use std::sync::Arc;

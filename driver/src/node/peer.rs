@@ -7,7 +7,7 @@ use crate::Result;
 use crate::message::Match;
 use crate::message::outbound::Outbound;
 use crate::mode::{ModeRequest, Receipt};
-use crate::region::RegionCache;
+use crate::region::cache::RegionCache;
 use doorbell_fabric::{Envelope, Incarnation, NodeId};
 use std::cell::RefCell;
 use std::io::IoSlice;

@@ -1,9 +1,10 @@
 //! Putting and getting.
 
+use super::cache::{Act, CACHED, GET, PUT, RegionCache, locate, whole};
 use super::copy;
 use super::key::{Access, Key, Place, ReadWrite, read_secret};
 use super::remote::Request;
-use super::table::{Credit, Miss};
+use super::table::Miss;
 use super::{Plain, RegionTable};
 use crate::atomic::code::AtomicRequest;
 use crate::engine::baton::{BatonGuard, Token};
@@ -14,80 +15,10 @@ use crate::error::{Error, KeyFault};
 use crate::node::Shared;
 use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
-use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::error::ShmError;
 use doorbell_shm::far_copy::far_copy;
 use doorbell_shm::region::PeerRegion;
 use std::sync::Arc;
-
-/// What a copy does: its name, and whether it writes.
-#[derive(Clone, Copy)]
-pub(crate) struct Act {
-    pub name: &'static str,
-    pub writes: bool,
-}
-
-pub(super) const PUT: Act = Act { name: "put", writes: true };
-pub(super) const GET: Act = Act { name: "get", writes: false };
-
-/// Places in the cache of a peer.
-const CACHED: usize = 8;
-
-/// The regions that a thread's peer used lately: found without a lock.
-#[derive(Default)]
-pub(crate) struct RegionCache {
-    regions: [Option<Arc<PeerRegion>>; CACHED],
-    inbox: Option<Arc<PeerInbox>>,
-    credit: Credit,
-}
-
-impl RegionCache {
-    /// Where the bytes that `place` means are, if the region is in here and nothing speaks against it.
-    #[inline(always)]
-    fn find(&mut self, place: &Place, bytes: usize, act: Act) -> Option<*mut u8> {
-        let region = self.regions[place.number as usize % CACHED].as_ref()?;
-        if region.number() != place.number
-            || region.incarnation() != place.incarnation
-            || (act.writes && !region.is_writable())
-            || self.credit.spend(bytes)
-        {
-            return None;
-        }
-        locate(region, place, bytes, act).ok()
-    }
-
-    /// After a copy: an error if the region was truncated by then.
-    #[inline(always)]
-    fn whole(&self, place: &Place) -> Result<()> {
-        match &self.regions[place.number as usize % CACHED] {
-            Some(region) if region.is_cut() => Err(Error::Damaged { node: place.node }),
-            _ => Ok(()),
-        }
-    }
-}
-
-#[inline(always)]
-pub(crate) fn whole(region: &PeerRegion) -> Result<()> {
-    if region.is_cut() { Err(Error::Damaged { node: region.node() }) } else { Ok(()) }
-}
-
-/// Where the bytes that `place` means are in a region of the right number, if that is the region that the key was made for.
-#[inline(always)]
-fn locate(region: &PeerRegion, place: &Place, bytes: usize, act: Act) -> Result<*mut u8, KeyFault> {
-    if !region.is_live() {
-        return Err(KeyFault::Stale);
-    }
-    let secret = if act.writes { region.secret() } else { read_secret(region.secret()) };
-    if place.secret != secret {
-        return Err(KeyFault::Forged);
-    }
-    let fits = place.offset.checked_add(bytes as u64).is_some_and(|end| end <= region.len() as u64);
-    if !fits {
-        return Err(KeyFault::OutOfRange);
-    }
-    // SAFETY: within the region (checked).
-    Ok(unsafe { region.ptr().add(place.offset as usize) })
-}
 
 pub(crate) fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
     Error::Key { operation: act.name, node: Some(place.node), why }

@@ -1,6 +1,7 @@
 //! Puts and gets by a mode: by shared memory or a network, and by whose engine.
 
-use super::access::{Act, GET, PUT, fault, readable};
+use super::access::{fault, readable};
+use super::cache::{Act, GET, PUT};
 use super::copy;
 use super::key::{Access, Key, Place, ReadWrite};
 use super::remote::{Request, priority_of};
@@ -111,7 +112,7 @@ impl Shared {
                 let (_region, target) = self.find(place, bytes, act)?;
                 // SAFETY: `target` is the start of so many bytes of a region that is mapped as long as `_region`; `ptr`: caller.
                 unsafe { if act.writes { copy::inward(ptr, target, bytes) } else { copy::out(target, ptr, bytes) } }
-                super::access::whole(&_region)?;
+                super::cache::whole(&_region)?;
                 return Ok(receipt);
             }
             // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.

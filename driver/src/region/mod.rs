@@ -62,6 +62,7 @@
 
 pub(crate) mod access;
 mod by_mode;
+pub(crate) mod cache;
 pub(crate) mod copy;
 pub mod key;
 pub(crate) mod remote;
@@ -71,8 +72,6 @@ pub(crate) mod table;
 pub use key::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite};
 
 pub use stored::Stored;
-
-pub(crate) use access::RegionCache;
 
 use crate::error::Error;
 use crate::{Node, Result};
