@@ -12,6 +12,7 @@ mod matching;
 mod members;
 mod messages;
 mod regions;
+mod remote_regions;
 mod requests;
 mod taken_back;
 mod threads;

@@ -1,10 +1,11 @@
 //! Processes that are killed, at random moments and at chosen instructions, and those that go on without them.
 //!
-//! `DOORBELL_KILLS` says how many die in the storm, `DOORBELL_SEED` seeds the choices.
+//! `DOORBELL_KILLS` says how many die in a storm, `DOORBELL_SEED` seeds the choices.
 
 mod coming_and_going;
+mod kill_storm;
 mod loans;
-mod storm;
+mod lock_storm;
 mod worker;
 
 doorbell_tests::roles! {
@@ -13,4 +14,6 @@ doorbell_tests::roles! {
     "echo" => coming_and_going::echo,
     "loan-writer" => loans::write,
     "loan-reader" => loans::read,
+    "owner" => lock_storm::own,
+    "maker" => lock_storm::make,
 }

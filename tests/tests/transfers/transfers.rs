@@ -16,13 +16,6 @@ use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
 
-doorbell_tests::roles! {
-    "waits for its receive" => waits_for_its_receive,
-    "sends and sleeps" => sends_and_sleeps,
-    "sends in bulk and in haste" => sends_in_bulk_and_in_haste,
-    "sends what nobody else may read" => sends_what_nobody_else_may_read,
-}
-
 const MIB: usize = 1 << 20;
 const LONG: usize = 64 * MIB;
 
@@ -77,7 +70,7 @@ fn join() -> Node {
 }
 
 /// Sends one long message, blocking.
-fn waits_for_its_receive() {
+pub fn waits_for_its_receive() {
     let (node, words) = (join(), Words::inherited());
     let bytes = pattern::bytes(LONG, 1);
     node.send(NodeId(0), 1, &bytes).unwrap();
@@ -138,7 +131,7 @@ fn both_ways_carry_their_share_and_both_ends_agree() {
 }
 
 /// Begins to send, and then sleeps until the other end has everything.
-fn sends_and_sleeps() {
+pub fn sends_and_sleeps() {
     let (node, words) = (join(), Words::inherited());
     let len = told("LEN").parse().unwrap();
     words[at::THREADS].store(thread_number() as u64, SeqCst);
@@ -184,7 +177,7 @@ fn the_engine_moves_what_its_application_sleeps_over() {
 const BULK: usize = 256 * MIB;
 const HASTE: u64 = 2;
 
-fn sends_in_bulk_and_in_haste() {
+pub fn sends_in_bulk_and_in_haste() {
     let (node, words) = (join(), Words::inherited());
     let urgent = node.peer_with_priority(NodeId(0), Priority::High).unwrap();
     let bulk = node.start_send(NodeId(0), 1, vec![7; BULK]).unwrap();
@@ -322,7 +315,7 @@ fn secret_memory(part: std::ops::Range<usize>) -> Option<&'static mut [u8]> {
     Some(unsafe { std::slice::from_raw_parts_mut(whole.as_ptr().cast(), SECRET) })
 }
 
-fn sends_what_nobody_else_may_read() {
+pub fn sends_what_nobody_else_may_read() {
     let (node, words) = (join(), Words::inherited());
     let parts = [(1, 0..SECRET), (2, SECRET - 2 * MIB / 8..SECRET - MIB / 8)];
     let memory = parts.map(|(tag, part)| secret_memory(part).map(|memory| (tag, memory)));

@@ -18,8 +18,6 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 
-doorbell_tests::roles! { "server" => server, "plain descriptor" => plain_descriptor }
-
 fn one_thread() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
@@ -338,7 +336,7 @@ fn the_descriptor_tells_of_what_arrives() {
 }
 
 /// The role: the same where io_uring is forbidden.
-fn plain_descriptor() {
+pub fn plain_descriptor() {
     forbid_io_uring().unwrap();
     the_descriptor_tells_of_what_arrives();
 }
@@ -393,7 +391,7 @@ fn a_runtime_that_ends_leaves_the_node_as_it_was() {
 }
 
 /// Answers each byte that comes with the same, until it is killed; with `greedy` it reads nothing.
-fn server() {
+pub fn server() {
     if told("IO_URING") == "no" {
         forbid_io_uring().unwrap();
     }

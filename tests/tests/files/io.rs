@@ -23,13 +23,6 @@ use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! {
-    "serves" => serves,
-    "is killed" => is_killed,
-    "has no io_uring" => has_no_io_uring,
-    "has few descriptors" => has_few_descriptors,
-}
-
 const MIB: usize = 1 << 20;
 
 fn on_a_medium() -> Room {
@@ -331,7 +324,7 @@ fn who_opens_too_much_is_told_and_the_others_are_served() {
     Process::start("has few descriptors").go().end_well(PATIENCE);
 }
 
-fn has_few_descriptors() {
+pub fn has_few_descriptors() {
     setrlimit(Resource::RLIMIT_NOFILE, 200, 200).unwrap();
     let pair = Pair::new(Room::in_memory(), |server| server.descriptors(5000));
     fs::write(pair.path("f"), b"f").unwrap();
@@ -422,7 +415,7 @@ mod at {
     pub const COUNT: usize = 7;
 }
 
-fn serves() {
+pub fn serves() {
     let words = Words::inherited();
     let builder = Node::builder(told("DOMAIN")).role(Role::Io).id(0);
     let builder = match std::env::var("LISTEN") {
@@ -444,7 +437,7 @@ fn serves() {
     node.leave().unwrap();
 }
 
-fn is_killed() {
+pub fn is_killed() {
     let words = Words::inherited();
     let node = Node::builder(told("DOMAIN")).join().unwrap();
     let client = IoClient::connect(&node, NodeId(0)).unwrap();
@@ -614,7 +607,7 @@ fn without_io_uring_files_are_served_by_plain_calls() {
     unsafe { Process::start("has no io_uring").before(forbid_io_uring) }.go().end_well(PATIENCE);
 }
 
-fn has_no_io_uring() {
+pub fn has_no_io_uring() {
     let pair = Pair::new(on_a_medium(), as_it_is);
     assert_eq!(pair.server.engine(), IoEngine::Plain);
     let data = bytes(MIB, 1);

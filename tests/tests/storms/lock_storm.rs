@@ -18,11 +18,6 @@ use std::str::FromStr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! {
-    "owner" => own,
-    "maker" => make,
-}
-
 const NODES: usize = 4;
 /// Addresses that the lives of one place have in turn.
 const TURNS: usize = 8;
@@ -123,7 +118,7 @@ fn who(node: usize, life: u64) -> u64 {
 }
 
 /// The role: has the key again and again, and checks each time that nobody else has it.
-fn own() {
+pub fn own() {
     let me: usize = told("ME").parse().unwrap();
     let words = Words::inherited();
     let ground: Ground = told("GROUND").parse().unwrap();
@@ -439,7 +434,7 @@ fn storm(ground: Ground, kills: usize) {
 }
 
 /// The role: makes a key, and dies of it.
-fn make() {
+pub fn make() {
     let node = Node::builder(told("DOMAIN")).join().unwrap();
     let _ = node.init_key("key", Resource::Id(1));
 }

@@ -17,8 +17,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-doorbell_tests::roles! { "owner" => own, "endless" => update_without_end }
-
 /// Updates under way at once.
 const AT_ONCE: usize = 16;
 /// Longer than other work of the machine holds a process up.
@@ -185,7 +183,7 @@ fn updates_over_a_bad_network_take_place_once() {
 }
 
 /// The role: has a cell, and does nothing.
-fn own() {
+pub fn own() {
     let node = Node::builder(told("DOMAIN")).fabric(FabricKind::Udp).connect(told("ADDRESS").parse().unwrap()).join().unwrap();
     let region = node.region::<u64>(1).unwrap();
     node.send(doorbell::NodeId(0), 1, &region.key().to_bytes()).unwrap();
@@ -293,7 +291,7 @@ fn who_cannot_wait_for_an_update_is_not_told_that_it_did_not_take_place() {
 }
 
 /// The role: updates a cell as long as it lives.
-fn update_without_end() {
+pub fn update_without_end() {
     let builder = Node::builder(told("DOMAIN")).id(1).fabric(FabricKind::Udp);
     let node = builder.connect(told("ADDRESS").parse().unwrap()).join().unwrap();
     node.send(doorbell::NodeId(0), 1, &[]).unwrap();

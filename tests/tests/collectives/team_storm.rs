@@ -14,8 +14,6 @@ use doorbell_tests::{Turn, number};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! { "member" => member }
-
 /// The words: how far each member is, how large its team is, which nodes were killed, and whether to stop.
 const MEMBERS_MAX: usize = 5;
 const SIZE: usize = MEMBERS_MAX;
@@ -50,7 +48,7 @@ fn work(team: &Team, node: &Node, words: &Words, round: u64) -> Result<bool, Err
 }
 
 /// The role: works, and shrinks its team when a member died.
-fn member() {
+pub fn member() {
     let me: usize = told("ME").parse().unwrap();
     let count: usize = told("COUNT").parse().unwrap();
     let words = Words::inherited();
@@ -128,7 +126,7 @@ fn storm(networked: bool, kills: u64) {
         });
         let address = meeting.as_ref().map_or("none".to_owned(), |node| node.address().unwrap().to_string());
         let start = |me: usize| {
-            let start = Process::start("member").words(&words).tell("DOMAIN", domain.name());
+            let start = Process::start("team storm: member").words(&words).tell("DOMAIN", domain.name());
             start.tell("ME", me.to_string()).tell("COUNT", count.to_string()).tell("ADDRESS", &address).go()
         };
         let mut members: Vec<_> = (0..count).map(|me| Some(start(me))).collect();

@@ -24,8 +24,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-doorbell_tests::roles! { "compute" => compute, "sender" => send_for_ever }
-
 /// The words of each of the two threads: what it is to do, how often it did, what came of it, and all its steps.
 mod at {
     pub const THREADS: usize = 2;
@@ -95,7 +93,7 @@ fn from_word(word: u64) -> DeviceStep {
 }
 
 /// The role: its main thread attaches, and makes a thread for each id that it is told.
-fn compute() {
+pub fn compute() {
     let words = Arc::new(Words::inherited());
     let node = Node::builder(told("DOMAIN")).join().unwrap();
     let log = words.clone();
@@ -542,7 +540,7 @@ fn a_device_of_which_all_processes_were_killed_is_removed_or_made_anew() {
 }
 
 /// The role: sends until it is killed.
-fn send_for_ever() {
+pub fn send_for_ever() {
     let words = Words::inherited();
     let node = Node::builder(told("DOMAIN")).join().unwrap();
     let sender: DeviceSender = node.to_device("net").unwrap();
@@ -562,7 +560,7 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
     let max = sender.message_max();
     assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceFault::TooLong { len: max + 1, max });
     let words = Words::new(1);
-    let other = Process::start("sender").words(&words).tell("DOMAIN", domain.name()).go();
+    let other = Process::start("device: sender").words(&words).tell("DOMAIN", domain.name()).go();
     // It fills its lane, and waits.
     let full = AtomicUsize::new(0);
     until("its lane is full", || {

@@ -12,12 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! {
-    "has no io_uring" => has_no_io_uring,
-    "is killed" => is_killed,
-    "looks on" => looks_on,
-}
-
 const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
 fn builder(domain: &str) -> NodeBuilder {
@@ -135,7 +129,7 @@ fn without_io_uring_all_works_and_one_line_says_so() {
     unsafe { Process::start("has no io_uring").before(forbid_io_uring) }.go().end_well(PATIENCE);
 }
 
-fn has_no_io_uring() {
+pub fn has_no_io_uring() {
     let warnings = Warnings::default();
     tracing::subscriber::set_global_default(warnings.clone()).unwrap();
     let said = || std::mem::take(&mut *warnings.0.lock().unwrap());
@@ -182,7 +176,7 @@ fn joined() -> Node {
     node
 }
 
-fn is_killed() {
+pub fn is_killed() {
     let _node = joined();
     Words::inherited()[at::READY].fetch_add(1, SeqCst);
     loop {
@@ -195,7 +189,7 @@ fn event(node: &Node) -> Event {
     until("an event", || Some(node.event(soon()).unwrap()).filter(|event| !matches!(event, Event::Joined { .. })))
 }
 
-fn looks_on() {
+pub fn looks_on() {
     let (node, words) = (joined(), Words::inherited());
     words[at::READY].fetch_add(1, SeqCst);
     assert!(matches!(event(&node), Event::Died { node: NodeId(1), .. }));

@@ -20,8 +20,6 @@ use std::sync::atomic::Ordering::{AcqRel, SeqCst};
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-doorbell_tests::roles! { "updater" => update }
-
 const PROCESSES: usize = 3;
 /// Updates of each process in each phase of a case.
 const UPDATES: usize = 10_000;
@@ -349,7 +347,7 @@ impl Side<'_> {
 }
 
 /// The role: updates the cells of all cases in turn.
-fn update() {
+pub fn update() {
     let me: usize = told("ME").parse().unwrap();
     let words = Words::inherited();
     let (owner, ground) = (doorbell::NodeId(told("OWNER").parse().unwrap()), told("GROUND"));
@@ -422,7 +420,7 @@ fn exact(ground: &str) {
     let address = owner.address().map_or(String::new(), |address| address.to_string());
     let words = Words::new(2);
     let start = |me: usize| {
-        let start = Process::start("updater").words(&words).tell("DOMAIN", domain.name()).tell("ME", me.to_string());
+        let start = Process::start("atomics: updater").words(&words).tell("DOMAIN", domain.name()).tell("ME", me.to_string());
         start.tell("OWNER", owner.id().0.to_string()).tell("GROUND", ground).tell("ADDRESS", &address).go()
     };
     let updaters: Vec<Process> = (0..PROCESSES).map(start).collect();

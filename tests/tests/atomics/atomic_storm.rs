@@ -18,8 +18,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-doorbell_tests::roles! { "updater" => update }
-
 const PROCESSES: usize = 3;
 /// Where a process dies that is told to: it has the lock; it has written the second copy; that is the valid one.
 const PLACES: [&str; 3] = ["value.locked", "value.written", "value.flipped"];
@@ -49,7 +47,7 @@ impl Large {
 }
 
 /// The role: updates the value until it dies or is told to stop.
-fn update() {
+pub fn update() {
     let me: usize = told("ME").parse().unwrap();
     let words = Words::inherited();
     let node = Node::builder(told("DOMAIN")).id(me as u16 + 1).join().unwrap();
@@ -77,7 +75,8 @@ fn a_value_survives_whoever_updates_it() {
     let words = Words::new(PROCESSES + 1);
     let key = region.key().to_bytes().map(|byte| byte.to_string()).join(" ");
     let start = |place: usize, fault: Option<String>| {
-        let start = Process::start("updater").words(&words).tell("DOMAIN", domain.name()).tell("ME", place.to_string());
+        let start =
+            Process::start("atomic storm: updater").words(&words).tell("DOMAIN", domain.name()).tell("ME", place.to_string());
         let start = start.tell("KEY", &key);
         match fault {
             Some(fault) => start.tell("DOORBELL_FAULT", fault).go(),

@@ -19,15 +19,6 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! {
-    "accelerator" => accelerator,
-    "forks and goes on" => forks_and_goes_on,
-    "forks a sleeper" => forks_a_sleeper,
-    "has little room" => has_little_room,
-    "joins by environment" => joins_by_environment,
-    "writes where nothing is offered" => writes_where_nothing_is_offered,
-}
-
 // ---- a host and three accelerators
 
 const ACCELERATORS: u16 = 3;
@@ -37,7 +28,7 @@ const RING: u64 = 3;
 const END: u64 = 4;
 
 /// Doubles what the host sends, after each piece has gone once round the ring of accelerators.
-fn accelerator() {
+pub fn accelerator() {
     let node = Node::from_env().unwrap();
     assert_eq!(node.role(), Role::Accelerator);
     node.wait_for(1 + ACCELERATORS as usize, soon()).unwrap();
@@ -132,7 +123,7 @@ fn a_program_joins_as_its_environment_says() {
     domain.assert_empty();
 }
 
-fn joins_by_environment() {
+pub fn joins_by_environment() {
     let expected = told("EXPECT");
     match Node::from_env() {
         Ok(node) => assert!(expected.is_empty(), "{node:?} joined in spite of {expected}"),
@@ -167,7 +158,7 @@ fn fork(how: &str) -> libc::pid_t {
 const GO_ON: u64 = 7;
 
 /// Forks. The child tries every call, each of which has to say that it is a fork; the parent goes on as if nothing had been.
-fn forks_and_goes_on() {
+pub fn forks_and_goes_on() {
     let node = Node::from_env().unwrap();
     let peer = node.peer(NodeId(0)).unwrap();
     let pending = node.start_recv(Match::any().tag(GO_ON), vec![0; 8]).unwrap();
@@ -315,7 +306,7 @@ fn a_forked_child_is_told_so_and_harms_nobody() {
 }
 
 /// Forks a child that sleeps, and then waits to be killed.
-fn forks_a_sleeper() {
+pub fn forks_a_sleeper() {
     let node = Node::from_env().unwrap();
     let words = Words::inherited();
     let child = fork(&told("HOW"));
@@ -400,7 +391,7 @@ fn the_death_of_a_parent_is_noticed_though_its_child_sleeps_on() {
 const TMPFS_BYTES: usize = 8 << 20;
 
 /// In a mount namespace of its own, where `/dev/shm` is small.
-fn has_little_room() {
+pub fn has_little_room() {
     let directory = Path::new("/dev/shm");
     let join = || Node::builder("cramped").max_nodes(16).join();
     let inbox = inbox_bytes(16, &LaneGeometry::default());
@@ -461,7 +452,7 @@ fn a_full_file_system_is_a_clear_error() {
 const OLD_MAPPING: u64 = 0xfeed_0bad_cafe_0bad;
 
 /// Opens the first region of node 0, and writes all of it when it has long been withdrawn.
-fn writes_where_nothing_is_offered() {
+pub fn writes_where_nothing_is_offered() {
     let options = JoinOptions { id: Some(NodeId(1)), ..JoinOptions::new(told("DOMAIN"), Space::posix()) };
     let node = Membership::join(options).unwrap();
     let words = Words::inherited();

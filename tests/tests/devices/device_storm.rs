@@ -18,8 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! { "receiver" => receive_all, "mortal" => receive_until_death, "sender" => send_until_death }
-
 const LONG: usize = 20_000;
 const THREADS_MAX: usize = 16;
 /// What lives of senders there are, at most.
@@ -94,7 +92,7 @@ fn receive_one(thread: &mut DeviceThread, buf: &mut [u8], random: &mut Random, d
 }
 
 /// The role: its threads receive all that so many senders send.
-fn receive_all() {
+pub fn receive_all() {
     let senders = number("SENDERS", 0) as usize;
     let builder = builder(&told("DOMAIN")).progress(told("PROGRESS").parse().unwrap());
     let node = match told("ADDRESS").parse() {
@@ -174,7 +172,8 @@ fn storm(random: &mut Random, is_apart: bool, processes: usize, threads: usize, 
         .map(|process| {
             let ids: Vec<String> = (process..threads).step_by(processes).map(|id| id.to_string()).collect();
             let progress = *random.pick(&["adaptive", "inline", "poller"]);
-            let start = Process::start("receiver").words(&words).tell("DOMAIN", domain.name()).tell("PROGRESS", progress);
+            let start =
+                Process::start("device storm: receiver").words(&words).tell("DOMAIN", domain.name()).tell("PROGRESS", progress);
             let start = start.tell("ADDRESS", &address);
             start.tell("THREADS", ids.join(",")).tell("SENDERS", senders.to_string()).go()
         })
@@ -305,7 +304,7 @@ mod at {
 const LIMIT: Duration = Duration::from_millis(400);
 
 /// The role: its threads receive, and others take their ids when they are killed.
-fn receive_until_death() {
+pub fn receive_until_death() {
     let words = Arc::new(Words::inherited());
     // Of a node that has its own thread for its engine, so that no thread that is killed can have it.
     let node = builder(&told("DOMAIN")).progress("poller".parse().unwrap()).join().unwrap();
@@ -359,7 +358,7 @@ fn receive_until_death() {
 const PROBE: usize = LIVES;
 
 /// The role: sends to all threads, living or not.
-fn send_until_death() {
+pub fn send_until_death() {
     let words = Words::inherited();
     let life = number("LIFE", 0) as usize;
     let node = builder(&told("DOMAIN")).join().unwrap();
@@ -410,7 +409,7 @@ impl Killing {
         self.lives += 1;
         // Some die by themselves, behind a message that they did not count.
         let fault = if self.lives % 4 == 3 { format!("device.published:{}", 1 + self.random.below(500)) } else { String::new() };
-        let start = Process::start("sender").words(&self.words).tell("DOMAIN", self.domain.name());
+        let start = Process::start("device storm: sender").words(&self.words).tell("DOMAIN", self.domain.name());
         start.tell("LIFE", (self.lives % LIVES).to_string()).tell("DOORBELL_FAULT", fault).go()
     }
 

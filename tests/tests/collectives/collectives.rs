@@ -14,8 +14,6 @@ use doorbell_udp::port::relay::{Badness, Relay};
 use proptest::prelude::*;
 use std::fmt::Debug;
 
-doorbell_tests::roles! { "member" => member }
-
 /// What a team is like.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
@@ -525,7 +523,7 @@ fn on_a_bad_network(node: &Node) {
 }
 
 /// The role: a member.
-fn member() {
+pub fn member() {
     let builder = Node::builder(told("DOMAIN")).id(told("ME").parse::<u16>().unwrap()).max_nodes(HOMES.len());
     let builder = builder.space(Space::posix_at(told("BOX"))).dead_after(2 * PATIENCE);
     let node = builder.connect(told("ADDRESS").parse().unwrap()).join().unwrap();
@@ -550,7 +548,7 @@ fn results_are_the_same_over_a_network_that_loses_much() {
     let badness = Badness { loss: 0.3, duplication: 0.1, reordering: 0.2, ..Badness::NONE };
     let relay = Relay::start(None, address, [badness; 2], seed()).unwrap();
     let start = |me: usize| {
-        let start = Process::start("member").tell("DOMAIN", domain.name()).tell("ME", me.to_string());
+        let start = Process::start("collectives: member").tell("DOMAIN", domain.name()).tell("ME", me.to_string());
         let start = start.tell("BOX", if HOMES[me] == 0 { "/dev/shm" } else { &away.0 });
         start.tell("ADDRESS", if me == 2 { relay.front(0) } else { address }.to_string()).go()
     };

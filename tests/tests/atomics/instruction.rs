@@ -1,7 +1,5 @@
 //! What `atomic!` is translated to in the end: the machine code of functions that do nothing but an update.
 
-#![cfg(target_arch = "x86_64")]
-
 use doorbell::atomic;
 use doorbell::atomic::AtomicCell;
 

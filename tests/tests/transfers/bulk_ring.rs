@@ -6,10 +6,6 @@ use doorbell_tests::patience::{PATIENCE, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::process::{Process, told};
 
-doorbell_tests::roles! {
-    "sends long messages" => sends_long_messages,
-}
-
 /// Lengths of messages: shorter than a packet, of several, of more than a ring.
 const LENGTHS: [usize; 7] = [64 << 10, 100, 9000, 1 << 20, (33 << 10) + 7, 3 << 20, 300_001];
 const MESSAGES: u64 = 70;
@@ -28,7 +24,7 @@ fn length(number: u64) -> usize {
 }
 
 /// Sends as many as it is told, in turns with answers.
-fn sends_long_messages() {
+pub fn sends_long_messages() {
     let node = NodeBuilder::from_env().unwrap().join().unwrap();
     let mut buf = vec![0; 4 << 20];
     for number in 0..told("MESSAGES").parse().unwrap() {

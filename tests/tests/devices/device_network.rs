@@ -11,8 +11,6 @@ use doorbell_tests::{number, pattern};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-doorbell_tests::roles! { "receiver" => receive }
-
 const LONG: usize = 20_000;
 const END: u64 = u64::MAX;
 
@@ -21,7 +19,7 @@ fn length(tag: u64) -> usize {
 }
 
 /// The role: receives as one thread until it is told the end. The tag that it expects next is its word, which another of that thread id goes on from.
-fn receive() {
+pub fn receive() {
     let words = Words::inherited();
     let thread = number("THREAD", 0);
     let next = &words[thread as usize];
@@ -52,7 +50,7 @@ fn receive() {
 }
 
 fn receiver(domain: &Domain, node: &Node, words: &Words, thread: u64) -> Process {
-    let start = Process::start("receiver").tell("DOMAIN", domain.name()).tell("THREAD", thread.to_string());
+    let start = Process::start("device network: receiver").tell("DOMAIN", domain.name()).tell("THREAD", thread.to_string());
     let process = start.tell("ADDRESS", node.address().unwrap().to_string()).words(words).go();
     node.recv_by(Match::any().tag(thread), &mut [], soon()).unwrap();
     process

@@ -12,12 +12,6 @@ use rustix::process::Signal;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-doorbell_tests::roles! {
-    "puts until it is refused" => puts_until_it_is_refused,
-    "sends much" => sends_much,
-    "receives much" => receives_much,
-}
-
 const MIB: usize = 1 << 20;
 const LONG: usize = 64 * MIB;
 const ROUNDS: usize = 24;
@@ -46,7 +40,7 @@ fn a_moment(round: usize, most: Duration) {
     }
 }
 
-fn puts_until_it_is_refused() {
+pub fn puts_until_it_is_refused() {
     let (node, words) = (join(), Words::inherited());
     let bytes = vec![0xee; MIB];
     let mut key = [0; doorbell::KEY_BYTES];
@@ -92,7 +86,7 @@ fn nothing_lands_in_memory_that_was_given_back_under_a_stopped_peer() {
     node.leave().unwrap();
 }
 
-fn sends_much() {
+pub fn sends_much() {
     let node = join();
     let bytes = pattern::bytes(LONG, 1);
     while node.send(NodeId(0), 1, &bytes).is_ok() {}
@@ -138,7 +132,7 @@ fn a_receive_ends_when_its_origin_is_killed_in_the_middle() {
     node.leave().unwrap();
 }
 
-fn receives_much() {
+pub fn receives_much() {
     let node = join();
     let mut buf = vec![0; LONG];
     while node.recv(Match::from(NodeId(0)), &mut buf).is_ok() {}

@@ -1,8 +1,6 @@
-//! Puts and gets between nodes that share no memory: all that is promised of them over shared memory, and what the network adds.
+//! Puts and gets in further worlds of nodes that share no memory.
 
-#[path = "conformance/regions.rs"]
-mod regions;
-
+use super::regions;
 use doorbell::{Progress, Wait};
 use doorbell_tests::world::{Ground, World};
 
@@ -43,14 +41,7 @@ macro_rules! behaviours {
 }
 
 worlds! {
-    udp_inline: Udp, Inline, Auto;
-    udp_poller: Udp, Poller, Auto;
-    udp_adaptive: Udp, Adaptive, Auto;
-    udp_adaptive_park: Udp, Adaptive, Park;
     key_inline: UdpKey, Inline, Park;
     key_poller: UdpKey, Poller, Park;
-    key_adaptive: UdpKey, Adaptive, Auto;
     mixed_inline: Mixed, Inline, Auto;
-    mixed_poller: Mixed, Poller, Auto;
-    mixed_adaptive: Mixed, Adaptive, Auto;
 }

@@ -14,15 +14,6 @@ use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-doorbell_tests::roles! {
-    "home" => || home(&Words::inherited()),
-    "away" => away,
-    "near end" => near_end,
-    "far end" => far_end,
-    "near end of two" => near_end_of_two,
-    "far end of two" => far_end_of_two,
-}
-
 /// What is told in shared words.
 mod at {
     /// The port at which the node at home listens.
@@ -68,7 +59,7 @@ fn listening(builder: NodeBuilder, addresses: &str) -> NodeBuilder {
 }
 
 /// Takes what the other end sends, and looks at every byte of it.
-fn home(words: &Words) {
+pub fn home(words: &Words) {
     let node = listening(builder().id(0), &told("LISTEN")).join().unwrap();
     words[at::PORT].store(node.address().unwrap().port().into(), SeqCst);
     let deadline = Instant::now() + patience();
@@ -91,7 +82,7 @@ fn home(words: &Words) {
     node.leave().unwrap();
 }
 
-fn away() {
+pub fn away() {
     let connect: SocketAddr = told("CONNECT").parse().unwrap();
     let own = told_if("OWN").unwrap_or_default();
     let builder = match told_if("STRIPE_LEAST") {
@@ -208,7 +199,7 @@ fn run(program: &str, lines: &str) -> Option<u64> {
 }
 
 /// In a network of its own: lays the cable to the network of a process that it starts, and is home.
-fn near_end() {
+pub fn near_end() {
     let words = Words::inherited();
     // SAFETY: between fork and exec, one system call: it is root where it is.
     let start = unsafe { Process::start("far end").words(&words).before(|| cvt(libc::unshare(libc::CLONE_NEWNET))) };
@@ -233,7 +224,7 @@ fn near_end() {
     }
 }
 
-fn far_end() {
+pub fn far_end() {
     let words = Words::inherited();
     let deadline = Instant::now() + PATIENCE;
     while words[at::LAID].load(SeqCst) == 0 {
@@ -250,7 +241,7 @@ fn of_two(end: u8) -> [String; 2] {
 }
 
 /// As [`near_end`], with two cables, of which one is switched off at one end or the other when half has come.
-fn near_end_of_two() {
+pub fn near_end_of_two() {
     let words = Words::inherited();
     // SAFETY: as above.
     let start = unsafe { Process::start("far end of two").words(&words).before(|| cvt(libc::unshare(libc::CLONE_NEWNET))) };
@@ -294,7 +285,7 @@ fn slow(number: usize) -> Option<u64> {
     run("tc", &format!("qdisc add dev cable{number} root tbf rate {SLOW} burst 64kb latency 20ms"))
 }
 
-fn far_end_of_two() {
+pub fn far_end_of_two() {
     let words = Words::inherited();
     let laid = || (words[at::LAID].load(SeqCst) != 0).then_some(());
     doorbell_tests::patience::until("cables", laid);

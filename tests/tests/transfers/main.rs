@@ -1,0 +1,18 @@
+//! Large messages, and the ways that they take.
+
+mod bulk_ring;
+mod flow_charts;
+mod links;
+mod modes;
+mod modes_hazards;
+mod monitor;
+mod stripes;
+mod transfers;
+
+doorbell_tests::roles! {
+    "waits for its receive" => transfers::waits_for_its_receive,
+    "sends and sleeps" => transfers::sends_and_sleeps,
+    "sends in bulk and in haste" => transfers::sends_in_bulk_and_in_haste,
+    "sends what nobody else may read" => transfers::sends_what_nobody_else_may_read,
+    "sends long messages" => bulk_ring::sends_long_messages,
+}
