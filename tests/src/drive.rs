@@ -125,7 +125,7 @@ impl Writer {
             PacketKind::Control => {
                 let [kind, value] = place(bytes, region);
                 match bytes.byte() % 3 {
-                    0 => (vec![2 << 32 | bytes.number() & 0xffff_ffff, bytes.number(), bytes.number()], 24),
+                    0 => (vec![2 << 32 | bytes.number() & 0xffff_ffff, bytes.number(), bytes.number(), bytes.number()], 32),
                     1 => (vec![ticket | 1 << 32 | u64::from(odd) << 40, kind, value], 24),
                     _ => (vec![bytes.number(), kind, value], 24),
                 }

@@ -75,6 +75,11 @@ impl CounterFile {
         self.counters.with(index, |_, standing| standing.generation).unwrap_or(0)
     }
 
+    /// The secret of the present use, which its key has.
+    pub(crate) fn secret(&self, index: usize) -> u64 {
+        self.counters.with(index, |_, standing| standing.secret).unwrap_or(0)
+    }
+
     /// Lowers a use of a counter by bytes that were moved. Whoever holds the baton needs to do no more: at the end of its turn it
     /// wakes the thread that sleeps on the bell. Others go by `Shared::lower_counter`. `index` and `generation` may come from
     /// outside.
@@ -94,12 +99,14 @@ impl CounterFile {
         lowered
     }
 
-    /// As [`lower`](Self::lower), by a key that came from anywhere: one of another node or life lowers nothing.
+    /// As [`lower`](Self::lower), by a key that came from anywhere. A key of another node, incarnation or use lowers nothing, nor does a
+    /// guess.
     pub(crate) fn lower_by_key(&self, key: &CounterKey, bytes: u64) -> Lowered {
-        if (key.node, key.incarnation) != self.me {
-            return Lowered::Stale;
+        let is_ours = (key.node, key.incarnation) == self.me;
+        match self.counters.named(key.index.into(), key.secret).filter(|_| is_ours) {
+            Some(generation) => self.lower(key.index.into(), generation, bytes),
+            None => Lowered::Stale,
         }
-        self.lower(key.index.into(), key.generation, bytes)
     }
 
     /// An operation that ends when the counter is at zero; `None` if it is.

@@ -1,9 +1,13 @@
 //! What names a counter to others.
 
 use doorbell_fabric::{Incarnation, NodeId};
+use std::fmt;
 
-/// Names one use of one DMA counter of one life of a node. Plain data: it may travel in messages. Whoever has it may say to that
-/// node how much was moved; what a key of an earlier use says changes nothing.
+/// Names one use of one DMA counter of one incarnation of a node. Plain data: it may travel in messages. A node that has the key may
+/// tell the owner how much was moved; a key of an earlier use changes nothing.
+///
+/// Each use has a random secret, which only its keys carry. A node that was not given the key can't make one: the owner shows the
+/// secret nowhere, and checks it. The `Debug` form leaves it out.
 ///
 /// ```
 /// # use doorbell::{CounterKey, Node, Space};
@@ -16,21 +20,29 @@ use doorbell_fabric::{Incarnation, NodeId};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CounterKey {
     /// Whose counter it is.
     pub node: NodeId,
-    /// Which life of that node.
+    /// Which incarnation of that node.
     pub incarnation: Incarnation,
     /// Which counter.
     pub index: u16,
-    /// Which use of it.
-    pub generation: u32,
+    /// Which use of it: random.
+    pub(crate) secret: u64,
+}
+
+impl fmt::Debug for CounterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, incarnation, index, .. } = self;
+        let mut key = f.debug_struct("CounterKey");
+        key.field("node", node).field("incarnation", incarnation).field("index", index).finish_non_exhaustive()
+    }
 }
 
 impl CounterKey {
     /// Bytes of a key in a message.
-    pub const BYTES: usize = 12;
+    pub const BYTES: usize = 16;
 
     /// The key as bytes, the same on all machines.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
@@ -38,19 +50,19 @@ impl CounterKey {
         bytes[..2].copy_from_slice(&self.node.0.to_le_bytes());
         bytes[2..4].copy_from_slice(&self.index.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.incarnation.0.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.secret.to_le_bytes());
         bytes
     }
 
     /// The key in these bytes; `None` if they are not as many. Whether there is such a counter is asked when it is used.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
-        let [n0, n1, i0, i1, l0, l1, l2, l3, g0, g1, g2, g3] = *bytes;
+        let [n0, n1, i0, i1, l0, l1, l2, l3, secret @ ..] = *bytes;
         Some(Self {
             node: NodeId(u16::from_le_bytes([n0, n1])),
             incarnation: Incarnation(u32::from_le_bytes([l0, l1, l2, l3])),
             index: u16::from_le_bytes([i0, i1]),
-            generation: u32::from_le_bytes([g0, g1, g2, g3]),
+            secret: u64::from_le_bytes(secret),
         })
     }
 }

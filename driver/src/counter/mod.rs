@@ -1,9 +1,12 @@
 //! DMA counters: bytes still to move, and who is told when there are none.
 //!
-//! A [`Counter`] is set to the size of a transfer and lowered as its bytes move, by any threads in any shares. Whichever
-//! lowers it to zero sets its bit in the **counter status register** ([`Node::counter_status`]), wakes whoever waits, and
-//! triggers its **interrupt**, an eventfd. All of that happens once for each use. The count is private memory of this node:
-//! what others see on its board is a display, and nothing that they write there completes a transfer.
+//! A program sets a [`Counter`] to a number of bytes, and lowers it as they move: threads of this node with [`Counter::lower`], other nodes
+//! with [`Node::notify`] and [`Node::put_notify`]. Nothing else lowers a counter: sends, receives, puts and gets by themselves count
+//! nothing here. The call that brings a counter to zero sets its bit in the **counter status register** ([`Node::counter_status`]),
+//! wakes the threads that wait, and triggers its **interrupt**, an eventfd. All of that happens once for each use.
+//!
+//! The count is private memory of this node. Its board shows a copy, which nobody reads back: nothing that others write there
+//! completes anything.
 
 mod file;
 mod key;
@@ -104,8 +107,7 @@ impl Counter {
     /// [`Error::Forked`], [`Error::Closed`].
     pub fn lower(&self, bytes: u64) -> Result<Lowered> {
         let me = self.shared().check()?;
-        let generation = self.file().generation(self.index);
-        Ok(self.shared().lower_counter(me, self.index, generation, bytes))
+        Ok(self.shared().lower_counter(me, |file| file.lower(self.index, file.generation(self.index), bytes)))
     }
 
     /// Waits until it is at zero, and drives the node's engine meanwhile.
@@ -164,10 +166,10 @@ impl Counter {
     }
 
     /// What names this use of the counter to others: plain data that may travel in a message, so that a peer can say what it
-    /// moved. It is good until the next [`init`](Self::init).
+    /// moved. It is good until the next [`init`](Self::init). A node that was not given it can't lower the counter.
     pub fn key(&self) -> CounterKey {
         let (node, incarnation) = (self.node.id(), self.node.incarnation());
-        CounterKey { node, incarnation, index: self.index as u16, generation: self.file().generation(self.index) }
+        CounterKey { node, incarnation, index: self.index as u16, secret: self.file().secret(self.index) }
     }
 
     /// Clears its bit in the status register, whether or not the counter is at zero.
@@ -241,8 +243,8 @@ impl Node {
 
 impl Shared {
     /// Lowers a counter from outside of the engine; at zero, also wakes a thread that waits for that on the bell.
-    pub(crate) fn lower_counter(&self, me: Token, index: usize, generation: u32, bytes: u64) -> Lowered {
-        let lowered = self.monitor().counters.lower(index, generation, bytes);
+    pub(crate) fn lower_counter(&self, me: Token, lower: impl FnOnce(&CounterFile) -> Lowered) -> Lowered {
+        let lowered = lower(&self.monitor().counters);
         if lowered.reached_zero() {
             self.wake_parked(me);
         }

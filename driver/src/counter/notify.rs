@@ -14,8 +14,8 @@ impl Node {
     /// Lowers a counter of another node, or of this one, by `bytes`: that node's engine does so at its next turn. What this thread put
     /// before is in its place then.
     ///
-    /// Waits while there is no room in the lane, and drives this node's engine meanwhile. A key of an earlier use, or of a
-    /// counter that is gone, lowers nothing and is no error.
+    /// Waits while there is no room in the lane, and drives this node's engine meanwhile. A key of an earlier use, of a
+    /// counter that is gone, or that its owner did not make, lowers nothing and is no error.
     ///
     /// # Errors
     /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
@@ -35,7 +35,7 @@ impl Node {
         let shared = self.shared();
         let me = shared.check()?;
         if (key.node, key.incarnation) == (self.id(), self.incarnation()) {
-            let _ = shared.lower_counter(me, key.index.into(), key.generation, bytes);
+            let _ = shared.lower_counter(me, |file| file.lower_by_key(&key, bytes));
             return Ok(());
         }
         let word = Lower { key, bytes }.encode();

@@ -133,6 +133,42 @@ fn there_are_256_and_dropped_ones_come_back() {
     assert!(again.file().lower_by_key(&again.key(), 7).reached_zero());
 }
 
+/// Another node reads this node's board, and guesses: it can make no key of what it finds, or of small numbers.
+#[test]
+fn nothing_on_the_board_is_a_key() {
+    let space = Space::heap();
+    let [a, c] = [0, 2].map(|id| Node::builder("guesses").space(space.clone()).id(id).join().unwrap());
+    let counter = a.counter().unwrap();
+    counter.init(8).unwrap();
+    assert!(counter.lower(8).unwrap().reached_zero());
+    counter.init(1 << 20).unwrap();
+    let key = counter.key().to_bytes();
+    let boards = doorbell_shm::domain::list_domains(&space).unwrap();
+    let nodes = boards.iter().flat_map(|domain| &domain.nodes);
+    let records = nodes.filter_map(|node| node.board.as_ref()).flat_map(|board| board.records());
+    let seen: Vec<_> = records.map(|seen| [seen.record.transfer, seen.record.offset, seen.record.bytes]).collect();
+    let is_first_use = |[index, _, bytes]: &[u64; 3]| (*index, *bytes) == (counter.index() as u64, 8);
+    assert!(seen.iter().any(is_first_use), "no record of the first use: {seen:?}");
+    let near = |number: u64| (0..4).map(move |step: u64| number.wrapping_add(step));
+    for guess in seen.into_iter().flatten().flat_map(near).chain(0..64) {
+        // All of a key but what tells one use from another is public.
+        let mut forged = key;
+        let secret = forged.len() - 8;
+        forged[8.max(secret)..].iter_mut().zip(guess.to_le_bytes()).for_each(|(byte, guessed)| *byte = guessed);
+        c.notify_by(CounterKey::from_bytes(&forged).unwrap(), u64::MAX, soon()).unwrap();
+        // Nobody else drives this node, and the lane must not fill.
+        a.progress().unwrap();
+    }
+    // What follows on the same lane is obeyed later.
+    c.notify_by(counter.key(), 1, soon()).unwrap();
+    let deadline = soon();
+    while counter.value() == 1 << 20 {
+        assert!(Instant::now() < deadline, "the honest key lowers nothing");
+        a.progress().unwrap();
+    }
+    assert_eq!(counter.value(), (1 << 20) - 1, "a guess lowered it");
+}
+
 #[test]
 fn too_many_bytes_are_refused() {
     let node = node(Progress::Inline, Wait::Auto);

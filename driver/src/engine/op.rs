@@ -137,9 +137,11 @@ impl Op {
         }
     }
 
-    /// How its message went, if that was asked.
+    /// How its message goes, or went, if that was asked.
     pub fn receipt(&self) -> Option<Receipt> {
-        self.lock().receipt.as_deref().copied()
+        let end = self.lock();
+        let receipt = end.receipt.as_deref().copied()?;
+        Some(if matches!(end.outcome, Some(Outcome::Sent)) { receipt.sent() } else { receipt })
     }
 
     /// Says how its transfer is ended by whoever can't reach the engine.

@@ -1,6 +1,6 @@
 //! How messages went, counted and shown.
 
-use super::{Fabric, ModeRequest, Modes, Protocol, Reason, Receipt, Refusal};
+use super::{Fabric, ModeRequest, Modes, MovedBytes, Protocol, Reason, Receipt, Refusal};
 use crate::engine::op::Op;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_shm::board::{DecisionRecord, DecisionRing, Home, ModeParts, ModeTallies, ModeWord};
@@ -78,6 +78,24 @@ impl Modes {
         self.note(receipt);
     }
 
+    /// A message is over, and so its bytes were moved: from now on its receipt says that, and the counts are of that. The caller has the
+    /// engine.
+    pub fn settle(&self, op: &Op, moved: MovedBytes) {
+        let Some(before) = op.receipt() else { return };
+        let after = before.settled(moved);
+        op.set_receipt(after);
+        let Some(log) = self.log.get().filter(|_| (before.used, before.reason) != (after.used, after.reason)) else { return };
+        let used = |receipt: &Receipt| ModeWord::Used(receipt.used.fabric as u8, receipt.used.protocol as u8);
+        for (word, instead) in [(used(&before), used(&after)), (outcome(&before.reason), outcome(&after.reason))] {
+            log.tallies.lower(word);
+            log.tallies.add(instead, 1);
+        }
+        log.changed();
+        if before.reason.refusal() != after.reason.refusal() {
+            log.ring.write(&record(&after));
+        }
+    }
+
     /// What is asked for can't be: there is an error, and no receipt.
     pub fn note_refused(&self, requested: &ModeRequest) {
         let Some(log) = self.log.get() else { return };
@@ -137,7 +155,7 @@ impl Modes {
 
 /// A decision as the board keeps it.
 fn record(receipt: &Receipt) -> DecisionRecord {
-    let Receipt { to, call, len, in_region, requested, used, beside, reason } = *receipt;
+    let Receipt { to, call, len, in_region, requested, used, beside, reason, .. } = *receipt;
     DecisionRecord {
         to,
         call: call as u8,

@@ -3,7 +3,7 @@
 //! A **mode** is a fabric, one of its links, and a protocol: shared memory transfer, DMA put, remote get. Each call has a default mode
 //! (`send`: shared memory transfer; `put`: DMA put), a program may [ask](ModeRequest) for another, fully or in part, and a [`Policy`] decides from
 //! what is [seen](LinkFigures) at this moment whether to do as asked. The [`Receipt`] of a message says what was asked for, what was
-//! done, and why, with the figures.
+//! decided, why, with the figures, and which protocol moved how many of its bytes.
 //!
 //! A node without a policy does as it always does, and the path of a small message is the same; what is asked for by name is done then, or
 //! is an error.
@@ -31,6 +31,7 @@ mod modes;
 #[cfg(not(loom))]
 mod monitor;
 mod policy;
+mod receipt;
 mod thresholds;
 mod tune;
 
@@ -42,10 +43,11 @@ pub use modes::Modes;
 #[cfg(not(loom))]
 pub use monitor::{DecisionShown, LatencySum, LinkMeans, LinkShown, ModeAggregate, ModeCounts, ModeMonitor, SIZE_CLASSES};
 pub use policy::{Decision, LinkView, Policy, Question};
+pub use receipt::{MovedBytes, Receipt};
 pub use thresholds::Thresholds;
 pub use tune::{Dma, Found, Machine, Tune, TuneError};
 
-use doorbell_fabric::{NodeId, ParseIdError};
+use doorbell_fabric::ParseIdError;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -143,28 +145,6 @@ impl LinkFigures {
         let of = |used: u64, all: u64| (used.min(all) * 1000).checked_div(all).unwrap_or(0) as u16;
         of(self.bytes, self.room).max(of(self.depth.into(), self.places.into()))
     }
-}
-
-/// How a message went, and why so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receipt {
-    /// To whom.
-    pub to: NodeId,
-    /// By which call.
-    pub call: Call,
-    /// How many bytes.
-    pub len: u64,
-    /// Whether they lay in a region of this node.
-    pub in_region: bool,
-    /// What was asked for, the call's defaults included.
-    pub requested: ModeRequest,
-    /// What was done.
-    pub used: Mode,
-    /// Links of the same kind that carry parts of it beside that of `used`. Where the target has not all of them, those that it has do; where one
-    /// can't carry its part, the link of `used` does.
-    pub beside: Links,
-    /// Why.
-    pub reason: Reason,
 }
 
 /// Why a message went as it did.
@@ -355,15 +335,6 @@ impl fmt::Display for Reason {
             Reason::Unavailable(why) => write!(f, "not possible: {why}"),
             Reason::AllBusy => write!(f, "all links have too much to do"),
         }
-    }
-}
-
-impl fmt::Display for Receipt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { to, call, len, requested, used, beside, reason, .. } = self;
-        let Mode { fabric, link, protocol } = used;
-        let more = if beside.is_empty() { String::new() } else { format!("+{beside}") };
-        write!(f, "{call} of {len} bytes to node {to}: {requested} asked for, {fabric}/{link}{more}/{protocol} taken ({reason})")
     }
 }
 

@@ -98,6 +98,7 @@ pub struct DecisionShown {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
     /// What was asked for, what was done, and why. A board has no room for words: why something was not possible, only the receipt says.
+    /// It has none for bytes either: [`Receipt::moved`] is `None`.
     pub receipt: Receipt,
 }
 
@@ -196,12 +197,13 @@ impl ModeCounts {
         self.0.get(ModeWord::Requested(fabric.map(|fabric| fabric as u8)))
     }
 
-    /// Messages that took this mode, whatever the link.
+    /// Messages that took this mode, whatever the link: those that are over, by the protocol that moved most of their bytes.
     pub fn messages(&self, fabric: Fabric, protocol: Protocol) -> u64 {
         self.0.get(ModeWord::Used(fabric as u8, protocol as u8))
     }
 
-    /// Messages that went as asked, or as is usual.
+    /// Messages that went as asked, or as is usual. One that was begun as asked, and that another protocol moved, counts as
+    /// [`Refusal::Unavailable`] when it is over.
     pub fn honoured(&self) -> u64 {
         self.0.get(ModeWord::Honoured)
     }
@@ -255,7 +257,9 @@ impl DecisionShown {
             len,
             in_region,
             requested: request(requested)?,
+            decided: Mode { fabric, link, protocol },
             used: Mode { fabric, link, protocol },
+            moved: None,
             beside: Links::of_bits(beside),
             reason: why(reason, figures)?,
         };

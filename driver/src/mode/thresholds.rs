@@ -30,7 +30,8 @@ const DMAS: [Protocol; 3] = [Protocol::Both, Protocol::Get, Protocol::Put];
 /// transfers that are not complete. What is done then, and only by ways that have not too much to do themselves:
 ///
 /// 1. Another protocol on the same link that takes less of what is scarce: a large message goes by DMA where a lane is full, and through
-///    the lane where transfers stand in a queue, if it fits.
+///    the lane where transfers stand in a queue, if it fits. A put or get that the calling thread copies stands in no queue, and stays: any
+///    other way would wait for the target.
 /// 2. Another link of the same kind.
 /// 3. Another fabric.
 /// 4. As asked for, all the same.
@@ -215,7 +216,7 @@ impl Thresholds {
     }
 
     /// Why a protocol has too much to do on a link, if it has.
-    fn crowded(&self, link: &LinkView, protocol: Protocol) -> Option<Reason> {
+    fn crowded(&self, call: Call, link: &LinkView, protocol: Protocol) -> Option<Reason> {
         let figures = &link.figures;
         let had = |bit: u64| link.word & bit != 0;
         match protocol {
@@ -227,6 +228,8 @@ impl Thresholds {
                 Some(Reason::Occupancy { occupancy, limit: self.occupancy.limit(occupancy) })
             }
             Protocol::Transfer => None,
+            // The calling thread copies: it stands in no queue, and relief by the lane would wait for the target's engine.
+            _ if call != Call::Send && link.fabric == Fabric::Shm && protocol == usual(call) => None,
             _ if had(TRANSFERS) => {
                 Some(Reason::Queue { depth: figures.transfers, limit: self.transfers.limit(figures.transfers) })
             }
@@ -277,7 +280,7 @@ impl Thresholds {
             return Some(by_length);
         }
         let kind = Kind { fabric: link.fabric, in_region: question.in_region, len: question.len };
-        let every = if may_try && self.crowded(link, other.protocol).is_none() { self.every } else { 0 };
+        let every = if may_try && self.crowded(question.call, link, other.protocol).is_none() { self.every } else { 0 };
         Some(match self.means.weigh(&kind, usual.protocol, other.protocol, every) {
             Verdict::Usual => by_length,
             Verdict::Other { usual: asked, other: instead } => Decision::new(other, Reason::Latency { asked, instead }),
@@ -294,7 +297,8 @@ impl Thresholds {
         } else {
             link.mode(Protocol::Transfer).filter(|_| self.fits(link, question.len))
         };
-        let is_free = |link: &LinkView, mode: Mode| self.crowded(link, mode.protocol).is_none();
+        let call = question.call;
+        let is_free = |link: &LinkView, mode: Mode| self.crowded(call, link, mode.protocol).is_none();
         if let Some(other) = other.filter(|other| is_free(link, *other) && may(question, *other)) {
             return Some(other);
         }
@@ -347,7 +351,7 @@ impl Thresholds {
             return decision;
         }
         let can = |other: &&LinkView| {
-            other.fabric == fabric && other.mode(protocol).is_some() && self.crowded(other, protocol).is_none()
+            other.fabric == fabric && other.mode(protocol).is_some() && self.crowded(question.call, other, protocol).is_none()
         };
         let links: Links = question.links.iter().filter(can).map(|other| other.link).collect();
         decision.also_by(links.without(link))
@@ -361,7 +365,7 @@ impl Thresholds {
             Some(_) => "the message can't take this protocol here",
         });
         let possible = |link: &LinkView| self.plan(question, link, false).map(|plan| plan.mode);
-        let free = |link: &LinkView| possible(link).filter(|mode| self.crowded(link, mode.protocol).is_none());
+        let free = |link: &LinkView| possible(link).filter(|mode| self.crowded(question.call, link, mode.protocol).is_none());
         let found = if self.strict {
             None
         } else {
@@ -418,7 +422,7 @@ impl Policy for Thresholds {
         let Some(plan) = self.plan(question, &question.links[home], true) else {
             return self.stripe(question, self.instead(question));
         };
-        let Some(reason) = self.crowded(&question.links[home], plan.mode.protocol) else {
+        let Some(reason) = self.crowded(question.call, &question.links[home], plan.mode.protocol) else {
             return self.stripe(question, Decision::new(plan.mode, balance.unwrap_or(plan.reason)));
         };
         let decision = match self.relieve(question, home, plan.mode) {
@@ -432,9 +436,19 @@ impl Policy for Thresholds {
         let is_telling =
             !matches!(receipt.reason, Reason::Queue { .. } | Reason::Occupancy { .. } | Reason::AtWork | Reason::AllBusy);
         if receipt.call == Call::Send && is_telling {
-            let kind = Kind { fabric: receipt.used.fabric, in_region: receipt.in_region, len: receipt.len };
-            self.means.add(&kind, receipt.used.protocol, took);
+            // What it costs to decide so, whatever the target then made of it: that is what the next decision needs.
+            let kind = Kind { fabric: receipt.decided.fabric, in_region: receipt.in_region, len: receipt.len };
+            self.means.add(&kind, receipt.decided.protocol, took);
         }
+    }
+}
+
+/// The protocol of a call that asks for none.
+fn usual(call: Call) -> Protocol {
+    match call {
+        Call::Send => Protocol::Transfer,
+        Call::Put => Protocol::Put,
+        Call::Get => Protocol::Get,
     }
 }
 

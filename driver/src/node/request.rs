@@ -112,7 +112,7 @@ impl<B> Request<B> {
         Ok(Self { buffer: Some(raw.into_inner()), bytes, capacity, op, node, outbound: None })
     }
 
-    /// How its message goes, once that was decided, if it [asked](crate::Peer::start_send_as) for a mode or a policy decides.
+    /// How its message goes, once that was decided, and how it went, once it has ended, if it [asked](crate::Peer::start_send_as) for a mode or a policy decides.
     pub fn receipt(&self) -> Option<Receipt> {
         self.op.receipt()
     }

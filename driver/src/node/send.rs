@@ -111,9 +111,9 @@ impl Shared {
         }
     }
 
-    /// How a message went; if it was sampled, how long it took is noted.
+    /// How a message went that was sent; if it was sampled, how long it took is noted.
     fn sent(&self, began: Option<Instant>, op: &Op) -> Option<Receipt> {
-        let receipt = op.receipt()?;
+        let receipt = op.receipt()?.sent();
         if let Some(began) = began {
             self.modes().observe(&receipt, began.elapsed());
         }

@@ -5,10 +5,12 @@ use super::cache::{Act, GET, PUT};
 use super::copy;
 use super::key::{Access, Key, Place, ReadWrite};
 use super::remote::{Request, priority_of};
+use crate::engine::baton::Token;
 use crate::engine::turn::AccessBy;
 use crate::error::{Error, KeyFault};
 use crate::mode::{
-    Call, Decision, Fabric, LINKS_MAX, LinkFigures, LinkView, Links, Mode, ModeRequest, Protocol, Question, Reason, Receipt,
+    Call, Decision, Fabric, LINKS_MAX, LinkFigures, LinkView, Links, Mode, ModeRequest, MovedBytes, Protocol, Question, Reason,
+    Receipt,
 };
 use crate::node::Shared;
 use crate::region::Plain;
@@ -60,14 +62,16 @@ impl Shared {
                 else {
                     continue;
                 };
-                let mut protocols = [is_near, !is_near && act.writes, !is_near && !act.writes, false];
+                // By a network it is a question and an answer in packets, which an engine that puts and pulls calls by these names.
+                let is_dma = !is_near && modes.has_engine;
+                let mut protocols = [!is_dma, is_dma && act.writes, is_dma && !act.writes, false];
                 if is_near {
                     protocols[usual as usize] = modes.has_engine;
                     protocols[Protocol::Get as usize] |= is_readable;
                 }
                 let advice = match () {
                     () if protocols[usual as usize] => usual,
-                    () if is_readable => Protocol::Get,
+                    () if is_near && is_readable => Protocol::Get,
                     () => Protocol::Transfer,
                 };
                 let (fabric, link) = if is_near { (Fabric::Shm, 0) } else { (Fabric::Udp, by - u8::from(is_near_first)) };
@@ -98,14 +102,16 @@ impl Shared {
             let found = |decision: Decision| Some((decision, is_it(decision.mode)?));
             let chosen = decision.and_then(found).or_else(|| advised().and_then(found));
             let Some((decision, by)) = chosen else {
+                modes.note_refused(&requested);
                 return Err(unavailable(act, &asked, node, &views));
             };
             let reason = match decision.reason {
                 Reason::Size { .. } => Reason::Unavailable("this node has no DMA engine"),
                 reason => reason,
             };
-            let receipt = Receipt { to: node, call, len, in_region, requested, used: decision.mode, beside: Links::NONE, reason };
-            modes.note(&receipt);
+            let (used, moved) = (decision.mode, Some(MovedBytes::all_by(decision.mode.protocol, len)));
+            let beside = Links::NONE;
+            let receipt = Receipt { to: node, call, len, in_region, requested, decided: used, used, moved, beside, reason };
             drop(state);
             if decision.mode.fabric == Fabric::Shm && decision.mode.protocol == usual {
                 drop(engine);
@@ -113,7 +119,7 @@ impl Shared {
                 // SAFETY: `target` is the start of so many bytes of a region that is mapped as long as `_region`; `ptr`: caller.
                 unsafe { if act.writes { copy::inward(ptr, target, bytes) } else { copy::out(target, ptr, bytes) } }
                 super::cache::whole(&_region)?;
-                return Ok(receipt);
+                return Ok(self.accessed(me, act, receipt));
             }
             // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.
             self.check()?;
@@ -127,8 +133,17 @@ impl Shared {
             // SAFETY: as this function's, until the operation is done or taken back, before `finish_access` returns.
             let op = unsafe { engine.begin_access(me, how, node, request, ptr)? };
             self.finish_access(me, engine, &op)?;
-            Ok(receipt)
+            Ok(self.accessed(me, act, receipt))
         }
+    }
+
+    /// Counts a put or get that took place. One that is refused moves nothing, and counts as no mode.
+    fn accessed(&self, me: Token, act: Act, receipt: Receipt) -> Receipt {
+        // The counts are exact while the engine is held; a node that was left meanwhile shows none.
+        if let Ok(_engine) = self.enter(me, act.name) {
+            self.modes().note(&receipt);
+        }
+        receipt
     }
 }
 
@@ -147,7 +162,8 @@ fn unavailable(act: Act, asked: &ModeRequest, node: doorbell_fabric::NodeId, vie
 impl Peer {
     /// Writes elements where the key says, by the mode that is asked for, and says how: see [`mode`](crate::mode). By shared memory this thread
     /// copies (`put`), or the target's engine fetches the bytes (`get`), or they go through the lane and the target's engine stores them
-    /// (`transfer`); by a network they go as with [`put`](Self::put). Waits until they are in their place, and drives meanwhile.
+    /// (`transfer`); by a network they go as with [`put`](Self::put). Waits until they are in their place, and drives meanwhile. Only
+    /// `shm/put` needs nothing of the target: every other mode waits for its engine, without a deadline.
     ///
     /// ```
     /// # use doorbell::{Node, Space, mode::Protocol};

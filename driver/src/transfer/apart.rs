@@ -91,6 +91,13 @@ impl Lending {
         }
     }
 
+    /// All of a part has arrived: its target says so.
+    pub fn set_arrived(&self, at: usize) {
+        if let Some(part) = lock(&self.state).parts.get_mut(at) {
+            part.arrived = true;
+        }
+    }
+
     /// Whether all of a part has arrived.
     pub fn has_arrived(&self, at: usize) -> bool {
         lock(&self.state).parts.get(at).is_some_and(|part| part.arrived)

@@ -124,8 +124,9 @@ impl DirectPut {
     }
 }
 
-/// The acknowledgement of an RTS: the remote get that injects the direct-put descriptor, with its storage location inscribed,
-/// into the origin's high-priority injection FIFO.
+/// The acknowledgement of an RTS: the remote get brings the direct-put descriptor, with its storage location inscribed, back to the
+/// origin. It travels on the lane of high priority. At the origin it enters no FIFO: the transfer notes it, keeps the priority of its
+/// message, and puts at its next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteGet {
     /// Which transfer.
@@ -146,7 +147,7 @@ const REMOTE_GET: u64 = 1 << 32;
 const PULLS: u64 = 1 << 40;
 const NAMES_SHIFT: u32 = 41;
 const NAMES_MASK: u64 = 0xf << NAMES_SHIFT;
-/// Bytes of the words of one engine to another, but for a remote get with several names: they fit into a cell.
+/// Bytes of the words of one engine to another, but for a lowered counter and a remote get with several names, which are longer.
 pub const WORD_BYTES: usize = 24;
 
 impl RemoteGet {
@@ -193,11 +194,21 @@ pub struct Lower {
 const LOWER: u64 = 2 << 32;
 
 impl Lower {
+    const WORDS: usize = 4;
+    /// Bytes on the wire: one word more than others, for the secret.
+    pub const BYTES: usize = Self::WORDS * 8;
+
     /// As bytes.
-    pub fn encode(&self) -> [u8; WORD_BYTES] {
-        let CounterKey { node, incarnation, index, generation } = self.key;
-        let name = u64::from(incarnation.0) | u64::from(generation) << 32;
-        bytes([LOWER | u64::from(node.0) | u64::from(index) << 16, name, self.bytes])
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let CounterKey { node, incarnation, index, secret } = self.key;
+        bytes([LOWER | u64::from(node.0) | u64::from(index) << 16, incarnation.0.into(), self.bytes, secret])
+    }
+
+    fn decode(payload: Payload<'_>) -> Option<Self> {
+        let [head, incarnation, bytes, secret] = words::<{ Self::WORDS }>(payload)?;
+        let incarnation = Incarnation(u32::try_from(incarnation).ok().filter(|_| head >> 32 == LOWER >> 32)?);
+        let key = CounterKey { node: NodeId(head as u16), index: (head >> 16) as u16, incarnation, secret };
+        Some(Self { key, bytes })
     }
 }
 
@@ -244,20 +255,11 @@ impl Control {
         if let Some(get) = RemoteGet::decode(payload) {
             return Some(Control::RemoteGet(get));
         }
-        let [head, name, bytes] = words(payload)?;
-        if let Some((over, ticket)) = Over::decode(head) {
-            return Some(Control::Over(over, ticket));
+        if let Some(lower) = Lower::decode(payload) {
+            return Some(Control::Lower(lower));
         }
-        if head >> 32 != LOWER >> 32 {
-            return None;
-        }
-        let key = CounterKey {
-            node: NodeId(head as u16),
-            index: (head >> 16) as u16,
-            incarnation: Incarnation(name as u32),
-            generation: (name >> 32) as u32,
-        };
-        Some(Control::Lower(Lower { key, bytes }))
+        let [head, _, _] = words(payload)?;
+        Over::decode(head).map(|(over, ticket)| Control::Over(over, ticket))
     }
 }
 
@@ -312,7 +314,7 @@ mod tests {
             let beside = if matches!(place, Place::Session(_)) { names } else { Names::default() };
             let get = RemoteGet { ticket, target: place, pulls, beside };
             prop_assert_eq!(Control::decode(Payload::private(&get.encode())), Some(Control::RemoteGet(get)));
-            let key = CounterKey { node: NodeId(ticket.slot), incarnation: Incarnation(7), index: 5, generation: len as u32 };
+            let key = CounterKey { node: NodeId(ticket.slot), incarnation: Incarnation(7), index: 5, secret: u64::MAX - len };
             let lower = Lower { key, bytes: len };
             prop_assert_eq!(Control::decode(Payload::private(&lower.encode())), Some(Control::Lower(lower)));
             for over in [Over::Finished, Over::Refused, Over::GivenUp] {

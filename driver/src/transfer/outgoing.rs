@@ -14,7 +14,7 @@ use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::message::outbound::{OutState, Outbound};
-use crate::mode::{LINKS_MAX, Links, ModeRequest};
+use crate::mode::{LINKS_MAX, Links, ModeRequest, Modes};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
@@ -43,6 +43,8 @@ pub struct Outgoing {
     farewells: Vec<Farewell>,
     reports: Reports,
     monitor: Arc<Monitor>,
+    /// Where receipts are counted.
+    modes: Arc<Modes>,
 }
 
 #[derive(Clone, Default)]
@@ -117,7 +119,7 @@ pub struct Route {
 
 impl Outgoing {
     /// Nothing, to any of `nodes` nodes.
-    pub fn new(nodes: usize, copy: Copy, from_high: bool, monitor: Arc<Monitor>) -> Self {
+    pub fn new(nodes: usize, copy: Copy, from_high: bool, monitor: Arc<Monitor>, modes: Arc<Modes>) -> Self {
         Self {
             transfers: Vec::new(),
             slots: vec![None; nodes],
@@ -129,6 +131,7 @@ impl Outgoing {
             farewells: Vec::new(),
             reports: Reports::default(),
             monitor,
+            modes,
         }
     }
 
@@ -261,6 +264,7 @@ impl Outgoing {
             parts: Vec::new(),
             left: Vec::new(),
             put: Moved::default(),
+            unmoved: ends.len,
             turns: 0,
             began: Instant::now(),
             pulled: (0, Instant::now()),
@@ -269,6 +273,7 @@ impl Outgoing {
             answered: false,
             report,
             monitor: self.monitor.clone(),
+            modes: self.modes.clone(),
         });
         self.active += 1;
         let record = Record::new(RecordKind::Rts).peer(out.target).priority(out.priority);
@@ -368,11 +373,14 @@ impl Outgoing {
         std::mem::take(&mut self.farewells)
     }
 
-    /// Whether a transfer that was not answered stands behind one that was, to the same node: its target is at work, and will come to
-    /// it. Chunks by memory FIFO would only be copied twice.
+    /// Whether a transfer that was not answered stands behind one that was, to the same node and at the same priority: its target is at
+    /// work, and will come to it. Chunks by memory FIFO would only be copied twice. A transfer of another priority has a lane of its own,
+    /// and does not wait for this one.
     fn is_in_line(&self, at: usize) -> bool {
         let transfer = &self.transfers[at];
-        let is_before = |other: &Transfer| other.out.target == transfer.out.target && other.get.is_some() && !other.drained;
+        let is_same_way =
+            |other: &Transfer| (other.out.target, other.out.priority) == (transfer.out.target, transfer.out.priority);
+        let is_before = |other: &Transfer| is_same_way(other) && other.get.is_some() && !other.drained;
         transfer.get.is_none() && self.transfers.iter().any(is_before)
     }
 

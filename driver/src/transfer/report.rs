@@ -12,7 +12,7 @@ pub enum Descriptor {
     Rts,
     /// Chunks in packets, from the first end of the buffer.
     MemoryFifo,
-    /// The acknowledgement: brings the direct-put descriptor back into the origin's injection FIFO.
+    /// The acknowledgement: brings the direct-put descriptor back to the origin's engine.
     RemoteGet,
     /// Chunks into the target's memory, from the last end of the buffer.
     DirectPut,

@@ -4,12 +4,15 @@
 //! number of bytes, which begins a *use* of it with a generation of its own, and **lowered** by whoever moved some. Whichever
 //! call brings it to zero is told so, once; the counter's bit in the status register is set, and stays so until the
 //! owner clears it or sets the counter anew. What comes late for an earlier use changes nothing.
+//!
+//! Each use has a random **secret** as well. Other nodes name a use by its secret. The secret is never shown, neither on the board
+//! nor in the flight recorder; the generation may be.
 
 use super::Home;
 use crate::layout::{COUNTER_STATUS_OFFSET, COUNTERS as LAYOUT_COUNTERS, COUNTERS_OFFSET, COUNTERS_USED_OFFSET};
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many DMA counters a node has.
@@ -54,6 +57,8 @@ impl Lowered {
 pub struct Standing {
     /// Which use of the counter it is.
     pub generation: u32,
+    /// What names that use to other nodes.
+    pub secret: u64,
     /// The bytes with which it began.
     pub size: u64,
     /// Whether it has reached zero, and that was told.
@@ -84,6 +89,8 @@ struct Slot<T> {
 #[derive(Debug, Default)]
 struct Life<T> {
     size: u64,
+    /// Random, new with each use.
+    secret: u64,
     /// It has not been brought to zero yet.
     counting: bool,
     /// It was set since it was taken.
@@ -96,13 +103,11 @@ fn pack(generation: u32, value: u64) -> u64 {
 }
 
 impl<T: Default> Counters<T> {
-    /// The counters of a node, all free and at zero. The generations begin at random, so that no key to one is made by guessing.
+    /// The counters of a node, all free and at zero.
     pub fn new(home: Home) -> Self {
-        let seed = RandomState::new();
-        let slot = |index| {
-            let generation = seed.hash_one(index) as u32;
-            let (word, generation) = (AtomicU64::new(pack(generation, 0)), AtomicU32::new(generation));
-            Slot { word, generation, life: Mutex::default() }
+        let slot = |_| {
+            let life = Mutex::new(Life { secret: secret(), ..Life::default() });
+            Slot { word: AtomicU64::new(0), generation: AtomicU32::new(0), life }
         };
         let slots = (0..COUNTERS).map(slot).collect();
         Self { home, slots, status: [const { AtomicU64::new(0) }; COUNTERS / 64], used: Mutex::default() }
@@ -123,6 +128,7 @@ impl<T: Default> Counters<T> {
         let Some(slot) = self.slots.get(index) else { return T::default() };
         let kept = {
             let mut life = lock(&slot.life);
+            life.secret = secret();
             self.begin(index, slot, &mut life, 0);
             life.set = false;
             self.mark(index, false);
@@ -146,7 +152,8 @@ impl<T: Default> Counters<T> {
         let mut life = lock(&slot.life);
         self.mark(index, bytes == 0);
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        let standing = Standing { generation, size: bytes, zero: bytes == 0, set: true };
+        life.secret = secret();
+        let standing = Standing { generation, secret: life.secret, size: bytes, zero: bytes == 0, set: true };
         begun(&mut life.kept, standing);
         self.begin(index, slot, &mut life, bytes);
         Some(generation)
@@ -194,7 +201,7 @@ impl<T: Default> Counters<T> {
             self.show_value(index, slot);
             life.counting = false;
             self.mark(index, true);
-            let standing = Standing { generation, size: life.size, zero: true, set: true };
+            let standing = Standing { generation, secret: life.secret, size: life.size, zero: true, set: true };
             zero(&mut life.kept, standing);
         }
         Lowered::Zero { excess: left }
@@ -206,8 +213,14 @@ impl<T: Default> Counters<T> {
         let slot = self.slots.get(index)?;
         let mut life = lock(&slot.life);
         let generation = slot.generation.load(Ordering::Relaxed);
-        let standing = Standing { generation, size: life.size, zero: !life.counting, set: life.set };
+        let standing = Standing { generation, secret: life.secret, size: life.size, zero: !life.counting, set: life.set };
         Some(look(&mut life.kept, standing))
+    }
+
+    /// The generation of the present use, if this is its secret. Both may come from outside.
+    pub fn named(&self, index: usize, secret: u64) -> Option<u32> {
+        // The generation that is returned tells `lower` if another use begins meanwhile.
+        self.with(index, |_, standing| (standing.secret == secret).then_some(standing.generation)).flatten()
     }
 
     /// Bytes still to move. Acquire: who reads zero sees all that those did who lowered it.
@@ -255,6 +268,11 @@ impl<T: Default> Counters<T> {
         let value = || slot.word.load(Ordering::Relaxed) & VALUE_MASK;
         show_latest(self.home.board().word(COUNTERS_OFFSET + index * 16), value);
     }
+}
+
+/// Not to be guessed: from the random number generator of the system, by way of a hash.
+fn secret() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 fn size_word(index: usize) -> usize {
@@ -332,6 +350,25 @@ mod tests {
         counters.give_back(index);
         assert_eq!(lower(&counters, index, second, 6), Lowered::Stale);
         assert_eq!((counters.value(index), counters.status(), counters.used()), (0, [0; 4], 0));
+    }
+
+    #[test]
+    fn each_use_has_a_secret_of_its_own() {
+        let room = HeapBoard::new();
+        let counters = Counters::<()>::new(room.home.clone());
+        let index = counters.take().unwrap();
+        let look = || counters.with(index, |(), standing| (standing.secret, standing.generation)).unwrap();
+        let mut secrets = vec![look().0];
+        for _ in 0..20 {
+            let generation = set(&counters, index, 10);
+            let (secret, now) = look();
+            assert_eq!((now, counters.named(index, secret)), (generation, Some(generation)));
+            assert!(secrets.iter().all(|former| counters.named(index, *former).is_none()), "a secret of a former use");
+            secrets.push(secret);
+        }
+        counters.give_back(index);
+        assert!(secrets.iter().all(|former| counters.named(index, *former).is_none()), "the use is over");
+        assert_eq!(counters.named(COUNTERS, 0), None);
     }
 
     #[test]

@@ -138,7 +138,8 @@ suite! {
         order_is_kept_among_long_and_short_messages
         several_threads_move_large_messages_at_once
         a_node_moves_a_large_message_to_itself
-        counters_reach_zero_once_whatever_the_delays;
+        counters_reach_zero_once_whatever_the_delays
+        an_answered_transfer_holds_up_its_own_priority_only;
     taken_back:
         a_large_message_that_does_not_come_holds_up_nobody_else
         a_large_send_is_taken_back_in_the_middle

@@ -300,16 +300,16 @@ fn keys(foe: &mut Foe) {
             (PacketKind::Whole, crate::victim::KEY, summed(key).to_vec())
         }
         2 => {
-            let key: Vec<u8> = (0..12).map(|_| foe.random.next() as u8 & 3).collect();
+            let key: Vec<u8> = (0..doorbell::CounterKey::BYTES).map(|_| foe.random.next() as u8 & 3).collect();
             (PacketKind::Whole, crate::victim::COUNTER, key)
         }
         // Lowers counters, of its victim or of nobody.
         _ => {
             let index = foe.random.below(300) as u64;
             let life = foe.random.below(4) as u64;
-            let name = life | (foe.random.below(10) as u64) << 32;
             let bytes = forged(&mut foe.random, 1);
-            (PacketKind::Control, 0, words([2 << 32 | u64::from(VICTIM) | index << 16, name, bytes]))
+            let secret = foe.random.below(10) as u64;
+            (PacketKind::Control, 0, words([2 << 32 | u64::from(VICTIM) | index << 16, life, bytes, secret]))
         }
     };
     let priority = if kind == PacketKind::Control { 0 } else { 1 };

@@ -4,8 +4,8 @@ use doorbell::{Error, LockFault, LockKey, Node, NodeId, Offer, OwnerId, Progress
 use doorbell_tests::patience::soon;
 use doorbell_tests::world::{Ground, World};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// The time after which a process attempts again.
 const PREDEFINED: Duration = Duration::from_micros(200);
@@ -60,9 +60,8 @@ impl Memory {
     }
 }
 
-/// "Attempting by a process to access the resource", until it was authorized once. Returns how often it was not.
-fn attempt(key: &LockKey, unique_id: OwnerId, memory: &Memory) -> usize {
-    let mut in_vain = 0;
+/// "Attempting by a process to access the resource", until it was authorized once. Counts each time that it was not.
+fn attempt(key: &LockKey, unique_id: OwnerId, memory: &Memory, in_vain: &AtomicUsize) {
     loop {
         // Determine whether the current value of the key represents an unlocked state.
         let value = dacs_mutex_trylock(key);
@@ -76,11 +75,11 @@ fn attempt(key: &LockKey, unique_id: OwnerId, memory: &Memory) -> usize {
                 memory.access();
                 // Upon completing access, set the value to represent an unlocked state.
                 assert!(dacs_registry_set(key, Value::Owner(unique_id), None));
-                return in_vain;
+                return;
             }
         }
         // Not authorized now: attempt again after waiting a predefined amount of time.
-        in_vain += 1;
+        in_vain.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(PREDEFINED);
     }
 }
@@ -104,18 +103,43 @@ fn flow_charts(ground: Ground) {
     assert_eq!(dacs_registry_get(&key), Value::Unlocked);
     assert_eq!(Value::Unlocked.bits(), 0, "zero represents an unlocked state");
 
+    // The host is in, and stays until both accelerators have attempted in vain at least twice: then they waited, and attempted again.
+    let memory = Memory::default();
+    let host_id = key.with_id(1).my_id();
+    assert!(dacs_registry_set(&key, Value::Unlocked, Some(host_id)));
+    let (in_vain, mut authorized) = ([const { AtomicUsize::new(0) }; 2], 0);
+    std::thread::scope(|scope| {
+        for ((number, key), in_vain) in (2..).zip(&accepted).zip(&in_vain) {
+            let memory = &memory;
+            scope.spawn(move || attempt(key, key.with_id(number).my_id(), memory, in_vain));
+        }
+        // Whatever comes of it, the accelerators must find the way free in the end.
+        let deadline = soon();
+        let is_retried = |count: &AtomicUsize| count.load(Ordering::Relaxed) >= 2;
+        while !in_vain.iter().all(is_retried) && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        authorized = memory.accesses.load(Ordering::Relaxed);
+        memory.access();
+        assert!(dacs_registry_set(&key, Value::Owner(host_id), None));
+    });
+    assert_eq!(authorized, 0, "authorized while the host is in");
+    assert!(in_vain.iter().all(|count| count.load(Ordering::Relaxed) >= 2), "nobody waited and attempted again: {in_vain:?}");
+    assert_eq!(memory.accesses.load(Ordering::Relaxed), 3);
+
     // Three processes race.
     let memory = Memory::default();
+    let in_vain = AtomicUsize::new(0);
     let start = Barrier::new(3);
     std::thread::scope(|scope| {
         for (number, key) in [&key, &accepted[0], &accepted[1]].into_iter().enumerate() {
-            let (memory, start) = (&memory, &start);
+            let (memory, start, in_vain) = (&memory, &start, &in_vain);
             scope.spawn(move || {
                 // A user specified value: unique with the node.
                 let unique_id = key.with_id(1 + number as u32).my_id();
                 start.wait();
                 for _ in 0..ACCESSES {
-                    attempt(key, unique_id, memory);
+                    attempt(key, unique_id, memory, in_vain);
                 }
             });
         }
@@ -133,7 +157,7 @@ fn flow_charts(ground: Ground) {
         assert_eq!(dacs_registry_get(key), Value::Module);
     }
     accepted[1].unlock_all().unwrap();
-    attempt(&accepted[0], accepted[0].my_id(), &memory);
+    attempt(&accepted[0], accepted[0].my_id(), &memory, &in_vain);
 
     let [first_key, second_key] = accepted;
     first_key.release().unwrap();

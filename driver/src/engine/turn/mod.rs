@@ -145,7 +145,7 @@ impl Engine {
             words: VecDeque::new(),
             later: Arc::default(),
             registry: Registry::new(fabric.membership().clone()),
-            outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone()),
+            outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone(), settings.modes.clone()),
             local: Local::new(fabric.membership().clone(), regions),
             copy: settings.copy,
             modes: settings.modes,

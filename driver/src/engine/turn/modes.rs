@@ -15,6 +15,9 @@ use doorbell_fabric::sync::Ordering;
 use doorbell_shm::domain::PeerInbox;
 use std::sync::Arc;
 
+/// The mode of a message that nothing is said of.
+const LANE: Mode = Mode { fabric: Fabric::Shm, link: 0, protocol: Protocol::Transfer };
+
 /// What is needed to plan how a message goes.
 pub(super) struct Planner<'a> {
     pub outgoing: &'a mut Outgoing,
@@ -90,7 +93,7 @@ impl Planner<'_> {
             return Protocol::Transfer;
         }
         match self.peer.filter(|_| is_near) {
-            None if self.outgoing.is_worth_apart(order.len) => Protocol::Put,
+            None if self.modes.has_engine && self.outgoing.is_worth_apart(order.len) => Protocol::Put,
             Some(peer) if self.outgoing.is_worth(peer, self.local, order.bytes, order.len, state.is_idle()) => {
                 match self.outgoing.copy() {
                     _ if !self.modes.has_engine => Protocol::Get,
@@ -126,7 +129,7 @@ impl Planner<'_> {
             && is_near
             && (self.local.is_in_region(order.bytes, order.len) || self.peer.is_some_and(|peer| peer.reach().is_some()));
         let mut protocols = [true, false, false, false];
-        protocols[Protocol::Put as usize] = can_move && (!is_near || (is_reached && self.modes.has_engine));
+        protocols[Protocol::Put as usize] = can_move && self.modes.has_engine && (!is_near || is_reached);
         protocols[Protocol::Get as usize] = is_reached;
         protocols[Protocol::Both as usize] = is_reached && self.modes.has_engine;
         Some(LinkView {
@@ -156,7 +159,9 @@ impl Planner<'_> {
             len: order.len as u64,
             in_region: self.local.is_in_region(order.bytes, order.len),
             requested: ModeRequest::default().protocol(Protocol::Transfer),
-            used: Mode { fabric: Fabric::Shm, link: 0, protocol: Protocol::Transfer },
+            decided: LANE,
+            used: LANE,
+            moved: None,
             beside: Links::NONE,
             reason: Reason::Default,
         };
@@ -214,7 +219,7 @@ impl Planner<'_> {
             is_put && link.fabric == mode.fabric && beside.without(mode.link).has(link.link) && link.mode(mode.protocol).is_some()
         };
         let beside = offered.iter().filter(can).map(|link| link.link).collect();
-        let receipt = Receipt { to, call, len, in_region, requested, used: mode, beside, reason };
+        let receipt = Receipt { to, call, len, in_region, requested, decided: mode, used: mode, moved: None, beside, reason };
         self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
         self.go(outbound, state, order, by, mode, receipt)
     }
@@ -236,7 +241,8 @@ impl Planner<'_> {
                 }
                 return Plan::Lane(by);
             }
-            Protocol::Put => (Copy::Origin, false),
+            // A put that is asked for by name leaves the target time to say where to.
+            Protocol::Put => (Copy::Origin, receipt.requested.protocol == Some(Protocol::Put) && mode.fabric == Fabric::Shm),
             Protocol::Get => (Copy::Target, true),
             Protocol::Both => (Copy::Both, false),
         };
@@ -247,7 +253,7 @@ impl Planner<'_> {
         if matches!(begun, Begun::NoSlot) {
             let used = Mode { protocol: Protocol::Transfer, ..mode };
             let reason = Reason::Unavailable("as many transfers to that node are under way as can be");
-            let receipt = Receipt { used, beside: Links::NONE, reason, ..receipt };
+            let receipt = Receipt { decided: used, used, beside: Links::NONE, reason, ..receipt };
             self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
             return Plan::Lane(by);
         }

@@ -6,10 +6,10 @@ use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::message::inbound::{Inbound, News};
 use crate::message::outbound::{OutState, Outbound};
-use crate::transfer::TransferReport;
 use crate::transfer::descriptor::{Control, Over, WORD_BYTES};
 use crate::transfer::incoming::Look;
 use crate::transfer::outgoing::{Farewell, Outgoing};
+use crate::transfer::{Copy, TransferReport};
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketKind, Priority, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
@@ -298,7 +298,9 @@ impl Engine {
                 incoming.answer_apart(self.copy, |link, into| self.fabric.expect(source, incarnation, link, len, into))
             } else {
                 let peer = self.fabric.peer(source).filter(|peer| peer.incarnation() == incarnation);
-                peer.and_then(|peer| incoming.answer(peer, &self.local, self.copy))
+                // A node without an engine fetches nothing.
+                let copy = if self.modes.has_engine { self.copy } else { Copy::Origin };
+                peer.and_then(|peer| incoming.answer(peer, &self.local, copy))
             };
             if let Some(get) = get
                 // An error says that it is gone, or can't be told anything: then others notice.

@@ -33,7 +33,18 @@ fn told(policy: &Thresholds, links: &mut [LinkView], asked: &str, len: u64) -> (
 fn sent(mode: &str, len: u64, reason: Reason) -> Receipt {
     let request: ModeRequest = mode.parse().unwrap();
     let used = Mode { fabric: request.fabric.unwrap(), link: request.link.unwrap(), protocol: request.protocol.unwrap() };
-    Receipt { to: NodeId(1), call: Call::Send, len, in_region: true, requested: request, used, beside: Links::NONE, reason }
+    Receipt {
+        to: NodeId(1),
+        call: Call::Send,
+        len,
+        in_region: true,
+        requested: request,
+        decided: used,
+        used,
+        moved: None,
+        beside: Links::NONE,
+        reason,
+    }
 }
 
 fn observe(policy: &Thresholds, mode: &str, len: u64, ns: u64, times: usize) {
@@ -460,7 +471,7 @@ proptest! {
             if strict && can_asked {
                 prop_assert!(request.allows(mode), "{mode} for {asked}");
             }
-            let is_crowded = |link: &LinkView, mode: Mode| policy.crowded(link, mode.protocol).is_some();
+            let is_crowded = |link: &LinkView, mode: Mode| policy.crowded(Call::Send, link, mode.protocol).is_some();
             // By name and not crowded: honoured.
             let named = links.iter().find(|link| {
                 Some(link.fabric) == request.fabric && Some(link.link) == request.link

@@ -7,6 +7,7 @@ use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::fabrics::AnyLink;
 use crate::message::outbound::Outbound;
+use crate::mode::{Modes, MovedBytes};
 use crate::transfer::apart::Lending;
 use crate::transfer::descriptor::{CHUNK_MOST, Names, RemoteGet, Ticket};
 use crate::transfer::memory::Remote;
@@ -74,6 +75,8 @@ pub(super) struct Transfer {
     pub(super) left: Vec<(u64, u64)>,
     /// What the target is told of puts: their bytes, and the chunks that are not touched any more, be they put or not.
     pub(super) put: Moved,
+    /// Bytes that were not moved when the send counter was last looked at.
+    pub(super) unmoved: u64,
     /// Descriptors alternate.
     pub(super) turns: u32,
     pub(super) began: Instant,
@@ -87,6 +90,7 @@ pub(super) struct Transfer {
     pub(super) answered: bool,
     pub(super) report: TransferReport,
     pub(super) monitor: Arc<Monitor>,
+    pub(super) modes: Arc<Modes>,
 }
 
 // SAFETY: the bytes are kept readable by whoever made the SendOp until its op ended or was removed, and are not touched after that.
@@ -144,10 +148,32 @@ impl Transfer {
         self.partner.close(self.ticket, self.ends)
     }
 
-    /// Ends the op, after whoever reads the sender's bytes let go of them.
+    /// Ends the op, after its receipt, if it has one, says what moved the bytes, and after the readers of those bytes let go of them.
     pub(super) fn finish(&self, outcome: Outcome) {
+        if matches!(outcome, Outcome::Sent) {
+            self.modes.settle(&self.op, self.moved());
+        }
         self.partner.let_go();
         self.op.finish(outcome);
+    }
+
+    /// What moved the bytes, as far as this end knows. The target's words are cut to the length of the message.
+    fn moved(&self) -> MovedBytes {
+        let Self { ends, report, .. } = self;
+        let fifo = report.fifo.bytes.min(ends.len);
+        let rest = ends.len - fifo;
+        let (put, pulled) = match &self.partner {
+            Partner::Near(..) => {
+                let put = report.put.bytes.min(rest);
+                let pulled = self.meeting().map_or(0, |meeting| meeting.pulled(u64::from(self.ticket.generation)));
+                (put, pulled.min(rest - put))
+            }
+            Partner::Apart(..) => {
+                let begun = self.parts.iter().filter(|part| part.begun == Some(true));
+                (begun.map(|part| ends.place(part.run).1).sum::<u64>().min(rest), 0)
+            }
+        };
+        MovedBytes { fifo, put, pulled }
     }
 
     /// Whether it was closed.
@@ -171,9 +197,14 @@ impl Transfer {
             self.broken();
             return true;
         };
+        if progress.finished {
+            // The target has all that sessions were to put, whether or not they know it yet.
+            if let Partner::Apart(_, lending) = &self.partner {
+                (0..self.parts.len()).for_each(|at| lending.set_arrived(at));
+            }
+        }
         self.look_at_counter();
         if progress.finished {
-            self.count_put(|_| true);
             self.zero();
         }
         if progress.closed && !self.op.is_done() {
@@ -207,9 +238,10 @@ impl Transfer {
         Error::Invalid { what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}") }
     }
 
-    /// The send counter: what is still to move. At zero the send is complete.
+    /// The send counter: what is still to move. At zero the send is complete. It is looked at after that as well, so that the report
+    /// says how often the counter came to zero, and not how often the send was completed.
     pub(super) fn look_at_counter(&mut self) {
-        if self.drained || self.piece.is_some() {
+        if self.piece.is_some() {
             return;
         }
         let generation = u64::from(self.ticket.generation);
@@ -229,8 +261,10 @@ impl Transfer {
         } else {
             self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
         }
-        let moved = self.report.fifo.bytes + self.report.put.bytes;
-        if moved + pulled >= self.ends.len {
+        let unmoved = self.ends.len.saturating_sub(self.report.fifo.bytes + self.report.put.bytes + pulled);
+        self.report.zeroes += u32::from(unmoved == 0 && self.unmoved > 0);
+        self.unmoved = unmoved;
+        if unmoved == 0 {
             self.zero();
         }
     }
@@ -252,7 +286,6 @@ impl Transfer {
     pub(super) fn zero(&mut self) {
         if !self.drained {
             self.drained = true;
-            self.report.zeroes += 1;
             let record = Record::new(RecordKind::Completed).peer(self.out.target).priority(self.out.priority);
             self.monitor.record(&record.transfer(self.ticket.word()).bytes(self.ends.len));
             self.monitor.tallies.add(Figure::Transfers, 1);
