@@ -95,7 +95,7 @@ pub enum CloseReason {
     Local,
     /// The other end closed it in good order, with this code. Everything it had sent was delivered.
     ByPeer(u8),
-    /// The other end did not answer for [`Config::dead_after`].
+    /// The other end did not answer for [`Config::dead_after`], or it talked for four times as long and acknowledged nothing.
     Silent,
     /// Nobody answered for [`Config::connect_for`].
     NoAnswer,
