@@ -42,6 +42,7 @@ use std::net::SocketAddr;
 pub use config::{Config, ConfigError, DomainKey, Integrity, LinkConfig, PROTOCOL_VERSION};
 pub use endpoint::{Endpoint, Target};
 pub use handshake::Rejection;
+pub(crate) use handshake::{ADDRESSES_MAX, is_one_place};
 pub use lent::Middle;
 pub use stats::{EndpointStats, Outstanding, SessionStats};
 pub use time::Time;
