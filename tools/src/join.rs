@@ -17,7 +17,7 @@ pub struct NetworkArgs {
     /// The file with the key that all share: 32 bytes, for this user alone [env: DOORBELL_KEY_FILE=]
     #[arg(long, value_name = "FILE", help_heading = "Over the network")]
     pub key_file: Option<PathBuf>,
-    /// How to wait for datagrams: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
+    /// How to wait for datagrams, which plain calls send and receive in any case: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
     #[arg(long, value_name = "HOW", help_heading = "Over the network")]
     pub port: Option<PortKind>,
     /// auto: shared memory where there is any, else the network; or shm or udp alone

@@ -267,7 +267,8 @@ impl NodeBuilder {
         self
     }
 
-    /// How to wait for datagrams: by io_uring, or by plain calls. By default by io_uring where it can be had.
+    /// How to wait for datagrams: by io_uring, or by `ppoll` and a second thread. By default by io_uring where it can be had. Plain calls of the
+    /// socket send and receive the datagrams in any case.
     pub fn udp_port(mut self, kind: PortKind) -> Self {
         self.udp.port = kind;
         self

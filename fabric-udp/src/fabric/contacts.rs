@@ -1,14 +1,22 @@
 //! Addresses at which other nodes are, or may be.
+//!
+//! Some of them this node's own options name: these are tried again and again. Of the others a peer tells, which may be wrong or mean harm.
+//! So they are greeted a few at a time, shared out evenly among the peers that told of them: places for sessions remain for nodes that come by
+//! themselves, and nobody is flooded. An address that does not answer gives way to others, and is dropped after three attempts.
 
-use crate::protocol::{CloseReason, Endpoint, LinkId, Path, Rejection, SessionId, Target, Time};
+use crate::protocol::{ADDRESSES_MAX, CloseReason, Endpoint, LinkId, Path, Rejection, SessionId, Target, Time, is_one_place};
+use doorbell_fabric::{Incarnation, NodeId};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 /// How soon an address is tried again where nobody was, or nobody is any more; twice as long each time after, up to the other.
 const AGAIN_FIRST: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(2);
-/// Addresses that are remembered because others told of them.
-const TOLD_MAX: usize = 4096;
+/// Addresses that others told of and that are tried at the same time.
+const TOLD_AT_ONCE: usize = 16;
+/// How long such an address is tried before it gives way to another: in the first attempt, and in the second. The third takes as long as any.
+const GIVES_WAY_AFTER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
 /// How an attempt went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,16 +31,42 @@ pub enum Standing {
     Failed(CloseReason),
 }
 
+/// What a peer told of an address.
+#[derive(Clone, Copy)]
+struct Told {
+    by: NodeId,
+    node: NodeId,
+    incarnation: Incarnation,
+}
+
 /// One address.
-pub struct Contact {
-    pub address: SocketAddr,
-    /// Tried again and again; otherwise once.
-    lasting: bool,
+struct Contact {
+    address: SocketAddr,
+    /// Another node told of it. Otherwise this node's options name it.
+    told: Option<Told>,
     session: Option<SessionId>,
+    /// When it is tried next. While an address that others told of is tried: when it gives way.
     next: Time,
     pause: Duration,
     tries: usize,
-    pub standing: Standing,
+    standing: Standing,
+}
+
+impl Contact {
+    fn new(now: Time, address: SocketAddr, told: Option<Told>) -> Self {
+        let (session, standing) = (None, Standing::Trying);
+        Self { address, told, session, next: now, pause: AGAIN_FIRST, tries: 0, standing }
+    }
+
+    /// Whether others told of it and its turn is still to come.
+    fn waits(&self) -> bool {
+        self.told.is_some() && self.session.is_none()
+    }
+
+    /// Whether others told of it and it is being tried.
+    fn is_tried(&self) -> bool {
+        self.told.is_some() && self.session.is_some() && !matches!(self.standing, Standing::Met { .. })
+    }
 }
 
 /// All of them.
@@ -40,15 +74,17 @@ pub struct Contact {
 pub struct Contacts {
     /// Where this node's own links are.
     locals: Vec<SocketAddr>,
+    /// What one node may tell of at most.
+    told_max: usize,
     list: Vec<Contact>,
     /// Nothing is to be done before.
     pub due: Option<Time>,
 }
 
 impl Contacts {
-    /// None yet, for a node with links at these addresses.
-    pub fn new(locals: Vec<SocketAddr>) -> Self {
-        Self { locals, ..Self::default() }
+    /// None yet, for a node with links at these addresses, in a domain of so many nodes.
+    pub fn new(locals: Vec<SocketAddr>, max_nodes: usize) -> Self {
+        Self { locals, told_max: ADDRESSES_MAX * max_nodes, ..Self::default() }
     }
 
     /// The link by which an address is tried: the one that the system's routes prefer; or those of its IP version in turn, if they prefer none of
@@ -70,14 +106,37 @@ impl Contacts {
         LinkId(others.get(tries % others.len().max(1)).copied().unwrap_or(0) as u8)
     }
 
-    /// Another address. If it is known already, nothing changes.
-    pub fn add(&mut self, now: Time, address: SocketAddr, lasting: bool) {
-        let is_known = self.list.iter().any(|contact| contact.address == address);
-        if !is_known && (lasting || self.list.len() < TOLD_MAX) {
-            let standing = Standing::Trying;
-            self.list.push(Contact { address, lasting, session: None, next: now, pause: AGAIN_FIRST, tries: 0, standing });
+    /// An address that is tried until a node is there. If it is known already, nothing changes.
+    pub fn add(&mut self, now: Time, address: SocketAddr) {
+        if !self.list.iter().any(|contact| contact.address == address) {
+            self.list.push(Contact::new(now, address, None));
             self.due = Some(now);
         }
+    }
+
+    /// The peer `by` tells that a life of a node is at an address. It may tell of as many addresses as all nodes have, and what is beyond that
+    /// is ignored, as are addresses at which no node can be.
+    pub fn tell(&mut self, now: Time, by: NodeId, node: NodeId, incarnation: Incarnation, address: SocketAddr) {
+        let is_by = |contact: &&Contact| contact.told.is_some_and(|told| told.by == by);
+        // What another peer told of the same address does not count: its turn may come late.
+        let is_known = |contact: &Contact| {
+            let is_met = matches!(contact.standing, Standing::Met { .. });
+            contact.address == address && (is_met || contact.told.is_none_or(|told| told.by == by))
+        };
+        if is_one_place(address)
+            && !self.locals.contains(&address)
+            && self.list.iter().filter(is_by).count() < self.told_max
+            && !self.list.iter().any(is_known)
+        {
+            self.list.push(Contact::new(now, address, Some(Told { by, node, incarnation })));
+            self.due = Some(now);
+        }
+    }
+
+    /// There is a session with this life of a node, at this address: what else was told of either need not be tried.
+    pub fn met(&mut self, node: NodeId, incarnation: Incarnation, address: SocketAddr) {
+        let is_meant = |told: Told| (told.node, told.incarnation) == (node, incarnation);
+        self.list.retain(|contact| !(contact.waits() && (contact.address == address || contact.told.is_some_and(is_meant))));
     }
 
     /// What is known of an address.
@@ -92,7 +151,7 @@ impl Contacts {
 
     /// Whether some that others told of are still being tried.
     pub fn is_told(&self) -> bool {
-        self.list.iter().any(|contact| !contact.lasting && contact.standing == Standing::Trying)
+        self.list.iter().any(|contact| contact.told.is_some() && contact.standing == Standing::Trying)
     }
 
     /// Tries those whose turn it is.
@@ -103,7 +162,7 @@ impl Contacts {
         self.due = None;
         let mut list = std::mem::take(&mut self.list);
         for contact in &mut list {
-            if contact.session.is_some() || contact.next == Time::NEVER {
+            if contact.told.is_some() || contact.session.is_some() || contact.next == Time::NEVER {
                 continue;
             }
             if contact.next <= now {
@@ -119,6 +178,69 @@ impl Contacts {
             }
         }
         self.list = list;
+        self.attend_told(now, endpoint);
+    }
+
+    /// Tries addresses that others told of, the next ones of those tellers and those nodes first of which the fewest are being tried.
+    fn attend_told(&mut self, now: Time, endpoint: &mut Endpoint) {
+        let mut tried: Vec<usize> = (0..self.list.len()).filter(|at| self.list[*at].is_tried()).collect();
+        if tried.len() >= TOLD_AT_ONCE && self.list.iter().any(Contact::waits) {
+            // Backwards: what gives way goes to the end.
+            for at in tried.into_iter().rev().filter(|at| self.list[*at].next <= now).collect::<Vec<_>>() {
+                self.stop(now, at, endpoint);
+            }
+        }
+        loop {
+            tried = (0..self.list.len()).filter(|at| self.list[*at].is_tried()).collect();
+            let (mut by_teller, mut by_node) = (BTreeMap::<_, usize>::new(), BTreeMap::<_, usize>::new());
+            for told in tried.iter().filter_map(|at| self.list[*at].told) {
+                *by_teller.entry(told.by).or_default() += 1;
+                *by_node.entry(told.node).or_default() += 1;
+            }
+            let count = |of: &BTreeMap<NodeId, usize>, node| of.get(&node).copied().unwrap_or(0);
+            // Not twice at once, though two tell of it.
+            let is_free = |contact: &Contact| contact.waits() && !tried.iter().any(|at| self.list[*at].address == contact.address);
+            let waiting = self.list.iter().enumerate().filter(|(_, contact)| is_free(contact));
+            let waiting = waiting.filter_map(|(at, contact)| Some((at, contact.told?)));
+            let Some((next, told)) = waiting.min_by_key(|(_, told)| (count(&by_teller, told.by), count(&by_node, told.node)))
+            else {
+                return;
+            };
+            if tried.len() >= TOLD_AT_ONCE {
+                // A teller of whom more is tried gives an attempt away, until all have as many. That one does not count as made.
+                let busiest = by_teller.iter().max_by_key(|(_, count)| **count).map(|(teller, count)| (*teller, *count));
+                let spare = busiest.filter(|(_, most)| *most > count(&by_teller, told.by) + 1).and_then(|(teller, _)| {
+                    tried.iter().copied().find(|at| self.list[*at].told.is_some_and(|told| told.by == teller))
+                });
+                let Some(spare) = spare else {
+                    let first = tried.iter().map(|at| self.list[*at].next).min();
+                    self.due = self.due.into_iter().chain(first).min();
+                    return;
+                };
+                self.list[spare].tries -= 1;
+                self.stop(now, spare, endpoint);
+                continue;
+            }
+            let (address, tries) = (self.list[next].address, self.list[next].tries);
+            let path = Path { link: self.link_towards(address, tries), peer: address };
+            let Some(session) = endpoint.connect(now, Target { path, node: None }) else {
+                // As many sessions as may be.
+                self.due = self.due.into_iter().chain([now + AGAIN_FIRST]).min();
+                return;
+            };
+            let contact = &mut self.list[next];
+            contact.next = GIVES_WAY_AFTER.get(tries).map_or(Time::NEVER, |after| now + *after);
+            (contact.session, contact.tries) = (Some(session), tries + 1);
+        }
+    }
+
+    /// Ends an attempt at an address that others told of. Its next turn comes after all that wait.
+    fn stop(&mut self, now: Time, at: usize, endpoint: &mut Endpoint) {
+        let mut contact = self.list.remove(at);
+        if let Some(session) = contact.session.take() {
+            endpoint.close(now, session, 0);
+        }
+        self.list.push(contact);
     }
 
     /// A session stands that was asked for here, or by the other end.
@@ -126,6 +248,8 @@ impl Contacts {
         if asked && let Some(contact) = self.list.iter_mut().find(|contact| contact.session == Some(session)) {
             contact.standing = Standing::Met { told: false };
             (contact.pause, contact.tries) = (AGAIN_FIRST, 0);
+            // Others that wait may be tried now.
+            self.due = Some(Time::ZERO);
         }
     }
 
@@ -148,13 +272,15 @@ impl Contacts {
             }
             reason => Standing::Failed(reason),
         };
-        if reason == CloseReason::Rejected(Rejection::SameNode) {
+        if contact.told.is_some() {
+            // Others that wait may be tried now.
+            self.list.remove(at);
+            self.due = Some(now);
+        } else if reason == CloseReason::Rejected(Rejection::SameNode) {
             contact.next = Time::NEVER;
-        } else if contact.lasting {
+        } else {
             contact.next = now + contact.pause;
             self.due = Some(self.due.map_or(contact.next, |due| due.min(contact.next)));
-        } else {
-            self.list.swap_remove(at);
         }
     }
 
@@ -167,3 +293,6 @@ impl Contacts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -249,10 +249,10 @@ impl UdpFabric {
         let mut fabric = Self::over(endpoint, port.links().to_vec(), me, max_nodes);
         fabric.wants_strands = options.strands;
         let now = fabric.now();
-        options.connect.iter().for_each(|address| fabric.contacts.add(now, *address, true));
+        options.connect.iter().for_each(|address| fabric.contacts.add(now, *address));
         let locals = fabric.addresses.clone();
         options.seek.iter().filter(|address| !locals.contains(address)).for_each(|address| {
-            fabric.contacts.add(now, *address, true);
+            fabric.contacts.add(now, *address);
         });
         fabric.meet(&options.connect, deadline)?;
         Ok((fabric, port))
@@ -264,7 +264,7 @@ impl UdpFabric {
         let ways = links.iter().map(|_| Way::default()).collect();
         Self {
             endpoint,
-            contacts: Contacts::new(addresses.clone()),
+            contacts: Contacts::new(addresses.clone(), max_nodes),
             addresses,
             links,
             busy: 0,
@@ -412,6 +412,7 @@ impl UdpFabric {
                 if !asked {
                     self.introduce(now, session, peer.node);
                 }
+                self.contacts.met(peer.node, incarnation, path.peer);
                 self.given.retain(|(node, _)| *node != peer.node);
                 let place = &mut self.peers[peer.node.index()];
                 if place.is_some() {
@@ -504,11 +505,15 @@ impl UdpFabric {
 
     fn on_notice(&mut self, now: Time, source: NodeId, bytes: &[u8]) {
         let Some(Notice::Members { members, last }) = Notice::decode(bytes) else { return };
+        // A guest is told of members, and tells of none.
+        if source.index() >= self.peers.len() {
+            return;
+        }
         for Member { node, incarnation, address } in members {
-            let is_known =
-                self.peers.get(node.index()).and_then(Option::as_ref).is_some_and(|peer| peer.incarnation == incarnation);
+            let Some(place) = self.peers.get(node.index()) else { continue };
+            let is_known = place.as_ref().is_some_and(|peer| peer.incarnation == incarnation);
             if !is_known && node != self.me.0 {
-                self.contacts.add(now, address, false);
+                self.contacts.tell(now, source, node, incarnation, address);
             }
         }
         if last && let Some(session) = self.peers.get(source.index()).and_then(Option::as_ref).map(|peer| peer.session) {

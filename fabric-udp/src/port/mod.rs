@@ -7,8 +7,8 @@
 //! - **cold**: [`Port::park`] sleeps. Any thread may, one at a time. Datagrams stay in the socket, for the hot gear to take, and nothing
 //!   stays armed: what is taken in the hot gear later wakes nobody.
 //!
-//! [`Uring`] does this with io_uring, [`Plain`] with plain calls where io_uring is forbidden or too old; [`open`] chooses. Both
-//! send and receive in [`Run`]s: the kernel cuts (GSO) and gathers (GRO) them.
+//! [`Uring`] waits by io_uring, and [`Plain`] by `ppoll(2)` and a second thread where io_uring is forbidden or too old; [`open`] chooses. Datagrams
+//! go by plain calls of the socket with both, in [`Run`]s: the kernel cuts (GSO) and gathers (GRO) them.
 
 mod bell;
 mod calls;
@@ -244,12 +244,12 @@ impl Statistics {
 /// How a port waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kind {
-    /// By io_uring, else by plain calls.
+    /// By io_uring, else as [`Plain`](Self::Plain).
     #[default]
     Auto,
-    /// By io_uring.
+    /// By io_uring. Datagrams go by plain calls of the socket.
     Uring,
-    /// By plain calls.
+    /// By `ppoll(2)` and a second thread that sleeps on the doorbell. Datagrams go as with the other.
     Plain,
 }
 

@@ -1,4 +1,4 @@
-//! A port of plain calls, for where io_uring is forbidden or too old.
+//! A port that waits without io_uring, for where that is forbidden or too old.
 //!
 //! It sleeps in `ppoll(2)`, and hears the doorbell by way of a second thread (see [`bell`](super::bell)).
 

@@ -1,6 +1,6 @@
-//! A port with io_uring.
+//! A port that waits by io_uring.
 //!
-//! It does not make a datagram cheaper; it makes one wait for everything possible.
+//! The ring only waits: for all sockets and the doorbell word at once. Datagrams go by plain calls of the socket.
 //!
 //! A park hands over its requests and waits in one system call, and ends in a second one all that did not end by itself. So each request
 //! is of the thread that parks, a thread that ends takes none with it that another waits for, and datagrams that are taken from the socket
@@ -71,7 +71,7 @@ impl UringError {
     }
 }
 
-/// A port with io_uring.
+/// A port that waits by io_uring.
 pub struct Uring {
     links: Vec<Direct>,
     room: Room,

@@ -88,7 +88,7 @@ pub struct Config {
     pub initial_window: u64,
     /// The least time before something unanswered is asked for again.
     pub patience: Duration,
-    /// A peer that does not answer for so long is dead.
+    /// A peer that does not answer for so long is dead; and so is one that talks for four times as long and acknowledges nothing.
     pub dead_after: Duration,
     /// A session on which nothing was sent for so long by either driver is closed. `None`: never.
     pub idle_after: Option<Duration>,

@@ -384,6 +384,12 @@ pub(crate) const ADDRESSES_MAX: usize = 4;
 pub(crate) const STRANDS_MAX: usize = ADDRESSES_MAX;
 const REACH_BYTES: usize = 20;
 
+/// Whether one node may be at an address: at others there is none, or there are many.
+pub(crate) fn is_one_place(address: SocketAddr) -> bool {
+    let is_broadcast = matches!(address.ip(), IpAddr::V4(ip) if ip.is_broadcast());
+    !address.ip().is_unspecified() && !address.ip().is_multicast() && !is_broadcast && address.port() != 0
+}
+
 /// The links that a node tells of, and where they are reached.
 pub(crate) fn reaches(config: &Config) -> impl Iterator<Item = (LinkId, Reach)> {
     let told = config.addresses.len() > 1;
@@ -494,9 +500,7 @@ impl Params {
             let ip = IpAddr::V6(Ipv6Addr::from(reader.array::<16>()?)).to_canonical();
             let address = SocketAddr::new(ip, reader.u16()?);
             let mtu = reader.u16()?;
-            // Nobody is at such an address, or many are.
-            let sound = !ip.is_unspecified() && !ip.is_multicast() && address.port() != 0 && mtu >= 1_200;
-            sound.then_some(Reach { address, mtu })
+            (is_one_place(address) && mtu >= 1_200).then_some(Reach { address, mtu })
         };
         (0..count).map(|_| one(reader)).collect()
     }

@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 const REORDER_START: u64 = 3;
 /// ... at most, however often it turned out to be wrong.
 const REORDER_MAX: u64 = 256;
+/// Datagrams remembered beyond those that the window allows under way, and as many of the things these carried.
+pub(crate) const RECORDS_MAX: usize = 1 << 15;
 
 /// The round trip as measured.
 #[derive(Clone, Copy)]
@@ -155,6 +157,8 @@ pub(crate) struct Flight {
     largest_acked: Option<u64>,
     loss_at: Time,
     latest_sent: Time,
+    /// Records were given up since the last acknowledgement: `waiting_since` still counts, though nothing may be under way for a moment.
+    given_up: bool,
     /// Questions asked in a row without an answer.
     pub questions: u32,
     reorder: u64,
@@ -184,6 +188,7 @@ impl Flight {
             largest_acked: None,
             loss_at: Time::NEVER,
             latest_sent: Time::ZERO,
+            given_up: false,
             questions: 0,
             reorder: REORDER_START,
             alarm: (0, 0),
@@ -215,7 +220,7 @@ impl Flight {
         let state = if wants_answer { State::UnderWay } else { State::Done };
         self.sent.push_back(Sent { at: now, carried, size: size as u32, count, state, probe, apart: false });
         if wants_answer {
-            if self.waiting == 0 {
+            if self.waiting == 0 && !self.given_up {
                 self.waiting_since = now;
             }
             self.waiting += 1;
@@ -234,6 +239,11 @@ impl Flight {
         let sent = Sent { at: now, carried, size: size as u32, count: 0, state: State::Done, probe: true, apart: true };
         self.sent.push_back(sent);
         self.drop_done(now);
+    }
+
+    #[cfg(any(test, feature = "sim"))]
+    pub fn records(&self) -> (usize, usize) {
+        (self.sent.len(), self.carried.len())
     }
 
     fn drop_done(&mut self, now: Time) {
@@ -311,6 +321,7 @@ impl Flight {
                 self.round_trip.sample(now - at, u64::from(ack.delay).min(self.peer_delay.max(MILLI)));
             }
             self.questions = 0;
+            self.given_up = false;
         }
         let largest = ack.largest.checked_sub(self.base).and_then(|index| self.sent.get(index as usize));
         let latest =
@@ -425,6 +436,41 @@ impl Flight {
         self.drop_done(now);
     }
 
+    /// Whether there are more records than a peer that acknowledges ever causes. `window`: the bytes that may be under way.
+    #[inline]
+    pub fn is_crowded(&self, window: u64) -> bool {
+        let records = self.sent.len().max(self.carried.len());
+        records >= RECORDS_MAX && records - RECORDS_MAX >= window as usize / MTU_FLOOR
+    }
+
+    /// Drops the oldest records until there are no more than may be. `again` hears what those carried that were under way. So a peer that
+    /// acknowledges nothing costs bounded memory, whatever it makes this end send.
+    pub fn thin(&mut self, now: Time, window: u64, mut again: impl FnMut(Carried)) {
+        while self.is_crowded(window)
+            && let Some(first) = self.sent.pop_front()
+        {
+            self.base += 1;
+            let is_under_way = first.state == State::UnderWay;
+            if is_under_way {
+                self.given_up = true;
+                self.waiting -= 1;
+                if !first.probe {
+                    self.bytes -= u64::from(first.size);
+                }
+            }
+            let end = first.carried + u64::from(first.count);
+            while self.carried_base < end
+                && let Some(carried) = self.carried.pop_front()
+            {
+                self.carried_base += 1;
+                if is_under_way {
+                    again(carried);
+                }
+            }
+        }
+        self.drop_done(now);
+    }
+
     /// The longest pause between two questions from now on.
     pub fn pause_most(&mut self, pause: Nanos) {
         self.pause_max = pause;
@@ -438,7 +484,7 @@ impl Flight {
                 again(self.carried[(sent.carried - self.carried_base + index) as usize]);
             }
         }
-        (self.bytes, self.waiting, self.questions) = (0, 0, 0);
+        (self.bytes, self.waiting, self.questions, self.given_up) = (0, 0, 0, false);
         (self.loss_at, self.alarm, self.reorder) = (Time::NEVER, (0, 0), REORDER_START);
         self.path_from = self.next_number();
         self.alarm_from = self.path_from;

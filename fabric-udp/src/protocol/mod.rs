@@ -42,6 +42,7 @@ use std::net::SocketAddr;
 pub use config::{Config, ConfigError, DomainKey, Integrity, LinkConfig, PROTOCOL_VERSION};
 pub use endpoint::{Endpoint, Target};
 pub use handshake::Rejection;
+pub(crate) use handshake::{ADDRESSES_MAX, is_one_place};
 pub use lent::Middle;
 pub use stats::{EndpointStats, Outstanding, SessionStats};
 pub use time::Time;
@@ -95,7 +96,7 @@ pub enum CloseReason {
     Local,
     /// The other end closed it in good order, with this code. Everything it had sent was delivered.
     ByPeer(u8),
-    /// The other end did not answer for [`Config::dead_after`].
+    /// The other end did not answer for [`Config::dead_after`], or it talked for four times as long and acknowledged nothing.
     Silent,
     /// Nobody answered for [`Config::connect_for`].
     NoAnswer,

@@ -58,7 +58,7 @@ pub struct UdpArgs {
     /// Encrypt with a key that is thrown away afterwards
     #[arg(long)]
     with_key: bool,
-    /// How to wait for datagrams: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
+    /// How to wait for datagrams, which plain calls send and receive in any case: auto, io_uring or plain [env: DOORBELL_PORT=] [default: auto]
     #[arg(long, value_name = "HOW")]
     port: Option<PortKind>,
 }

@@ -717,6 +717,12 @@ impl Endpoint {
         self.sessions.live(session).expect("a session").1.forge(now, number, body)
     }
 
+    /// Records of sent datagrams that a session keeps, and of what these carried.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn records(&self, session: SessionId) -> Option<(usize, usize)> {
+        self.sessions.peek(session).map(Session::records)
+    }
+
     /// Answers, requests and events that wait.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn waiting(&self) -> (usize, usize, usize) {

@@ -113,6 +113,8 @@ pub(crate) struct Session {
     suspected: Option<Time>,
     changed_path: bool,
     pub last_heard: Time,
+    /// When the peer last acknowledged something new.
+    acked_at: Time,
     /// By the path in use.
     heard_here: Time,
     last_used: Time,
@@ -203,6 +205,7 @@ impl Session {
             suspected: None,
             changed_path: false,
             last_heard: now,
+            acked_at: now,
             heard_here: now,
             last_used: now,
             quiet_after,

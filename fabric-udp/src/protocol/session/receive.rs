@@ -265,6 +265,7 @@ impl Session {
         }
         if let Some((number, sent)) = acked.latest {
             self.questions = 0;
+            self.acked_at = now;
             self.cipher.on_acked(number);
             let round_trip = self.flight.round_trip;
             let limited = number < self.limited_until;

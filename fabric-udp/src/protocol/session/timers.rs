@@ -11,6 +11,9 @@ const GOODBYES: u32 = 4;
 /// datagrams each time, more than a question takes.
 const RETIRE_AFTER: u32 = 8;
 const RETIRED: usize = 4;
+/// Dead-peer times after which a peer that is heard, but acknowledges nothing of what is under way, counts as dead. A peer that follows the
+/// rules acknowledges at once, or hears nothing any more and ends the session after one dead-peer time.
+const DEAF_AFTER: u64 = 4;
 
 impl Session {
     /// When [`on_timeout`](Self::on_timeout) is to be called next.
@@ -35,12 +38,14 @@ impl Session {
         deadline.min(self.idle_at())
     }
 
-    /// A peer that says nothing until then is dead. It has three quarters of the time after the first question.
+    /// A peer that says nothing until then is dead. It has three quarters of the time after the first question. So is one that talks and
+    /// acknowledges nothing: what it is sent would be kept for ever.
     fn dead_at(&self) -> Time {
         let asked = self.flight.waiting_since + (self.spans.dead - self.spans.keep_alive);
         let silent = asked.max(self.last_heard + self.spans.dead);
+        let deaf = self.flight.waiting_since.max(self.acked_at) + DEAF_AFTER * self.spans.dead;
         match self.doubted {
-            _ if !self.vouched => silent,
+            _ if !self.vouched => silent.min(deaf),
             Some(end) => silent.max(end),
             None => Time::NEVER,
         }
@@ -56,7 +61,9 @@ impl Session {
 
     /// This node itself stood still until now: the peer gets some more time.
     pub fn forgive(&mut self, now: Time) {
-        self.last_heard = self.last_heard.max(Time::from_nanos(now.nanos().saturating_sub(self.spans.dead / 2)));
+        let lately = Time::from_nanos(now.nanos().saturating_sub(self.spans.dead / 2));
+        self.last_heard = self.last_heard.max(lately);
+        self.acked_at = self.acked_at.max(lately);
     }
 
     /// Whether nothing was heard for half the time after which the peer is asked, and nothing is under way that asks.

@@ -90,6 +90,10 @@ impl Session {
             self.cargo.closing = Closing::Telling { code, told: false };
         }
         let bulk = self.cargo.has_bulk() && self.may_send(now);
+        // The window bounds what bulk adds.
+        if !bulk && self.flight.is_crowded(self.window) {
+            self.thin(now);
+        }
         let due = self.received.is_due(now);
         if !(bulk || due || self.ping || self.questions > 0 || self.cargo.has_news() || self.response.is_some()) {
             return None;
@@ -185,6 +189,18 @@ impl Session {
         }
         self.stats.datagrams_out += 1;
         self.stats.bytes_out += len as u64;
+    }
+
+    /// Forgets the oldest datagrams, which the peer does not acknowledge. What they carried is sent again.
+    #[cold]
+    fn thin(&mut self, now: Time) {
+        let Self { flight, cargo, mtu, stats, window, .. } = self;
+        flight.thin(now, *window, |carried| match carried {
+            Carried::Probe { .. } => mtu.forget_probe(),
+            carried => stats.bytes_again += cargo.again(carried),
+        });
+        // Only while something is under way is it known since when nothing was acknowledged.
+        self.ping |= self.flight.waiting == 0;
     }
 
     fn write_answer(&mut self, now: Time, draft: &mut Draft, along: bool) {
@@ -340,6 +356,9 @@ impl Session {
 
     #[cold]
     fn transmit_probe(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
+        if self.flight.is_crowded(self.window) {
+            self.thin(now);
+        }
         let tag = self.cipher.tag();
         if let Some(Move { to, word, asked: asked @ None }) = &mut self.movement {
             *asked = Some(now);
@@ -386,6 +405,11 @@ impl Session {
             None => self.finish(now, &mut datagram, 0, None, 0, false, false),
         }
         datagram
+    }
+
+    #[cfg(any(test, feature = "sim"))]
+    pub fn records(&self) -> (usize, usize) {
+        self.flight.records()
     }
 
     #[cfg(any(test, feature = "sim"))]

@@ -2,6 +2,7 @@
 
 mod basics;
 mod beside;
+mod beside_foe;
 mod conditions;
 mod hostile;
 mod lanes;

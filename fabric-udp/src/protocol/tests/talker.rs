@@ -77,6 +77,12 @@ pub struct Talker {
     pub cancelled_out: Vec<u64>,
     pub unreadable: bool,
     pub damaged: Vec<&'static str>,
+    /// A node that follows no rules. It has a session apart from the others, and what it sends is taken as it comes.
+    pub foe: Option<u16>,
+    pub foe_session: Option<SessionId>,
+    /// Packets still to be sent to it.
+    pub to_foe: u32,
+    pub damaged_by_foe: u32,
     pub dice: Option<Dice>,
     pub deliver: bool,
 }
@@ -117,6 +123,9 @@ impl Sink for Talker {
         head: &PacketHead,
         payload: Payload<'_>,
     ) -> Verdict {
+        if Some(source.0) == self.foe {
+            return Verdict::Taken;
+        }
         let strand = (head.tag >> 56) as u8;
         if strand > 0 {
             let next = &mut self.received_by.entry((source, incarnation, strand)).or_default()[priority.index()];
@@ -147,8 +156,12 @@ impl Sink for Talker {
         if self.roll(some) { Verdict::TakenAndStop } else { Verdict::Taken }
     }
 
-    fn damaged(&mut self, _: NodeId, _: Priority, reason: &'static str) {
-        self.damaged.push(reason);
+    fn damaged(&mut self, node: NodeId, _: Priority, reason: &'static str) {
+        if Some(node.0) == self.foe {
+            self.damaged_by_foe += 1;
+        } else {
+            self.damaged.push(reason);
+        }
     }
 }
 
@@ -180,6 +193,7 @@ impl Driver for Talker {
     fn turn(&mut self, now: Time, endpoint: &mut Endpoint) -> Option<Time> {
         while let Some(event) = endpoint.poll_event() {
             match &event {
+                Event::Connected { session, peer, .. } if Some(peer.node.0) == self.foe => self.foe_session = Some(*session),
                 Event::Connected { session, strand: strand @ 1.., .. } => drop(self.strands.insert(*strand, *session)),
                 Event::Connected { session, .. } => {
                     self.session = Some(*session);
@@ -207,6 +221,13 @@ impl Driver for Talker {
         }
         if self.deliver && !self.refuse {
             endpoint.deliver(now, self, 64);
+        }
+        while self.to_foe > 0
+            && let Some(session) = self.foe_session
+        {
+            self.to_foe -= 1;
+            let head = PacketHead { kind: PacketKind::Whole, tag: 0, sequence: 0, total: 8 };
+            endpoint.push(now, session, Priority::Normal, &head, &[7; 8]);
         }
         if let Some(first) = self.session {
             let mut payload = Vec::new();
