@@ -199,7 +199,8 @@ impl Contacts {
             }
             let count = |of: &BTreeMap<NodeId, usize>, node| of.get(&node).copied().unwrap_or(0);
             // Not twice at once, though two tell of it.
-            let is_free = |contact: &Contact| contact.waits() && !tried.iter().any(|at| self.list[*at].address == contact.address);
+            let is_free =
+                |contact: &Contact| contact.waits() && !tried.iter().any(|at| self.list[*at].address == contact.address);
             let waiting = self.list.iter().enumerate().filter(|(_, contact)| is_free(contact));
             let waiting = waiting.filter_map(|(at, contact)| Some((at, contact.told?)));
             let Some((next, told)) = waiting.min_by_key(|(_, told)| (count(&by_teller, told.by), count(&by_node, told.node)))

@@ -3,8 +3,8 @@
 use super::*;
 use crate::protocol::loss::RECORDS_MAX;
 use crate::protocol::sim::{Dice, Rules};
-use crate::protocol::*;
 use crate::protocol::time::nanos;
+use crate::protocol::*;
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 
 /// The two honest nodes, and the hostile one.
@@ -51,7 +51,8 @@ impl Siege {
         for session in self.theirs {
             self.network.endpoint(FOE).vouch(session);
         }
-        self.network.lay(deaf, &PAIR.map(|index| (index, FOE)).into_iter().chain(PAIR.map(|index| (FOE, index))).collect::<Vec<_>>());
+        self.network
+            .lay(deaf, &PAIR.map(|index| (index, FOE)).into_iter().chain(PAIR.map(|index| (FOE, index))).collect::<Vec<_>>());
     }
 
     /// A datagram of the hostile node to one of the pair, with a number that it never used.
@@ -65,7 +66,9 @@ impl Siege {
     /// Records that the honest nodes keep of what they sent to the hostile one.
     fn records(&mut self) -> usize {
         let ours = self.ours;
-        let of = |(index, session): (usize, SessionId)| self.network.endpoint(index).records(session).map_or(0, |all| all.0.max(all.1));
+        let of = |(index, session): (usize, SessionId)| {
+            self.network.endpoint(index).records(session).map_or(0, |all| all.0.max(all.1))
+        };
         PAIR.into_iter().zip(ours).map(of).max().unwrap()
     }
 
@@ -111,7 +114,11 @@ fn talks_and_acknowledges_nothing(body: &[u8], vouched: bool) {
             joined = true;
         }
         let closed = siege.network.endpoint(0).session_with(NodeId(FOE as u16)).is_none();
-        assert!(closed || vouched || siege.network.now() - began <= 6 * dead, "the session stands after {} ms", (siege.network.now() - began) / MS);
+        assert!(
+            closed || vouched || siege.network.now() - began <= 6 * dead,
+            "the session stands after {} ms",
+            (siege.network.now() - began) / MS
+        );
     }
     assert!(joined && siege.network.nodes[1].driver.count_from(0) == 200, "the honest pair talks");
     assert_eq!(siege.network.nodes[0].driver.count_from(1), 200);
@@ -175,7 +182,8 @@ fn an_honest_pair_loses_nothing_to_a_hostile_peer() {
         }
         let is_done = |network: &Net| {
             let whole = |(to, id): &(usize, TransferId)| network.nodes[*to].driver.incoming[&id.0].complete == 1;
-            PAIR.iter().all(|index| network.nodes[*index].driver.count_from(1 - *index as u16) == 450) && transfers.iter().all(whole)
+            PAIR.iter().all(|index| network.nodes[*index].driver.count_from(1 - *index as u16) == 450)
+                && transfers.iter().all(whole)
         };
         let until = siege.network.now() + LONGEST;
         assert!(siege.network.run(until, is_done), "what the pair sends arrives");
