@@ -181,7 +181,7 @@ fn install() {
             }
         };
         if installed != 0 {
-            tracing::warn!(error = %io::Error::last_os_error(), "no SIGBUS handler: a peer that truncates a segment ends this process");
+            tracing::warn!(error = %io::Error::last_os_error(), "no SIGBUS handler: a truncated segment ends this process");
         }
     });
 }

@@ -1,8 +1,8 @@
 //! The words of a channel. With them the members of a team report their progress in a slot of shared memory.
 //!
 //! ```text
-//! post of member 0 | post of member 1 | …       the progress of writing its own slot; the member writes it, the others watch it
-//! ends of member 0 | ends of member 1 | …       the progress of reading the others' slots, and the turns that it has left
+//! post of member 0 | post of member 1 | …       its progress in writing its own slot; the other members watch it
+//! ends of member 0 | ends of member 1 | …       its progress in reading the others' slots, and the turns it has left
 //! ```
 //!
 //! Each word has one writer and only grows. The steps of the collectives in a channel have *tickets*; all members count them
