@@ -1,4 +1,4 @@
-//! The errors of shared memory: what was tried, on what, why it failed, and what to do.
+//! The errors of shared memory. Each names the operation, its object, the reason and a remedy.
 
 use crate::keys::ResourceError;
 use crate::region::RegionFault;
@@ -98,7 +98,7 @@ pub enum ShmError {
         operation: &'static str,
         /// The segment.
         segment: String,
-        /// What is wrong with the segment.
+        /// The reason.
         reason: String,
     },
 
@@ -229,7 +229,7 @@ pub enum ShmError {
         operation: &'static str,
         /// The file.
         object: String,
-        /// What the file is instead.
+        /// The actual kind or owner of the file.
         what: String,
     },
 

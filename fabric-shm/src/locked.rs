@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// The number of words before the copies.
 pub const HEAD: usize = 2;
-/// The number of looks at a held lock before the next step: first so many at once, then so many with a yield in between. After
-/// them the waiter checks whether the owner lives.
+/// The number of looks at a held lock without a pause, and then the same number with a yield after each. After them the waiter
+/// checks whether the owner lives.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 const YIELDS: u32 = if cfg!(loom) { 1 } else { 192 };
 /// The longest sleep between two looks.

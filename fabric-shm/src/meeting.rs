@@ -34,7 +34,7 @@ const LAST_SHIFT: u32 = 24;
 const CLOSED: u64 = 1 << 48;
 const FINISHED: u64 = 1 << 49;
 const GENERATION_SHIFT: u32 = 50;
-/// Bits for the number of pulled bytes. The greatest numbers encode why the target gave up: no message is so long.
+/// Bits for the number of pulled bytes. The greatest numbers encode why the target gave up: no message is that long.
 const PULLED_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
 /// A rendezvous slot for one transfer, in shared memory. All zero means free.
@@ -326,7 +326,7 @@ impl Meetings {
     }
 }
 
-/// How a message is cut into chunks, and where they lie.
+/// The division of a message into chunks, and their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
     /// The length of the message.

@@ -48,7 +48,7 @@ pub fn light_barrier() {
     }
 }
 
-/// Which processes a heavy barrier reaches.
+/// The processes that a heavy barrier reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// The threads of this process.

@@ -1,4 +1,4 @@
-//! The plan: what is measured, and how often.
+//! The plan of the measurements and their number.
 
 use doorbell_peers::order::{Leg, Over, Work};
 

@@ -119,7 +119,7 @@ impl Mapping {
         let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let bytes = nix::sys::stat::fstat(&file)?.st_size;
         if usize::try_from(bytes) != Ok(shape.bytes()) {
-            return Err(io::Error::other(format!("the inherited memory has {bytes} bytes instead of {}", shape.bytes())));
+            return Err(io::Error::other(format!("the inherited memory has {bytes} bytes, not {}", shape.bytes())));
         }
         Self::map(file, shape)
     }

@@ -67,7 +67,7 @@ impl BoardCopy {
         self.board().latencies()
     }
 
-    /// What the engine did last, oldest first.
+    /// The latest steps of the engine, oldest first.
     pub fn records(&self) -> Vec<Recorded> {
         self.board().records()
     }

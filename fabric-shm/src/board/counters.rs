@@ -1,9 +1,9 @@
 //! DMA counters: the number of bytes still to move, and a status bit for zero.
 //!
 //! The authoritative count is private memory of the owner; the board only displays it. **Setting** a counter to a number of bytes
-//! begins a *use*, which has its own generation. Whoever moves bytes **lowers** the counter. The call that brings it to zero
-//! learns so, once. It also sets the counter's bit in the status register, which stays set until the owner clears it or sets the
-//! counter again. A call that arrives late for an earlier use changes nothing.
+//! begins a *use*, which has its own generation. The code that moves bytes **lowers** the counter. The call that brings it to
+//! zero learns so, once. It also sets the counter's bit in the status register, which stays set until the owner clears it or sets
+//! the counter again. A call that arrives late for an earlier use changes nothing.
 //!
 //! Each use also has a random **secret**, by which other nodes name it. Neither the board nor the flight recorder ever shows the
 //! secret; the generation may be shown.

@@ -4,7 +4,7 @@
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::ops::{Index, IndexMut};
 
-/// How a metric moves.
+/// The behaviour of a metric over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FigureKind {
     /// A counter that only grows. The difference between two readings is a rate.
@@ -141,7 +141,7 @@ impl Figure {
         TABLE[self as usize].1
     }
 
-    /// How it moves.
+    /// Its behaviour over time.
     pub const fn kind(self) -> FigureKind {
         TABLE[self as usize].2
     }

@@ -52,7 +52,7 @@ pub enum DomainLayout {
     },
     /// The domain segment holds values that no build writes.
     Damaged {
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// There is no domain segment, only other files.

@@ -5,8 +5,8 @@
 //! anywhere on that path, the next one that joins sees a dead node. [`Membership::open_peer`] opens another node's inbox.
 //! [`list_domains`] and [`clean`] work from outside.
 //!
-//! The kernel tells which nodes live. What a node reads from the directory it copies, checks, and trusts only as far as a wrong
-//! value would harm its writer alone.
+//! The kernel tells which nodes live. A node copies and checks everything that it reads from the directory. It trusts a value
+//! only as far as a wrong one would harm its writer alone.
 
 mod census;
 mod clean;
@@ -49,7 +49,7 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 pub struct JoinOptions {
     /// The domain's name: 1 to 64 of `A-Z a-z 0-9 _ -`.
     pub domain: String,
-    /// Where its segments live.
+    /// The space that holds its segments.
     pub space: Space,
     /// The id to take; `None` takes the lowest free id.
     pub id: Option<NodeId>,

@@ -374,7 +374,7 @@ fn valid_directory() -> Vec<u8> {
     let file = space.open(&node.names.domain()).unwrap().unwrap();
     let segment = file.map(0, domain_bytes(4)).unwrap();
     let words = (0..segment.len() / 8).map(|i| {
-        // SAFETY: within the segment, and aligned; nobody else uses it.
+        // SAFETY: within the segment, and aligned; nothing else uses it.
         unsafe { segment.ptr().cast::<u64>().add(i).read_volatile() }
     });
     words.flat_map(u64::to_ne_bytes).collect()

@@ -446,7 +446,7 @@ impl Fabric for ShmFabric {
         }
         let mut taken = 0;
         if !self.changes.is_empty() {
-            // The caller must first learn whose packets these are: a new incarnation starts its sequence numbers anew.
+            // The caller must first learn which incarnation sent these packets: a new one starts its sequence numbers from 0.
             return 0;
         }
         self.looks = (self.looks + 1) % IDLE_LOOKS;

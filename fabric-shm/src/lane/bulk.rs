@@ -16,7 +16,7 @@ use doorbell_fabric::LinkDown;
 pub const BULK_LEAST: usize = 8 << 10;
 /// The part of a bulk ring that is used between processors that share a cache, so that the cache can hold it.
 const NEAR_BYTES: u64 = 2 << 20;
-/// The consumer reports its progress at least once in so many bytes.
+/// The consumer reports its progress at least once for this many bytes.
 const TOLD_WITHIN: u64 = 256 << 10;
 /// The allowed lengths of a bulk ring. The length is a power of two.
 pub const BULK_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 30;

@@ -9,8 +9,8 @@ use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
 use doorbell_fabric::{PacketHead, PacketKind};
 
-/// How many cells ahead of the current one the consumer prefetches. In a stream those cells are written by then, and only the
-/// next few instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.
+/// The number of cells by which the consumer prefetches ahead. In a stream those cells are written by then, and only the next few
+/// instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.
 const ASK_AHEAD: u64 = 16;
 
 /// The only reader of a lane. Its positions are private; it publishes its progress only for the producer.

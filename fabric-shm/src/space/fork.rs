@@ -1,8 +1,8 @@
 //! The effect of a fork on a node: the parent keeps everything, and the child has nothing.
 //!
-//! The child has none of the mappings (they are advised `DONTFORK`), and must not keep the parent's locks. A lock on an open file
-//! lives as long as any descriptor of it, so a sleeping child would make a dead parent look alive. Therefore a table holds every
-//! descriptor of this crate, and the child closes them all before `fork` returns in it.
+//! The child does not have the mappings (they are advised `DONTFORK`), and must not keep the parent's locks. A lock on an open
+//! file lives as long as any descriptor of it, so a sleeping child would make a dead parent look alive. Therefore a table holds
+//! every descriptor of this crate, and the child closes them all before `fork` returns in it.
 
 use std::fs::File;
 use std::io;

@@ -83,7 +83,7 @@ impl UdpLink {
         self.enter(TRIES)?.endpoint().outstanding(self.session, self.priority)
     }
 
-    /// The longest message that finds room on an idle way whatever came before it.
+    /// The longest message that always fits into an idle link.
     pub fn most_at_once(&self) -> usize {
         self.most_at_once
     }

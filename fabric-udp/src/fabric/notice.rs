@@ -1,5 +1,5 @@
-//! What nodes tell each other about themselves and about others: the greeting of a session, and notices on its lanes. Everything
-//! is checked before it is believed.
+//! The messages by which nodes describe themselves and others: the greeting of a session, and notices on its lanes. Everything is
+//! checked before it is believed.
 
 use super::About;
 use doorbell_fabric::{Incarnation, NodeId, Role};

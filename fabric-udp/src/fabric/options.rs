@@ -125,7 +125,7 @@ pub enum UdpError {
     KeyFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// The system refused a call.

@@ -122,7 +122,7 @@ impl UdpFabric {
     }
 
     /// Hands arrived packets to `sink`, and returns how many it took. Hands over nothing while there is a change that the driver
-    /// does not know, because the driver must know whose packets these are.
+    /// does not know, because the driver must know which incarnation sent the packets.
     pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
         let now = self.now();
         self.chatter = false;

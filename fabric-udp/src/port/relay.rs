@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// The most datagrams under way, whatever the delay.
 const WAITING_MOST: usize = 1 << 15;
 
-/// How bad the network is in one direction. Probabilities are between 0 and 1 and independent.
+/// The faults of the network in one direction. Probabilities are between 0 and 1 and independent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Badness {
     /// The probability that a datagram is lost.
@@ -41,7 +41,7 @@ pub struct Badness {
 }
 
 impl Badness {
-    /// No badness.
+    /// A network without faults.
     pub const NONE: Self = Self {
         loss: 0.0,
         duplication: 0.0,

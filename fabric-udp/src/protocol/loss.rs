@@ -304,7 +304,7 @@ impl Flight {
                     if number >= self.alarm_from {
                         self.alarm.1 += 1;
                     }
-                    // So many datagrams overtook it; allow one more the next time.
+                    // This many datagrams overtook it; allow one more the next time.
                     let overtaken = self.largest_acked.map_or(0, |largest| largest.saturating_sub(number));
                     self.reorder = self.reorder.max(overtaken + 1).min(REORDER_MAX);
                 } else {

@@ -2,7 +2,7 @@
 
 use super::time::{MILLI, Nanos, Time};
 
-/// The largest burst: what one run of datagrams holds.
+/// The largest burst, which is one run of datagrams.
 const BURST_MAX: u64 = 64 * 1024;
 
 /// A token bucket of bytes. It fills at five quarters of the window in a round trip. The last datagram may take more than there
