@@ -126,7 +126,8 @@ impl Directory {
     /// The lock registry.
     #[inline(always)]
     pub fn keys(&self) -> KeyTable<'_> {
-        // SAFETY: a page within the segment, whose length was checked against `max_nodes`; the segment is mapped as long as `self`.
+        // SAFETY: a page within the segment, whose length was checked against `max_nodes`; the segment is mapped as long as
+        // `self`.
         unsafe { KeyTable::at(self.segment.ptr().add(keys_offset(self.facts.max_nodes))) }
     }
 

@@ -131,7 +131,8 @@ pub fn receive_many(socket: BorrowedFd<'_>, places: &mut [Place], arrivals: &mut
         message.write(libc::mmsghdr { msg_hdr: header(vector, &mut place.name, &mut place.control), msg_len: 0 });
     }
     let none = std::ptr::null_mut();
-    // SAFETY: the first `count` headers were written; each names memory of its own place and a local vector, all of which outlive the call.
+    // SAFETY: the first `count` headers were written; each names memory of its own place and a local vector, all of which outlive
+    // the call.
     let received =
         unsafe { libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT, none) };
     if received < 0 {
