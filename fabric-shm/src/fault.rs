@@ -1,20 +1,20 @@
-//! Fault points: places at which a test can have this process, or the thread that comes by, die, stop or wait.
+//! Fault points: places at which a test can make this process, or the thread that arrives there, die, stop or wait.
 //!
-//! `DOORBELL_FAULT` says where and what: one or several, with commas between them, of
+//! `DOORBELL_FAULT` selects the faults. It holds one or several of these forms, separated by commas:
 //!
 //! - `PLACE:N:WHAT`: at the `N`-th arrival at a place of [`PLACES`];
-//! - `any:SEED:ONE_IN:WHAT`: at one arrival in so many on average, wherever it is; the same seed chooses the same arrivals.
+//! - `any:SEED:ONE_IN:WHAT`: at one in `ONE_IN` arrivals on average, at any place; the same seed selects the same arrivals.
 //!
-//! `WHAT` is `kill` (the default): SIGKILL to the process; `stop`: SIGSTOP to it, until somebody sends SIGCONT; or `delay=MS`: this
-//! thread sleeps. What can't be read is an error on stderr, and ends the process: a test that asked for a fault must not go on
-//! without one.
+//! `WHAT` is one of `kill` (the default): SIGKILL to the process; `stop`: SIGSTOP to the process, until another process sends
+//! SIGCONT; `delay=MS`: this thread sleeps. An invalid value is an error on stderr and ends the process, because a test that
+//! asked for a fault must not run without it.
 
 use std::str::FromStr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// All places, in the order in which a node comes by them.
+/// All places, in the order in which a node reaches them.
 pub const PLACES: [&str; 47] = [
     "join.locked",
     "join.domain",
@@ -94,7 +94,7 @@ impl FromStr for Fault {
         let place = match name {
             "any" => Place::Any { seed: number("any:SEED:ONE_IN")?, one_in: number("any:SEED:ONE_IN")?.max(1) },
             name if PLACES.contains(&name) => Place::Named { name: name.into(), nth: number("a place and a number")? },
-            _ => return Err(wrong(&format!("no place is called so; there are {}", PLACES.join(", ")))),
+            _ => return Err(wrong(&format!("there is no place of that name; the places are {}", PLACES.join(", ")))),
         };
         let what = match parts.next() {
             None | Some("kill") => What::Kill,
@@ -127,7 +127,7 @@ fn mixed(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// Called by `fault_point!`.
+/// The target of `fault_point!`.
 pub fn arrive(name: &'static str) {
     static FAULTS: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         let faults = std::env::var("DOORBELL_FAULT").unwrap_or_default();
@@ -148,8 +148,8 @@ pub fn arrive(name: &'static str) {
 }
 
 fn signal(signal: libc::c_int) {
-    // To this very thread, so that it gets no further; both signals end or stop the whole process.
-    // SAFETY: a signal to ourselves; no memory is involved.
+    // To this very thread, so that it gets no further; both signals end or stop the whole process. SAFETY: a signal to this
+    // process; no memory is involved.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
 }
 
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn what_is_no_fault_is_told_by_name() {
         for (text, why) in [
-            ("lane.writen:1", "no place is called so"),
+            ("lane.writen:1", "there is no place of that name"),
             ("lane.written", "a place and a number"),
             ("lane.written:x", "a place and a number"),
             ("any:1", "any:SEED:ONE_IN"),
