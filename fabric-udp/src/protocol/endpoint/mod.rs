@@ -725,7 +725,7 @@ impl Endpoint {
     }
 
     /// The number of records of sent datagrams that a session keeps, and of the items that these carried.
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(test)]
     pub(crate) fn records(&self, session: SessionId) -> Option<(usize, usize)> {
         self.sessions.peek(session).map(Session::records)
     }
