@@ -11,7 +11,7 @@
 //!
 //! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
 //! `DOORBELL_PINGPONGS`, `DOORBELL_BULK_MIB`, `DOORBELL_NETWORK_MIB`, `DOORBELL_PROGRAMS` and `DOORBELL_HOSTILE_SECONDS` make the long
-//! forms of some tests.
+//! forms of some tests. `DOORBELL_LETTERS` says how many letters a node sends that reads none.
 //! `DOORBELL_STORM_SECONDS` says for how long the storm over a device goes on.
 //! `DOORBELL_CASES` says of how many cases the tests of properties are.
 //! The hostile peer has a seed of its own, `DOORBELL_HOSTILE_SEED`.

@@ -95,6 +95,9 @@ impl LockKey {
     /// domain together with the node and its life. Of the number the lower 19 bits count.
     ///
     /// Two threads that use one number still exclude each other: the second is told [`LockFault::AlreadyYours`].
+    ///
+    /// A number is an owner of its own. A circle of waits is [found](LockFault::Circle) only if each owner in it has what it holds and waits for what it wants
+    /// by the same number: a thread that holds one key by its thread's number and waits for another by a number of the program is two owners.
     pub fn with_id(&self, number: u32) -> LockKey {
         let base = OwnerId::user(self.node.id(), self.node.incarnation(), number).bits();
         LockKey { base, threads: 0, ..self.clone() }
@@ -206,16 +209,18 @@ impl LockKey {
     /// Sets its value from `expected` to `new`, where `None` is unlocked. The source's `dacs_registry_set`, which is without a condition there, so that
     /// two processes can both find their own value; with one here.
     ///
-    /// Who sets it to a value of its own has the key, until it sets it back: see [`unlock`](Self::unlock).
+    /// A caller that sets it to a value of its own has the key, until it sets it back: see [`unlock`](Self::unlock). It may also set it to another
+    /// identification of this life of this node, and so hands the key to another thread.
     ///
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::Otherwise`]: it had another value, or it is the turn of one who has waited long, and nothing changed; with
-    /// [`LockFault::NotYours`]: `new`, or what is given up, is not an identification of this life of this node. Else as
+    /// [`LockFault::NotYours`]: `expected` is not the caller's own [identification](Self::my_id), or `new` is not one of this life of this node. Else as
     /// [`facts`](Self::facts).
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<()> {
         let me = self.my_id();
-        let foreign = [expected, new].into_iter().flatten().find(|id| (id.node(), id.life()) != (me.node(), me.life()));
-        if let Some(foreign) = foreign {
+        // A key is given up by the thread or number that has it; a thread that could set it back for another would let a third in beside that one.
+        let not_mine = expected.filter(|id| *id != me);
+        if let Some(foreign) = not_mine.or(new.filter(|id| (id.node(), id.life()) != (me.node(), me.life()))) {
             return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
         }
         let [expected, new] = [expected, new].map(|id| id.map_or(0, OwnerId::bits));

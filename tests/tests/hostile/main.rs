@@ -9,6 +9,7 @@
 
 mod foe;
 mod honest;
+mod letters;
 mod toll;
 mod victim;
 mod ways;
@@ -26,6 +27,9 @@ doorbell_tests::roles! {
     "victim" => victim::stand,
     "honest" => honest::echo,
     "hostile" => foe::attack,
+    "letters-victim" => letters::victim,
+    "letters-honest" => letters::honest,
+    "letters-hostile" => letters::hostile,
 }
 
 /// Who is who.

@@ -32,6 +32,11 @@ impl Engine {
         self.registry.adopt(home, &mut self.inbound.mail);
     }
 
+    /// The registry is not where it was thought to be.
+    pub(crate) fn forget_home(&mut self, home: Home) {
+        self.registry.forget(home, &mut self.inbound.mail);
+    }
+
     /// Begins to ask a life of a node. `None`: it was asked so often that it has to answer first.
     ///
     /// # Errors
@@ -117,7 +122,7 @@ impl Engine {
                 continue;
             }
             let Some(outbound) = self.ways.get(node, Priority::High).cloned() else {
-                self.inbound.mail.out.remove(at);
+                self.inbound.mail.remove(at);
                 continue;
             };
             let Some(mut state) = outbound.state.enter(me) else {
@@ -126,12 +131,16 @@ impl Engine {
             };
             if self.connect(&outbound, &mut state, life).is_err() {
                 // Whoever waits for an answer is told so when the end of that life is noticed, as it was just now. It may have taken letters with it.
-                self.inbound.mail.out.retain(|letter| (letter.node, letter.life) != (node, life));
+                for at in (0..self.inbound.mail.out.len()).rev() {
+                    if (self.inbound.mail.out[at].node, self.inbound.mail.out[at].life) == (node, life) {
+                        self.inbound.mail.remove(at);
+                    }
+                }
                 continue;
             }
             let letter = &self.inbound.mail.out[at];
             if state.push_apart(PacketKind::Letter, letter.tag, &letter.bytes) == Push::Done {
-                self.inbound.mail.out.remove(at);
+                self.inbound.mail.remove(at);
                 work += 1;
             } else {
                 full.push(node);

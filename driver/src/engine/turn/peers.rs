@@ -171,6 +171,7 @@ impl Engine {
             // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
             self.fail_ways(node, life, || Error::Damaged { node });
             self.inbound.streams.fail(node, life, true);
+            self.registry.shun(node, life);
         }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -203,7 +204,7 @@ impl Engine {
                 self.inbound.teams.fail(node, incarnation, !died);
                 self.inbound.devices.fail(node, incarnation);
                 self.inbound.streams.fail(node, incarnation, died);
-                self.registry.gone(node, incarnation);
+                self.registry.gone(node, incarnation, &mut self.inbound.mail);
                 self.see_to_succession();
                 // After its ways out were cut: nothing can be lent to it from here on.
                 let (loans, bytes) = self.lender.drop_holds(node, incarnation);
