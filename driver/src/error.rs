@@ -172,8 +172,8 @@ pub enum Error {
     /// This process is a fork of the one that joined. Nodes do not survive a fork.
     #[error("this process was forked from the one that joined the domain; join again in the child")]
     Forked,
-    /// Called from within a callback that this thread runs for the same node.
-    #[error("{operation} was called from within recv_with of the same node; return from the callback first")]
+    /// Called from within a callback that this thread runs: what reads a message, combines vectors, or watches a team.
+    #[error("{operation} was called from within a callback, as recv_with or a reduction; return from it first")]
     Reentrant {
         /// Which call.
         operation: &'static str,
@@ -225,6 +225,12 @@ pub enum TeamFault {
     /// The reduction of the application panicked, here.
     #[error("the reduction panicked, so the result is lost; mend it, and shrink the team or form another one")]
     Panicked,
+    /// So many operations of the team are under way at this member that no more are kept. This one was not begun; the others do not know of it.
+    #[error("{most} operations of it are under way here, and no more are kept; wait for one of them, and call again")]
+    Full {
+        /// How many there may be.
+        most: usize,
+    },
     /// This member gave an operation up: by a time-out, or as it shrinks the team.
     #[error("its members are out of step, as one gave an operation up; shrink the team, or form another one")]
     OutOfStep,
@@ -324,6 +330,8 @@ impl Error {
         match self {
             Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } | Error::LoansOut { .. } => true,
             #[cfg(not(loom))]
+            Error::Team { why: TeamFault::Full { .. }, .. } => true,
+            #[cfg(not(loom))]
             Error::Shm(error) => error.is_retryable(),
             #[cfg(not(loom))]
             Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
@@ -387,6 +395,8 @@ impl From<Error> for std::io::Error {
         }
         let kind = match &error {
             Error::Full { .. } | Error::LoansOut { .. } => ErrorKind::WouldBlock,
+            #[cfg(not(loom))]
+            Error::Team { why: TeamFault::Full { .. }, .. } => ErrorKind::WouldBlock,
             Error::Timeout { .. } => ErrorKind::TimedOut,
             Error::Cancelled => ErrorKind::Interrupted,
             Error::PeerDied { .. } | Error::PeerLeft { .. } => ErrorKind::ConnectionReset,

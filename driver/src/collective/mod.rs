@@ -15,7 +15,7 @@ mod watch;
 mod what;
 
 pub(crate) use core::Core;
-pub use core::Sync;
+pub use core::{STARTED_MAX, Sync};
 pub(crate) use formation::Note;
 pub use net::Algorithm;
 pub use pending::Collective;
@@ -23,3 +23,6 @@ pub(crate) use table::PRIORITY;
 pub use table::Teams;
 pub use team::{Batch, CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, Team, TeamBuilder, Value};
 pub use watch::{ChannelEvent, ChannelStats, ChannelStep};
+
+#[cfg(test)]
+mod tests;

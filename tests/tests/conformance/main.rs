@@ -159,6 +159,7 @@ suite! {
     loans:
         loans_of_every_length_arrive_intact
         values_and_slices_are_lent_as_what_they_are
+        values_of_every_alignment_are_lent_aligned
         several_read_one_loan
         what_was_given_back_is_lent_again
         a_loan_waits_in_the_pool_and_holds_its_memory

@@ -12,6 +12,8 @@ mod sends;
 mod streams;
 mod teams;
 
+pub(crate) use peers::Gone;
+
 pub use hot::HotTake;
 use peers::End;
 pub(crate) use regions::AccessBy;

@@ -16,11 +16,30 @@ use std::time::Instant;
 /// Events kept for somebody to ask for; the oldest are dropped and counted.
 const EVENTS_MAX: usize = 1024;
 
+/// Why nothing that comes of a life of a node counts any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gone {
+    Left,
+    Died,
+    /// It lives, but broke the rules, or its memory was truncated.
+    Damaged,
+}
+
+impl Gone {
+    pub(crate) fn error(self, node: NodeId, incarnation: Incarnation) -> Error {
+        match self {
+            Gone::Left => Error::PeerLeft { node, incarnation },
+            Gone::Died => Error::PeerDied { node, incarnation },
+            Gone::Damaged => Error::Damaged { node },
+        }
+    }
+}
+
 /// How the latest life of a node ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     incarnation: Incarnation,
-    died: bool,
+    why: Gone,
 }
 
 impl Engine {
@@ -169,9 +188,7 @@ impl Engine {
         self.tell(Event::Damaged { node, reason });
         if let Some(life) = self.fabric.live(node) {
             // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
-            self.fail_ways(node, life, || Error::Damaged { node });
-            self.inbound.streams.fail(node, life, true);
-            self.registry.shun(node, life);
+            self.peer_gone(node, life, Gone::Damaged);
         }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -196,22 +213,11 @@ impl Engine {
                 let died = matches!(change, Change::Died(..));
                 // What it said before, as what it unlocked.
                 self.read_letters();
-                let end = End { incarnation, died };
+                let why = if died { Gone::Died } else { Gone::Left };
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
-                self.ends[node.index()] = Some(end);
-                self.fail_ways(node, incarnation, || end.error(node));
-                self.inbound.teams.fail(node, incarnation, !died);
-                self.inbound.devices.fail(node, incarnation);
-                self.inbound.streams.fail(node, incarnation, died);
-                self.registry.gone(node, incarnation, &mut self.inbound.mail);
-                self.see_to_succession();
-                // After its ways out were cut: nothing can be lent to it from here on.
-                let (loans, bytes) = self.lender.drop_holds(node, incarnation);
-                if loans > 0 {
-                    let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(incarnation);
-                    self.monitor.record(&record.bytes(bytes));
-                }
+                self.ends[node.index()] = Some(End { incarnation, why });
+                self.peer_gone(node, incarnation, why);
                 self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
             }
             Change::Parted(node, life) => {
@@ -257,18 +263,41 @@ impl Engine {
         self.damaged.get(node.index()).copied().flatten() == Some(life)
     }
 
-    /// Ends everything that is on its way to a life of a node, and cuts the ways there. A way that this thread holds is left to
-    /// [`connect`](Self::connect).
-    fn fail_ways(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
-        self.outgoing.fail(Some((node, life)), &error);
-        self.inbound.remote.fail(node, life, &error);
-        self.inbound.mail.fail(node, life, &error);
+    /// Why nothing of this life of a node counts any more, if so.
+    pub(crate) fn gone(&self, node: NodeId, life: Incarnation) -> Option<Gone> {
+        let end = self.ends.get(node.index()).copied().flatten().filter(|end| end.incarnation == life);
+        end.map(|end| end.why).or_else(|| self.is_damaged(node, life).then_some(Gone::Damaged))
+    }
+
+    /// Tells all services that a life of a node is gone, for whatever reason: what waits for it ends, and the ways there are cut. A way that this thread
+    /// holds is left to [`connect`](Self::connect).
+    fn peer_gone(&mut self, node: NodeId, life: Incarnation, why: Gone) {
+        let error = || why.error(node, life);
+        self.outgoing.fail(Some((node, life)), error);
+        self.inbound.remote.fail(node, life, error);
+        self.inbound.mail.fail(node, life, error);
         for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
             if let Some(mut state) = way.state.enter(Token::current())
                 && state.incarnation == life
             {
-                state.fail(&error);
+                state.fail(error);
             }
+        }
+        self.inbound.teams.gone(node, life, why);
+        self.inbound.devices.fail(node, life);
+        self.inbound.streams.fail(node, life, why != Gone::Left);
+        if why == Gone::Damaged {
+            self.registry.shun(node, life);
+            // It lives: it may be at work in what it has locked, and read what it was lent. Both come back when it has ended.
+            return;
+        }
+        self.registry.gone(node, life, &mut self.inbound.mail);
+        self.see_to_succession();
+        // After its ways out were cut: nothing can be lent to it from here on.
+        let (loans, bytes) = self.lender.drop_holds(node, life);
+        if loans > 0 {
+            let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(life);
+            self.monitor.record(&record.bytes(bytes));
         }
     }
 
@@ -323,7 +352,9 @@ impl Engine {
 
 impl End {
     fn error(self, node: NodeId) -> Error {
-        let incarnation = self.incarnation;
-        if self.died { Error::PeerDied { node, incarnation } } else { Error::PeerLeft { node, incarnation } }
+        self.why.error(node, self.incarnation)
     }
 }
+
+#[cfg(test)]
+mod tests;

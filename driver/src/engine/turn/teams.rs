@@ -10,8 +10,8 @@ use std::sync::Arc;
 const PACKET_MIN: usize = 64;
 
 impl Engine {
-    /// The number of another attempt to form a team.
-    pub(crate) fn next_attempt(&mut self, lineage: u64) -> u32 {
+    /// The number of another attempt to form a team, and what keeps it known.
+    pub(crate) fn next_attempt(&mut self, lineage: u64) -> (u32, Arc<()>) {
         self.inbound.teams.next_attempt(lineage)
     }
 
