@@ -214,13 +214,15 @@ impl LockKey {
     ///
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::Otherwise`]: it had another value, or it is the turn of one who has waited long, and nothing changed; with
-    /// [`LockFault::NotYours`]: `expected` is not the caller's own [identification](Self::my_id), or `new` is not one of this life of this node. Else as
-    /// [`facts`](Self::facts).
+    /// [`LockFault::NotYours`]: `expected` is neither the caller's own [identification](Self::my_id) nor a number that the program [gave](Self::with_id), or
+    /// `new` is not an identification of this life of this node. Else as [`facts`](Self::facts).
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<()> {
         let me = self.my_id();
-        // A key is given up by the thread or number that has it; a thread that could set it back for another would let a third in beside that one.
-        let not_mine = expected.filter(|id| *id != me);
-        if let Some(foreign) = not_mine.or(new.filter(|id| (id.node(), id.life()) != (me.node(), me.life()))) {
+        // A thread that could set back what another thread has would let a third in beside that one. A number of the program is whoever's that names it.
+        let is_of_node = |id: OwnerId| (id.node(), id.life()) == (me.node(), me.life());
+        let is_mine = |id: OwnerId| id == me || id.is_users() && is_of_node(id);
+        let foreign = expected.filter(|id| !is_mine(*id)).or(new.filter(|id| !is_of_node(*id)));
+        if let Some(foreign) = foreign {
             return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
         }
         let [expected, new] = [expected, new].map(|id| id.map_or(0, OwnerId::bits));
