@@ -12,7 +12,8 @@ use std::time::Duration;
 /// The doorbell words of one node, in the header page of its inbox.
 #[repr(C, align(128))]
 pub struct Bell {
-    /// 1 while the consumer sleeps or is about to. The consumer sets it; the thread that wakes the consumer clears it.
+    /// The number of the thread that sleeps or is about to, and 0 while the consumer is awake. The consumer sets it; the thread that
+    /// wakes the consumer clears it.
     armed: AtomicU32,
     #[cfg(not(loom))]
     _apart: [u32; 31],
@@ -24,6 +25,9 @@ pub struct Bell {
 
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::size_of::<Bell>() == 256 && std::mem::offset_of!(Bell, departed) == 128);
+
+/// The number of a sleeper where there is only one.
+const ONLY: u32 = 1;
 
 impl Bell {
     /// The bell in the header page of an inbox.
@@ -70,9 +74,22 @@ impl Bell {
     /// Consumer: announces that it will sleep. Look at every lane after this call and before [`sleep`](Self::sleep). Returns
     /// false where heavy barriers do not work: then sleep for a millisecond at most, because a wake-up may be lost.
     pub fn arm(&self) -> bool {
+        self.arm_as(ONLY)
+    }
+
+    /// Like [`arm`](Self::arm), for one of several threads that sleep here in turns. Each thread has a number of its own, which is
+    /// not 0. A thread that was told to make room finds another number than its own, and does not sleep.
+    pub fn arm_as(&self, sleeper: u32) -> bool {
         // An exchange, so that it comes after the store of a producer that woke an earlier sleep.
-        self.armed.swap(1, Ordering::AcqRel);
+        self.armed.swap(sleeper, Ordering::AcqRel);
         heavy_barrier(Reach::Machine)
+    }
+
+    /// Consumer: makes the sleeping thread look again and make room, even if the bell was disarmed since that thread armed it.
+    pub fn rouse(&self) {
+        // An exchange, and a wake-up whatever it finds: a sleeper that arms after this sees the stores before it.
+        self.armed.swap(0, Ordering::AcqRel);
+        self.futex_wake();
     }
 
     /// Consumer: whether the bell is armed.
@@ -86,15 +103,22 @@ impl Bell {
         self.armed.store(0, Ordering::Relaxed);
     }
 
-    /// Consumer: the word to sleep on by other means than [`sleep`](Self::sleep), while it is 1.
+    /// Consumer: the word to sleep on by other means than [`sleep`](Self::sleep), while it is the number of the sleeper.
     #[cfg(not(loom))]
     pub fn word(&self) -> &AtomicU32 {
+        fault_point!("bell.sleeping");
         &self.armed
     }
 
     /// Consumer: sleeps while armed, for `timeout` at most. May return early.
     pub fn sleep(&self, timeout: Duration) {
-        self.futex_wait(timeout);
+        self.sleep_as(ONLY, timeout);
+    }
+
+    /// Consumer: sleeps while armed by this sleeper, for `timeout` at most. May return early.
+    pub fn sleep_as(&self, sleeper: u32, timeout: Duration) {
+        fault_point!("bell.sleeping");
+        self.futex_wait(sleeper, timeout);
     }
 
     /// Records that the owner leaves in good order.
@@ -108,8 +132,8 @@ impl Bell {
     }
 
     #[cfg(not(loom))]
-    fn futex_wait(&self, timeout: Duration) {
-        futex_wait(&self.armed, 1, timeout);
+    fn futex_wait(&self, sleeper: u32, timeout: Duration) {
+        futex_wait(&self.armed, sleeper, timeout);
     }
 
     #[cfg(not(loom))]
@@ -118,10 +142,10 @@ impl Bell {
     }
 
     #[cfg(loom)]
-    fn futex_wait(&self, _timeout: Duration) {
+    fn futex_wait(&self, sleeper: u32, _timeout: Duration) {
         // Like the kernel, compare and queue under one lock. There is no timeout: loom reports a lost wake-up as a deadlock.
         let guard = self.kernel.0.lock().unwrap();
-        if self.armed.load(Ordering::Relaxed) == 1 {
+        if self.armed.load(Ordering::Relaxed) == sleeper {
             drop(self.kernel.1.wait(guard).unwrap());
         }
     }

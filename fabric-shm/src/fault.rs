@@ -3,6 +3,7 @@
 //! `DOORBELL_FAULT` selects the faults. It holds one or several of these forms, separated by commas:
 //!
 //! - `PLACE:N:WHAT`: at the `N`-th arrival at a place of [`PLACES`];
+//! - `PLACE:all:WHAT`: at each arrival there;
 //! - `any:SEED:ONE_IN:WHAT`: at one in `ONE_IN` arrivals on average, at any place; the same seed selects the same arrivals.
 //!
 //! `WHAT` is one of `kill` (the default): SIGKILL to the process; `stop`: SIGSTOP to the process, until another process sends
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// All places, in the order in which a node reaches them.
-pub const PLACES: [&str; 47] = [
+pub const PLACES: [&str; 48] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -30,6 +31,7 @@ pub const PLACES: [&str; 47] = [
     "lane.published",
     "lane.blanked",
     "bell.claimed",
+    "bell.sleeping",
     "meeting.opened",
     "meeting.claimed",
     "meeting.put",
@@ -72,8 +74,15 @@ struct Fault {
 }
 
 enum Place {
-    Named { name: String, nth: u64 },
-    Any { seed: u64, one_in: u64 },
+    /// At one arrival, or at all.
+    Named {
+        name: String,
+        nth: Option<u64>,
+    },
+    Any {
+        seed: u64,
+        one_in: u64,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -93,7 +102,12 @@ impl FromStr for Fault {
         let mut number = |what: &str| parts.next().and_then(|part| part.parse().ok()).ok_or_else(|| wrong(what));
         let place = match name {
             "any" => Place::Any { seed: number("any:SEED:ONE_IN")?, one_in: number("any:SEED:ONE_IN")?.max(1) },
-            name if PLACES.contains(&name) => Place::Named { name: name.into(), nth: number("a place and a number")? },
+            name if PLACES.contains(&name) => {
+                let nth = parts.next().unwrap_or_default();
+                let all = nth == "all";
+                let nth = if all { None } else { Some(nth.parse().map_err(|_| wrong("a place, and a number or \"all\""))?) };
+                Place::Named { name: name.into(), nth }
+            }
             _ => return Err(wrong(&format!("there is no place of that name; the places are {}", PLACES.join(", ")))),
         };
         let what = match parts.next() {
@@ -111,7 +125,9 @@ impl FromStr for Fault {
 impl Fault {
     fn is_due(&self, name: &str) -> bool {
         match &self.place {
-            Place::Named { name: named, nth } => named == name && self.arrivals.fetch_add(1, Ordering::Relaxed) + 1 == *nth,
+            Place::Named { name: named, nth } => {
+                named == name && nth.is_none_or(|nth| self.arrivals.fetch_add(1, Ordering::Relaxed) + 1 == nth)
+            }
             Place::Any { seed, one_in } => {
                 let arrival = self.arrivals.fetch_add(1, Ordering::Relaxed);
                 mixed(seed.wrapping_add(arrival.wrapping_mul(0x9e37_79b9_7f4a_7c15))).is_multiple_of(*one_in)
@@ -162,6 +178,8 @@ mod tests {
         let named: Fault = "lane.written:3".parse().unwrap();
         let due: Vec<bool> = (0..5).map(|_| named.is_due("lane.published") || named.is_due("lane.written")).collect();
         assert_eq!(due, [false, false, true, false, false]);
+        let all: Fault = "lane.written:all:delay=1".parse().unwrap();
+        assert!((0..5).all(|_| all.is_due("lane.written") && !all.is_due("lane.published")));
         let any = || "any:7:10:delay=5".parse::<Fault>().unwrap();
         let due = |fault: Fault| (0..10_000).filter(|_| fault.is_due("lane.written")).collect::<Vec<_>>();
         assert_eq!(due(any()), due(any()));
@@ -172,8 +190,8 @@ mod tests {
     fn what_is_no_fault_is_told_by_name() {
         for (text, why) in [
             ("lane.writen:1", "there is no place of that name"),
-            ("lane.written", "a place and a number"),
-            ("lane.written:x", "a place and a number"),
+            ("lane.written", "a place, and a number"),
+            ("lane.written:x", "a place, and a number"),
             ("any:1", "any:SEED:ONE_IN"),
             ("lane.written:1:hang", "kill, stop or delay=MS"),
         ] {

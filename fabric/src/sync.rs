@@ -60,7 +60,7 @@ pub enum Reach {
 /// The parts of `membarrier(2)` that work for this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barriers {
-    /// Heavy barriers reach the threads of this process.
+    /// Heavy barriers reach the threads of this process, and none has failed so far.
     pub process: bool,
     /// Heavy barriers of this process reach other processes, and theirs reach this one.
     pub machine: bool,
@@ -72,6 +72,9 @@ mod membarrier {
     pub const REGISTER_GLOBAL_EXPEDITED: i32 = 1 << 2;
     pub const PRIVATE_EXPEDITED: i32 = 1 << 3;
     pub const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
+
+    /// A barrier among the threads of this process failed.
+    pub static FAILED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
     pub fn call(command: i32) -> bool {
         // SAFETY: membarrier takes three integers and touches no memory of this process.
@@ -85,10 +88,12 @@ impl Barriers {
     pub fn join() -> Barriers {
         use std::sync::OnceLock;
         static FOUND: OnceLock<Barriers> = OnceLock::new();
-        *FOUND.get_or_init(|| Barriers {
+        let found = *FOUND.get_or_init(|| Barriers {
             process: membarrier::call(membarrier::REGISTER_PRIVATE_EXPEDITED),
             machine: membarrier::call(membarrier::REGISTER_GLOBAL_EXPEDITED),
-        })
+        });
+        // The other field stays: this process is registered, so barriers of others reach it whatever its own do.
+        Barriers { process: found.process && !membarrier::FAILED.load(Ordering::Relaxed), ..found }
     }
 
     /// Under a model checker both sides are full fences, so every barrier works.
@@ -99,16 +104,22 @@ impl Barriers {
 }
 
 /// The rare side of the asymmetric barrier; it takes microseconds. Returns whether it worked. If it did not, the caller must not
-/// rely on the pairing.
+/// rely on the pairing. It may fail at any time, even after it worked: the kernel lacks memory, or a filter forbids the call.
 #[must_use]
 pub fn heavy_barrier(reach: Reach) -> bool {
     #[cfg(all(not(loom), not(miri)))]
     {
         fence(Ordering::SeqCst);
-        membarrier::call(match reach {
-            Reach::Process => membarrier::PRIVATE_EXPEDITED,
-            Reach::Machine => membarrier::GLOBAL_EXPEDITED,
-        })
+        match reach {
+            Reach::Machine => membarrier::call(membarrier::GLOBAL_EXPEDITED),
+            Reach::Process => {
+                let worked = membarrier::call(membarrier::PRIVATE_EXPEDITED);
+                if !worked {
+                    membarrier::FAILED.store(true, Ordering::Relaxed);
+                }
+                worked
+            }
+        }
     }
     #[cfg(any(loom, miri))]
     {
@@ -117,6 +128,31 @@ pub fn heavy_barrier(reach: Reach) -> bool {
             fence(Ordering::SeqCst);
         }
         true
+    }
+}
+
+/// How long [`sure_barrier`] waits where a heavy barrier fails: some thousand times as long as any processor keeps a store to itself.
+#[cfg(all(not(loom), not(miri)))]
+const SETTLED: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// The rare side of the asymmetric barrier among the threads of this process, for a caller that can't do without. Where `membarrier` fails it waits instead.
+///
+/// Why that is right: a thread on the frequent side stores A and then loads B. It misses our store to B only if its load was done before that store was
+/// seen by all, as it is after the fence below. From then on its store to A, which is earlier in the program, lies in the store buffer of
+/// its processor at most. A processor empties that buffer as fast as its cache takes lines, whatever it does next; an interrupt, a switch of threads and
+/// a halt of a virtual processor come after the store, or undo the load. So after `SETTLED` the look at A finds that store.
+pub fn sure_barrier() {
+    if heavy_barrier(Reach::Process) {
+        return;
+    }
+    #[cfg(all(not(loom), not(miri)))]
+    {
+        // Not a sleep: the filter that forbids the barrier may forbid that, too.
+        let began = std::time::Instant::now();
+        while began.elapsed() < SETTLED {
+            std::thread::yield_now();
+        }
+        fence(Ordering::SeqCst);
     }
 }
 

@@ -398,10 +398,10 @@ impl ShmFabric {
         self.membership.generation() != self.generation || self.open.iter().any(|&lane| self.lanes[lane].is_news())
     }
 
-    /// Arms the bell and looks at every lane once more. If it finds nothing, returns how long the caller may sleep on the bell,
-    /// `timeout` at most. Disarm the bell after the sleep.
-    pub fn arm(&mut self, timeout: Duration) -> Option<Duration> {
-        let timeout = if self.bell().arm() { timeout } else { timeout.min(Duration::from_millis(1)) };
+    /// Arms the bell for the sleeper of this number and looks at every lane once more. If it finds nothing, returns how long the
+    /// caller may sleep on the bell, `timeout` at most. Disarm the bell after the sleep.
+    pub fn arm(&mut self, sleeper: u32, timeout: Duration) -> Option<Duration> {
+        let timeout = if self.bell().arm_as(sleeper) { timeout } else { timeout.min(Duration::from_millis(1)) };
         if self.has_news() {
             self.bell().disarm();
             return None;

@@ -2,8 +2,9 @@
 //!
 //! A thread sleeps on a doorbell word by `futex(2)` and waits for sockets by `poll(2)`; without io_uring no call does both. So a
 //! separate thread, the *listener*, sleeps on the word and passes a ring on to an eventfd. It stays asleep from one park to the
-//! next, because the word has the same value whenever a thread is parked. Thus a park costs nothing extra as long as nothing
-//! rings. A ring costs one more wake-up than with io_uring, and the next park must wake the listener.
+//! next, because the word has the same value whenever the same sleeper is parked. Thus a park costs nothing extra as long as
+//! nothing rings. A ring costs one more wake-up than with io_uring. The next park, or the park of another sleeper, must wake the
+//! listener.
 //!
 //! No ring is lost. The listener goes to rest only after it found the word rung, and then signals the eventfd. A parking thread
 //! clears the eventfd *before* it wakes the listener. The kernel compares the word, so the listener cannot fall asleep on a word

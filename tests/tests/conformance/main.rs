@@ -16,6 +16,7 @@ mod members;
 mod messages;
 mod regions;
 mod remote_regions;
+mod repeated;
 mod requests;
 mod taken_back;
 mod threads;

@@ -57,6 +57,11 @@ impl Engine {
         self.local.is_in_region(bytes, len) || self.fabric.peer(node).is_some_and(|peer| peer.reach().is_some())
     }
 
+    /// Whether something is to be sent of a put or get, of this node or another one.
+    pub(crate) fn is_serving(&self) -> bool {
+        self.inbound.remote.has_work()
+    }
+
     /// Whether this life of a node is reached by a network.
     pub(crate) fn is_remote(&self, node: NodeId, life: Incarnation) -> bool {
         self.fabric.is_remote(node) && self.fabric.live(node) == Some(life)

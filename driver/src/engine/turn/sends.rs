@@ -45,6 +45,7 @@ impl Engine {
         if self.sending.is_empty() && !has_transfers && !has_parts {
             return 0;
         }
+        self.waited = true;
         // First of all: it makes work for the others.
         let later = if has_later { self.do_later(me) } else { 0 };
         let regions = if has_regions { self.step_regions(me) } else { 0 };
