@@ -18,6 +18,7 @@ mod ls;
 mod measure;
 mod modes;
 mod nodes;
+mod paths;
 mod processes;
 mod run;
 mod text;
@@ -146,5 +147,43 @@ fn main() -> ExitCode {
     match command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => exit::report(&failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::builder::ValueParser;
+
+    /// Every option that is a path, as `command option`.
+    fn paths(command: &clap::Command, of: &str, found: &mut Vec<String>) {
+        let is_path = |parser: &ValueParser| {
+            let types = [ValueParser::path_buf(), clap::value_parser!(io::place::Place).into()];
+            types.iter().any(|path| path.type_id() == parser.type_id())
+        };
+        let all = command.get_arguments().filter(|arg| is_path(arg.get_value_parser()));
+        found.extend(all.map(|arg| format!("{of}{}", arg.get_id())));
+        command.get_subcommands().for_each(|sub| paths(sub, &format!("{of}{} ", sub.get_name()), found));
+    }
+
+    #[test]
+    fn every_path_is_one_that_the_test_of_paths_knows() {
+        let mut found = Vec::new();
+        paths(&Cli::command(), "", &mut found);
+        // One key file stands for all of them, since they are read in one place.
+        found.retain(|option| !option.ends_with(" key_file"));
+        let known = [
+            "demo trace",
+            "io serve directory",
+            "io cp from",
+            "io cp to",
+            "io bench dir",
+            "bridge unix",
+            "modes load",
+            "modes save",
+            "modes report",
+        ];
+        assert_eq!(found, known, "`tests/command/paths.rs` has to try it with every kind of file");
     }
 }

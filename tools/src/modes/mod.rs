@@ -16,6 +16,7 @@ use crate::exit::{Failure, warn};
 use crate::ls::Format;
 use crate::measure::args::crowded;
 use crate::measure::workers::{Crew, Workers, requested_end};
+use crate::paths::Output;
 use crate::text::{counted, print};
 use clap::builder::PossibleValuesParser;
 use doorbell_benches::floor::{Mapping, Shape};
@@ -124,12 +125,10 @@ fn factor(word: &str) -> Result<f64, String> {
 
 /// Carries out the loads, and prints what was found.
 pub fn run(args: &ModesArgs) -> Result<(), Failure> {
+    // A mistake is told before anything is started.
+    let report = args.report.as_deref().map(output).transpose()?;
     let loads = loads(args)?;
     let crowded = crowded(&args.pin, 2)?;
-    if let Some(path) = &args.report {
-        // A mistake is told before anything is started.
-        write(path, "")?;
-    }
     let signal = requested_end()?;
     let ways = ways(args);
     let mut bar = Bar { all: loads.len() * (usize::from(args.rounds) * ways.len() + 1), done: 0 };
@@ -144,8 +143,8 @@ pub fn run(args: &ModesArgs) -> Result<(), Failure> {
         Format::Table => outcomes.iter().map(table::render).collect::<Vec<_>>().join("\n"),
         Format::Json => outcomes.iter().map(lines::render).collect(),
     });
-    if let Some(path) = &args.report {
-        write(path, &page::render(&outcomes))?;
+    if let Some(report) = &report {
+        write(report, &page::render(&outcomes))?;
     }
     if args.pin.is_empty() {
         warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
@@ -165,20 +164,29 @@ fn loads(args: &ModesArgs) -> Result<Vec<Load>, Failure> {
         return Ok(vec![Load::read(path)?]);
     }
     let Some(seed) = args.generate else { return Load::built_in() };
+    let save = args.save.as_deref().map(output).transpose()?;
     let by_clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| u64::from(time.subsec_nanos()));
     let seed = seed.unwrap_or_else(by_clock);
     let load = Load::random(seed);
     eprintln!("the load of seed {seed}");
-    if let Some(path) = &args.save {
+    if let Some(save) = &save {
         let text = serde_json::to_string_pretty(&load).map_err(|error| Failure::failed(error, ""))?;
-        write(path, &(text + "\n"))?;
+        write(save, &(text + "\n"))?;
     }
     Ok(vec![load])
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::usage(format!("cannot write {}: {error}", path.display()), "name a file that can be written"))
+fn output(path: &Path) -> Result<Output, Failure> {
+    Output::at(path).map_err(|error| unwritten(path, &error))
+}
+
+fn write(output: &Output, text: &str) -> Result<(), Failure> {
+    output.write(text.as_bytes()).map_err(|error| unwritten(output.path(), &error))
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
+    let hint = "name a regular file, or a new one in a directory where files can be made";
+    Failure::usage(format!("cannot write {}: {error}", path.display()), hint)
 }
 
 /// The policy, and each mode; of them what was asked for, if something was.
