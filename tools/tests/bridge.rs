@@ -3,12 +3,12 @@
 mod as_usual;
 mod bridges;
 
-use bridges::{Bridge, PATIENCE, Pair, Way, doorbell, eventually, fails, finishes, fixed};
+use bridges::{Bridge, PATIENCE, Pair, Process, Way, doorbell, eventually, fails, finishes, fixed};
 use doorbell::Node;
 use serde_json::Value;
 use socket2::SockRef;
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
@@ -354,23 +354,21 @@ fn of_two_bridges_that_start_together_one_serves() {
         if round % 2 == 0 {
             drop(UnixListener::bind(&path).unwrap());
         }
-        let start = || doorbell(&["bridge", "--unix", &path, "--to", "x", "--domain", &domain]).spawn().unwrap();
+        let start = || Process::heard(&["--unix", &path, "--to", "x"], &domain);
         let mut pair = [start(), start()];
         let mut ended = None;
         eventually("that one of them has ended", || {
-            ended = pair.iter_mut().position(|bridge| bridge.try_wait().unwrap().is_some());
+            ended = pair.iter_mut().position(Process::has_ended);
             ended.is_some()
         });
         let [one, other] = pair;
         let (loser, mut winner) = if ended == Some(0) { (one, other) } else { (other, one) };
-        fails(&loser.wait_with_output().unwrap(), 2, "the path is in use; hint: somebody else listens there");
-        let mut line = String::new();
-        BufReader::new(winner.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        fails(&loser.ended(), 2, "the path is in use; hint: somebody else listens there");
+        let line = winner.first_line();
         assert!(line.contains(&path), "{line}");
         UnixStream::connect(&path).unwrap();
-        // SAFETY: touches no memory; the process is a child that was not waited for, so its number is its own.
-        assert_eq!(unsafe { libc::kill(winner.id() as i32, libc::SIGINT) }, 0);
-        assert!(winner.wait().unwrap().success() && !fs::exists(&path).unwrap());
+        winner.send(libc::SIGINT);
+        assert!(winner.ended().status.success() && !fs::exists(&path).unwrap());
     }
 }
 
@@ -394,8 +392,9 @@ fn what_is_no_socket_stays_as_it_is() {
             || fs::symlink_metadata(at(name)).map(|found| (found.file_type(), std::os::unix::fs::MetadataExt::ino(&found)));
         let before = kind().unwrap();
         let path = at(name).to_str().unwrap().to_owned();
-        let output = doorbell(&["bridge", "--unix", &path, "--to", "db"]).output().unwrap();
-        fails(&output, 2, &format!("cannot listen at {path}: {there}; hint: {to_do}"));
+        let domain = bridges::domain("no-socket");
+        let bridge = Process::heard(&["--unix", &path, "--to", "db"], &domain);
+        fails(&bridge.ended(), 2, &format!("cannot listen at {path}: {there}; hint: {to_do}"));
         assert_eq!(kind().unwrap(), before, "{name}");
     }
     assert!(fs::read_to_string(at("notes.txt")).unwrap() == "notes" && fs::exists(at("abandoned")).unwrap());

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// What takes longer waits for ever.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +53,15 @@ struct Row {
     variable: Option<&'static str>,
     /// What a regular file holds.
     holds: &'static [u8],
-    /// Which file is written, beside the path, and whether it is right.
-    output: Option<(fn(Kind) -> &'static str, fn(&[u8]) -> bool)>,
+    /// What is written, if it is an output.
+    output: Option<Written>,
     /// In the order of [`KINDS`].
     comes: [Comes; 6],
 }
+
+/// Which file is written, beside the path, and whether it is right.
+#[derive(Clone, Copy)]
+struct Written(fn(Kind) -> &'static str, fn(&[u8]) -> bool);
 
 const LOAD: &[u8] = br#"{"name": "n", "phases": [{"name": "p", "messages": 10, "sizes": 64}]}"#;
 const KEY: &[u8] = &[7; 32];
@@ -115,12 +119,12 @@ const FIFO: Comes = Refused("no regular file but a FIFO");
 /// A file that is written.
 const fn writes(args: &'static str, is_right: fn(&[u8]) -> bool) -> Row {
     let comes = [Done, FIFO, Refused("no regular file but a directory"), Done, Refused("leads nowhere"), Done];
-    Row { output: Some((place, is_right)), ..row(args, comes) }
+    Row { output: Some(Written(place, is_right)), ..row(args, comes) }
 }
 
 /// A copy that is written.
 const fn copies(args: &'static str, fifo: Comes, dangling: Comes) -> Row {
-    Row { output: Some((copy, is_file)), ..row(args, [Done, fifo, Done, Done, dangling, Done]) }
+    Row { output: Some(Written(copy, is_file)), ..row(args, [Done, fifo, Done, Done, dangling, Done]) }
 }
 
 /// A directory that is used.
@@ -297,7 +301,10 @@ fn wrong(row: &Row, kind: Kind, comes: Comes, served: &Served, directory: &Path)
     if let Some(name) = row.variable {
         command.env(name, &path);
     }
-    let Some(ended) = run(command, matches!(comes, Serves)) else { return Some("it waits".into()) };
+    let Some(ended) = run(command, matches!(comes, Serves)) else {
+        let _ = doorbell(&["clean", &own]).output();
+        return Some("it waits".into());
+    };
     let said = format!("exit code {:?}: {}", ended.code, ended.stderr);
     let mut after = seen(directory);
     match comes {
@@ -313,7 +320,7 @@ fn wrong(row: &Row, kind: Kind, comes: Comes, served: &Served, directory: &Path)
         }
         _ if ended.code != Some(0) => return Some(said),
         _ => {
-            if let Some((place, is_right)) = row.output {
+            if let Some(Written(place, is_right)) = row.output {
                 let output = directory.join(place(kind));
                 let Some((rights, holds)) = after.remove(&output) else { return Some("nothing was written".into()) };
                 if !is_right(&holds) {
