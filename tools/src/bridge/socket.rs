@@ -262,6 +262,7 @@ impl Connection {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
+    use std::sync::Barrier;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     const BRIDGES: usize = 4;
@@ -290,23 +291,64 @@ mod tests {
     }
 
     #[test]
-    fn one_bridge_at_a_time_has_a_path_and_is_found_there() {
-        let directory = Directory::new("storm");
+    fn of_bridges_that_start_together_one_has_the_path() {
+        let directory = Directory::new("together");
         let path = directory.0.join("socket");
-        let (place, having, had) = (Place::Unix(path.clone()), AtomicU32::new(0), AtomicU32::new(0));
+        let (place, barrier) = (Place::Unix(path.clone()), Barrier::new(BRIDGES));
+        // How many had the path in a round, and how many of these were not found there.
+        let (had, lost) = ([(); ROUNDS].map(|()| AtomicU32::new(0)), AtomicU32::new(0));
         let bridge = |number: usize| {
-            for round in 0..ROUNDS {
-                let Ok(bound) = place.bind() else { continue };
-                assert_eq!(having.fetch_add(1, Ordering::SeqCst), 0, "two bridges have the path");
-                UnixStream::connect(&path).expect("who has the path is found there");
-                had.fetch_add(1, Ordering::SeqCst);
-                having.fetch_sub(1, Ordering::SeqCst);
-                // Some end well, and some are killed.
-                if (number + round) % 2 == 0 { drop(bound) } else { abandon(bound) }
+            for had in &had {
+                if number == 0 {
+                    abandon(place.bind().unwrap());
+                }
+                barrier.wait();
+                let bound = place.bind();
+                barrier.wait();
+                if bound.is_ok() {
+                    had.fetch_add(1, Ordering::SeqCst);
+                    lost.fetch_add(u32::from(UnixStream::connect(&path).is_err()), Ordering::SeqCst);
+                }
+                barrier.wait();
+                drop(bound);
+                barrier.wait();
             }
         };
         std::thread::scope(|scope| (0..BRIDGES).for_each(|number| drop(scope.spawn(move || bridge(number)))));
-        assert!(had.load(Ordering::SeqCst) > 0);
+        assert!(had.iter().all(|had| had.load(Ordering::SeqCst) == 1), "{had:?}");
+        assert_eq!(lost.into_inner(), 0);
+    }
+
+    #[test]
+    fn a_bridge_that_ends_leaves_the_next_one_its_path() {
+        let directory = Directory::new("next");
+        let path = directory.0.join("socket");
+        let (place, barrier) = (Place::Unix(path.clone()), Barrier::new(2));
+        let lost = std::thread::scope(|scope| {
+            let (place, barrier) = (&place, &barrier);
+            let ends = scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let bound = place.bind();
+                    barrier.wait();
+                    drop(bound);
+                    barrier.wait();
+                    barrier.wait();
+                }
+            });
+            let mut lost = 0;
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                let deadline = Instant::now() + Duration::from_secs(10);
+                let next = std::iter::from_fn(|| (Instant::now() < deadline).then(|| place.bind())).find_map(Result::ok);
+                barrier.wait();
+                lost += u32::from(UnixStream::connect(&path).is_err());
+                drop(next);
+                barrier.wait();
+            }
+            ends.join().unwrap();
+            lost
+        });
+        assert_eq!(lost, 0, "of {ROUNDS}");
     }
 
     #[test]
