@@ -1,8 +1,8 @@
 //! `doorbell info`: what about this machine matters to Doorbell.
 
 use crate::exit::Failure;
+use crate::experiment::report::{Fields, lines};
 use crate::ls::Format;
-use crate::measure::lock::report::object;
 use crate::text::{DIRECTORY, Style, bytes, counted, print};
 use doorbell::LaneGeometry;
 use doorbell::io::IoEngine;
@@ -48,10 +48,7 @@ struct Fact {
 pub fn run(args: &InfoArgs) -> Result<(), Failure> {
     let facts = [kernel(), processors(), memory(), barriers(), futex(), io_uring(), layout(), defaults()];
     print(&match args.format {
-        Format::Json => {
-            let fields: Vec<_> = facts.iter().flat_map(|fact| fact.fields.clone()).collect();
-            object(&fields)
-        }
+        Format::Json => lines([Fields(facts.iter().flat_map(|fact| fact.fields.clone()).collect())]),
         Format::Table => {
             let style = Style::of(&std::io::stdout());
             facts.iter().map(|fact| format!("{}  {}\n", style.bold(format_args!("{:<11}", fact.name)), fact.text)).collect()

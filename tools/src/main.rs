@@ -8,6 +8,7 @@ mod clock;
 mod demo;
 mod environment;
 mod exit;
+mod experiment;
 mod guard;
 mod info;
 mod io;
@@ -67,23 +68,8 @@ enum Command {
     Tune(tune::TuneArgs),
     Info(info::InfoArgs),
     /// One of the processes of a measurement; started by the commands that measure.
-    #[command(name = measure::worker::COMMAND, hide = true)]
-    MeasureWorker(measure::worker::WorkerArgs),
-    /// One of the processes of a measurement of locks; started by it.
-    #[command(name = measure::lock::worker::COMMAND, hide = true)]
-    LockWorker(measure::worker::WorkerArgs),
-    /// One of the processes of a measurement of collectives; started by it.
-    #[command(name = measure::collective::worker::COMMAND, hide = true)]
-    CollectiveWorker(measure::worker::WorkerArgs),
-    /// One of the processes of a measurement of threads that receive; started by it.
-    #[command(name = measure::device::worker::COMMAND, hide = true)]
-    DeviceWorker(measure::worker::WorkerArgs),
-    /// One of the two processes of a measurement of an I/O node; started by it.
-    #[command(name = io::bench::worker::COMMAND, hide = true)]
-    IoWorker(measure::worker::WorkerArgs),
-    /// One of the processes that carry out a load; started by it.
-    #[command(name = modes::worker::COMMAND, hide = true)]
-    ModesWorker(measure::worker::WorkerArgs),
+    #[command(name = experiment::COMMAND, hide = true)]
+    Worker(experiment::WorkerArgs),
     /// Finishes what a command cannot finish that was killed; started by the commands that start processes.
     #[command(name = guard::COMMAND, hide = true)]
     Guard(guard::GuardArgs),
@@ -96,16 +82,7 @@ impl Command {
     fn run(self) -> Result<(), Failure> {
         environment::check()?;
         // Of the processes of a measurement one speaks for all.
-        let is_worker = matches!(
-            self,
-            Command::MeasureWorker(_)
-                | Command::LockWorker(_)
-                | Command::CollectiveWorker(_)
-                | Command::DeviceWorker(_)
-                | Command::IoWorker(_)
-                | Command::ModesWorker(_)
-        );
-        if !is_worker {
+        if !matches!(self, Command::Worker(_)) {
             log::install(LevelFilter::WARN)?;
         }
         match self {
@@ -127,12 +104,7 @@ impl Command {
             Command::Clean(args) => clean::run(&args),
             Command::Tune(args) => tune::run(&args),
             Command::Info(args) => info::run(&args),
-            Command::MeasureWorker(args) => measure::worker::run(&args),
-            Command::LockWorker(args) => measure::lock::worker::run(&args),
-            Command::CollectiveWorker(args) => measure::collective::worker::run(&args),
-            Command::DeviceWorker(args) => measure::device::worker::run(&args),
-            Command::IoWorker(args) => io::bench::worker::run(&args),
-            Command::ModesWorker(args) => modes::worker::run(&args),
+            Command::Worker(args) => experiment::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),
         }

@@ -1,13 +1,15 @@
 //! `doorbell tune`: from which length on messages are faster by DMA on this machine, kept for the programs that ask for it.
 
 use crate::exit::{Failure, warn};
+use crate::experiment::report::lines as objects;
+use crate::experiment::setting::{FREE, Setting};
+use crate::experiment::workers::requested_end;
 use crate::ls::Format;
 use crate::measure::args::crowded;
 use crate::measure::pairs;
 use crate::measure::plan::{Copier, Leg, Place, Plan, Test, unpack};
 use crate::measure::size::Size;
 use crate::measure::table::time;
-use crate::measure::workers::requested_end;
 use crate::paths::{self, Output};
 use crate::text::{Table, counted, print};
 use doorbell::mode::{Dma, Fabric, Found, Machine, Tune};
@@ -137,7 +139,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         Format::Table => table(&rows, &tune, path, args.rounds),
     });
     if args.pin.is_empty() {
-        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
+        warn(FREE);
     }
     Ok(())
 }
@@ -215,10 +217,17 @@ fn plan(args: &TuneArgs, buffers: Place, way: Way, crowded: bool, sizes: &[usize
         let count = (ROUND_BYTES / bytes).clamp(16, 256);
         Leg { bytes, rounds: 1, warmup: 4 + count / 8, count }
     };
-    Plan {
-        test: Test::Latency,
+    let setting = Setting {
         domain: format!("tune-{}", std::process::id()),
         net: None,
+        progress: Progress::default().to_string(),
+        wait: Wait::default().to_string(),
+        pin: args.pin.clone(),
+        crowded,
+    };
+    Plan {
+        test: Test::Latency,
+        setting,
         pairs: 1,
         put: false,
         window: 1,
@@ -231,10 +240,6 @@ fn plan(args: &TuneArgs, buffers: Place, way: Way, crowded: bool, sizes: &[usize
         loan: false,
         mode: Some(way.mode().into()),
         shared: false,
-        progress: Progress::default().to_string(),
-        wait: Wait::default().to_string(),
-        pin: args.pin.clone(),
-        crowded,
     }
 }
 
@@ -302,7 +307,7 @@ fn lines(rows: &[Row], tune: &Tune, path: Option<&Path>) -> String {
         json!({"memory": name(row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "ratio": row.ratio()})
     };
     let found = json!({"machine": tune.machine, "found": tune.found, "kept": path.map(|path| path.display().to_string())});
-    rows.iter().map(row).chain([found]).map(|line| format!("{line}\n")).collect()
+    objects(rows.iter().map(row).chain([found]))
 }
 
 #[cfg(test)]

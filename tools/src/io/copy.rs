@@ -4,7 +4,7 @@ use super::join::ClientArgs;
 use super::place::Place;
 use super::show::failed;
 use crate::exit::Failure;
-use crate::measure::workers::requested_end;
+use crate::experiment::workers::requested_end;
 use crate::paths::{self, Output};
 use crate::text::{bytes, print};
 use doorbell::io::IoFile;
