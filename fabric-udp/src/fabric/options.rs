@@ -2,7 +2,8 @@
 
 use crate::port::{Kind, OpenError, is_loopback_only};
 use crate::protocol::{CloseReason, ConfigError, DomainKey, PROTOCOL_VERSION, Rejection};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +12,8 @@ use std::time::Duration;
 pub const LINKS_MAX: usize = 4;
 /// The length of a domain key.
 const KEY_BYTES: usize = 32;
+/// What is read of a key's file at most: digits, and blanks around them.
+const KEY_FILE_MOST: u64 = 4096;
 
 /// A node's network options.
 #[derive(Clone, Debug)]
@@ -180,10 +183,16 @@ impl From<UdpError> for io::Error {
 /// # Errors
 /// [`UdpError::KeyFile`].
 pub fn read_key(path: &Path) -> Result<DomainKey, UdpError> {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let wrong = |reason: String| UdpError::KeyFile { path: path.to_owned(), reason };
     let unreadable = |error: io::Error| wrong(format!("{error}; make one with `head -c 32 /dev/urandom > FILE; chmod 600 FILE`"));
-    let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
+    // Without it, opening a FIFO would wait for a writer.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(unreadable)?;
+    let facts = file.metadata().map_err(unreadable)?;
+    if !facts.is_file() {
+        return Err(wrong("it is no regular file; name a file with 32 random bytes".into()));
+    }
+    let mode = facts.permissions().mode();
     if mode & 0o077 != 0 {
         return Err(wrong(format!(
             "other users have access to it (mode {:03o}); run `chmod 600 {}`",
@@ -191,7 +200,8 @@ pub fn read_key(path: &Path) -> Result<DomainKey, UdpError> {
             path.display()
         )));
     }
-    let bytes = std::fs::read(path).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    file.take(KEY_FILE_MOST).read_to_end(&mut bytes).map_err(unreadable)?;
     if let Ok(key) = <[u8; KEY_BYTES]>::try_from(&bytes[..]) {
         return Ok(DomainKey(key));
     }
@@ -202,6 +212,6 @@ pub fn read_key(path: &Path) -> Result<DomainKey, UdpError> {
     });
     match key.and_then(|key| key.try_into().ok()) {
         Some(key) => Ok(DomainKey(key)),
-        None => Err(wrong(format!("it has {} bytes; a key is 32 bytes, or 64 hexadecimal digits", bytes.len()))),
+        None => Err(wrong(format!("it has {} bytes; a key is 32 bytes, or 64 hexadecimal digits", facts.len()))),
     }
 }

@@ -81,6 +81,14 @@ pub struct Uring {
 }
 
 impl Uring {
+    /// Sees whether this process can have such a port here.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check() -> Result<(), UringError> {
+        Ring::new().map(drop)
+    }
+
     pub(super) fn new(links: Vec<Direct>) -> Result<Self, UringError> {
         Ok(Self { links, room: Room::new(RUNS), ring: Ring::new()?, armed: 0 })
     }
