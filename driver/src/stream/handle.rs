@@ -295,6 +295,12 @@ impl Stream {
             },
             Carrier::Far(_) => {
                 let mut far = self.end.far()?;
+                // Before somebody reads here only little may come.
+                let is_first = far.window < WINDOW;
+                if is_first {
+                    far.owed += WINDOW - far.window;
+                    far.window = WINDOW;
+                }
                 let len = far.came.len().min(into.len());
                 if len > 0 {
                     // Each call takes one of the two halves of what came.
@@ -315,6 +321,9 @@ impl Stream {
                     return Some(Err(self.cut()));
                 }
                 drop(far);
+                if is_first && self.end.is_open() {
+                    self.activate(me);
+                }
                 self.lost(Side::Read).map(Err)
             }
         }

@@ -27,7 +27,8 @@ impl ListenerBuilder {
         Self { node: node.clone(), service: service.to_owned(), backlog: 128 }
     }
 
-    /// How many may wait to be accepted [default: 128]; more are refused ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)).
+    /// How many of one node may wait to be accepted [default: 128]; more are refused ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)). Those of other
+    /// nodes don't count, so no node can keep others out.
     pub fn backlog(mut self, most: usize) -> Self {
         self.backlog = most.max(1);
         self

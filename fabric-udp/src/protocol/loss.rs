@@ -242,6 +242,7 @@ impl Flight {
     }
 
     #[cfg(any(test, feature = "sim"))]
+    #[cfg(test)]
     pub fn records(&self) -> (usize, usize) {
         (self.sent.len(), self.carried.len())
     }

@@ -295,7 +295,7 @@ fn nothing_changes_what_is_served_to_read_only() {
 
 #[test]
 fn descriptors_and_clients_have_limits() {
-    let pair = Pair::new(Room::in_memory(), |server| server.descriptors(5).clients(2));
+    let pair = Pair::new(Room::in_memory(), |server| server.descriptors(5).clients(3));
     fs::write(pair.path("f"), b"").unwrap();
     let (one, two) = (pair.client(), pair.client());
     let files: Vec<IoFile> = (0..5).map(|_| one.open("f").unwrap()).collect();

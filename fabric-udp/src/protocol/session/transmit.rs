@@ -408,6 +408,7 @@ impl Session {
     }
 
     #[cfg(any(test, feature = "sim"))]
+    #[cfg(test)]
     pub fn records(&self) -> (usize, usize) {
         self.flight.records()
     }
