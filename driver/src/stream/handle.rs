@@ -78,6 +78,17 @@ impl Stream {
         }
     }
 
+    /// It is accepted, so more bytes may be under way to it than before.
+    pub(super) fn widen(&self) {
+        let Some(mut far) = self.end.far() else { return };
+        far.owed += WINDOW - far.window;
+        far.window = WINDOW;
+        drop(far);
+        if self.end.is_open() {
+            self.activate(Token::current());
+        }
+    }
+
     /// The node at the other end.
     pub fn peer(&self) -> NodeId {
         self.end.peer.0
@@ -295,12 +306,6 @@ impl Stream {
             },
             Carrier::Far(_) => {
                 let mut far = self.end.far()?;
-                // Before somebody reads here only little may come.
-                let is_first = far.window < WINDOW;
-                if is_first {
-                    far.owed += WINDOW - far.window;
-                    far.window = WINDOW;
-                }
                 let len = far.came.len().min(into.len());
                 if len > 0 {
                     // Each call takes one of the two halves of what came.
@@ -321,9 +326,6 @@ impl Stream {
                     return Some(Err(self.cut()));
                 }
                 drop(far);
-                if is_first && self.end.is_open() {
-                    self.activate(me);
-                }
                 self.lost(Side::Read).map(Err)
             }
         }

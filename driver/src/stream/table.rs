@@ -15,8 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) const PRIORITY: Priority = Priority::High;
 /// Bytes under way in each direction where there is no common memory.
 pub const WINDOW: u64 = 256 << 10;
-/// The part of them that may be under way from the node that connects before somebody reads at the other end: a node may fill a backlog with streams, and
-/// have many that are accepted and never read.
+/// The part of them that may be under way to an end before it is accepted: a node may fill a backlog with such ends.
 pub const WINDOW_FIRST: u64 = 8 << 10;
 /// Streams that one other node may have asked this node for and has not ended.
 const ENDS_OF_ONE: usize = 1 << 14;

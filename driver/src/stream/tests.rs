@@ -130,7 +130,7 @@ fn a_node_that_has_all_streams_it_may_leaves_some_for_others() {
 }
 
 #[test]
-fn little_may_come_before_somebody_reads() {
+fn little_may_come_before_a_stream_is_accepted() {
     let mut streams = Streams::default();
     let backlog = Backlog::new(8);
     streams.serve(b"service", &backlog);

@@ -73,12 +73,11 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
     let client = pair.client();
     let file = client.open("f").unwrap();
     let hostile = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
-    let device = hostile.to_device(&format!("io.{}", pair.io.id())).unwrap();
     let mut raw = Raw::new(&hostile, pair.io.id(), 77);
     // With a file of its own.
     let mut open = raw.request(3, 0, Raw::TOKEN);
     open[8..16].copy_from_slice(&(0o600 << 32 | (libc::O_RDWR | libc::O_CREAT) as u64).to_le_bytes());
-    device.send_vectored(0, 77 << 32, &[&open, b"g"]).unwrap();
+    raw.sender.send_vectored(0, 77 << 32, &[&open, b"g"]).unwrap();
     assert_eq!(raw.hears(), 0);
     let mut reply = vec![0; 40_000];
     let mut random = Random::new(number("DOORBELL_SEED", 1));
@@ -101,10 +100,10 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
             }
         }
         let thread = if random.below(64) == 0 { random.next() } else { 77 << 32 | random.below(9) as u64 };
-        device.send(0, thread, &message).unwrap();
+        raw.sender.send(0, thread, &message).unwrap();
         while raw.mailbox.try_receive(&mut reply).unwrap().is_some() {}
     }
-    drop((device, raw));
+    drop(raw);
     let mut six = [0; 6];
     file.read_exact_at(&mut six, 0).unwrap();
     assert_eq!(&six, b"intact");
@@ -313,7 +312,7 @@ fn what_a_client_says_of_itself_is_of_no_use_to_those_who_read_it() {
     // SAFETY: packets of eight words, mapped as long as `device`; others write there, so the words are atomics.
     let words = unsafe { std::slice::from_raw_parts(view.rings.as_ptr().cast::<AtomicU64>(), view.rings.len() * 8) };
     let packets = words.chunks(8).map(|packet| [0, 1, 2, 3, 4, 5, 6, 7].map(|at: usize| packet[at].load(Relaxed)));
-    let hello = packets.into_iter().find(|packet| packet[0] != 0 && packet[4] as u8 == 1).expect("a hello");
+    let hello = packets.into_iter().find(|packet| packet[4] as u8 == 1 && packet[5] == VERSION).expect("a hello");
     let (tag, token) = (hello[2], hello[7]);
     let victim = Client { node: pair.compute.id(), life: pair.compute.incarnation(), stream: 1 };
     let mut writer = Writer::claim(&view, (foe.id(), foe.incarnation()), Some(victim), |_, _| true).unwrap();

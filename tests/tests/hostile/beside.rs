@@ -40,5 +40,6 @@ macro_rules! ways {
     ($($way:ident),+ $(,)?) => { $(#[test] fn $way() { talks_beside(stringify!($way)); })+ };
 }
 
-// Those by which a node harms its own memory, and the victim by what it says. Of the directory and of other nodes' files all have to live.
-ways! { replay, indices, envelopes, descriptors, keys, meetings, loans, doorbells, flood, services }
+// Those by which a node harms its own memory, and its victim by what it says. The directory and the first pages of inboxes say who lives: a node that is taken
+// for dead has no device.
+ways! { replay, indices, envelopes, descriptors, keys, meetings, loans, flood, services }

@@ -23,8 +23,8 @@ const OF_DEVICE: u64 = 11;
 const ACCEPT: u64 = 12;
 const REFUSE: u64 = 13;
 const END: u64 = 14;
-/// Streams of the hostile node that are kept, and never read.
-const KEPT: usize = 32;
+/// Streams of the hostile node that are kept, and never read: 256 KiB each is what the one that accepts them has agreed to.
+const KEPT: usize = 8;
 const STREAM_BYTES: usize = 5000;
 
 /// Words that the processes share, behind those of the other tests.

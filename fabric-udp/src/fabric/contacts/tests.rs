@@ -37,7 +37,7 @@ fn address(node: u16) -> SocketAddr {
 }
 
 fn stranger(number: u32) -> SocketAddr {
-    ([198, 51, (number >> 8) as u8, number as u8], 4000).into()
+    ([198, 51 + (number >> 16) as u8, (number >> 8) as u8, number as u8], 4000).into()
 }
 
 /// A node that is told of addresses, and those that really are there.
