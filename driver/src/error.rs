@@ -263,8 +263,10 @@ pub enum DeviceFault {
         /// How many.
         threads: usize,
     },
-    /// All its lanes are taken.
-    #[error("its {senders} lanes are taken; drop a sender, or have whoever makes it allow more, with DeviceBuilder::senders")]
+    /// All its lanes are taken, or this node has as many as are left for others.
+    #[error(
+        "of its {senders} lanes none is left for this node, which gets another as long as more are free than it has; drop a sender, or have the process that makes it allow more, with DeviceBuilder::senders"
+    )]
     NoLane {
         /// How many there are.
         senders: usize,

@@ -14,7 +14,7 @@
 //! `DOORBELL_HOSTILE_SECONDS` make the long forms of some tests. `DOORBELL_LETTERS` says how many letters a node sends that reads none.
 //! `DOORBELL_STORM_SECONDS` says for how long the storm over a device goes on.
 //! `DOORBELL_CASES` says of how many cases the tests of properties are.
-//! The hostile peer has a seed of its own, `DOORBELL_HOSTILE_SEED`.
+//! The hostile peer has a seed of its own, `DOORBELL_HOSTILE_SEED`; `DOORBELL_EXHAUST` says how many packets its floods have.
 
 pub mod domain;
 pub mod drive;
