@@ -1,7 +1,7 @@
 //! What strangers may say about streams.
 
 use super::end::{Carrier, End, Far, State};
-use super::table::{Backlog, Streams, WINDOW, WINDOW_FIRST};
+use super::table::{Backlog, Streams, WINDOW};
 use super::wire::{self, Kind};
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 use proptest::prelude::*;
@@ -137,7 +137,7 @@ fn little_may_come_before_a_stream_is_accepted() {
     open(&mut streams, STRANGER, 1);
     let end = backlog.next().unwrap();
     let tag = wire::tag(Kind::Data, end.number);
-    let first = vec![1; WINDOW_FIRST as usize];
+    let first = vec![1; 8 << 10];
     assert_eq!(streams.take(STRANGER, tag, Payload::private(&first)), doorbell_fabric::Verdict::Taken);
     assert!(matches!(streams.take(STRANGER, tag, Payload::private(&[1])), doorbell_fabric::Verdict::Broken(_)));
 }

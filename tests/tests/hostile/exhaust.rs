@@ -28,7 +28,7 @@ const BACKLOG: u64 = 128;
 
 /// By what a flood goes.
 enum Way {
-    Near { _node: Node, header: Raw, _block: Raw, producers: [Option<Producer<RawMemory>>; 3], life: u32 },
+    Near { _node: Node, header: Raw, _block: Raw, producers: Box<[Option<Producer<RawMemory>>; 3]>, life: u32 },
     Network { fabric: Arc<Mutex<UdpFabric>>, links: Vec<UdpLink> },
 }
 
@@ -49,7 +49,7 @@ impl Way {
         let node = NodeBuilder::from_env().unwrap().id(HOSTILE).max_nodes(8).progress(Progress::Inline).join().unwrap();
         let [header, block] = inbox().unwrap();
         let life = node.incarnation().0;
-        Self::Near { _node: node, header, _block: block, producers: [None, None, None], life }
+        Self::Near { _node: node, header, _block: block, producers: Box::new([None, None, None]), life }
     }
 
     fn by_network(words: &Words) -> Self {
@@ -265,7 +265,7 @@ fn streams_that_nobody_reads_cost_little_over_the_network() {
 }
 
 #[test]
-fn senders_to_a_device_that_nobody_closes_cost_little_over_shared_memory() {
+fn questions_about_a_device_cost_little_over_shared_memory() {
     is_flooded("devices", false, 20_000);
 }
 
