@@ -103,6 +103,11 @@ impl Bell {
         self.armed.store(0, Ordering::Relaxed);
     }
 
+    /// Consumer: disarms the bell if it is armed for this sleeper. Another thread may have armed it since for itself, and sleeps on its own number.
+    pub fn disarm_as(&self, sleeper: u32) {
+        let _ = self.armed.compare_exchange(sleeper, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
     /// Consumer: the word to sleep on by other means than [`sleep`](Self::sleep), while it is the number of the sleeper.
     #[cfg(not(loom))]
     pub fn word(&self) -> &AtomicU32 {

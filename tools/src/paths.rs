@@ -5,7 +5,8 @@
 
 use std::fs::{self, File, FileType, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -50,24 +51,28 @@ pub fn open(path: &Path) -> io::Result<File> {
 #[derive(Debug)]
 pub struct Output {
     path: PathBuf,
-    /// Those of the file that is replaced.
-    permissions: Option<Permissions>,
+    /// Whose the file is that is replaced, and its rights.
+    former: Option<Metadata>,
 }
 
 impl Output {
     /// Sees that a file can be written here, so that a mistake is told before anything else is done. What is here stays as it is.
     pub fn at(path: &Path) -> io::Result<Self> {
+        // `file_name` would leave the slash out, and the file would be refused only when it is whole.
+        if path.as_os_str().as_bytes().ends_with(b"/") {
+            return Err(refused("it ends with a slash, which only a directory may"));
+        }
         let output = match fs::metadata(path) {
             Ok(_) => {
                 let found = open_regular(path, File::options().write(true))?;
                 // The file that a symbolic link leads to is replaced, and not the link.
-                Self { path: fs::canonicalize(path)?, permissions: Some(found.metadata()?.permissions()) }
+                Self { path: fs::canonicalize(path)?, former: Some(found.metadata()?) }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 if path.is_symlink() {
                     return Err(refused("it is a symbolic link that leads nowhere"));
                 }
-                Self { path: path.to_owned(), permissions: None }
+                Self { path: path.to_owned(), former: None }
             }
             Err(error) => return Err(error),
         };
@@ -90,14 +95,27 @@ impl Output {
         for _ in 0..NAMES {
             let name = format!(".doorbell-{}-{}.new", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
             let path = self.path.with_file_name(name);
-            made = File::options().read(true).write(true).create_new(true).open(&path).map(|file| (file, path));
+            let mut options = File::options();
+            options.read(true).write(true).create_new(true);
+            if self.former.is_some() {
+                // Nobody else reads it before it has the rights of the file that it replaces.
+                options.mode(0o600);
+            }
+            made = options.open(&path).map(|file| (file, path));
             if !made.as_ref().is_err_and(|error| error.kind() == ErrorKind::AlreadyExists) {
                 break;
             }
         }
         let (file, beside) = made?;
         let draft = Draft { file, beside: Some(beside), place: self.path.clone() };
-        self.permissions.iter().try_for_each(|permissions| draft.file.set_permissions(permissions.clone()))?;
+        if let Some(former) = &self.former {
+            let is_same = |made: &Metadata| (made.uid(), made.gid()) == (former.uid(), former.gid());
+            let is_its = is_same(&draft.file.metadata()?)
+                || std::os::unix::fs::fchown(&draft.file, Some(former.uid()), Some(former.gid())).is_ok();
+            // Rights to run as another user go with no new content, and rights of a group with that group alone.
+            let rights = former.mode() & if is_its { 0o777 } else { 0o700 };
+            draft.file.set_permissions(Permissions::from_mode(rights))?;
+        }
         Ok(draft)
     }
 
@@ -139,7 +157,11 @@ impl Draft {
             fs::rename(beside, &self.place)?;
         }
         self.beside = None;
-        if sync { File::open(directory(&self.place))?.sync_all() } else { Ok(()) }
+        if sync {
+            // The file is in its place. Where a directory can't be opened or synchronised, the system does that in its own time.
+            let _ = File::open(directory(&self.place)).and_then(|directory| directory.sync_all());
+        }
+        Ok(())
     }
 }
 

@@ -211,7 +211,7 @@ mod loom_tests {
                 self.bell.sleep_as(sleeper, Duration::MAX);
             }
             if self.helm.leave_as_poller() {
-                self.bell.disarm();
+                self.bell.disarm_as(sleeper);
             }
         }
 

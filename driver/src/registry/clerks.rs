@@ -26,7 +26,9 @@ impl Customer {
         match self {
             Customer::Own => 512,
             Customer::Chores(..) => 1,
-            Customer::Waits(..) => 64,
+            // As many as the node may have asked and not been answered: a wait that has no thread stands in no key's line, and the key it would get
+            // goes to others.
+            Customer::Waits(..) => super::mail::UNANSWERED_MAX,
         }
     }
 }
@@ -155,7 +157,7 @@ mod tests {
     #[test]
     fn one_node_has_so_many_threads_and_keeps_none_from_others() {
         const JOBS: usize = 600;
-        const MOST: usize = 64;
+        const MOST: usize = super::super::mail::UNANSWERED_MAX;
         let (clerks, gate) = (Arc::<Clerks>::default(), Arc::new((Mutex::new(false), Condvar::new())));
         let (began, begins) = mpsc::channel();
         let waits = |customer: Customer| {

@@ -175,9 +175,14 @@ impl Registry {
 
     /// Another node knows more of where it was.
     pub fn learn_last(&mut self, last: Home) {
-        if last.term <= wire::TERM_MAX && self.last.is_none_or(|mine| mine.term < last.term) {
+        if self.may_follow(last.term) && self.last.is_none_or(|mine| mine.term < last.term) {
             self.last = Some(last);
         }
+    }
+
+    /// Whether this term may follow the last one that this node knows. A peer that names the last term of all would leave none for honest nodes.
+    fn may_follow(&self, term: u64) -> bool {
+        term <= self.last.map_or(0, |last| last.term).saturating_add(wire::TERMS_AHEAD_MAX).min(wire::TERM_MAX)
     }
 
     /// Where it is, if it is elsewhere.
@@ -468,7 +473,7 @@ impl Registry {
         if self.agreed_to().is_some_and(|agreed| agreed.node() != who) || self.claiming && self.me().0 < who.0 {
             return Answer::Disagreed { home: None, last: self.last };
         }
-        if term == 0 || term > wire::TERM_MAX || self.last.is_some_and(|last| last.node() != who && last.term >= term) {
+        if term == 0 || !self.may_follow(term) || self.last.is_some_and(|last| last.node() != who && last.term >= term) {
             return Answer::Disagreed { home: None, last: self.last };
         }
         self.claiming = false;

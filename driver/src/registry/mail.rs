@@ -99,9 +99,18 @@ impl Mail {
         }
     }
 
-    /// Says something about a team that is to be.
+    /// Says something about a team that is to be. Only the latest note about a lineage counts, so it takes the place of one that has not left: a node that
+    /// reads nothing has one kept for it.
     pub fn inform(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>) {
-        self.push(node, life, NOTE, bytes);
+        let is_older = |letter: &&mut Letter| {
+            letter.tag == NOTE
+                && (letter.node, letter.life) == (node, life)
+                && letter.bytes.first_chunk::<8>() == bytes.first_chunk()
+        };
+        match self.out.iter_mut().find(is_older) {
+            Some(letter) => letter.bytes = bytes,
+            None => self.push(node, life, NOTE, bytes),
+        }
     }
 
     /// Answers.

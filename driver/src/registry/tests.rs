@@ -1,6 +1,6 @@
 //! What peers may cost that read nothing, and what they can't bring about by lies.
 
-use super::away::{Choice, choose};
+use super::away::{Choice, Where, choose};
 use super::home::Registry;
 use super::mail::{Mail, Received, UNANSWERED_MAX};
 use super::wire::{self, Ask, Home, Life, Tell};
@@ -253,7 +253,7 @@ fn a_key_is_not_granted_twice_as_a_peer_says_that_it_is_home() {
     let theirs = honest.find_key("key").unwrap();
     usurp(&hostile, 99);
     let guard = key.lock_by(soon()).unwrap();
-    for term in [1, 2, 99, wire::TERM_MAX] {
+    for term in [1, 2, 99, wire::TERMS_AHEAD_MAX, wire::TERM_MAX] {
         lie(&hostile, &honest, &[Tell::Here { term }]);
         assert_held_by(&theirs, guard.owner());
         // As if the home were not home any more.
@@ -283,8 +283,12 @@ fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
     let claim = Ask::Claim { term: 100, from: 0 };
     hostile.shared().letter("lie", life(&honest), &claim, None, Some(soon())).unwrap();
     lie(&hostile, &honest, &[Tell::Here { term: 100 }]);
-    let found = honest.shared().home(Some(Instant::now() + Duration::from_millis(100)));
-    assert!(matches!(found, Err(Error::Timeout { .. })), "{found:?}");
+    // If the hostile node's answer comes too late on a busy machine, the true home is found.
+    match honest.shared().home(Some(Instant::now() + Duration::from_millis(100))) {
+        Err(Error::Timeout { .. }) => {}
+        Ok(Where::There(found)) => assert_eq!(found.node(), life(&home)),
+        found => panic!("{found:?}"),
+    }
     hostile.leave().unwrap();
     let theirs = honest.find_key("key").unwrap();
     assert_held_by(&theirs, guard.owner());

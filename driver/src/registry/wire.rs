@@ -20,6 +20,9 @@ const NAMED_MAX: usize = 32;
 /// No registry moves so often.
 pub const TERM_MAX: u64 = 1 << 48;
 
+/// How far a term may lie above the last one that a node knows. Honest terms go up by one, and a node that has just come knows none.
+pub const TERMS_AHEAD_MAX: u64 = 1 << 32;
+
 /// Which life of which node.
 pub type Life = (u16, u32);
 

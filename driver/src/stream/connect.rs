@@ -36,6 +36,16 @@ pub struct Connector {
     ring: usize,
 }
 
+/// Which of two reasons why there is no stream says more: an answer that the service is there, then that a node was not asked, then that nobody has it.
+fn better(why: State, other: State) -> State {
+    let rank = |state| match state {
+        State::NotHere => 0,
+        State::Opening => 1,
+        _ => 2,
+    };
+    if rank(other) > rank(why) { other } else { why }
+}
+
 impl Connector {
     pub(super) fn new(node: &Node, service: &str) -> Self {
         Self { node: node.clone(), service: service.to_owned(), to: None, patience: PATIENCE, ring: 64 << 10 }
@@ -72,7 +82,7 @@ impl Connector {
             let mut why = State::NotHere;
             for (node, life) in self.candidates(shared, me)? {
                 let Some(stream) = self.ask(shared, me, (node, life))? else {
-                    why = State::Opening;
+                    why = better(why, State::Opening);
                     continue;
                 };
                 let end = stream.end();
@@ -92,8 +102,7 @@ impl Connector {
                 }
                 match Self::answered(stream) {
                     Ok(stream) => return Ok(stream),
-                    Err(state) if why == State::NotHere => why = state,
-                    Err(_) => {}
+                    Err(state) => why = better(why, state),
                 }
             }
             if Instant::now() >= deadline {
@@ -120,7 +129,7 @@ impl Connector {
             let mut why = State::NotHere;
             for (node, life) in self.candidates(shared, shared.check()?)? {
                 let Some(stream) = self.ask(shared, shared.check()?, (node, life))? else {
-                    why = State::Opening;
+                    why = better(why, State::Opening);
                     continue;
                 };
                 let answer = std::future::poll_fn(|context| stream.poll_answered(context));
@@ -130,8 +139,7 @@ impl Connector {
                 }
                 match Self::answered(stream) {
                     Ok(stream) => return Ok(stream),
-                    Err(state) if why == State::NotHere => why = state,
-                    Err(_) => {}
+                    Err(state) => why = better(why, state),
                 }
             }
             if Instant::now() >= deadline {

@@ -89,6 +89,21 @@ impl Writer {
             is_free(was) && word.compare_exchange(was, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })?;
         let words = &view.lanes[lane];
+        if former & 1 << lane == 0 {
+            // Threads that claimed lanes at once may have counted before any of them took one. Each looks again, as if those with lower lanes had come
+            // first, so that the node keeps its share and no more.
+            let (mut before, mut left) = (0, 0);
+            for (other, words) in view.lanes.iter().enumerate().filter(|(_, words)| words.broken.load(Ordering::Relaxed) == 0) {
+                let (was, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
+                let is_own = other == lane || if on_behalf == 0 { was == owner && client == 0 } else { client == on_behalf };
+                before += usize::from(is_own && other < lane);
+                left += usize::from(!is_own && is_free(was) || is_own && other >= lane);
+            }
+            if before >= left {
+                let _ = words.owner.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
+                return None;
+            }
+        }
         let (mut at, mut sequence, latest) = words.published();
         let mut record = 1 - latest;
         // Its former owner may have died between a message and the record of it. The header first: who takes it has said before that it was looked at.

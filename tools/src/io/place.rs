@@ -78,7 +78,7 @@ impl There {
             let hint = match (error.kind(), error.raw_os_error()) {
                 (ErrorKind::NotFound, _) => "start one with `doorbell io serve DIR`; `doorbell ls` shows who is there",
                 (_, Some(libc::EUSERS)) => {
-                    "it has as many clients as it serves; try again later, or see `doorbell io serve --clients`"
+                    "it has as many clients as it serves, or this node has its half of them; use fewer clients here, or serve more with `doorbell io serve --clients`"
                 }
                 (_, Some(libc::EPROTONOSUPPORT)) => "it is of another version; use the same on both sides",
                 (ErrorKind::TimedOut, _) => "it may be stopped, or have much to do; try again, or give it more --patience",

@@ -359,8 +359,13 @@ impl Engine {
         if self.waited && self.is_at_rest() {
             // Else a target would ring for ever for a packet that is long gone.
             self.waited = false;
-            let ways = self.ways.iter().filter(|way| !way.state.is_anothers(me));
-            ways.filter_map(|way| way.state.enter(me)).for_each(|mut state| state.rest());
+            for way in self.ways.iter() {
+                match way.state.is_anothers(me).then_some(()).map_or_else(|| way.state.enter(me), |()| None) {
+                    Some(mut state) => state.rest(),
+                    // Another thread has it: next time.
+                    None => self.waited = true,
+                }
+            }
         }
         let timeout = self.fabric.arm(sleeper, timeout)?;
         // What was refused may have room, or a taker, by now.

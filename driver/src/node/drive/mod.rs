@@ -649,9 +649,9 @@ impl Shared {
             self.sleep(POLLER, timeout);
             self.poller.rouse();
         }
-        // If a thread of the application took the helm meanwhile, the bell is its own by now.
+        // A thread of the application may take the helm as soon as the poller has left it, and arm the bell for itself.
         if self.helm.leave_as_poller() {
-            self.bell().disarm();
+            self.bell().disarm_as(POLLER);
         }
         turns
     }
