@@ -364,7 +364,7 @@ fn without_io_uring_one_line_says_so() {
         text(&output.stderr).lines().filter(|line| line.contains("io_uring")).map(str::to_owned).collect::<Vec<_>>()
     };
     let lines = said(None, "auto");
-    let is_clear = |line: &str| line.starts_with("doorbell: warning: ") && line.contains("plain socket calls instead");
+    let is_clear = |line: &str| line.starts_with("doorbell: warning: ") && line.contains("plain calls instead");
     assert!(matches!(&lines[..], [line] if is_clear(line)), "{lines:?}");
     // Who asks for plain calls misses nothing, and who does not want to know is not told.
     assert_eq!((said(None, "plain"), said(Some("error"), "auto")), (Vec::new(), Vec::new()));
