@@ -271,7 +271,7 @@ fn keys_that_do_not_fit_are_refused() {
     let connect = ["latency", "--connect", &listener.address, "--iterations", "1"];
     fails(&run(&[&connect[..], &["--key-file", other.path()]].concat()), 1, "its domain has another key");
     fails(&run(&connect), 1, "its domain has a key, and this node was given none");
-    fails(&run(&[&connect[..], &["--key-file", key.path(), "--domain", "another"]].concat()), 1, "it is of another domain");
+    fails(&run(&[&connect[..], &["--key-file", key.path(), "--domain", "another"]].concat()), 1, "it belongs to another domain");
     // From the environment it counts as well.
     let output = doorbell(&connect).env("DOORBELL_KEY_FILE", key.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
