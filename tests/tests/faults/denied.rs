@@ -134,7 +134,7 @@ pub fn is_denied() {
     node.wait_for(2, soon()).unwrap();
     let mut keys = [0; REGIONS * KEY_BYTES];
     node.recv_by(Match::any().tag(tag::KEYS), &mut keys, soon()).unwrap();
-    let keys: Vec<_> = keys.chunks(KEY_BYTES).map(|key| Key::from_bytes(key.try_into().unwrap()).unwrap()).collect();
+    let keys: Vec<_> = keys.chunks(KEY_BYTES).map(|key| Key::from_bytes(key).unwrap()).collect();
     // A second thread that comes into the engine again and again, so that the baton goes from one to the other.
     let (stop, stopped) = mpsc::channel::<()>();
     let other = node.clone();
