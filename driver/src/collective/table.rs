@@ -178,6 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many of them")]
     fn attempts_at_teams_that_are_gone_are_forgotten() {
         let mut teams = Teams::default();
         let (first, used) = teams.next_attempt(7);

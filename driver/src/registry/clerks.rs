@@ -155,6 +155,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many threads")]
     fn one_node_has_so_many_threads_and_keeps_none_from_others() {
         const JOBS: usize = 600;
         const MOST: usize = super::super::mail::UNANSWERED_MAX;
@@ -188,6 +189,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many threads")]
     fn what_one_node_wants_done_is_done_one_after_the_other() {
         let clerks = Arc::<Clerks>::default();
         let (under_way, (told, tells)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());

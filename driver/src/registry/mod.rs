@@ -51,7 +51,8 @@ mod mail;
 pub mod share;
 pub mod shared;
 mod task;
-#[cfg(test)]
+// Over sockets, which Miri has not.
+#[cfg(all(test, not(miri)))]
 mod tests;
 mod wait;
 pub(crate) mod wire;
