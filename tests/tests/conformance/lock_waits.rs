@@ -60,7 +60,8 @@ pub fn a_key_goes_to_who_waits_as_soon_as_it_is_free(world: &World) {
     let mut calm = Vec::new();
     let mut waits = ["unlock", "unlock_all"].map(|what| (what, Vec::new()));
     // A thread that only spins tells once a second that it waits.
-    for _ in 0..if world.wait == Wait::Spin { 3 } else { ROUNDS } {
+    let rounds = if world.wait == Wait::Spin { 3 } else { ROUNDS };
+    for _ in 0..rounds {
         calm.push(wake() + message([&na, &nb]));
         let guard = lock_sound(&a);
         let waiter = has(&b);
