@@ -295,7 +295,7 @@ fn what_is_wrong_with_the_network_is_told() {
     for way in [&["latency", "--fabric", "udp"][..], &["lock", "--fabric", "udp"], &["run", "-n", "1", "--listen", &address]] {
         let with = |path: &str| run(&[way, &["--key-file", path], if way[0] == "run" { &["--", "true"] } else { &[] }].concat());
         fails(&with("/no/such/key"), 2, "head -c 32 /dev/urandom");
-        fails(&with(open.path()), 2, "others may use it");
+        fails(&with(open.path()), 2, "other users have access to it");
         fails(&with(short.path()), 2, "it has 31 bytes");
     }
 }

@@ -8,6 +8,9 @@ use std::time::Duration;
 /// How long one stays that has nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// Threads of one other node that may wait for keys at a time.
+pub const WAITS_MAX: usize = 256;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// For whom something is done. Each has a number of threads of its own, so that none can keep them from the others. What comes beyond waits for one of the own to be free.
@@ -28,7 +31,7 @@ impl Customer {
             Customer::Chores(..) => 1,
             // As many as the node may have asked and not been answered: a wait that has no thread stands in no key's line, and the key it would get
             // goes to others.
-            Customer::Waits(..) => super::mail::UNANSWERED_MAX,
+            Customer::Waits(..) => WAITS_MAX,
         }
     }
 }
@@ -158,7 +161,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "too many threads")]
     fn one_node_has_so_many_threads_and_keeps_none_from_others() {
         const JOBS: usize = 600;
-        const MOST: usize = super::super::mail::UNANSWERED_MAX;
+        const MOST: usize = WAITS_MAX;
         let (clerks, gate) = (Arc::<Clerks>::default(), Arc::new((Mutex::new(false), Condvar::new())));
         let (began, begins) = mpsc::channel();
         let waits = |customer: Customer| {

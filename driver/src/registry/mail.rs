@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::wire::{self, Answer, Entry, LETTER_MAX};
 
 /// Letters of one node that are kept until their answers have left. A node asks no more at a time: it counts a letter until it has the answer.
-pub const UNANSWERED_MAX: usize = 256;
+pub const UNANSWERED_MAX: usize = super::clerks::WAITS_MAX;
 /// Letters of one node that are kept until the engine looks at them. Further ones stay in the lane.
 const RECEIVED_MAX: usize = 512;
 const IDS: u64 = 1 << 56;
