@@ -2,6 +2,7 @@
 
 use super::core::{Body, Core, Kept, Place, State, Sync, Task, Tell};
 use super::memory::Memory;
+use super::table::Teams;
 
 use super::watch::ChannelStep::{Acquired, Available, PointReached, Posted, SynchronisationPosted};
 use super::what::{What, too_long};
@@ -43,7 +44,7 @@ impl Core {
         let is_over = state.is_idle();
         drop(state);
         if !is_over {
-            self.shared.enter(me, "start a collective")?.keep_team(self);
+            self.shared.enter(me, "start a collective")?.service::<Teams>().keep(self);
             self.shared.hand_over();
         }
         Ok(op)
@@ -91,7 +92,7 @@ impl Core {
             memory => {
                 if memory.is_none() {
                     // Its packets go with turns of the engine.
-                    self.shared.enter(me, operation)?.keep_team(self);
+                    self.shared.enter(me, operation)?.service::<Teams>().keep(self);
                 }
                 state.ended = None;
                 let number = self.post(&mut state, false, Tell::Caller, |number| what.body(self, number))?;
@@ -109,7 +110,7 @@ impl Core {
             let is_idle = state.is_idle();
             drop(state);
             if !is_idle {
-                self.shared.enter(me, operation)?.keep_team(self);
+                self.shared.enter(me, operation)?.service::<Teams>().keep(self);
             }
             if let Looked::Failed(error) = looked {
                 return Err(*error);
@@ -121,7 +122,7 @@ impl Core {
         state.hand(number, &op);
         drop(state);
         let guard = Withdraw { core: self, op: &op };
-        self.shared.enter(me, operation)?.keep_team(self);
+        self.shared.enter(me, operation)?.service::<Teams>().keep(self);
         self.shared.hand_over();
         let in_time = self.shared.drive(me, &op, deadline, |_| false)?;
         let is_over = op.is_done();

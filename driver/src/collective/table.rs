@@ -4,8 +4,9 @@ use super::core::Core;
 use super::formation::{Heard, Note};
 use super::net::team_of;
 use super::watch::{ChannelStats, Counts};
+use crate::message::service::PeerId;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 /// At which priority what goes by the network goes.
@@ -14,6 +15,8 @@ pub(crate) const PRIORITY: Priority = Priority::Low;
 /// All of them.
 #[derive(Default)]
 pub struct Teams {
+    /// Notes that are to go to other nodes.
+    pub(super) notes: VecDeque<(PeerId, Vec<u8>)>,
     /// To be told who is gone, and to be given what comes.
     all: Vec<Weak<Core>>,
     /// Those of which operations wait for others.
@@ -38,6 +41,11 @@ impl Teams {
         let attempt = self.attempts.entry(lineage).or_default();
         *attempt += 1;
         *attempt
+    }
+
+    /// Says something to a node that forms a team with this one.
+    pub(crate) fn inform(&mut self, to: PeerId, note: Vec<u8>) {
+        self.notes.push_back((to, note));
     }
 
     /// What others said of teams that are to be.
@@ -126,7 +134,7 @@ impl Teams {
     }
 
     /// Whether a thread of this node waits for something that is to come by a lane.
-    pub fn awaits(&self, lane: usize) -> bool {
+    pub fn awaits_by(&self, lane: usize) -> bool {
         let is_its = |core: &Arc<Core>| {
             let Some(apart) = core.apart() else { return false };
             core.others().any(|(rank, node, _)| node.index() == lane / PRIORITIES && apart.awaits(rank))

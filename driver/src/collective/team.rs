@@ -8,6 +8,7 @@ use super::memory::{Layout, Memory, Span};
 use super::net::Algorithm;
 use super::pending::Collective;
 use super::reduction::Reduction;
+use super::table::Teams;
 use super::watch::{ChannelEvent, ChannelStats, Watch};
 use super::what::{What, part, whole};
 use crate::engine::op::Op;
@@ -214,7 +215,7 @@ impl TeamBuilder {
         fellows.iter().for_each(|fellow| (fellow.node.0, fellow.life.0).hash(&mut hasher));
         let lineage = Lineage { id: hasher.finish(), list: fellows };
         let set = vec![true; lineage.list.len()];
-        let attempt = shared.enter(me, "form a team")?.next_attempt(lineage.id);
+        let attempt = shared.enter(me, "form a team")?.service::<Teams>().next_attempt(lineage.id);
         Team::agree(self, lineage, set, attempt, deadline, false)
     }
 }
@@ -297,7 +298,7 @@ impl Team {
                 let bytes = agreement.note(offered).encode();
                 for (at, fellow) in lineage.list.iter().enumerate() {
                     if agreement.set[at] && at != rank {
-                        engine.send_note(fellow.node, fellow.life, bytes.clone());
+                        engine.service::<Teams>().inform((fellow.node, fellow.life).into(), bytes.clone());
                     }
                 }
                 engine.push(me);
@@ -311,10 +312,11 @@ impl Team {
                 say = true;
                 continue;
             }
-            let said = |at: usize| engine.heard(lineage.list[at].node, lineage.list[at].life, lineage.id);
+            let teams = engine.service::<Teams>();
+            let seen = teams.heard().version;
+            let said = |at: usize| teams.said(lineage.list[at].node, lineage.list[at].life, lineage.id);
             let next = agreement.look(said);
             let boxes = (agreement.is_apart() && matches!(next, Next::Map { .. })).then(|| agreement.boxes(said));
-            let seen = engine.notes_heard();
             drop(engine);
             say = true;
             match next {
@@ -333,7 +335,7 @@ impl Team {
                         let watch = builder.watch.clone();
                         let made = Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync, watch);
                         let made = Arc::new(made);
-                        shared.enter(me, OPERATION)?.enter_team(&made, lineage.id, agreement.attempt);
+                        shared.enter(me, OPERATION)?.service::<Teams>().enter(&made, lineage.id, agreement.attempt);
                         core = Some(made);
                     } else {
                         if owner != rank {
@@ -374,7 +376,7 @@ impl Team {
                 Next::Done => {
                     let Some(core) = core.take() else { return Err(Error::Cancelled) };
                     let mut engine = shared.enter(me, OPERATION)?;
-                    engine.enter_team(&core, lineage.id, agreement.attempt);
+                    engine.service::<Teams>().enter(&core, lineage.id, agreement.attempt);
                     // Whoever went since is not heard of by its end.
                     for fellow in &core.fellows {
                         if engine.has_ended(fellow.node, fellow.life) {
@@ -396,7 +398,7 @@ impl Team {
             }
             let most = Instant::now() + Duration::from_millis(25);
             let until = deadline.map_or(most, |deadline| deadline.min(most));
-            shared.drive(me, &Op::new(), Some(until), |engine| engine.notes_heard() != seen)?;
+            shared.drive(me, &Op::new(), Some(until), |engine| engine.service::<Teams>().heard().version != seen)?;
             shared.check_peers(me);
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(Error::Timeout { operation: OPERATION, node: None });
@@ -863,7 +865,7 @@ impl Drop for GivesUp<'_> {
             near: vec![true; self.lineage.list.len()],
         };
         for fellow in self.lineage.list.iter().filter(|fellow| fellow.node != self.node.id()) {
-            engine.send_note(fellow.node, fellow.life, note.encode());
+            engine.service::<Teams>().inform((fellow.node, fellow.life).into(), note.encode());
         }
         engine.push(me);
     }

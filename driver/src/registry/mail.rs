@@ -15,9 +15,6 @@ const IDS: u64 = 1 << 56;
 const ASK: u64 = 1 << 56;
 const ANSWER: u64 = 2 << 56;
 const TELL: u64 = 3 << 56;
-const NOTE: u64 = 4 << 56;
-/// Notes that are kept until the engine looks at them.
-const NOTES_MAX: usize = 1024;
 
 /// A letter that is to be sent.
 pub struct Letter {
@@ -55,8 +52,6 @@ pub struct Mail {
     asked: Vec<Asked>,
     /// What is to be dealt with.
     pub received: VecDeque<Received>,
-    /// Notes about teams that came.
-    pub notes: VecDeque<(NodeId, Incarnation, Vec<u8>)>,
     /// Keys that this node has opened while the registry was elsewhere, and which of its threads has them. Here, as what an answer gives has to be noted
     /// before anybody can ask about it.
     pub opened: Vec<Entry>,
@@ -68,7 +63,7 @@ impl Mail {
     /// Whether anything is to be done.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        !(self.out.is_empty() && self.received.is_empty() && self.notes.is_empty())
+        !(self.out.is_empty() && self.received.is_empty())
     }
 
     /// Whether a thread of this node waits for an answer that is to come by a lane.
@@ -92,11 +87,6 @@ impl Mail {
     /// Says something that needs no answer.
     pub fn tell(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>) {
         self.push(node, life, TELL, bytes);
-    }
-
-    /// Says something about a team that is to be.
-    pub fn inform(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>) {
-        self.push(node, life, NOTE, bytes);
     }
 
     /// Answers.
@@ -140,8 +130,6 @@ impl Mail {
                 *owed += 1;
                 self.received.push_back(Received { node, life, id: Some(id), bytes: payload.to_vec() });
             }
-            NOTE if self.notes.len() >= NOTES_MAX => return Verdict::Refused,
-            NOTE => self.notes.push_back((node, life, payload.to_vec())),
             TELL => self.received.push_back(Received { node, life, id: None, bytes: payload.to_vec() }),
             ANSWER => {
                 let is_its = |asked: &Asked| asked.id == id && asked.node == node && asked.life == life;

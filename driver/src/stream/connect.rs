@@ -4,7 +4,7 @@ use super::check_service;
 use super::end::{Carrier, End, Far, Side, State};
 use super::handle::Stream;
 use super::near::{Near, RING_LEAST, RING_MOST};
-use super::table::WINDOW;
+use super::table::{Streams, WINDOW};
 use super::wire;
 use crate::engine::baton::Token;
 use crate::error::Error;
@@ -159,7 +159,7 @@ impl Connector {
         };
         let end = {
             let mut engine = shared.enter(me, "connect")?;
-            let streams = engine.streams();
+            let streams = engine.service::<Streams>();
             let end = End::new(streams.next_number(), peer, 0, carrier, State::Opening);
             streams.enter(&end);
             let bytes = [&wire::words(&offer)[..], self.service.as_bytes()].concat();

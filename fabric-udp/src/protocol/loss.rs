@@ -241,7 +241,7 @@ impl Flight {
         self.drop_done(now);
     }
 
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(test)]
     pub fn records(&self) -> (usize, usize) {
         (self.sent.len(), self.carried.len())
     }

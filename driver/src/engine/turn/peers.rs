@@ -6,6 +6,7 @@ use crate::engine::wait::CHECK_EVERY;
 use crate::error::Error;
 use crate::message::Match;
 use crate::message::outbound::{OutState, Outbound};
+use crate::message::service::{CloseReason, Gone, PeerId};
 use crate::node::events::Event;
 use crate::transfer::incoming::Look;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority};
@@ -169,8 +170,7 @@ impl Engine {
         self.tell(Event::Damaged { node, reason });
         if let Some(life) = self.fabric.live(node) {
             // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
-            self.fail_ways(node, life, || Error::Damaged { node });
-            self.inbound.streams.fail(node, life, true);
+            self.end_with((node, life).into(), Gone::Damaged);
         }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -193,18 +193,11 @@ impl Engine {
             }
             Change::Left(node, incarnation) | Change::Died(node, incarnation) => {
                 let died = matches!(change, Change::Died(..));
-                // What it said before, as what it unlocked.
-                self.read_letters();
                 let end = End { incarnation, died };
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
                 self.ends[node.index()] = Some(end);
-                self.fail_ways(node, incarnation, || end.error(node));
-                self.inbound.teams.fail(node, incarnation, !died);
-                self.inbound.devices.fail(node, incarnation);
-                self.inbound.streams.fail(node, incarnation, died);
-                self.registry.gone(node, incarnation);
-                self.see_to_succession();
+                self.end_with((node, incarnation).into(), if died { Gone::Died } else { Gone::Left });
                 // After its ways out were cut: nothing can be lent to it from here on.
                 let (loans, bytes) = self.lender.drop_holds(node, incarnation);
                 if loans > 0 {
@@ -256,19 +249,20 @@ impl Engine {
         self.damaged.get(node.index()).copied().flatten() == Some(life)
     }
 
-    /// Ends everything that is on its way to a life of a node, and cuts the ways there. A way that this thread holds is left to
+    /// Ends everything with a peer that is gone, and cuts the ways there. A way that this thread holds is left to
     /// [`connect`](Self::connect).
-    fn fail_ways(&mut self, node: NodeId, life: Incarnation, error: impl Fn() -> Error) {
-        self.outgoing.fail(Some((node, life)), &error);
-        self.inbound.remote.fail(node, life, &error);
-        self.inbound.mail.fail(node, life, &error);
+    fn end_with(&mut self, peer: PeerId, why: Gone) {
+        let (node, life) = peer.into();
+        let error = || why.error(peer);
+        self.outgoing.fail(Some((node, life)), error);
         for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
             if let Some(mut state) = way.state.enter(Token::current())
                 && state.incarnation == life
             {
-                state.fail(&error);
+                state.fail(error);
             }
         }
+        self.inbound.services.peer_gone(peer, why);
     }
 
     fn on_own_damage(&mut self, reason: &'static str) {
@@ -292,7 +286,7 @@ impl Engine {
     #[cold]
     fn resign(&mut self) {
         let node = self.me().0;
-        let cut = self.end_all(Token::current(), || Error::Severed { node });
+        let cut = self.end_all(Token::current(), CloseReason::Severed(node));
         self.monitor.counters.end_waits(|| Error::Severed { node });
         if cut {
             self.fabric.membership().resign();

@@ -718,7 +718,7 @@ impl Endpoint {
     }
 
     /// Records of sent datagrams that a session keeps, and of what these carried.
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(test)]
     pub(crate) fn records(&self, session: SessionId) -> Option<(usize, usize)> {
         self.sessions.peek(session).map(Session::records)
     }

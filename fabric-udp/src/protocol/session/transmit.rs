@@ -407,7 +407,7 @@ impl Session {
         datagram
     }
 
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(test)]
     pub fn records(&self) -> (usize, usize) {
         self.flight.records()
     }
