@@ -1,17 +1,17 @@
-//! Time stamps as fine as the processor gives them, and what they are in nanoseconds.
+//! The processor's time stamps, and their conversion to nanoseconds.
 
 use std::time::{Duration, Instant};
 
-/// The processor's time stamp. Only differences within one process mean anything.
+/// The processor's time stamp. Only differences within one process have a meaning.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn ticks() -> u64 {
     let mut processor = 0;
-    // SAFETY: writes the local integer it is given, and nothing else.
+    // SAFETY: writes only the local integer it is given.
     unsafe { std::arch::x86_64::__rdtscp(&mut processor) }
 }
 
-/// The processor's time stamp. Only differences within one process mean anything.
+/// The processor's time stamp. Only differences within one process have a meaning.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 pub fn ticks() -> u64 {
@@ -19,7 +19,7 @@ pub fn ticks() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// How long a tick is.
+/// The length of a tick.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     /// Nanoseconds in a tick.
@@ -35,13 +35,13 @@ impl Clock {
         Self { ns_per_tick: (later - instant).as_nanos() as f64 / (later_ticks - ticks).max(1) as f64 }
     }
 
-    /// Nanoseconds in this many ticks.
+    /// The nanoseconds of this many ticks.
     pub fn ns(self, ticks: f64) -> f64 {
         ticks * self.ns_per_tick
     }
 }
 
-/// Both clocks at one moment: the tightest of several tries, since any of them may be interrupted in between.
+/// Both clocks at one moment. Takes the tightest of several tries, because an interruption may come in between.
 fn reading() -> (u64, Instant) {
     let tries = (0..32).map(|_| {
         let before = ticks();

@@ -1,35 +1,35 @@
-//! Processes that all want the same lock: the loop that is timed, the same one for the driver's keys and for the floor.
+//! Processes that contend for one lock: the timed loop, which is the same for the driver's locks and for the floor.
 
 use crate::clock::ticks;
 use crate::floor::{Line, Patience};
 use std::sync::atomic::Ordering::*;
 
-/// What lets one in at a time.
+/// A lock that lets one holder in at a time.
 pub trait Exclusive {
-    /// Why it cannot go on.
+    /// Why the lock failed.
     type Error;
 
-    /// Does this while nobody else is in, if nobody is; says whether it did.
+    /// Runs `inside` under the lock if it is free. Returns whether it ran.
     ///
     /// # Errors
-    /// It cannot go on.
+    /// The lock failed.
     fn try_with(&mut self, inside: impl FnOnce()) -> Result<bool, Self::Error>;
 
-    /// Waits until nobody is in, and does this.
+    /// Waits for the lock, and runs `inside` under it.
     ///
     /// # Errors
-    /// It cannot go on.
+    /// The lock failed.
     fn with(&mut self, inside: impl FnOnce()) -> Result<(), Self::Error>;
 }
 
-/// Two counters, on two cache lines, of which each is read and written apart: whoever does that while another does it spoils them. All zero is
-/// the beginning.
+/// Two counters on two cache lines, each with a separate read and write. Two processes that raise them at once corrupt them. All
+/// zero is the initial state.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Counters([Line; 2]);
 
 impl Counters {
-    /// Raises both. Not in one step: that is what whoever calls this has a lock for.
+    /// Raises both, but not atomically: the caller must hold the lock.
     #[inline(always)]
     pub fn raise(&self) {
         for Line(counter) in &self.0 {
@@ -37,29 +37,29 @@ impl Counters {
         }
     }
 
-    /// What both say.
+    /// The values of both.
     pub fn get(&self) -> [u64; 2] {
         [0, 1].map(|which: usize| self.0[which].0.load(Acquire))
     }
 }
 
-/// What one of those who contend saw.
+/// The experience of one contending process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contended {
-    /// How often it was in.
+    /// How often it held the lock.
     pub locks: u64,
-    /// How often it found somebody else in, and waited.
+    /// How often it found the lock held and waited.
     pub waited: u64,
-    /// Ticks of all waits together.
+    /// The ticks of all waits together.
     pub wait_ticks: u64,
-    /// Ticks of the longest one.
+    /// The ticks of the longest wait.
     pub longest_ticks: u64,
-    /// Ticks that it took in all.
+    /// The total ticks.
     pub ticks: u64,
 }
 
 impl Contended {
-    /// With what it saw another time.
+    /// Adds another result of the same process.
     pub fn and(self, other: Self) -> Self {
         Self {
             locks: self.locks + other.locks,
@@ -71,8 +71,8 @@ impl Contended {
     }
 }
 
-/// For so many ticks, or until told to stop, goes in, raises the counters, and comes out, again and again. A wait begins when somebody else was found
-/// in and ends when the caller is.
+/// Takes the lock, raises the counters and releases the lock, again and again, for `span` ticks or until told to stop. A wait
+/// begins when the lock is found held, and ends when the caller holds it.
 ///
 /// # Errors
 /// Those of the lock.
@@ -106,7 +106,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    /// Finds somebody in every other time.
+    /// Is held at every other attempt.
     struct Turnstile(u64);
 
     impl Exclusive for Turnstile {

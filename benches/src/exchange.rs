@@ -1,21 +1,21 @@
-//! The loops that are timed: back and forth, and all one way. One piece of code for the floor and for the driver.
+//! The timed loops: back and forth, and one way. The floor and the driver use the same code.
 
 use crate::clock::ticks;
 use crate::memory::Memory;
 use crate::touch;
 use std::io;
 
-/// Something that carries messages between two processes, as one of the two sees it.
+/// A carrier of messages between two processes, from the viewpoint of one of them.
 pub trait Carrier {
-    /// Why it could not.
+    /// Why a call failed.
     type Error;
     /// Sends a message.
     fn send(&mut self, message: &[u8]) -> Result<(), Self::Error>;
-    /// Waits for the next message, and copies it out. Messages have the length of `into`.
+    /// Waits for the next message and copies it out. Messages have the length of `into`.
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Self::Error>;
 }
 
-/// Which part a process plays.
+/// The side that a process plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Sends first and holds the clock.
@@ -24,7 +24,7 @@ pub enum Side {
     Pong,
 }
 
-/// Where messages come from, and where they go.
+/// The source and the target of messages.
 #[derive(Debug)]
 pub struct Buffers {
     source: Memory,
@@ -32,7 +32,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Buffers of one process.
+    /// The buffers of one process.
     pub fn new(source: Memory, target: Memory) -> Self {
         Self { source, target }
     }
@@ -46,33 +46,33 @@ impl Buffers {
     }
 }
 
-/// A stretch of messages of one size, agreed on by both sides beforehand.
+/// A series of messages of one size that both sides agreed on.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
-    /// Bytes of a message.
+    /// The length of a message.
     pub bytes: usize,
-    /// Round trips, or messages one way, before the clock counts.
+    /// Round trips, or messages one way, before the clock starts.
     pub warmup: usize,
-    /// Round trips, or messages one way, that count.
+    /// Round trips, or messages one way, that are timed.
     pub count: usize,
     /// Whether every line is written before it is sent, and read after it was received.
     pub touched: bool,
 }
 
-/// What a process does in a section.
+/// The part of a process in a section.
 #[derive(Debug)]
 pub enum Part<'a> {
     /// Sends, waits for the answer, and adds the ticks of each round trip to the samples.
     Ping(&'a mut Vec<u64>),
     /// Receives, and answers.
     Pong,
-    /// Sends one message after the other.
+    /// Sends one message after another.
     Pour,
-    /// Receives one message after the other.
+    /// Receives one message after another.
     Drain,
 }
 
-/// Plays a part in a section, and gives the carrier back as it is then.
+/// Plays a part in a section, and returns the carrier in its new state.
 ///
 /// # Errors
 /// Those of the carrier.
@@ -89,8 +89,8 @@ pub fn play<C: Carrier>(carrier: C, part: Part<'_>, section: Section, buffers: &
     }
 }
 
-// The loops move their carrier into a variable of their own, so that it can live in registers: a position kept in memory is a
-// store more for each message, and the processor has room for so many stores only.
+// The loops move their carrier into a local variable, so that it can live in registers. A position kept in memory costs one more
+// store for each message, and the processor has room for only so many stores.
 
 #[inline(never)]
 fn ping<C: Carrier, const TOUCHED: bool>(
@@ -102,7 +102,8 @@ fn ping<C: Carrier, const TOUCHED: bool>(
     let mut carrier = carrier;
     let (source, target) = (&mut buffers.source[..section.bytes], &mut buffers.target[..section.bytes]);
     let before = samples.len();
-    // One loop for all: where it stands twice, the compiler makes a function of its body, and the carrier leaves the registers.
+    // There is only one loop: with two, the compiler would make a function of the body, and the carrier would leave the
+    // registers.
     samples.resize(before + section.warmup + section.count, 0);
     for (i, sample) in samples[before..].iter_mut().enumerate() {
         let start = ticks();

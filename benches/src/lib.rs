@@ -1,14 +1,14 @@
-//! Measuring: what this machine can do at best, and how to look at samples.
+//! Measuring: the best that this machine can do, and statistics over samples.
 //!
-//! - [`clock`]: time stamps as fine as the processor gives them.
-//! - [`touch`]: what it means that a program writes what it sends and reads what it receives.
-//! - [`exchange`]: the loops that are timed, the same ones for the floor and for the driver.
+//! - [`clock`]: the processor's time stamps.
+//! - [`touch`]: writing every line that is sent and reading every line that is received.
+//! - [`exchange`]: the timed loops, which are the same for the floor and for the driver.
 //! - [`stream`]: the same with several messages under way.
-//! - [`contention`]: many processes that want the same lock.
-//! - [`floor`]: what no transport between two processes can beat, as [`exchange::Carrier`]s and [`stream::Window`]s.
-//! - [`stats`]: samples, percentiles, and the text histogram's figures.
+//! - [`contention`]: many processes that contend for one lock.
+//! - [`floor`]: the best that any transport between two processes can reach, as [`exchange::Carrier`]s and [`stream::Window`]s.
+//! - [`stats`]: samples, percentiles, and the numbers of the text histogram.
 //!
-//! Nothing here knows the driver: the `doorbell` command brings the two together.
+//! This crate does not know the driver. The `doorbell` command combines the two.
 
 pub mod clock;
 pub mod contention;

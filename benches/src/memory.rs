@@ -1,4 +1,4 @@
-//! Memory for messages: private, or lent by whoever makes it.
+//! Memory for messages: private, or lent by another owner.
 
 use crate::touch;
 use memmap2::MmapMut;
@@ -7,18 +7,18 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 
-/// Bytes that one process alone reads and writes, as long as nobody sends them or receives into them.
+/// Bytes that only one process reads and writes, except while they are being sent or received into.
 pub struct Memory {
     ptr: *mut u8,
     bytes: usize,
     _keep: Box<dyn Any + Send>,
 }
 
-// SAFETY: the bytes are this value's alone, as if it were a box.
+// SAFETY: only this value uses the bytes, as if it were a box.
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// On pages of its own, and present.
+    /// Allocates whole pages and makes them present.
     ///
     /// # Errors
     /// The system has no such memory.
@@ -28,11 +28,11 @@ impl Memory {
         Ok(Self { ptr: map.as_mut_ptr(), bytes, _keep: Box::new(map) })
     }
 
-    /// Memory of somebody else, for as long as `keep` lives.
+    /// Memory of another owner, valid as long as `keep` lives.
     ///
     /// # Safety
-    /// `ptr` is the start of `bytes` readable and writable bytes that stay where they are as long as `keep`, and that nobody else uses
-    /// but on behalf of whoever has this value.
+    /// `ptr` is the start of `bytes` readable and writable bytes that stay in place as long as `keep`. Only the owner of this
+    /// value uses them, or others on its behalf.
     pub unsafe fn lent(ptr: *mut u8, bytes: usize, keep: Box<dyn Any + Send>) -> Self {
         let mut memory = Self { ptr, bytes, _keep: keep };
         memory.fill(1);
@@ -44,14 +44,14 @@ impl Deref for Memory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: readable and ours (`private`, or the caller of `lent`).
+        // SAFETY: readable and exclusive (`private`, or the caller of `lent`).
         unsafe { std::slice::from_raw_parts(self.ptr, self.bytes) }
     }
 }
 
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.bytes) }
     }
 }

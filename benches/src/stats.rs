@@ -2,13 +2,13 @@
 
 use hdrhistogram::Histogram;
 
-/// Samples in some unit (ticks, mostly): exact up to 2047 units, within 0.1 % above.
+/// Samples in some unit, mostly ticks: exact up to 2047 units, and within 0.1 % above.
 #[derive(Clone, Debug)]
 pub struct Samples {
     histogram: Histogram<u64>,
 }
 
-/// Figures of a set of samples, in nanoseconds.
+/// Statistics of a set of samples, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct Summary {
@@ -29,7 +29,7 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// None yet.
+    /// An empty set.
     pub fn new() -> Self {
         Self { histogram: Histogram::new(3).expect("three significant digits are allowed") }
     }
@@ -41,7 +41,7 @@ impl Samples {
 
     /// Adds `count` equal samples.
     pub fn record_many(&mut self, value: u64, count: u64) {
-        // It grows as it must: the only values it has no room for are decades of ticks.
+        // The histogram resizes itself. It has no room only for values of decades of ticks.
         let _ = self.histogram.record_n(value, count);
     }
 
@@ -52,12 +52,12 @@ impl Samples {
         }
     }
 
-    /// How many there are.
+    /// The number of samples.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The distinct values, ascending, and how often each was seen.
+    /// The distinct values in ascending order, with their counts.
     pub fn recorded(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value()))
     }
@@ -67,7 +67,7 @@ impl Samples {
         &self.histogram
     }
 
-    /// The figures, where a unit is `ns_per_unit` nanoseconds.
+    /// The statistics, for a unit of `ns_per_unit` nanoseconds.
     pub fn summary(&self, ns_per_unit: f64) -> Summary {
         let spread = self.spread();
         let ns = |quantile| spread.quantile(quantile) * ns_per_unit;
@@ -89,7 +89,7 @@ impl Samples {
         let mut edges = Vec::with_capacity(values.len() + 1);
         let mut below = 0;
         for (i, (value, count)) in values.iter().enumerate() {
-            // The first value and the last are limits: nothing was seen beyond them.
+            // The first value and the last are limits, because nothing was seen beyond them.
             let edge = if i == 0 { *value as f64 } else { (values[i - 1].0 as f64 + *value as f64) / 2.0 };
             edges.push((edge, below));
             below += count;
@@ -103,16 +103,16 @@ impl Samples {
 
 /// A distribution in which equal samples are spread evenly to half-way towards their neighbours.
 ///
-/// Time stamps advance in steps (of 10 ns on many machines), while a cache line takes 50 ns to cross: taken as they are, medians
-/// would sit on a grid too coarse to divide by one another. This is the median of grouped data, as in any book of statistics.
+/// Time stamps advance in steps (10 ns on many machines), while a cache line takes 50 ns to cross. Without smoothing, medians
+/// would lie on a grid too coarse to divide by one another. This is the usual median of grouped data.
 #[derive(Clone, Debug)]
 pub struct Spread {
-    /// Where each group begins, and how many samples lie before; at last the end, and all.
+    /// The start of each group, and the number of samples before it. The last entry holds the end and the total.
     edges: Vec<(f64, u64)>,
 }
 
 impl Spread {
-    /// The value below which this share of the samples lies; 0 if there are none.
+    /// The value below which this share of the samples lies; 0 without samples.
     pub fn quantile(&self, share: f64) -> f64 {
         let Some((end, total)) = self.edges.last() else { return 0.0 };
         let rank = share * *total as f64;
@@ -123,7 +123,7 @@ impl Spread {
         }
     }
 
-    /// The share of the samples that lies below a value.
+    /// The share of the samples below a value.
     pub fn share_below(&self, value: f64) -> f64 {
         let Some((_, total)) = self.edges.last() else { return 0.0 };
         let after = self.edges.partition_point(|(edge, _)| *edge < value);

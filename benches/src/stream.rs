@@ -1,10 +1,10 @@
-//! Streams: several messages under way at once, in buffers that belong to whoever works on them.
+//! Streams: several messages under way at once. The side that works on a buffer owns it.
 
 use crate::memory::Memory;
 use crate::touch;
 use std::collections::VecDeque;
 
-/// The buffers of one process: as many for each direction as messages may be under way.
+/// The buffers of one process: for each direction as many as messages may be under way.
 #[derive(Debug)]
 pub struct Messages {
     sources: Vec<Memory>,
@@ -23,11 +23,12 @@ impl Messages {
     }
 }
 
-/// Something that carries streams between two processes, as one of the two sees it. What was started first ends first.
+/// A carrier of streams between two processes, from the viewpoint of one of them. Operations complete in the order of their
+/// start.
 pub trait Window {
-    /// Why it could not.
+    /// Why a call failed.
     type Error;
-    /// A message on its way out.
+    /// An outgoing message.
     type Sent;
     /// A buffer that waits for a message.
     type Received;
@@ -37,11 +38,11 @@ pub trait Window {
     fn finish_send(&mut self, sent: Self::Sent) -> Result<Memory, Self::Error>;
     /// Offers a buffer for a message of its length.
     fn start_receive(&mut self, into: Memory) -> Result<Self::Received, Self::Error>;
-    /// Waits until the message for the oldest buffer is in it.
+    /// Waits until the message for the oldest buffer has arrived.
     fn finish_receive(&mut self, received: Self::Received) -> Result<Memory, Self::Error>;
 }
 
-/// What one process does in a section, agreed on by both sides beforehand.
+/// The part of one process in a section that both sides agreed on.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
     /// Messages to send.
@@ -54,10 +55,11 @@ pub struct Flow {
 
 /// Sends and receives in turns, with as many messages under way as there are buffers.
 ///
-/// Two processes that both do this cannot stop each other: what one waits for, the other did in an earlier turn or does next.
+/// Two processes that both do this cannot deadlock: each waits only for a step that the other did in an earlier turn or does
+/// next.
 ///
 /// # Errors
-/// Those of the window. The buffers under way are lost then.
+/// Those of the window. The buffers under way are then lost.
 pub fn run<W: Window>(window: &mut W, flow: Flow, messages: &mut Messages) -> Result<(), W::Error> {
     let Messages { sources, targets, window: most } = messages;
     let (mut sending, mut receiving) = (VecDeque::with_capacity(*most), VecDeque::with_capacity(*most));

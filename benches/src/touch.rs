@@ -1,11 +1,11 @@
-//! What it means that a program writes what it sends and reads what it receives: every cache line of it.
+//! Touching: a real program writes every cache line that it sends, and reads every cache line that it receives.
 //!
-//! A loop that sends the same bytes again and again and never looks at what arrived measures a message nobody needs. The
-//! floor and the driver are measured with the same two functions around them.
+//! A loop that sends the same bytes again and again and never reads what arrived measures messages that nobody needs. The
+//! measurements of the floor and of the driver both use these two functions.
 
 use std::hint::black_box;
 
-/// Bytes of a cache line.
+/// The size of a cache line.
 pub const LINE: usize = 64;
 
 /// Writes a word into every line of a message about to be sent.
@@ -37,7 +37,7 @@ mod tests {
         for len in [0, 1, 7, 8, 63, 64, 65, 72, 4096] {
             let mut message = vec![0_u8; len];
             write(&mut message, u64::MAX);
-            assert!(message.chunks(LINE).all(|line| line[0] == 0xff), "a line of {len} bytes was left alone");
+            assert!(message.chunks(LINE).all(|line| line[0] == 0xff), "a line of {len} bytes was not written");
             read(&message);
         }
     }

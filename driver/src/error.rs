@@ -22,6 +22,9 @@ pub enum Certainty {
     Unknown,
 }
 
+/// Waits of which a time-out says that nothing happened, and that nothing will.
+const MESSAGE_WAITS: [&str; 5] = ["send", "recv", "recv_with", "wait_for", "event"];
+
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -172,8 +175,8 @@ pub enum Error {
     /// This process is a fork of the one that joined. Nodes do not survive a fork.
     #[error("this process was forked from the one that joined the domain; join again in the child")]
     Forked,
-    /// Called from within a callback that this thread runs for the same node.
-    #[error("{operation} was called from within recv_with of the same node; return from the callback first")]
+    /// Called from within a callback that this thread runs: what reads a message, combines vectors, or watches a team.
+    #[error("{operation} was called from within a callback, as recv_with or a reduction; return from it first")]
     Reentrant {
         /// Which call.
         operation: &'static str,
@@ -225,6 +228,12 @@ pub enum TeamFault {
     /// The reduction of the application panicked, here.
     #[error("the reduction panicked, so the result is lost; mend it, and shrink the team or form another one")]
     Panicked,
+    /// So many operations of the team are under way at this member that no more are kept. This one was not begun; the others do not know of it.
+    #[error("{most} operations of it are under way here, and no more are kept; wait for one of them, and call again")]
+    Full {
+        /// How many there may be.
+        most: usize,
+    },
     /// This member gave an operation up: by a time-out, or as it shrinks the team.
     #[error("its members are out of step, as one gave an operation up; shrink the team, or form another one")]
     OutOfStep,
@@ -254,8 +263,10 @@ pub enum DeviceFault {
         /// How many.
         threads: usize,
     },
-    /// All its lanes are taken.
-    #[error("its {senders} lanes are taken; drop a sender, or have whoever makes it allow more, with DeviceBuilder::senders")]
+    /// All its lanes are taken, or this node has as many as are left for others.
+    #[error(
+        "of its {senders} lanes none is left for this node, which gets another as long as more are free than it has; drop a sender, or have the process that makes it allow more, with DeviceBuilder::senders"
+    )]
     NoLane {
         /// How many there are.
         senders: usize,
@@ -324,6 +335,8 @@ impl Error {
         match self {
             Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } | Error::LoansOut { .. } => true,
             #[cfg(not(loom))]
+            Error::Team { why: TeamFault::Full { .. }, .. } => true,
+            #[cfg(not(loom))]
             Error::Shm(error) => error.is_retryable(),
             #[cfg(not(loom))]
             Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
@@ -333,19 +346,48 @@ impl Error {
         }
     }
 
-    /// Whether the operation may have taken place all the same.
+    /// Whether the operation may have taken place all the same. It is [`Unknown`](Certainty::Unknown) of every error that does not say for certain that
+    /// nothing happened: a caller that does the operation again must not do it twice.
     pub fn certainty(&self) -> Certainty {
-        match self {
+        let is_certain = match self {
+            // Each of these is said before anything is begun.
+            Error::Full { .. }
+            | Error::NoSuchNode { .. }
+            | Error::LoansOut { .. }
+            | Error::Unsupported { .. }
+            | Error::Forked
+            | Error::Reentrant { .. }
+            | Error::Invalid { .. } => true,
+            #[cfg(not(loom))]
+            Error::NotPerformed(_) => true,
+            // A message that ran out of time is taken back. A collective, a request to another node, or a stream has left something behind.
+            Error::Timeout { operation, .. } => MESSAGE_WAITS.contains(operation),
+            // A region may be withdrawn in the middle of a long put; all else is seen before the first byte.
+            Error::Key { why, .. } => *why != KeyFault::Stale,
+            #[cfg(not(loom))]
+            Error::Lock { why, .. } => match **why {
+                LockFault::Unknown
+                | LockFault::NotYours(_)
+                | LockFault::AlreadyYours
+                | LockFault::Otherwise(_)
+                | LockFault::Barred
+                | LockFault::Circle(_)
+                | LockFault::InUse(_) => true,
+                LockFault::Destroyed | LockFault::Home(_) => false,
+            },
+            #[cfg(not(loom))]
+            Error::Device { why, .. } => match **why {
+                DeviceFault::Taken { .. }
+                | DeviceFault::Crowded { .. }
+                | DeviceFault::NoLane { .. }
+                | DeviceFault::TooLong { .. }
+                | DeviceFault::TooSmall { .. } => true,
+                DeviceFault::Absent | DeviceFault::Damaged => false,
+            },
             // A call that waits when its own node leaves is told `Closed`, too: what it asked for may have been under way.
-            Error::Closed
-            | Error::Abandoned { .. }
-            | Error::PeerDied { .. }
-            | Error::PeerLeft { .. }
-            | Error::Damaged { .. }
-            | Error::Severed { .. }
-            | Error::LockLost { .. } => Certainty::Unknown,
-            _ => Certainty::DidNotHappen,
-        }
+            _ => false,
+        };
+        if is_certain { Certainty::DidNotHappen } else { Certainty::Unknown }
     }
 
     /// The node that the error is about, if it is about one.
@@ -387,6 +429,8 @@ impl From<Error> for std::io::Error {
         }
         let kind = match &error {
             Error::Full { .. } | Error::LoansOut { .. } => ErrorKind::WouldBlock,
+            #[cfg(not(loom))]
+            Error::Team { why: TeamFault::Full { .. }, .. } => ErrorKind::WouldBlock,
             Error::Timeout { .. } => ErrorKind::TimedOut,
             Error::Cancelled => ErrorKind::Interrupted,
             Error::PeerDied { .. } | Error::PeerLeft { .. } => ErrorKind::ConnectionReset,
@@ -432,5 +476,73 @@ mod tests {
         let died = Error::PeerDied { node: NodeId(2), incarnation: Incarnation(9) };
         assert_eq!((died.certainty(), died.node()), (Certainty::Unknown, Some(NodeId(2))));
         assert!(died.to_string().contains("node 2"));
+    }
+
+    #[test]
+    fn nothing_happened_only_where_that_is_certain() {
+        let node = NodeId(1);
+        let timeout = |operation| Error::Timeout { operation, node: None };
+        let key = |why| Error::Key { operation: "put", node: Some(node), why };
+        let device = |why| Error::Device { operation: "send to", device: "d".into(), why: Box::new(why) };
+        let lock = |why| Error::Lock { operation: "lock", key: "k".into(), why: Box::new(why) };
+        let team = |why| Error::Team { operation: "allreduce", why };
+        let certain = [
+            Error::Full { node },
+            Error::NoSuchNode { node },
+            Error::LoansOut { bytes: 1, limit: 1 },
+            Error::Invalid { what: String::new() },
+            Error::Unsupported { operation: "o", why: "w" },
+            Error::Forked,
+            Error::Reentrant { operation: "put" },
+            Error::NotPerformed(crate::atomic::NotPerformed::Declined),
+            timeout("send"),
+            timeout("recv"),
+            timeout("recv_with"),
+            key(KeyFault::OutOfRange),
+            key(KeyFault::ReadOnly),
+            lock(LockFault::Barred),
+            device(DeviceFault::TooSmall { len: 2, capacity: 1 }),
+        ];
+        for error in certain {
+            assert_eq!(error.certainty(), Certainty::DidNotHappen, "{error}");
+        }
+        let message = || {
+            let envelope = doorbell_fabric::Envelope {
+                source: node,
+                incarnation: Incarnation(1),
+                tag: 0,
+                len: 0,
+                sequence: 0,
+                priority: doorbell_fabric::Priority::Normal,
+            };
+            Box::new(Message { envelope, bytes: Vec::new() })
+        };
+        let unknown = [
+            team(TeamFault::Panicked),
+            team(TeamFault::OutOfStep),
+            team(TeamFault::GaveUp { node }),
+            team(TeamFault::Mismatch { node }),
+            timeout("allreduce"),
+            timeout("a request to an I/O node"),
+            timeout("put"),
+            // A collective that was given up says so, too.
+            Error::Cancelled,
+            // The message was taken: the same call takes another.
+            Error::Truncated { message: message(), capacity: 0 },
+            Error::WrongSize { message: message(), expected: 1 },
+            Error::Closed,
+            Error::Abandoned { operation: "o" },
+            Error::PeerDied { node, incarnation: Incarnation(1) },
+            Error::PeerLeft { node, incarnation: Incarnation(1) },
+            Error::Damaged { node },
+            Error::Severed { node },
+            Error::LockLost { node },
+            key(KeyFault::Stale),
+            lock(LockFault::Home("busy".into())),
+            device(DeviceFault::Damaged),
+        ];
+        for error in unknown {
+            assert_eq!(error.certainty(), Certainty::Unknown, "{error}");
+        }
     }
 }

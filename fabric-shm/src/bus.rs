@@ -1,17 +1,18 @@
-//! Memory that is cut off under a mapping: whoever may open a segment may truncate it, and then whoever touches a page that is gone gets
-//! SIGBUS.
+//! Protection against truncated segments. Any process that may open a segment may truncate it. A process that then touches a
+//! missing page of its mapping gets SIGBUS.
 //!
-//! A handler, installed with the first mapping, puts zeros in the place of a page that is gone and of all behind it, if it is of a mapping
-//! in the table here, and says so in the table; the owner of the mapping finds it cut and tells who is to blame. Every
-//! other fault goes to whoever handled the signal before. With `DOORBELL_SIGBUS=off` no handler is installed, and such a fault ends
-//! the process.
+//! The first mapping installs a signal handler. If the faulting page belongs to a mapping in the table, the handler maps zeros
+//! over that page and everything behind it, and marks the mapping as cut. The owner of the mapping finds the mark and names the
+//! culprit. The handler passes every other fault on to the previous handler. With `DOORBELL_SIGBUS=off` no handler is installed,
+//! and such a fault ends the process.
 //!
-//! All behind it, as that is what a truncation takes, and as a process can have some 65000 mappings only: so a mapping becomes two at
-//! most. If the file has got its length back by then, pages are replaced that it has, and this process sees no more what others write
-//! there. Nor need it: what is cut is given up as a whole.
+//! The handler replaces everything behind the page for two reasons. A truncation removes all of it, and a process can have only
+//! some 65000 mappings; this way a mapping splits into two at most. If the file has regained its length by then, the handler also
+//! replaces pages that exist, and this process no longer sees what others write there. That does no harm, because Doorbell gives
+//! up a cut mapping as a whole.
 //!
-//! The kernel ends a process at once if the thread that faults blocks the signal. Doorbell's own threads [let it in](unblock); a
-//! program that blocks it in its own must not have them call Doorbell, or is ended by a truncation.
+//! The kernel ends a process at once if the faulting thread blocks the signal. Doorbell's own threads [unblock it](unblock). If a
+//! program blocks it in a thread that calls Doorbell, a truncation ends the program.
 
 use crate::layout::PAGE;
 use crate::space::forked;
@@ -20,25 +21,25 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
-/// Says whether a handler is wanted.
+/// Turns the handler off.
 const VARIABLE: &str = "DOORBELL_SIGBUS";
 
-/// Slots that are made at once.
+/// Slots that are allocated at once.
 const SLOTS: usize = 128;
-/// Bits of a slot's word that say how many pages it has; the others say which is the first. Of a longer mapping only so many
+/// Bits of a slot's word that hold its number of pages; the other bits hold the first page. Of a longer mapping only this many
 /// pages are watched.
 const PAGES_BITS: u32 = 28;
 const PAGES_MAX: usize = (1 << PAGES_BITS) - 1;
 
-/// One mapping. All of it in one word, so that the handler never sees the half of a change.
+/// One mapping. Its range is a single word, so the handler never sees half of a change.
 struct Slot {
     range: AtomicU64,
     cut: AtomicBool,
-    /// Forked children have it, too.
+    /// Whether forked children keep the mapping.
     kept: AtomicBool,
 }
 
-/// A part of the table. Parts are added and never taken away, so that the handler can walk them at any time.
+/// A part of the table. Parts are added and never removed, so the handler can walk them at any time.
 struct Part {
     slots: [Slot; SLOTS],
     next: AtomicPtr<Part>,
@@ -52,18 +53,18 @@ impl Part {
     }
 
     fn next(&self) -> Option<&'static Part> {
-        // SAFETY: null or a part that was leaked. Acquire: pairs with the release in `take`.
+        // SAFETY: null or a leaked part. Acquire: pairs with the release in `take`.
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
     }
 }
 
 static TABLE: Part = Part::new();
-/// Held by whoever changes the table; the handler needs none.
+/// A thread that changes the table holds this. The handler does not need it.
 static CHANGING: Mutex<()> = Mutex::new(());
-/// Who handled the signal before.
+/// The previous handler of the signal.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A mapping in the table, for as long as this lives: to be dropped before it is unmapped.
+/// An entry of the table for one mapping. Drop it before unmapping.
 #[derive(Debug)]
 pub(crate) struct Watch(&'static Slot);
 
@@ -74,7 +75,7 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Watch {
-    /// Watches `len` bytes that were mapped at `ptr`, page-aligned.
+    /// Watches the `len` bytes mapped at `ptr`, which is page-aligned.
     pub fn new(ptr: *mut u8, len: usize) -> Self {
         install();
         let pages = len.div_ceil(PAGE).min(PAGES_MAX) as u64;
@@ -85,15 +86,15 @@ impl Watch {
         Self(slot)
     }
 
-    /// Forked children have the mapping, too: otherwise something else may lie there in them.
+    /// Declares that forked children keep the mapping. In a child without it, something else may lie at its address.
     pub fn keep_on_fork(&self) {
         self.0.kept.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a page of it was gone when it was touched. One load.
+    /// Whether a thread touched a missing page of the mapping. One load.
     #[inline(always)]
     pub fn is_cut(&self) -> bool {
-        // Not before the copy that this is asked about.
+        // The load must not move before the copy that the caller asks about.
         compiler_fence(Ordering::SeqCst);
         self.0.cut.load(Ordering::Relaxed)
     }
@@ -101,12 +102,12 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Nobody touches the mapping any more, so no handler looks for it.
+        // No thread touches the mapping any more, so the handler never looks for it.
         self.0.range.store(0, Ordering::Release);
     }
 }
 
-/// Slots that are being filled in have this: of no page.
+/// The value of a slot that is being filled in. It covers no page.
 const TAKEN: u64 = 1 << PAGES_BITS;
 
 fn take() -> &'static Slot {
@@ -129,7 +130,7 @@ fn take() -> &'static Slot {
     }
 }
 
-/// The slot in whose range an address is, and where that range ends. Async-signal-safe.
+/// The slot whose range contains an address, and the end of that range. Async-signal-safe.
 fn find(address: usize) -> Option<(&'static Slot, usize)> {
     let page = (address / PAGE) as u64;
     let mut part = Some(&TABLE);
@@ -146,11 +147,11 @@ fn find(address: usize) -> Option<(&'static Slot, usize)> {
     None
 }
 
-/// Lets the signal in in the calling thread, which has its mask from the thread that made it.
+/// Unblocks the signal in the calling thread, which inherited its mask from its creator.
 pub fn unblock() {
-    // Without signals and without mappings.
+    // Miri has neither signals nor mappings.
     #[cfg(not(miri))]
-    // SAFETY: a structure of integers, filled in before it is used; changes the calling thread's mask and nothing else.
+    // SAFETY: a structure of integers, filled in before use; changes only the calling thread's signal mask.
     unsafe {
         let mut only: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut only);
@@ -165,14 +166,14 @@ fn install() {
         if std::env::var_os(VARIABLE).is_some_and(|word| word == "off") {
             return;
         }
-        // SAFETY: structures of integers, for which zero is a value; the handler is one for SA_SIGINFO. Who was there before is known
-        // before the handler may run.
+        // SAFETY: structures of integers, for which zero is a value; the handler has the signature that SA_SIGINFO needs. The
+        // previous handler is stored before this one can run.
         let installed = unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) == 0 && BEFORE.set(before).is_ok() {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_bus as *const () as usize;
-                // On the thread's other stack if it has one, as who was there before may need it.
+                // Run on the thread's alternate stack if it has one, because the previous handler may need it.
                 action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
                 libc::sigaction(libc::SIGBUS, &raw const action, null_mut())
             } else {
@@ -180,45 +181,46 @@ fn install() {
             }
         };
         if installed != 0 {
-            tracing::warn!(error = %io::Error::last_os_error(), "a peer that truncates a segment will end this process");
+            tracing::warn!(error = %io::Error::last_os_error(), "no SIGBUS handler: a truncated segment ends this process");
         }
     });
 }
 
-/// Only what is safe in a signal handler may stand here: loads, stores, and system calls.
+/// Async-signal-safe: only loads, stores and system calls are allowed here.
 extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel's own, for as long as the handler runs; errno is this thread's.
+    // SAFETY: the kernel provides both structures for as long as the handler runs; errno belongs to this thread.
     let (code, address, errno) = unsafe { ((*info).si_code, (*info).si_addr().addr(), *libc::__errno_location()) };
     if code == libc::BUS_ADRERR
         && let Some((slot, end)) = find(address)
         && (!forked() || slot.kept.load(Ordering::Relaxed))
     {
-        // Before zeros are there for others to read. If there will be none, the process ends anyway.
+        // Set the mark before another thread can read the zeros. If mapping zeros fails, the process ends anyway.
         slot.cut.store(true, Ordering::SeqCst);
         if !blank(address, end, slot.kept.load(Ordering::Relaxed)) {
             return pass_on(signal, info, context);
         }
-        // SAFETY: as above.
+        // SAFETY: errno belongs to this thread.
         unsafe { *libc::__errno_location() = errno };
         return;
     }
     pass_on(signal, info, context);
 }
 
-/// Puts zeros where an address is and up to `end`, or in that page alone if the system refuses so much: in forked children, too, if they
-/// keep the rest of the mapping.
+/// Maps zeros from the page of `address` up to `end`, or over that page alone if the system refuses the whole range. `kept` says
+/// whether forked children keep the mapping.
 fn blank(address: usize, end: usize, kept: bool) -> bool {
     let start = address & !(PAGE - 1);
     let page = std::ptr::without_provenance_mut::<libc::c_void>(start);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     [end - start, PAGE].into_iter().any(|len| {
-        // SAFETY: the pages are of a mapping in the table, and the thread that touched it is here, so that it is mapped still. What is
-        // read and written through such a mapping may be anything at any time.
+        // SAFETY: the pages belong to a mapping in the table. The faulting thread is here, so the mapping still exists. Bytes
+        // read or written through such a mapping may be anything at any time.
         unsafe {
             let blank = libc::mmap(page, len, protection, flags, -1, 0);
             if blank != libc::MAP_FAILED && !kept {
-                // As the rest of the mapping. The fault is mended without it, too.
+                // Treat the zeros like the rest of the mapping on fork. A failure here does not matter: the fault is repaired
+                // already.
                 libc::madvise(page, len, libc::MADV_DONTFORK);
             }
             blank != libc::MAP_FAILED
@@ -226,12 +228,12 @@ fn blank(address: usize, end: usize, kept: bool) -> bool {
     })
 }
 
-/// A fault that is none of ours: whoever was there before is asked, or the process ends as if nobody was here.
+/// Passes on a fault that is not Doorbell's: calls the previous handler, or ends the process as the default action would.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     type WithInfo = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
     type Plain = extern "C" fn(libc::c_int);
     let Some(before) = BEFORE.get() else { return };
-    // SAFETY: the kernel's own, for as long as the handler runs.
+    // SAFETY: the kernel provides the structure for as long as the handler runs.
     let was_sent = unsafe { (*info).si_code } <= 0;
     match before.sa_sigaction {
         libc::SIG_IGN if was_sent => {}
@@ -240,19 +242,19 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
             unsafe {
                 let default: libc::sigaction = std::mem::zeroed();
                 libc::sigaction(signal, &raw const default, null_mut());
-                // A fault comes again by itself.
+                // A real fault recurs when the handler returns, but a sent signal must be raised again.
                 if was_sent {
                     libc::raise(signal);
                 }
             }
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: a handler of this kind, as its flags say.
+            // SAFETY: the flags say that the handler has this signature.
             let handler = unsafe { std::mem::transmute::<usize, WithInfo>(handler) };
             handler(signal, info, context);
         }
         handler => {
-            // SAFETY: a handler of this kind, as its flags say.
+            // SAFETY: the flags say that the handler has this signature.
             let handler = unsafe { std::mem::transmute::<usize, Plain>(handler) };
             handler(signal);
         }
@@ -287,21 +289,21 @@ mod tests {
         assert!(mapping.is_cut());
         word(3).store(8, Ordering::Relaxed);
         assert_eq!(word(3).load(Ordering::Relaxed), 8);
-        // To be read only, and cut off for a moment.
+        // A read-only mapping whose file is truncated for a moment.
         other.set_len(0).unwrap();
         // SAFETY: within the mapping.
         assert_eq!(unsafe { whole.start().cast::<AtomicU64>().as_ref() }.load(Ordering::Relaxed), 0);
         assert!(whole.is_cut());
     }
 
-    /// Mappings of this process that lie in a range.
+    /// The mappings of this process that lie in a range.
     fn parts(range: std::ops::Range<usize>) -> usize {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let start = |line: &str| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
         maps.lines().filter(|line| range.contains(&start(line))).count()
     }
 
-    /// More pages than a process can have mappings, touched in the order that makes most of them.
+    /// Touches more pages than a process can have mappings, in the order that would create the most.
     #[test]
     fn a_mapping_becomes_two_at_most() {
         const PAGES: usize = 70_000;
@@ -312,7 +314,7 @@ mod tests {
         let word = |page: usize| unsafe { &*at.add(page * PAGE).cast::<AtomicU64>() };
         word(0).store(7, Ordering::Relaxed);
         file.set_len(PAGE as u64).unwrap();
-        // From the end on, so that each page is gone when it is touched; then all between.
+        // Start at the end, so that each page is missing when it is touched; then touch all pages between.
         for page in (1..PAGES).rev().step_by(2).chain(1..PAGES) {
             word(page).store(1, Ordering::Relaxed);
         }
@@ -334,24 +336,24 @@ mod tests {
         assert!((0..9 * SLOTS).all(|page| find(base + page * PAGE).is_none()));
     }
 
-    /// Its own fault, and the signal sent, which says nothing of an address: as if there were no handler.
+    /// A fault outside Doorbell's mappings, and a sent signal, which has no address, act as if there were no handler.
     #[test]
     fn other_faults_end_a_process_as_ever() {
-        // So that the child knows what it is.
+        // The child must be able to recognise that it is a child.
         crate::space::watch();
         for sent in [false, true] {
             let file = file(1);
             let _watched = Mapping::new(&file, 0, PAGE, true).unwrap();
-            // SAFETY: the child makes system calls and one access, and ends.
+            // SAFETY: the child only makes system calls and one access, and then ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: a mapping of its own, of a page that there is not.
+                // SAFETY: the child's own mapping, of a page that no longer exists.
                 unsafe {
                     if sent {
-                        // Twice: the handler of Rust's runtime, which was there before, takes itself away at the first.
+                        // Raise it twice: the first time, the previous handler (of Rust's runtime) uninstalls itself.
                         libc::raise(libc::SIGBUS);
                         libc::raise(libc::SIGBUS);
-                        // Whoever gets here was not ended by it.
+                        // The signal did not end the child.
                         libc::_exit(1);
                     }
                     file.set_len(0).unwrap();

@@ -1,47 +1,49 @@
-//! The words of a channel: by them the members of a team say how far they are in a slot of shared memory.
+//! The words of a channel. With them the members of a team report their progress in a slot of shared memory.
 //!
 //! ```text
-//! post of member 0 | post of member 1 | …       what it has put into its slot: written by it, watched by the others
-//! ends of member 0 | ends of member 1 | …       what it has taken from the others' slots, and what it will not touch again
+//! post of member 0 | post of member 1 | …       its progress in writing its own slot; the other members watch it
+//! ends of member 0 | ends of member 1 | …       its progress in reading the others' slots, and the turns it has left
 //! ```
 //!
-//! Each word has one writer and goes up. Steps of the collectives in a channel have *tickets* that all members count alike; a *turn* is one use of the
-//! channel, from its acquisition to the background synchronisation that ends it. A member that has reached the synchronisation point stores the turn's number
-//! and goes on: the channel is available again when all have, and nobody waits for that unless no other channel is.
+//! Each word has one writer and only grows. The steps of the collectives in a channel have *tickets*; all members count them
+//! alike. A *turn* is one use of the channel, from its acquisition to the background synchronisation that ends it. A member that
+//! reaches the synchronisation point stores the turn's number and goes on. The channel is available again once all members have
+//! done so. A member waits for that only if no other channel is available.
 
 use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
 
-/// Bytes that a post carries beside its words: they need no slot, and come with the line that is watched anyway.
+/// Bytes that a post carries beside its words. They need no slot, and arrive with the cache line that the other members watch
+/// anyway.
 pub const SHORT_BYTES: usize = 8 * SHORT_WORDS;
 const SHORT_WORDS: usize = 13;
 
-/// What one member says it has put into the channel.
+/// One member's announcement of the data it has put into the channel.
 #[cfg_attr(not(loom), repr(C, align(128)))]
 #[derive(Default)]
 pub struct Post {
     /// The ticket of the latest step.
     ticket: AtomicU64,
-    /// Which operation that is of.
+    /// A number for the operation that the step belongs to.
     sign: AtomicU64,
-    /// Turns of all channels that it has left, one after the other, since the team was made.
+    /// The number of turns of all channels that the member has left in sequence since the team was formed.
     left: AtomicU64,
     short: [AtomicU64; SHORT_WORDS],
 }
 
-/// What one member has done with the others' slots.
+/// One member's progress in reading the slots of the others.
 #[cfg_attr(not(loom), repr(C, align(128)))]
 #[derive(Default)]
 pub struct Ends {
-    /// The ticket of the latest step of which it has taken all it needs.
+    /// The ticket of the latest step from which the member has taken everything it needs.
     taken: AtomicU64,
-    /// Turns of this channel that it has left.
+    /// The number of turns of this channel that the member has left.
     left: AtomicU64,
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Post>() == 128 && size_of::<Ends>() == 128);
 
-/// A channel, as one member sees it.
+/// A channel from the viewpoint of one member.
 #[derive(Clone, Copy)]
 pub struct Channel<'a> {
     me: usize,
@@ -50,44 +52,48 @@ pub struct Channel<'a> {
 }
 
 impl<'a> Channel<'a> {
-    /// The channel that has these words, for the member with this place among them.
+    /// A channel over these words, for the member at this index.
     ///
     /// # Panics
-    /// If there is no such member, or not as many ends as posts.
+    /// There is no member `me`, or the numbers of posts and ends differ.
     #[inline]
     pub fn new(me: usize, posts: &'a [Post], ends: &'a [Ends]) -> Self {
-        assert!(me < posts.len() && posts.len() == ends.len(), "a member has a post and ends");
+        assert!(
+            me < posts.len() && posts.len() == ends.len(),
+            "a channel needs one post and one end for each member, and this member among them"
+        );
         Self { me, posts, ends }
     }
 
-    /// How many members there are.
+    /// The number of members.
     #[inline]
     pub fn members(&self) -> usize {
         self.posts.len()
     }
 
-    /// Whether all members have left so many turns of this channel: whoever is next may acquire it.
+    /// Whether all members have left this many turns of this channel, so that the next turn may acquire it.
     #[inline]
     pub fn is_available(&self, turns: u64) -> bool {
         (0..self.ends.len()).all(|member| self.has_left(member, turns))
     }
 
-    /// Whether a member has left so many turns of this channel.
+    /// Whether a member has left this many turns of this channel.
     #[inline]
     pub fn has_left(&self, member: usize, turns: u64) -> bool {
-        // Acquire: what it read in the slots it read before.
+        // Acquire: pairs with the release in `leave`, so the member has finished reading the slots.
         self.ends[member].left.load(Ordering::Acquire) >= turns
     }
 
-    /// The background synchronisation of this member: it has left so many turns of this channel, and touches no slot of them any more.
+    /// The background synchronisation of this member: it has left this many turns of the channel and no longer touches their
+    /// slots.
     #[inline]
     pub fn leave(&self, turns: u64) {
         let order = if planted_bug("leave") { Ordering::Relaxed } else { Ordering::Release };
-        // Release: what this member read and wrote in the slots comes before.
+        // Release: everything that this member read and wrote in the slots comes before.
         self.ends[self.me].left.store(turns, order);
     }
 
-    /// Bytes that go with the next post: at most [`SHORT_BYTES`], of which the last word is filled up.
+    /// Sets the bytes that travel with the next post: at most [`SHORT_BYTES`]. The last word is padded.
     #[inline]
     pub fn put_short(&self, bytes: &[u8]) {
         for (word, bytes) in self.posts[self.me].short.iter().zip(bytes.chunks(8)) {
@@ -97,7 +103,7 @@ impl<'a> Channel<'a> {
         }
     }
 
-    /// The bytes that came with a member's latest post.
+    /// Copies the bytes that came with a member's latest post.
     #[inline]
     pub fn short(&self, member: usize, into: &mut [u8]) {
         for (word, into) in self.posts[member].short.iter().zip(into.chunks_mut(8)) {
@@ -106,42 +112,43 @@ impl<'a> Channel<'a> {
         }
     }
 
-    /// Says that what belongs to a step is in its place. `left` is how many turns of all channels this member has left.
+    /// Announces that the data of a step is in place. `left` is the number of turns of all channels that this member has left.
     #[inline]
     pub fn post(&self, ticket: u64, sign: u64, left: u64) {
         let post = &self.posts[self.me];
         post.sign.store(sign, Ordering::Relaxed);
-        // Release: who sees it may write over what was read in those turns, whatever post it came with.
+        // Release: a member that sees this may overwrite what was read in those turns, whichever post brought it.
         post.left.store(left, Ordering::Release);
-        // Release: the slot's bytes, and the words above.
+        // Release: publishes the slot's bytes and the words above.
         post.ticket.store(ticket, Ordering::Release);
     }
 
-    /// Whether a member has posted a step, or a later one.
+    /// Whether a member has posted this step or a later one.
     #[inline]
     pub fn has_posted(&self, member: usize, ticket: u64) -> bool {
         self.posts[member].ticket.load(Ordering::Acquire) >= ticket
     }
 
-    /// Whether what a member posted last is a step of this operation: the members called the same. True if it has posted a later step since.
+    /// Whether a member's latest post belongs to this operation, so that both members made the same call. Also true if it has
+    /// posted a later step since.
     #[inline]
     pub fn agrees(&self, member: usize, sign: u64) -> bool {
         self.posts[member].sign.load(Ordering::Relaxed) == sign
     }
 
-    /// How many turns of all channels a member had left when it posted last. To be asked after [`has_posted`](Self::has_posted).
+    /// The number of turns of all channels that a member had left at its latest post. Ask after [`has_posted`](Self::has_posted).
     #[inline]
     pub fn left(&self, member: usize) -> u64 {
         self.posts[member].left.load(Ordering::Acquire)
     }
 
-    /// Says that this member has taken what it needs of a step.
+    /// Announces that this member has taken everything it needs from a step.
     #[inline]
     pub fn take(&self, ticket: u64) {
         self.ends[self.me].taken.store(ticket, Ordering::Release);
     }
 
-    /// Whether a member has taken what it needs of a step.
+    /// Whether a member has taken everything it needs from a step.
     #[inline]
     pub fn has_taken(&self, member: usize, ticket: u64) -> bool {
         self.ends[member].taken.load(Ordering::Acquire) >= ticket
@@ -157,7 +164,7 @@ mod loom_tests {
     struct Memory {
         posts: [Vec<Post>; 2],
         ends: [Vec<Ends>; 2],
-        /// Of each channel the slot of each member.
+        /// For each channel, the slot of each member.
         slots: [[UnsafeCell<u64>; 2]; 2],
     }
 
@@ -180,7 +187,8 @@ mod loom_tests {
         }
     }
 
-    /// Turns of a member that sends its number of the turn to the other one: acquires, posts, reads, leaves. `beside`: it believes what comes with posts.
+    /// The turns of a member that sends its turn number to the other one: acquire, post, read, leave. With `beside` it trusts the
+    /// turn counts that arrive with posts.
     fn turns(memory: &Memory, me: usize, channels: u64, turns: u64, beside: bool) {
         let mut known = 0;
         for turn in 0..turns {

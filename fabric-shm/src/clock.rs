@@ -1,7 +1,7 @@
 //! The clock that all processes of a machine share.
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: the same for all processes, and never set back. Some 20 ns; no system call where the
-/// kernel has a vDSO.
+/// Nanoseconds of `CLOCK_MONOTONIC`. All processes read the same clock, and it never goes back. Takes some 20 ns, without a
+/// system call where the kernel has a vDSO.
 ///
 /// ```
 /// let began = doorbell_shm::clock::now_ns();
@@ -10,7 +10,7 @@
 #[inline]
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel fills in a live timespec; this clock cannot be refused.
+    // SAFETY: the kernel fills in a live timespec; reading this clock cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

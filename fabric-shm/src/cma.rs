@@ -1,11 +1,11 @@
-//! Access to the private memory of another process, with one copy and without its help (`process_vm_readv`).
+//! Access to the private memory of another process (`process_vm_readv`), with one copy and without that process's help.
 //!
-//! Whether the system allows it depends on users, namespaces, Yama and seccomp, so it is tried and not guessed: each node
-//! publishes in its inbox the address of a private word and what the word holds, and whoever opens the inbox reads the word.
-//! Anything but the right number means that it is refused. This crate never asks the system to lower a process's protection
-//! (`PR_SET_PTRACER`): a program that wants access under Yama has to do so itself.
+//! Whether the system allows it depends on users, namespaces, Yama and seccomp, so Doorbell tries it. Each node publishes in its
+//! inbox the address and the value of a private word, and a peer that opens the inbox reads that word. Any other value means that
+//! the system refuses access. This crate never asks the system to lower a process's protection (`PR_SET_PTRACER`). A program that
+//! wants access under Yama must do so itself.
 //!
-//! Environment: `DOORBELL_CMA=off` makes every probe say that it is refused, for measuring and for tests.
+//! With `DOORBELL_CMA=off` in the environment every probe reports a refusal. This serves measurements and tests.
 
 use crate::domain::Owner;
 use crate::doorbell::Bell;
@@ -16,22 +16,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-/// The variable of the environment that turns it off.
+/// The environment variable that turns the access off.
 pub const VARIABLE: &str = "DOORBELL_CMA";
 
-/// In the header page of an inbox: where to probe, and what is there.
+/// The words in an inbox's header page that say where to probe and which value to expect.
 #[repr(C, align(128))]
 struct ReachWords {
     address: AtomicU64,
     nonce: AtomicU64,
-    /// The descriptor by which the owner holds its inbox, and one more: zero is none.
+    /// The descriptor by which the owner holds its inbox, plus one; zero means none.
     hold: AtomicU64,
 }
 
 const _: () = assert!(REACH_OFFSET >= DOORBELL_OFFSET + size_of::<Bell>() && REACH_OFFSET.is_multiple_of(128));
 const _: () = assert!(REACH_OFFSET + size_of::<ReachWords>() <= HEADER_BYTES);
 
-/// Publishes by which descriptor the inbox is held, so that others can see whose process it is.
+/// Publishes the descriptor that holds the inbox, so that others can verify which process the inbox belongs to.
 ///
 /// # Safety
 /// `header` is the page-aligned start of an inbox's header page, writable.
@@ -41,7 +41,7 @@ pub(crate) unsafe fn publish_hold(header: *mut u8, descriptor: i32) {
     words.hold.store(u64::try_from(descriptor + 1).unwrap_or_default(), Ordering::Relaxed);
 }
 
-/// The private word of a node that others probe, for as long as the node exists.
+/// The private word of a node that others probe. It lives as long as the node.
 #[derive(Debug)]
 pub(crate) struct Beacon {
     word: Box<AtomicU64>,
@@ -49,11 +49,11 @@ pub(crate) struct Beacon {
 
 impl Beacon {
     pub fn new() -> Self {
-        // Not zero: an inbox that publishes nothing must not match anything.
+        // Never zero: an inbox that publishes nothing must match nothing.
         Self { word: Box::new(AtomicU64::new(RandomState::new().build_hasher().finish() | 1)) }
     }
 
-    /// Publishes where it is and what it holds.
+    /// Publishes the word's address and value.
     ///
     /// # Safety
     /// `header` is the page-aligned start of an inbox's header page, writable.
@@ -67,28 +67,27 @@ impl Beacon {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// The peer is in this process: addresses are ours.
+    /// The peer is in this process: its addresses are valid here.
     Here,
-    /// The peer's process, by a number that means it as long as its owner lives.
+    /// The peer's process. The number denotes it as long as the owner lives.
     Process(libc::pid_t),
 }
 
-/// A way into the private memory of one life of a peer. `Send` and `Sync`.
+/// Access to the private memory of one incarnation of a peer. `Send` and `Sync`.
 ///
-/// Reading is what it is for: a read that goes wrong harms only the reader. Between the question whether the peer lives and
-/// the copy there is a moment in which it can die; a read is discarded then, but a write may, in theory, hit a later process
-/// of the same number.
+/// It is meant for reading: a failed read harms only the reader. The peer can die between the liveness check and the copy. A read
+/// is then discarded, but a write may in theory hit a later process with the same number.
 #[derive(Debug)]
 pub struct Reach {
     way: Way,
     owner: Arc<Owner>,
-    /// The millisecond in which the owner was last asked for.
+    /// The millisecond of the latest liveness check.
     asked: AtomicU64,
 }
 
 impl Reach {
-    /// Tries whether the memory of an inbox's owner can be read. `pid` is its process, if that number means something here;
-    /// `None` with `here` false means that nothing can be tried.
+    /// Tries to read the memory of an inbox's owner. `pid` is its process, if that number is valid in this namespace. `None` with
+    /// `here` false means that nothing can be tried.
     ///
     /// # Safety
     /// `header` is the page-aligned start of the inbox's header page, readable.
@@ -103,15 +102,16 @@ impl Reach {
         // SAFETY: inside the page and aligned (constants); atomics allow other writers.
         let words = unsafe { &*header.add(REACH_OFFSET).cast::<ReachWords>() };
         let (address, nonce) = (words.address.load(Ordering::Relaxed), words.nonce.load(Ordering::Relaxed));
-        // The number of the process is what a node says. It must not be that of another: what is copied to it would land there.
+        // The node itself states its process number. The number must not denote another process, because this process would write
+        // there.
         let hold = words.hold.load(Ordering::Relaxed).checked_sub(1).and_then(|hold| i32::try_from(hold).ok());
         if !hold.is_some_and(|hold| owner.is_process(pid, hold)) {
-            tracing::debug!(pid, "it can't be seen that this process is the peer's; its data goes through the lanes");
+            tracing::debug!(pid, "cannot verify that this process is the peer's; its data goes through the lanes");
             return None;
         }
         let reach = Self { way: Way::Process(pid), owner: owner.clone(), asked: AtomicU64::new(0) };
         let mut found = 0_u64;
-        // SAFETY: eight writable bytes of ours; whatever the address is, the kernel reads there or refuses.
+        // SAFETY: eight writable bytes of this process; the kernel reads at the remote address or refuses.
         let read = unsafe { reach.read(address, (&raw mut found).cast(), size_of::<u64>()) };
         match read {
             Ok(()) if found == nonce && nonce != 0 => Some(reach),
@@ -123,13 +123,14 @@ impl Reach {
         }
     }
 
-    /// Whether the peer is in this process, so that its addresses are followed without the kernel's protection.
+    /// Whether the peer is in this process, so that copies use its addresses without the kernel's protection.
     pub fn is_here(&self) -> bool {
         self.way == Way::Here
     }
 
-    /// Whether the first and the last of `len` bytes at `remote_addr` can be read: not all memory of a process can be, though its owner
-    /// may read it (secret memory, that of devices), and none of a process whose first thread has ended. One system call.
+    /// Whether the first and the last of `len` bytes at `remote_addr` can be read. Some memory cannot be read although its owner
+    /// may read it (secret memory, device memory), and nothing can be read of a process whose first thread has ended. One system
+    /// call.
     pub fn can_read(&self, remote_addr: u64, len: usize) -> bool {
         let ends = (remote_addr, len.checked_sub(1).and_then(|last| remote_addr.checked_add(last as u64)));
         match ends {
@@ -138,8 +139,8 @@ impl Reach {
         }
     }
 
-    /// Whether a byte of each page of `len` bytes at `remote_addr` can be read: tells whose memory it was that a copy failed at. A system
-    /// call for every 64 pages.
+    /// Whether one byte of each page of `len` bytes at `remote_addr` can be read. This tells which side's memory made a copy
+    /// fail. One system call for every 64 pages.
     pub fn can_read_all(&self, remote_addr: u64, len: usize) -> bool {
         let Some(end) = remote_addr.checked_add(len as u64) else { return false };
         let page = |address: u64| address / PAGE as u64;
@@ -148,7 +149,7 @@ impl Reach {
         len == 0 || bytes.chunks(64).all(|some| self.can_read_bytes(some))
     }
 
-    /// Single bytes, 64 at most.
+    /// Reads single bytes, 64 at most.
     fn can_read_bytes(&self, addresses: &[u64]) -> bool {
         let Way::Process(pid) = self.way else { return true };
         let mut bytes = [0_u8; 64];
@@ -158,13 +159,14 @@ impl Reach {
             let Ok(at) = address(*at) else { return false };
             remote.iov_base = std::ptr::without_provenance_mut(at);
         }
-        // SAFETY: as many bytes of ours; the kernel checks the other addresses.
+        // SAFETY: as many bytes of this function; the kernel checks the other addresses.
         let read =
             unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), local.iov_len as libc::c_ulong, 0) };
         read == local.iov_len as isize
     }
 
-    /// As [`read`](Self::read), but by the kernel also within one process: for a copy that its owner does not wait for, whose memory may be gone.
+    /// Like [`read`](Self::read), but uses the kernel even within one process. For a copy that the owner of the memory does not
+    /// wait for, so that its memory may be gone.
     ///
     /// # Safety
     /// `len` bytes are writable at `dst`.
@@ -179,21 +181,21 @@ impl Reach {
         })
     }
 
-    /// Copies `len` bytes from `remote_addr` of the peer. One system call for two GiB, two more before and after to ask
-    /// whether it is still the peer. Does not wait for the peer; thread-safe.
+    /// Copies `len` bytes from `remote_addr` of the peer. Takes one system call for each two GiB, and two more to check before
+    /// and after that it is still the same peer. Does not wait for the peer; thread-safe.
     ///
     /// # Errors
-    /// What the system says: `EFAULT` if the peer has no such memory, or `dst` can't be written, `EPERM` if access is no longer allowed, `ESRCH` if the
-    /// peer died, during the copy at the latest. After an error `dst` may hold anything.
+    /// The system's error: `EFAULT` if the peer has no such memory or `dst` cannot be written, `EPERM` if access is no longer
+    /// allowed, `ESRCH` if the peer has died, at the latest during the copy. After an error `dst` may hold anything.
     ///
     /// # Safety
-    /// `dst` is the start of `len` bytes of this process that may be written and that nobody else uses meanwhile. If the peer
-    /// is in this process (in a heap space), `remote_addr` is an exposed address of `len` readable bytes.
+    /// `dst` is the start of `len` writable bytes of this process that nothing else uses meanwhile. If the peer is in this
+    /// process (in a heap space), `remote_addr` is an exposed address of `len` readable bytes.
     pub unsafe fn read(&self, remote_addr: u64, dst: *mut u8, len: usize) -> io::Result<()> {
         self.owner_lives()?;
         fault_point!("cma.copying");
         match self.way {
-            // SAFETY: caller. The two may be one buffer.
+            // SAFETY: caller. The two ranges may overlap, so this is `copy`.
             Way::Here => unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(address(remote_addr)?), dst, len) },
             Way::Process(pid) => self.noted(transfer(remote_addr, dst, len, |local, remote| {
                 // SAFETY: `local` lies within the caller's bytes; the kernel checks `remote`.
@@ -204,19 +206,19 @@ impl Reach {
         self.owner_lives()
     }
 
-    /// Copies `len` bytes to `remote_addr` of the peer. As [`read`](Self::read), the other way.
+    /// Copies `len` bytes to `remote_addr` of the peer: [`read`](Self::read) in the other direction.
     ///
     /// # Errors
-    /// As [`read`](Self::read). After an error any part may have been written.
+    /// The same as for [`read`](Self::read). After an error any part may have been written.
     ///
     /// # Safety
-    /// `src` is the start of `len` readable bytes. The peer has asked for bytes to be written at `remote_addr`, and keeps
-    /// them for this until it has been told that it is done. If it is in this process, the address is exposed.
+    /// `src` is the start of `len` readable bytes. The peer has asked for bytes at `remote_addr`, and keeps that memory until it
+    /// learns that the copy is done. If the peer is in this process, the address is exposed.
     pub unsafe fn write(&self, remote_addr: u64, src: *const u8, len: usize) -> io::Result<()> {
         self.owner_lives()?;
         fault_point!("cma.copying");
         match self.way {
-            // SAFETY: caller. The two may be one buffer.
+            // SAFETY: caller. The two ranges may overlap, so this is `copy`.
             Way::Here => unsafe { std::ptr::copy(src, std::ptr::with_exposed_provenance_mut(address(remote_addr)?), len) },
             Way::Process(pid) => self.noted(transfer(remote_addr, src.cast_mut(), len, |local, remote| {
                 // SAFETY: the kernel reads from `local`, within the caller's bytes, and checks `remote`.
@@ -227,15 +229,15 @@ impl Reach {
         self.owner_lives()
     }
 
-    /// A copy that failed may have failed because the owner died: then that is known from now on.
+    /// Checks after a failed copy whether the owner died, and remembers it.
     fn noted(&self, result: io::Result<()>) -> io::Result<()> {
         result.inspect_err(|_| {
             self.owner.is_alive();
         })
     }
 
-    /// Asks once a millisecond: within that nobody can end, be waited for, and have its number given to another, as numbers are given
-    /// in turn.
+    /// Checks the owner at most once a millisecond. The kernel hands out process numbers in sequence, so within that time no
+    /// process can end, be reaped, and have its number reused.
     fn owner_lives(&self) -> io::Result<()> {
         static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let now = 1 + BEGAN.elapsed().as_millis() as u64;
@@ -247,8 +249,9 @@ impl Reach {
     }
 }
 
-/// What the kernel's copy costs beyond the copying itself, in picoseconds a byte: its checks, and each page looked up. Between 20
-/// and 150 were seen, by what hooks a system has. Measured once a process, on its own memory, which takes some 100 µs.
+/// The cost of the kernel's copy beyond plain copying, in picoseconds a byte: its checks, and the lookup of each page. Values
+/// between 20 and 150 were seen, depending on the system's hooks. Measured once a process on its own memory, which takes some 100
+/// µs.
 pub fn toll() -> u64 {
     static TOLL: LazyLock<u64> = LazyLock::new(|| {
         const LEN: usize = 64 << 10;
@@ -258,7 +261,7 @@ pub fn toll() -> u64 {
         for _ in 0..4 {
             let began = Instant::now();
             let moved = transfer(source.as_ptr().expose_provenance() as u64, target.as_mut_ptr(), LEN, |local, remote| {
-                // SAFETY: both lie within buffers of LEN bytes that live until the call is over.
+                // SAFETY: both ranges lie within buffers of LEN bytes that outlive the call.
                 unsafe { libc::process_vm_readv(own, local, 1, remote, 1, 0) }
             });
             if moved.is_err() {
@@ -278,7 +281,7 @@ fn address(remote: u64) -> io::Result<usize> {
     usize::try_from(remote).map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))
 }
 
-/// Repeats a call until it has moved everything: the kernel moves two GiB at most, and stops at pages that are not there.
+/// Repeats a call until it has moved everything. The kernel moves two GiB at most, and stops at missing pages.
 fn transfer(
     remote: u64,
     local: *mut u8,

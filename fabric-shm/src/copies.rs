@@ -1,26 +1,27 @@
-//! Copies into a lane, by whichever way is faster between the two processors.
+//! Copies into a lane, by the faster method for the distance between two processors.
 //!
-//! A payload of some KiB is copied into lines that the consumer's cache holds. Between processors that share a cache, a
-//! loop of vector stores is faster; between processors that do not, the C library's way is, which for these lengths is the
-//! processor's own string move: it asks for more lines at once.
+//! The consumer's cache holds the lines that a payload of some KiB goes to. Between processors that share a cache, a loop of
+//! vector stores is faster. Between other processors the C library's copy is faster: for these lengths it uses the processor's
+//! string move, which requests more lines at once.
 
-/// How far apart two processors are, as told by the time that a line takes from one to the other.
+/// The distance between two processors, measured by the time that a cache line takes from one to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Distance {
-    /// They share a cache, or it is not known.
+    /// They share a cache, or the distance is unknown.
     #[default]
     Near,
-    /// They do not.
+    /// They do not share a cache.
     Far,
 }
 
-/// Nanoseconds, the reading of the clock included, under which a load did not leave the processor.
+/// Nanoseconds, including the clock reading, below which a load hit the processor's own cache.
 const OWN_NS: u128 = 45;
-/// Nanoseconds, the reading of the clock included, over which a line came from afar.
+/// Nanoseconds, including the clock reading, above which a line came from a distant processor.
 const FAR_NS: u128 = 170;
 
 impl Distance {
-    /// What a load of a line tells that the other side wrote. Loads that hit this processor's cache tell nothing.
+    /// The distance that follows from loading a line that the other side wrote. A load that hits this processor's cache tells
+    /// nothing.
     pub fn measured(nanoseconds: u128) -> Option<Distance> {
         match nanoseconds {
             0..OWN_NS => None,
@@ -30,7 +31,7 @@ impl Distance {
     }
 }
 
-/// Lengths for which it matters.
+/// The lengths for which the method matters.
 const LENGTHS: std::ops::RangeInclusive<usize> = 2048..=6144;
 
 /// Copies `len` bytes.
@@ -41,7 +42,7 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 2048..=6144;
 pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize, distance: Distance) {
     #[cfg(target_arch = "x86_64")]
     if distance == Distance::Near && LENGTHS.contains(&len) && std::arch::is_x86_feature_detected!("avx2") && !cfg!(miri) {
-        // SAFETY: caller; the feature is there.
+        // SAFETY: caller; the processor has the feature.
         return unsafe { vectors(src, dst, len) };
     }
     let _ = distance;
@@ -55,7 +56,7 @@ unsafe fn vectors(src: *const u8, dst: *mut u8, len: usize) {
     use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_storeu_si256};
     let mut at = 0;
     while at + 128 <= len {
-        // SAFETY: `at + 128 <= len` bytes are readable at `src` and writable at `dst` (caller); the accesses are unaligned ones.
+        // SAFETY: `at + 128 <= len` bytes are readable at `src` and writable at `dst` (caller); the accesses are unaligned.
         unsafe {
             let from = src.add(at).cast::<__m256i>();
             let to = dst.add(at).cast::<__m256i>();
@@ -87,7 +88,7 @@ mod tests {
             let len = 2040 + round * 7 % 4200;
             for distance in [Distance::Near, Distance::Far] {
                 let mut target = vec![0xee; len + 1];
-                // SAFETY: both are long enough.
+                // SAFETY: both buffers are long enough.
                 unsafe { copy(source[round..].as_ptr(), target.as_mut_ptr(), len, distance) };
                 assert_eq!(target[..len], source[round..round + len]);
                 assert_eq!(target[len], 0xee);

@@ -1,10 +1,10 @@
-//! The doorbell: how a producer wakes a consumer that sleeps.
+//! The doorbell: wakes a sleeping consumer.
 //!
-//! A consumer that is about to sleep **arms** its bell, makes every processor fence ([`heavy_barrier`]), looks at every lane
-//! once more, and sleeps on the bell's word. A producer publishes its packet and then only reads the word. It stays
-//! shared in the producer's cache, so an unarmed bell costs a load; there is no fence between the publishing store and this
-//! load, because the consumer's heavy barrier stands in for it: either the producer's load comes after the barrier and sees
-//! the bell armed, or its store came before, and the consumer's last look finds the packet.
+//! A consumer that is about to sleep **arms** its bell, makes every processor fence ([`heavy_barrier`]), looks at every lane once
+//! more, and sleeps on the bell's word. A producer publishes its packet and then only reads the word. The word stays shared in
+//! the producer's cache, so an unarmed bell costs one load. There is no fence between the publishing store and this load; the
+//! consumer's heavy barrier replaces it. Either the producer's load comes after the barrier and sees the armed bell, or its store
+//! came before the barrier and the consumer's last look finds the packet.
 
 use doorbell_fabric::sync::{AtomicU32, Ordering, Reach, fence, heavy_barrier, light_barrier};
 use std::time::Duration;
@@ -12,11 +12,12 @@ use std::time::Duration;
 /// The doorbell words of one node, in the header page of its inbox.
 #[repr(C, align(128))]
 pub struct Bell {
-    /// 1 while the consumer sleeps or is about to. Written by the consumer; set to 0 by whoever wakes it.
+    /// The number of the thread that sleeps or is about to, and 0 while the consumer is awake. The consumer sets it; the thread that
+    /// wakes the consumer clears it.
     armed: AtomicU32,
     #[cfg(not(loom))]
     _apart: [u32; 31],
-    /// Not zero once the owner has left in good order. Written by the owner, read by peers that find it gone.
+    /// Not zero once the owner has left in good order. The owner writes it; peers read it once the owner is gone.
     departed: AtomicU32,
     #[cfg(loom)]
     kernel: (loom::sync::Mutex<()>, loom::sync::Condvar),
@@ -24,6 +25,9 @@ pub struct Bell {
 
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::size_of::<Bell>() == 256 && std::mem::offset_of!(Bell, departed) == 128);
+
+/// The number of a sleeper where there is only one.
+const ONLY: u32 = 1;
 
 impl Bell {
     /// The bell in the header page of an inbox.
@@ -43,9 +47,10 @@ impl Bell {
         Self { armed: AtomicU32::new(0), departed: AtomicU32::new(0), kernel: Default::default() }
     }
 
-    /// Producer: after publishing. One load, unless the consumer sleeps; then a system call of some microseconds.
+    /// Producer, after publishing: wakes a sleeping consumer. Costs one load, or a system call of some microseconds if the
+    /// consumer sleeps.
     ///
-    /// `fenced` says that heavy barriers don't reach between these two processes, so that this side has to fence.
+    /// `fenced` says that heavy barriers do not reach between these two processes, so this side must fence.
     #[inline(always)]
     pub fn ring(&self, fenced: bool) {
         if fenced {
@@ -66,49 +71,69 @@ impl Bell {
         }
     }
 
-    /// Consumer: says that it will sleep. Look at every lane after this and before [`sleep`](Self::sleep). False where
-    /// heavy barriers don't work: then sleep a millisecond at most, as a wake may be missed.
+    /// Consumer: announces that it will sleep. Look at every lane after this call and before [`sleep`](Self::sleep). Returns
+    /// false where heavy barriers do not work: then sleep for a millisecond at most, because a wake-up may be lost.
     pub fn arm(&self) -> bool {
-        // An exchange: it comes behind whatever a producer did to the word that woke for what is over.
-        self.armed.swap(1, Ordering::AcqRel);
+        self.arm_as(ONLY)
+    }
+
+    /// Like [`arm`](Self::arm), for one of several threads that sleep here in turns. Each thread has a number of its own, which is
+    /// not 0. A thread that was told to make room finds another number than its own, and does not sleep.
+    pub fn arm_as(&self, sleeper: u32) -> bool {
+        // An exchange, so that it comes after the store of a producer that woke an earlier sleep.
+        self.armed.swap(sleeper, Ordering::AcqRel);
         heavy_barrier(Reach::Machine)
     }
 
-    /// Consumer: whether somebody said so and did not take it back.
+    /// Consumer: makes the sleeping thread look again and make room, even if the bell was disarmed since that thread armed it.
+    pub fn rouse(&self) {
+        // An exchange, and a wake-up whatever it finds: a sleeper that arms after this sees the stores before it.
+        self.armed.swap(0, Ordering::AcqRel);
+        self.futex_wake();
+    }
+
+    /// Consumer: whether the bell is armed.
     #[inline(always)]
     pub fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) != 0
     }
 
-    /// Consumer: takes [`arm`](Self::arm) back.
+    /// Consumer: undoes [`arm`](Self::arm).
     pub fn disarm(&self) {
         self.armed.store(0, Ordering::Relaxed);
     }
 
-    /// Consumer: the word to sleep on by other means than [`sleep`](Self::sleep), as long as it says 1.
+    /// Consumer: the word to sleep on by other means than [`sleep`](Self::sleep), while it is the number of the sleeper.
     #[cfg(not(loom))]
     pub fn word(&self) -> &AtomicU32 {
+        fault_point!("bell.sleeping");
         &self.armed
     }
 
     /// Consumer: sleeps while armed, for `timeout` at most. May return early.
     pub fn sleep(&self, timeout: Duration) {
-        self.futex_wait(timeout);
+        self.sleep_as(ONLY, timeout);
     }
 
-    /// The owner leaves in good order.
+    /// Consumer: sleeps while armed by this sleeper, for `timeout` at most. May return early.
+    pub fn sleep_as(&self, sleeper: u32, timeout: Duration) {
+        fault_point!("bell.sleeping");
+        self.futex_wait(sleeper, timeout);
+    }
+
+    /// Records that the owner leaves in good order.
     pub fn depart(&self) {
         self.departed.store(1, Ordering::Release);
     }
 
-    /// Whether the owner left in good order. Means something once the owner is gone.
+    /// Whether the owner left in good order. Meaningful only once the owner is gone.
     pub fn departed(&self) -> bool {
         self.departed.load(Ordering::Acquire) != 0
     }
 
     #[cfg(not(loom))]
-    fn futex_wait(&self, timeout: Duration) {
-        futex_wait(&self.armed, 1, timeout);
+    fn futex_wait(&self, sleeper: u32, timeout: Duration) {
+        futex_wait(&self.armed, sleeper, timeout);
     }
 
     #[cfg(not(loom))]
@@ -117,10 +142,10 @@ impl Bell {
     }
 
     #[cfg(loom)]
-    fn futex_wait(&self, _timeout: Duration) {
-        // The kernel compares and queues under one lock; so does this. No time-out: a lost wake-up is a deadlock that loom reports.
+    fn futex_wait(&self, sleeper: u32, _timeout: Duration) {
+        // Like the kernel, compare and queue under one lock. There is no timeout: loom reports a lost wake-up as a deadlock.
         let guard = self.kernel.0.lock().unwrap();
-        if self.armed.load(Ordering::Relaxed) == 1 {
+        if self.armed.load(Ordering::Relaxed) == sleeper {
             drop(self.kernel.1.wait(guard).unwrap());
         }
     }
@@ -139,14 +164,14 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     };
-    // SAFETY: the word is a live, aligned u32; the kernel only reads it; the time-out lives through the call. Every error means
-    // "look again", which every caller does.
+    // SAFETY: the word is a live, aligned u32; the kernel only reads it; the timeout outlives the call. Every error means "look
+    // again", and every caller does.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &timeout, std::ptr::null::<u32>(), 0);
     }
 }
 
-/// Wakes everybody who sleeps on `word`, in any process.
+/// Wakes every thread that sleeps on `word`, in any process.
 #[cfg(not(loom))]
 pub fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word is a live, aligned u32, used only as an address.
@@ -155,19 +180,19 @@ pub fn futex_wake(word: &AtomicU32) {
     }
 }
 
-/// Sleeps as [`futex_wait`] does, to be woken by [`futex_wake_some`] with one of these kinds.
+/// Sleeps like [`futex_wait`], until [`futex_wake_some`] wakes one of these kinds.
 #[cfg(not(loom))]
 pub(crate) fn futex_wait_as(word: &AtomicU32, expected: u32, kinds: u32, timeout: Duration) {
     let until = crate::clock::now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX >> 1));
     let until =
         libc::timespec { tv_sec: (until / 1_000_000_000) as libc::time_t, tv_nsec: (until % 1_000_000_000) as libc::c_long };
-    // SAFETY: as in `futex_wait`; this operation takes the time at which to wake, by the clock that `now_ns` reads.
+    // SAFETY: as in `futex_wait`; this operation takes the absolute time of the timeout, by the clock that `now_ns` reads.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT_BITSET, expected, &until, std::ptr::null::<u32>(), kinds);
     }
 }
 
-/// Wakes up to `most` of those who sleep on `word` as one of these kinds, and says how many it woke.
+/// Wakes up to `most` sleepers on `word` of these kinds, and returns their number.
 #[cfg(not(loom))]
 pub(crate) fn futex_wake_some(word: &AtomicU32, kinds: u32, most: i32) -> i64 {
     let none = std::ptr::null::<u32>();
@@ -181,7 +206,7 @@ mod loom_tests {
     use doorbell_fabric::sync::AtomicU32;
     use std::sync::Arc;
 
-    /// A consumer that sleeps is woken by whatever was published before or after it armed.
+    /// A sleeping consumer wakes for a packet published before or after it armed.
     #[test]
     fn no_wake_up_is_lost() {
         loom::model(|| {
@@ -203,7 +228,7 @@ mod loom_tests {
         });
     }
 
-    /// Two producers, one consumer that sleeps more than once.
+    /// Two producers and one consumer that sleeps more than once.
     #[test]
     fn two_producers_wake_one_consumer() {
         loom::model(|| {
@@ -247,7 +272,7 @@ mod tests {
         let bell: &'static Bell = unsafe { Bell::at(page.0.as_mut_ptr()) };
         assert!(bell.arm());
         let waker = std::thread::spawn(move || bell.ring(false));
-        // Ends by the wake-up; the time-out is far beyond what a test run lasts.
+        // The wake-up ends the loop; the timeout is far longer than a test run.
         while bell.armed.load(Ordering::Relaxed) == 1 {
             bell.sleep(Duration::from_secs(600));
         }

@@ -1,4 +1,4 @@
-//! What can go wrong with shared memory, what it went wrong with, and what to do about it.
+//! The errors of shared memory. Each names the operation, its object, the reason and a remedy.
 
 use crate::keys::ResourceError;
 use crate::region::RegionFault;
@@ -6,36 +6,36 @@ use doorbell_fabric::{Incarnation, NodeId};
 use std::io;
 use std::path::PathBuf;
 
-/// Why shared memory could not be made, opened, or given back.
+/// Why a shared-memory object could not be created, opened, or removed.
 ///
-/// Every message names the operation, the segment or domain it was tried on, the reason, and what to do.
+/// Every message names the operation, the segment or domain, the reason, and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShmError {
-    /// The calling process was forked from one that had joined a domain; shared memory did not come with it.
-    #[error("cannot {operation}: this process was forked from a node and is none itself; join in a program started with exec")]
+    /// The process was forked from one that had joined a domain. A forked child does not inherit shared memory.
+    #[error("cannot {operation}: this process was forked from a node and is no node itself; join in a program started with exec")]
     Forked {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
     },
 
     /// An option of a join is out of range.
     #[error("cannot join domain '{domain}': {option} is {value}, but {rule}")]
     InvalidOption {
-        /// The domain that was to be joined.
+        /// The domain to join.
         domain: String,
-        /// Which option.
+        /// The option.
         option: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would have been right.
+        /// The rule for valid values.
         rule: &'static str,
     },
 
     /// A name that cannot be the name of a domain.
     #[error("'{name}' cannot name a domain; use 1 to 64 of the characters A-Z a-z 0-9 _ -")]
     InvalidDomainName {
-        /// What was given.
+        /// The given name.
         name: String,
     },
 
@@ -47,25 +47,25 @@ pub enum ShmError {
     NoSpace {
         /// The segment that did not fit.
         segment: String,
-        /// Bytes it needs.
+        /// The bytes that it needs.
         wanted: u64,
-        /// Bytes that are free.
+        /// The free bytes.
         free: u64,
-        /// Where it should have gone.
+        /// The directory for segments.
         directory: PathBuf,
     },
 
-    /// Somebody else held the domain's lock file until the deadline. It is held for moments only, while nodes join and leave.
+    /// Another process held the domain's lock file until the deadline. Nodes hold it only for moments, while they join or leave.
     #[error(
-        "cannot {operation} domain '{domain}': its lock file is held{}; see whether that process is stopped, then try again",
+        "cannot {operation} domain '{domain}': its lock file is held{}; check whether that process is stopped, then try again",
         .holder.map(|pid| format!(", last taken by process {pid}")).unwrap_or_default()
     )]
     LockTimeout {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The domain.
         domain: String,
-        /// Who said last that it holds the lock, in its own pid namespace.
+        /// The process that last wrote its id into the lock file, in its own pid namespace.
         holder: Option<u32>,
     },
 
@@ -75,7 +75,7 @@ pub enum ShmError {
          {our_version}/{our_hash:016x}, and {living} of its nodes live; use one build for all nodes, or another domain name"
     )]
     OtherLayout {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The domain.
         domain: String,
@@ -87,59 +87,59 @@ pub enum ShmError {
         our_version: u64,
         /// The layout hash of this program.
         our_hash: u64,
-        /// How many nodes of the domain live.
+        /// The number of living nodes in the domain.
         living: usize,
     },
 
-    /// A segment holds what no owner writes, while nodes still use it.
-    #[error("cannot {operation}: segment '{segment}' is damaged: {reason}; end the nodes that use it, then 'doorbell clean'")]
+    /// A segment holds values that no owner writes, and nodes still use it.
+    #[error("cannot {operation}: segment '{segment}' is damaged: {reason}; end the nodes that use it, then run 'doorbell clean'")]
     Damaged {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The segment.
         segment: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 
-    /// The domain segment was removed from outside while nodes live.
+    /// Someone removed the domain segment from outside while nodes live.
     #[error(
         "cannot {operation} domain '{domain}': its domain segment is gone, but {living} of its nodes live; end those nodes, \
          then 'doorbell clean'"
     )]
     DomainLost {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The domain.
         domain: String,
-        /// How many nodes live.
+        /// The number of living nodes.
         living: usize,
     },
 
-    /// A living node has the id that was asked for.
+    /// A living node has the requested id.
     #[error("cannot join domain '{domain}' as node {id}: process {pid} is that node; ask for another id, or for none")]
     IdTaken {
         /// The domain.
         domain: String,
-        /// The id asked for.
+        /// The requested id.
         id: NodeId,
-        /// The process that has it, as it says itself; 0 if it says nothing.
+        /// The process that has the id, by its own account; 0 if unknown.
         pid: u32,
     },
 
-    /// The domain has as many nodes as its creator allowed.
+    /// The domain has the largest number of nodes that its creator allowed.
     #[error("cannot join domain '{domain}': all its {max_nodes} places are taken; create it with a larger max_nodes")]
     DomainFull {
         /// The domain.
         domain: String,
-        /// How many nodes it can have.
+        /// The number of nodes it can have.
         max_nodes: usize,
     },
 
     /// No node with this id is attached.
     #[error("cannot {operation}: domain '{domain}' has no node {id}; wait until it has joined, or see 'doorbell ls'")]
     NoSuchNode {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The domain.
         domain: String,
@@ -150,20 +150,20 @@ pub enum ShmError {
     /// The node is in the directory, but its process is gone.
     #[error("cannot {operation}: node {id} ({incarnation}) of domain '{domain}' is dead; wait for a new one to join")]
     NodeDead {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The domain.
         domain: String,
         /// The id.
         id: NodeId,
-        /// Which life of it.
+        /// The incarnation.
         incarnation: Incarnation,
     },
 
-    /// The node was joining or leaving at this moment.
+    /// The node was just joining or leaving.
     #[error("cannot {operation}: node {id} of domain '{domain}' is joining or leaving just now; try again")]
     NodeChanging {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The domain.
         domain: String,
@@ -171,7 +171,7 @@ pub enum ShmError {
         id: NodeId,
     },
 
-    /// The lane to a node is in use: one link a target and priority at a time.
+    /// The lane to the node is in use. Each target and priority has only one link at a time.
     #[error("cannot connect to node {id} of domain '{domain}': a link of this priority is open; use that one, or drop it first")]
     LaneBusy {
         /// The domain.
@@ -180,76 +180,76 @@ pub enum ShmError {
         id: NodeId,
     },
 
-    /// A region of a node can't be had.
+    /// A peer's region could not be opened.
     #[error("cannot open region {number} of node {node} of domain '{domain}': {fault}")]
     Region {
         /// The domain.
         domain: String,
-        /// Whose region.
+        /// The owner of the region.
         node: NodeId,
-        /// Which of its regions.
+        /// The number of the region.
         number: u32,
-        /// Why not.
+        /// The reason.
         fault: RegionFault,
     },
 
-    /// A region of this length can't be made.
-    #[error("cannot make a region of {bytes} bytes in domain '{domain}': {rule}")]
+    /// A region of this length cannot be created.
+    #[error("cannot create a region of {bytes} bytes in domain '{domain}': {rule}")]
     InvalidRegion {
         /// The domain.
         domain: String,
-        /// Bytes that were asked for.
+        /// The requested bytes.
         bytes: usize,
-        /// What would have been right.
+        /// The rule for valid lengths.
         rule: &'static str,
     },
 
-    /// A key can't be made.
-    #[error("cannot make a key in domain '{domain}': {fault}")]
+    /// A lock cannot be created.
+    #[error("cannot create a lock in domain '{domain}': {fault}")]
     Key {
         /// The domain.
         domain: String,
-        /// Why not.
+        /// The reason.
         fault: ResourceError,
     },
 
     /// This node has left its domain.
     #[error("cannot {operation}: this node has left domain '{domain}'; join again")]
     Left {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The domain.
         domain: String,
     },
 
-    /// A file with a name of ours that is somebody else's, or not a plain file.
+    /// A file with one of this domain's names belongs to another user, or is not a plain file.
     #[error("cannot {operation} '{object}': it is {what}; let its owner remove it, or use another domain name")]
     NotOurs {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The file.
         object: String,
-        /// What it is instead.
+        /// The actual kind or owner of the file.
         what: String,
     },
 
-    /// The operating system refused.
+    /// The operating system refused the operation.
     #[error("cannot {operation} '{object}': {source}; {hint}")]
     Os {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The file or segment.
         object: String,
-        /// What to do about it.
+        /// A remedy.
         hint: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl ShmError {
-    /// Whether the same call may succeed a little later with nothing changed by the caller. Every failed operation of this
-    /// crate left nothing behind, so to repeat it is always safe.
+    /// Whether the same call may succeed a little later, without any change by the caller. Every failed operation of this crate
+    /// leaves nothing behind, so repeating it is always safe.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::LockTimeout { .. } | Self::NodeChanging { .. } | Self::LaneBusy { .. } | Self::NoSuchNode { .. })
     }
@@ -266,13 +266,13 @@ impl ShmError {
         let source = source.into();
         let hint = match source.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE) => "too many files are open: raise 'ulimit -n'",
-            Some(libc::EACCES | libc::EPERM) => "see who owns the file and its directory",
-            Some(libc::ENOENT | libc::ENOTDIR) => "see that the directory exists (usually /dev/shm, a tmpfs)",
+            Some(libc::EACCES | libc::EPERM) => "check who owns the file and its directory",
+            Some(libc::ENOENT | libc::ENOTDIR) => "check that the directory exists (usually /dev/shm, a tmpfs)",
             Some(libc::ENOMEM) => "free memory, or use fewer nodes or smaller lanes",
-            Some(libc::EEXIST) => "a file of that name is in the way and not a leftover of ours: remove it",
+            Some(libc::EEXIST) => "a file of that name exists and is not a leftover of Doorbell: remove it",
             Some(libc::ENOSPC | libc::EDQUOT) => "no room for another file: remove leftovers with 'doorbell clean'",
             Some(libc::EROFS) => "the file system is read-only: mount a tmpfs there",
-            _ => "see that the directory is a tmpfs that this user may write to",
+            _ => "check that the directory is a tmpfs that this user may write to",
         };
         Self::Os { operation, object: object.into(), hint, source }
     }

@@ -1,21 +1,22 @@
-//! Fault points: places at which a test can have this process, or the thread that comes by, die, stop or wait.
+//! Fault points: places at which a test can make this process, or the thread that arrives there, die, stop or wait.
 //!
-//! `DOORBELL_FAULT` says where and what: one or several, with commas between them, of
+//! `DOORBELL_FAULT` selects the faults. It holds one or several of these forms, separated by commas:
 //!
 //! - `PLACE:N:WHAT`: at the `N`-th arrival at a place of [`PLACES`];
-//! - `any:SEED:ONE_IN:WHAT`: at one arrival in so many on average, wherever it is; the same seed chooses the same arrivals.
+//! - `PLACE:all:WHAT`: at each arrival there;
+//! - `any:SEED:ONE_IN:WHAT`: at one in `ONE_IN` arrivals on average, at any place; the same seed selects the same arrivals.
 //!
-//! `WHAT` is `kill` (the default): SIGKILL to the process; `stop`: SIGSTOP to it, until somebody sends SIGCONT; or `delay=MS`: this
-//! thread sleeps. What can't be read is an error on stderr, and ends the process: a test that asked for a fault must not go on
-//! without one.
+//! `WHAT` is one of `kill` (the default): SIGKILL to the process; `stop`: SIGSTOP to the process, until another process sends
+//! SIGCONT; `delay=MS`: this thread sleeps. An invalid value is an error on stderr and ends the process, because a test that
+//! asked for a fault must not run without it.
 
 use std::str::FromStr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// All places, in the order in which a node comes by them.
-pub const PLACES: [&str; 47] = [
+/// All places, in the order in which a node reaches them.
+pub const PLACES: [&str; 48] = [
     "join.locked",
     "join.domain",
     "join.reaped",
@@ -30,6 +31,7 @@ pub const PLACES: [&str; 47] = [
     "lane.published",
     "lane.blanked",
     "bell.claimed",
+    "bell.sleeping",
     "meeting.opened",
     "meeting.claimed",
     "meeting.put",
@@ -72,8 +74,15 @@ struct Fault {
 }
 
 enum Place {
-    Named { name: String, nth: u64 },
-    Any { seed: u64, one_in: u64 },
+    /// At one arrival, or at all.
+    Named {
+        name: String,
+        nth: Option<u64>,
+    },
+    Any {
+        seed: u64,
+        one_in: u64,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -93,8 +102,13 @@ impl FromStr for Fault {
         let mut number = |what: &str| parts.next().and_then(|part| part.parse().ok()).ok_or_else(|| wrong(what));
         let place = match name {
             "any" => Place::Any { seed: number("any:SEED:ONE_IN")?, one_in: number("any:SEED:ONE_IN")?.max(1) },
-            name if PLACES.contains(&name) => Place::Named { name: name.into(), nth: number("a place and a number")? },
-            _ => return Err(wrong(&format!("no place is called so; there are {}", PLACES.join(", ")))),
+            name if PLACES.contains(&name) => {
+                let nth = parts.next().unwrap_or_default();
+                let all = nth == "all";
+                let nth = if all { None } else { Some(nth.parse().map_err(|_| wrong("a place, and a number or \"all\""))?) };
+                Place::Named { name: name.into(), nth }
+            }
+            _ => return Err(wrong(&format!("there is no place of that name; the places are {}", PLACES.join(", ")))),
         };
         let what = match parts.next() {
             None | Some("kill") => What::Kill,
@@ -111,7 +125,9 @@ impl FromStr for Fault {
 impl Fault {
     fn is_due(&self, name: &str) -> bool {
         match &self.place {
-            Place::Named { name: named, nth } => named == name && self.arrivals.fetch_add(1, Ordering::Relaxed) + 1 == *nth,
+            Place::Named { name: named, nth } => {
+                named == name && nth.is_none_or(|nth| self.arrivals.fetch_add(1, Ordering::Relaxed) + 1 == nth)
+            }
             Place::Any { seed, one_in } => {
                 let arrival = self.arrivals.fetch_add(1, Ordering::Relaxed);
                 mixed(seed.wrapping_add(arrival.wrapping_mul(0x9e37_79b9_7f4a_7c15))).is_multiple_of(*one_in)
@@ -127,7 +143,7 @@ fn mixed(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// Called by `fault_point!`.
+/// The target of `fault_point!`.
 pub fn arrive(name: &'static str) {
     static FAULTS: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         let faults = std::env::var("DOORBELL_FAULT").unwrap_or_default();
@@ -148,8 +164,8 @@ pub fn arrive(name: &'static str) {
 }
 
 fn signal(signal: libc::c_int) {
-    // To this very thread, so that it gets no further; both signals end or stop the whole process.
-    // SAFETY: a signal to ourselves; no memory is involved.
+    // To this very thread, so that it gets no further; both signals end or stop the whole process. SAFETY: a signal to this
+    // process; no memory is involved.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
 }
 
@@ -162,6 +178,8 @@ mod tests {
         let named: Fault = "lane.written:3".parse().unwrap();
         let due: Vec<bool> = (0..5).map(|_| named.is_due("lane.published") || named.is_due("lane.written")).collect();
         assert_eq!(due, [false, false, true, false, false]);
+        let all: Fault = "lane.written:all:delay=1".parse().unwrap();
+        assert!((0..5).all(|_| all.is_due("lane.written") && !all.is_due("lane.published")));
         let any = || "any:7:10:delay=5".parse::<Fault>().unwrap();
         let due = |fault: Fault| (0..10_000).filter(|_| fault.is_due("lane.written")).collect::<Vec<_>>();
         assert_eq!(due(any()), due(any()));
@@ -171,9 +189,9 @@ mod tests {
     #[test]
     fn what_is_no_fault_is_told_by_name() {
         for (text, why) in [
-            ("lane.writen:1", "no place is called so"),
-            ("lane.written", "a place and a number"),
-            ("lane.written:x", "a place and a number"),
+            ("lane.writen:1", "there is no place of that name"),
+            ("lane.written", "a place, and a number"),
+            ("lane.written:x", "a place, and a number"),
             ("any:1", "any:SEED:ONE_IN"),
             ("lane.written:1:hang", "kill, stop or delay=MS"),
         ] {

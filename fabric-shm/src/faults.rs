@@ -1,6 +1,6 @@
-//! Seeded faults for the in-process fabric: lanes that are full when they need not be, and packets that are seen late.
+//! Seeded faults for the in-process fabric: lanes that report full early, and packets that are seen late.
 //!
-//! Both are things that a lane may do by its contract, so whatever breaks under them is wrong.
+//! The contract of a lane allows both, so anything that breaks under them is a defect.
 
 /// A source of faults. The same seed gives the same faults in the same order.
 #[derive(Clone, Debug)]
@@ -11,13 +11,13 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Faults from a seed: of a hundred pushes `full_percent` find the lane full, of a hundred looks `delay_percent` see
-    /// nothing. Both at most 90, so that there is always progress.
+    /// Creates faults from a seed: `full_percent` of the pushes find the lane full, and `delay_percent` of the looks see nothing.
+    /// Both are at most 90, so that there is always progress.
     pub fn new(seed: u64, full_percent: u8, delay_percent: u8) -> Self {
         Self { state: seed | 1, full_percent: full_percent.min(90), delay_percent: delay_percent.min(90) }
     }
 
-    /// Faults for another link, different from these and as repeatable.
+    /// Creates faults for another link. They differ from these and are as repeatable.
     pub fn fork(&mut self) -> Self {
         Self { state: self.next() | 1, ..self.clone() }
     }

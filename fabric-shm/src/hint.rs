@@ -1,7 +1,7 @@
-//! Hints to the processor about cache lines. None of them faults or changes memory, whatever the address; elsewhere than on
-//! x86-64 they do nothing.
+//! Hints to the processor about cache lines. A hint never faults and never changes memory, whatever the address. On other
+//! processors than x86-64 the hints do nothing.
 
-/// Asks for a line, to read it.
+/// Requests a line for reading.
 #[inline(always)]
 pub fn prefetch(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -12,7 +12,7 @@ pub fn prefetch(line: *const u8) {
     let _ = line;
 }
 
-/// Asks for a line, to write it.
+/// Requests a line for writing.
 #[inline(always)]
 pub fn own(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -23,8 +23,8 @@ pub fn own(line: *const u8) {
     let _ = line;
 }
 
-/// Moves a line that was written to where another processor finds it sooner. Processors without the instruction take it for one
-/// that does nothing.
+/// Moves a written line to a cache level where another processor finds it sooner. Processors without the instruction execute it
+/// as a no-op.
 #[inline(always)]
 pub fn offer(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -35,11 +35,11 @@ pub fn offer(line: *const u8) {
     let _ = line;
 }
 
-/// The processor's clock, in ticks of a length that is not known; only for guesses about what is worth while.
+/// The processor's time-stamp counter. The length of a tick is unknown, so it serves only for estimates.
 #[inline(always)]
 pub fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: every x86-64 processor has it.
+    // SAFETY: every x86-64 processor has this instruction.
     return unsafe { std::arch::x86_64::_rdtsc() };
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     0

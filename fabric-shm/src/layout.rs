@@ -1,8 +1,8 @@
-//! What shared memory looks like: the header of every segment, and where the lanes of an inbox lie.
+//! The layout of shared memory: the header of every segment, and the lanes of an inbox.
 //!
-//! An inbox is one header page and then, for each node id of the domain, one block: the lanes by which that node sends to
-//! the inbox's owner. Blocks are whole pages, and a peer maps the header page and its own block only, so that a stray
-//! write of one peer cannot reach the lanes of another.
+//! An inbox is one header page followed by one block for each node id of the domain. A block holds the lanes by which that node
+//! sends to the inbox's owner. Blocks are whole pages. A peer maps only the header page and its own block, so a stray write of
+//! one peer cannot reach the lanes of another.
 //!
 //! ```text
 //! inbox   | header, doorbell | block of node 0 | block of node 1 | …
@@ -14,49 +14,49 @@ use doorbell_fabric::{NodeId, PRIORITIES, Priority};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::mem::{offset_of, size_of};
 
-/// Bytes of a page. Blocks and segments are multiples of it.
+/// The size of a page. Blocks and segments are multiples of it.
 pub const PAGE: usize = 4096;
-/// Bytes of the first part of an inbox: the segment header, and the doorbell words.
+/// The size of the first part of an inbox: the segment header and the doorbell words.
 pub const HEADER_BYTES: usize = PAGE;
-/// Bytes of a cell: one cache line.
+/// The size of a cell: one cache line.
 pub const CELL_BYTES: usize = 64;
-/// Where the doorbell words lie in the header page.
+/// The offset of the doorbell words in the header page.
 pub const DOORBELL_OFFSET: usize = 1024;
-/// Where in the header page a node says how its private memory can be probed: see [`crate::cma`].
+/// The offset in the header page of the words that tell how to probe the node's private memory: see [`crate::cma`].
 pub const REACH_OFFSET: usize = 2048;
-/// Bytes of a board.
+/// The size of a board.
 pub const BOARD_BYTES: usize = 64 * 1024;
-/// Where the figures lie on a board.
+/// The offset of the metrics on a board.
 pub const FIGURES_OFFSET: usize = 1024;
-/// Words kept for figures.
+/// The number of words reserved for metrics.
 pub const FIGURE_WORDS: usize = 192;
-/// Where the counter status register lies on a board: a bit for each DMA counter that has reached zero.
+/// The offset of the counter status register on a board: one bit for each DMA counter, set when that counter has reached zero.
 pub const COUNTER_STATUS_OFFSET: usize = FIGURES_OFFSET + FIGURE_WORDS * 8;
-/// Where a board says which DMA counters are in use, a bit for each.
+/// The offset on a board of the bits that tell which DMA counters are in use.
 pub const COUNTERS_USED_OFFSET: usize = COUNTER_STATUS_OFFSET + COUNTERS / 8;
-/// DMA counters of a node.
+/// The number of DMA counters of a node.
 pub const COUNTERS: usize = 256;
-/// Where the DMA counters lie on a board: for each its value, and what it began with.
+/// The offset of the DMA counters on a board: for each one its value and its initial value.
 pub const COUNTERS_OFFSET: usize = PAGE;
-/// Where the histogram of latencies lies on a board: 64 words.
+/// The offset of the latency histogram on a board: 64 words.
 pub const LATENCIES_OFFSET: usize = COUNTERS_OFFSET + COUNTERS * 16;
-/// Where on a board the rows of links lie: see [`crate::board::LinkRow`].
+/// The offset of the link rows on a board: see [`crate::board::LinkRow`].
 pub const LINK_ROWS_OFFSET: usize = 3 * PAGE;
-/// Links that a board shows.
+/// The number of links that a board shows.
 pub const LINK_ROWS: usize = 64;
-/// Where on a board the counts and latencies of modes lie.
+/// The offset on a board of the counts and latencies of modes.
 pub const MODES_OFFSET: usize = LINK_ROWS_OFFSET + LINK_ROWS * RECORD_BYTES;
-/// Words kept for them.
+/// The number of words reserved for them.
 pub const MODE_WORDS: usize = 288;
-/// Where on a board the latest decisions about modes lie.
+/// The offset on a board of the latest decisions about modes.
 pub const DECISIONS_OFFSET: usize = MODES_OFFSET + MODE_WORDS * 8;
-/// Decisions that a board shows.
+/// The number of decisions that a board shows.
 pub const DECISIONS: usize = 32;
-/// Where the flight recorder lies on a board.
+/// The offset of the flight recorder on a board.
 pub const RECORDER_OFFSET: usize = BOARD_BYTES / 2;
-/// Bytes of one record.
+/// The size of one record.
 pub const RECORD_BYTES: usize = 64;
-/// Records of the flight recorder.
+/// The number of records of the flight recorder.
 pub const RECORDS: usize = (BOARD_BYTES - RECORDER_OFFSET) / RECORD_BYTES;
 
 const _: () = assert!(FIGURES_OFFSET >= size_of::<SegmentHeader>());
@@ -64,25 +64,25 @@ const _: () = assert!(COUNTERS_USED_OFFSET + COUNTERS / 8 <= COUNTERS_OFFSET && 
 const _: () =
     assert!(DECISIONS_OFFSET.is_multiple_of(RECORD_BYTES) && DECISIONS_OFFSET + DECISIONS * RECORD_BYTES <= RECORDER_OFFSET);
 
-/// Bytes of a block that hold the controls of its lanes.
+/// The size of the part of a block that holds the control words of its lanes.
 pub const CONTROLS_BYTES: usize = PAGE;
-/// Where in a block the meetings of transfers lie: see [`crate::meeting`].
+/// The offset in a block of the rendezvous blocks of transfers: see [`crate::meeting`].
 pub const MEETINGS_OFFSET: usize = CONTROLS_BYTES;
-/// Bytes of the meetings of one block.
+/// The size of the rendezvous blocks of one block.
 pub const MEETINGS_BYTES: usize = PAGE;
-/// Where in a block its sender says which loans of the inbox's owner it has returned: a word for each of them.
+/// The offset in a block of the words by which its sender returns loans of the inbox's owner, one word for each loan.
 pub const RETURNS_OFFSET: usize = MEETINGS_OFFSET + MEETINGS_BYTES;
-/// Bytes of the returns of one block.
+/// The size of the return words of one block.
 pub const RETURNS_BYTES: usize = PAGE;
-/// Bytes of a block before its first ring.
+/// The size of a block before its first ring.
 pub const BLOCK_HEAD_BYTES: usize = RETURNS_OFFSET + RETURNS_BYTES;
-/// Bytes of the controls of one lane.
+/// The size of the control words of one lane.
 pub const CONTROL_BYTES: usize = 256;
 
-/// Raised by whoever changes what shared memory means without changing the numbers hashed below.
+/// Raise this when the meaning of shared memory changes but none of the numbers hashed below do.
 pub const LAYOUT_VERSION: u32 = 10;
 
-/// A number that differs when any offset or size differs: two builds with the same hash agree on every byte.
+/// A hash of all offsets and sizes: two builds with the same hash agree on every byte.
 pub const LAYOUT_HASH: u64 = hash(&[
     LAYOUT_VERSION as u64,
     PAGE as u64,
@@ -117,7 +117,7 @@ pub const LAYOUT_HASH: u64 = hash(&[
 ]);
 
 const fn hash(words: &[u64]) -> u64 {
-    // FNV-1a over whole words: any change in any place gives another number, which is all that is asked of it.
+    // FNV-1a over whole words: a change of any word gives another number, which is all that is needed.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut i = 0;
     while i < words.len() {
@@ -128,12 +128,12 @@ const fn hash(words: &[u64]) -> u64 {
     hash
 }
 
-/// Mixes the layout of another structure into [`LAYOUT_HASH`]-like numbers.
+/// Mixes the layout of another structure into numbers like [`LAYOUT_HASH`].
 pub const fn extend_hash(base: u64, words: &[u64]) -> u64 {
     hash(&[base, hash(words)])
 }
 
-/// What a segment is.
+/// The kind of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum SegmentKind {
@@ -141,7 +141,7 @@ pub enum SegmentKind {
     Domain = 1,
     /// The lanes that lead to one node.
     Inbox = 2,
-    /// What one node shows of itself.
+    /// The displayed state of one node.
     Board = 3,
     /// Memory of one node that its peers may put to, get from, or read loans in.
     Region = 4,
@@ -151,7 +151,7 @@ pub enum SegmentKind {
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 
-/// The first bytes of every segment. The magic is published last, so whoever sees it sees the rest.
+/// The first bytes of every segment. The owner publishes the magic last, so a reader that sees the magic sees the rest.
 #[repr(C, align(128))]
 pub struct SegmentHeader {
     magic: AtomicU64,
@@ -162,47 +162,47 @@ pub struct SegmentHeader {
     node: AtomicU64,
     bytes: AtomicU64,
     flags: AtomicU64,
-    /// A random number that no other segment has: whoever reads it here has opened the segment that another way told of.
+    /// A random number that no other segment has. It confirms that a reader opened the very segment that it was told of.
     nonce: AtomicU64,
 }
 
 const _: () = assert!(size_of::<SegmentHeader>() == 128);
 const _: () = assert!(DOORBELL_OFFSET >= size_of::<SegmentHeader>() && DOORBELL_OFFSET.is_multiple_of(128));
 
-/// Flag of an inbox: its owner can't issue heavy barriers, so producers must fence after they publish.
+/// Flag of an inbox: its owner cannot issue heavy barriers, so producers must fence after they publish.
 pub const FLAG_FENCE: u64 = 1;
 
-/// What a header says, copied to private memory and checked.
+/// A checked copy of a header in private memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderFacts {
-    /// Whose segment it is; 0 for a domain.
+    /// The owner of the segment; 0 for a domain.
     pub node: NodeId,
-    /// Which life of that node; 0 for a domain.
+    /// The incarnation of that node; 0 for a domain.
     pub incarnation: u32,
-    /// Bytes of the whole segment.
+    /// The size of the whole segment.
     pub bytes: usize,
     /// `FLAG_…` bits.
     pub flags: u64,
-    /// The number that no other segment has.
+    /// A number that no other segment has.
     pub nonce: u64,
 }
 
-/// Why a segment can't be used.
+/// Why a segment cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderFault {
-    /// Too short to hold what it should.
+    /// The segment is too short.
     #[error("it has {found} bytes where at least {expected} are needed")]
     TooShort {
-        /// Bytes it has.
+        /// Its size in bytes.
         found: usize,
-        /// Bytes it should have.
+        /// The size that is needed.
         expected: usize,
     },
-    /// The magic is not there: not yet initialised, or not a segment at all.
+    /// The magic is missing: the segment is not initialised yet, or is no segment at all.
     #[error("it is not ready, or not a Doorbell segment")]
     NotReady,
-    /// Made by a build that lays memory out in another way.
+    /// A build with another memory layout made it.
     #[error("it has layout {found_version}/{found_hash:016x}, this program has {LAYOUT_VERSION}/{LAYOUT_HASH:016x}")]
     OtherLayout {
         /// The layout version of its maker.
@@ -210,24 +210,24 @@ pub enum HeaderFault {
         /// The layout hash of its maker.
         found_hash: u64,
     },
-    /// A segment of another kind.
-    #[error("it is a segment of kind {found}, not of kind {expected}")]
+    /// The segment is of another kind.
+    #[error("it is a segment of kind {found}, but kind {expected} is needed")]
     OtherKind {
-        /// The kind it says it is.
+        /// The kind that its header states.
         found: u64,
-        /// The kind that was wanted.
+        /// The kind that is needed.
         expected: u32,
     },
-    /// A field holds what no owner writes.
+    /// A field holds a value that no owner writes.
     #[error("its header is damaged: {what}")]
     Damaged {
-        /// Which field.
+        /// The field.
         what: &'static str,
     },
 }
 
 impl SegmentHeader {
-    /// Writes a header at the start of a segment, all but the magic; [`publish`](Self::publish) writes that.
+    /// Writes a header at the start of a segment, except for the magic. [`publish`](Self::publish) writes the magic.
     ///
     /// # Safety
     /// `ptr` is 128-byte aligned and the start of at least 128 writable bytes that live as long as the reference returned.
@@ -261,7 +261,7 @@ impl SegmentHeader {
         unsafe { &*ptr.cast() }
     }
 
-    /// The number that no other segment has.
+    /// A number that no other segment has.
     pub fn nonce(&self) -> u64 {
         self.nonce.load(Ordering::Relaxed)
     }
@@ -271,7 +271,7 @@ impl SegmentHeader {
         self.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// Reads and checks the header of a segment of which `len` bytes are mapped, while the file has `file_len`.
+    /// Reads and checks the header of a segment. `len` bytes of it are mapped, and its file has `file_len` bytes.
     ///
     /// # Safety
     /// `ptr` is 128-byte aligned and the start of `len` readable bytes.
@@ -309,7 +309,7 @@ impl SegmentHeader {
     }
 }
 
-/// How large the lanes of a domain are, by priority. The same for all its nodes; fixed by the node that creates it.
+/// The size of a domain's lanes by priority. It is the same for all nodes; the node that creates the domain fixes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneGeometry {
     /// Cells (messages or chunks under way) of one lane: powers of two from 16 to 65536.
@@ -325,18 +325,18 @@ impl Default for LaneGeometry {
 }
 
 impl LaneGeometry {
-    /// Whether a lane can work with these sizes.
+    /// Whether lanes can have these sizes.
     pub fn validate(&self) -> Result<(), &'static str> {
         if self.cells.iter().any(|cells| !cells.is_power_of_two() || !(16..=65536).contains(cells)) {
-            return Err("the cells of a lane are a power of two from 16 to 65536");
+            return Err("the cells of a lane must be a power of two from 16 to 65536");
         }
         if self.data_bytes.iter().any(|bytes| !bytes.is_power_of_two() || !(16 << 10..=64 << 20).contains(bytes)) {
-            return Err("the data bytes of a lane are a power of two from 16 KiB to 64 MiB");
+            return Err("the data bytes of a lane must be a power of two from 16 KiB to 64 MiB");
         }
         Ok(())
     }
 
-    /// Bytes of one block: the lanes of all priorities from one node to another, in whole pages.
+    /// The size of one block: the lanes of all priorities from one node to another, in whole pages.
     pub fn block_bytes(&self) -> usize {
         (0..PRIORITIES).map(|p| self.ring_bytes(p)).sum::<usize>().next_multiple_of(PAGE) + BLOCK_HEAD_BYTES
     }
@@ -345,7 +345,7 @@ impl LaneGeometry {
         self.cells[priority] as usize * CELL_BYTES + self.data_bytes[priority] as usize
     }
 
-    /// Where the lane of one priority lies in its block: its control words, its cells, its data.
+    /// The place of one priority's lane in its block: its control words, its cells, its data.
     pub fn lane(&self, priority: Priority) -> LanePlace {
         let ring = BLOCK_HEAD_BYTES + (0..priority.index()).map(|p| self.ring_bytes(p)).sum::<usize>();
         let cells = self.cells[priority.index()] as usize;
@@ -366,22 +366,22 @@ pub struct LanePlace {
     pub control: usize,
     /// Offset of the cells.
     pub cells: usize,
-    /// How many cells.
+    /// The number of cells.
     pub cell_count: usize,
     /// Offset of the data ring.
     pub data: usize,
-    /// Bytes of the data ring.
+    /// The size of the data ring.
     pub data_bytes: usize,
 }
 
 const _: () = assert!(PRIORITIES * CONTROL_BYTES <= CONTROLS_BYTES);
 
-/// Bytes of an inbox in a domain of `max_nodes` nodes.
+/// The size of an inbox in a domain of `max_nodes` nodes.
 pub fn inbox_bytes(max_nodes: usize, lanes: &LaneGeometry) -> usize {
     HEADER_BYTES + max_nodes * lanes.block_bytes()
 }
 
-/// Where in an inbox the lanes of one sender lie.
+/// The offset of one sender's lanes in an inbox.
 pub fn block_offset(source: NodeId, lanes: &LaneGeometry) -> usize {
     HEADER_BYTES + source.index() * lanes.block_bytes()
 }

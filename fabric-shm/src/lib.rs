@@ -1,20 +1,21 @@
 //! Doorbell's PCIe stand-in: nodes of one machine move data through POSIX shared memory.
 //!
-//! In the order a message meets them:
+//! The modules, in the order in which a message uses them:
 //!
-//! 1. [`domain`]: a node joins a domain and finds its peers; segments are made, checked, and removed.
+//! 1. [`domain`]: a node joins a domain and finds its peers; segments are created, checked, and removed.
 //! 2. [`lane`]: the single-producer ring by which one node sends to another.
-//! 3. [`doorbell`]: how a producer wakes a consumer that sleeps, without a fence on the producer's path.
-//! 4. [`fabric`]: all lanes of one node, as the [`doorbell_fabric::Fabric`] that the driver turns.
-//! 5. [`board`]: what a node shows of itself: figures, DMA counters, latencies, and what its engine did last.
+//! 3. [`doorbell`]: wakes a sleeping consumer, without a fence on the producer's path.
+//! 4. [`fabric`]: all lanes of one node. It is the [`doorbell_fabric::Fabric`] that the driver polls.
+//! 5. [`board`]: the displayed state of a node: metrics, DMA counters, latencies, and the latest steps of its engine.
 //!
-//! Beside the messages: [`region`], memory that peers write and read by themselves; [`returns`], by which loans come back; [`keys`], the
-//! lock registry of a domain; [`locked`], values that survive whoever updates them; [`mod@device`], what several processes receive from; and [`cma`], access to what is private.
+//! Modules beside the path of messages: [`region`], memory that peers write and read by themselves; [`returns`], which gives
+//! loans back; [`keys`], the lock registry of a domain; [`locked`], values that survive the death of an updater; [`mod@device`],
+//! shared receiving by several processes; and [`cma`], access to private memory.
 //!
-//! [`layout`] says where everything lies. [`space`] says where segments live: in `/dev/shm`, or, for tests, in the heap of
+//! [`layout`] defines where everything lies. [`space`] chooses where segments live: in `/dev/shm`, or, for tests, in the heap of
 //! one process with everything above unchanged.
 
-/// Dies, stops or waits here if a test asked for it: see [`fault`]. Nothing without the feature `fault-points`.
+/// Dies, stops or waits here if a test asked for it: see [`fault`]. Compiles to nothing without the feature `fault-points`.
 #[cfg(feature = "fault-points")]
 macro_rules! fault_point {
     ($name:literal) => {

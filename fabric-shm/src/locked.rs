@@ -1,57 +1,60 @@
-//! A value that is updated under a lock, and survives whoever has the lock.
+//! A value that is updated under a lock, and that survives the death of the lock's owner.
 //!
 //! ```text
-//! owner | node 10 | life 32 | number 20 |   zero: nobody
-//! version                                  its lowest bit says which copy is valid
+//! owner | node 10 | incarnation 32 | number 20 |   zero: no owner
+//! version                                         its lowest bit selects the valid copy
 //! copy 0
 //! copy 1
 //! ```
 //!
-//! Whoever has the lock writes the copy that is not valid and makes it so by one store. An owner that dies leaves what was valid, whole: there is nothing
-//! to repair, and the next one takes the lock from it. All zero is an unlocked value of zeros.
+//! The owner of the lock writes the copy that is not valid, and makes it the valid one by one store. If an owner dies, the valid
+//! copy is still whole: nothing needs repair, and the next owner takes the lock from the dead one. All zero is an unlocked value
+//! of zeros.
 
 use crate::keys::OwnerId;
 use doorbell_fabric::sync::{AtomicU64, Ordering, fence, planted_bug, spin_hint};
 use std::time::Duration;
 
-/// Words before the copies.
+/// The number of words before the copies.
 pub const HEAD: usize = 2;
-/// Looks at a lock that somebody has: so many at once, and so many that let another thread run in between. After them somebody asks whether the owner lives.
+/// The number of looks at a held lock without a pause, and then the same number with a yield after each. After them the waiter
+/// checks whether the owner lives.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 const YIELDS: u32 = if cfg!(loom) { 1 } else { 192 };
 /// The longest sleep between two looks.
 const SLEEP: Duration = Duration::from_millis(1);
 
-/// Who updates.
+/// A thread that updates.
 pub trait Updater {
-    /// Why it can't wait any longer.
+    /// Why the thread cannot wait any longer.
     type Stop;
 
-    /// Its identification: unique among all that may have the lock.
+    /// Its owner id: unique among all possible owners of the lock.
     fn me(&self) -> OwnerId;
 
-    /// Whether an owner may still be in. May take system calls. If it says no, what that owner wrote is seen from then on.
+    /// Whether an owner may still be inside the update. May make system calls. If it returns false, everything that the owner
+    /// wrote is visible from then on.
     fn lives(&self, owner: OwnerId) -> bool;
 
     /// Whether to go on waiting.
     ///
     /// # Errors
-    /// It must not.
+    /// The thread must stop waiting.
     fn go_on(&self) -> Result<(), Self::Stop>;
 }
 
-/// Tries in a row that somebody else spoils, between two questions whether to go on: a peer may spoil all of them.
+/// The number of failed tries between two calls of `go_on`. A peer may spoil every try.
 pub const TRIES: u32 = 256;
 
-/// Counts them.
+/// Counts failed tries.
 #[derive(Debug, Default)]
 pub struct Tries(u32);
 
 impl Tries {
-    /// After one in vain.
+    /// Counts one failed try.
     ///
     /// # Errors
-    /// If the updater is not to go on.
+    /// The updater must not go on.
     #[inline]
     pub fn again<U: Updater>(&mut self, updater: &U) -> Result<(), U::Stop> {
         self.0 += 1;
@@ -66,17 +69,17 @@ impl Tries {
     }
 }
 
-/// Why there was no update. The value is as it was, unless the lock was lost.
+/// Why there was no update. The value is unchanged, unless the lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoUpdate<S> {
-    /// Somebody had the lock at each look.
+    /// Another thread had the lock at each look.
     Attempts,
-    /// This thread is in an update of the same value, and would wait for itself.
+    /// This thread is already in an update of the same value and would wait for itself.
     Nested,
     /// The updater must not wait any longer.
     Stop(S),
-    /// The lock was taken from the updater: its life ended in between, or somebody wrote over it. If that was while it wrote, some of what it wrote may be in the
-    /// value.
+    /// Another thread took the lock from the updater, because the updater's incarnation ended or because someone overwrote the
+    /// word. If that happened while the updater wrote, the value may contain some of its words.
     Lost,
 }
 
@@ -86,12 +89,13 @@ pub struct Locked<'a> {
     words: &'a [AtomicU64],
 }
 
-/// Which locks this thread has. What a lock's word says is no proof: others may write there, and far apart numbers of threads are told apart by nothing.
+/// The locks that this thread holds. The lock's word is no proof, because others may write it, and because thread numbers that
+/// are far apart can look the same.
 #[cfg(not(loom))]
 mod nested {
     use std::cell::Cell;
 
-    /// Updates within updates that are known of. One that is deeper waits for itself if it nests.
+    /// The depth of nested updates that is tracked. A deeper nested update waits for itself.
     const MOST: usize = 8;
 
     thread_local! {
@@ -116,7 +120,7 @@ mod nested {
     }
 }
 
-/// Models run all their threads in one.
+/// Loom runs all threads of a model on one thread.
 #[cfg(loom)]
 mod nested {
     pub fn enter(_: usize) {}
@@ -128,7 +132,7 @@ mod nested {
     }
 }
 
-/// Gives the lock up, in a panic too.
+/// Releases the lock, also in a panic.
 struct Held<'a> {
     owner: &'a AtomicU64,
     me: OwnerId,
@@ -157,13 +161,16 @@ impl Drop for Held<'_> {
 }
 
 impl<'a> Locked<'a> {
-    /// The value in these words: [`HEAD`], and twice its own.
+    /// The value in these words: [`HEAD`] words, and twice its own.
     ///
     /// # Panics
-    /// If there are fewer words, or an odd number of them.
+    /// There are fewer words, or an odd number of them.
     #[inline]
     pub fn new(words: &'a [AtomicU64]) -> Self {
-        assert!(words.len() > HEAD && words.len().is_multiple_of(2), "a value under a lock has two copies of at least a word");
+        assert!(
+            words.len() > HEAD && words.len().is_multiple_of(2),
+            "a value under a lock needs two copies of at least one word each"
+        );
         Self { words }
     }
 
@@ -183,22 +190,24 @@ impl<'a> Locked<'a> {
         if version & 1 == 0 { first } else { second }
     }
 
-    /// Who has the lock.
+    /// The owner of the lock.
     pub fn holder(self) -> Option<OwnerId> {
         OwnerId::from_bits(self.owner().load(Ordering::Relaxed))
     }
 
-    /// Shows the valid copy to `read`: again, if an update came in between; what the last call returned is of one value. Takes no lock.
+    /// Passes the valid copy to `read`, and calls it again if an update came in between. The result of the last call comes from a
+    /// single value. Takes no lock.
     ///
     /// # Errors
-    /// If the updater is not to go on. It is asked once in [`TRIES`].
+    /// The updater must not go on. It is asked once in [`TRIES`] tries.
     #[inline]
     pub fn load<U: Updater, T>(self, updater: &U, mut read: impl FnMut(&[AtomicU64]) -> T) -> Result<T, U::Stop> {
         let mut tries = Tries::default();
         loop {
             let version = self.version().load(Ordering::Acquire);
             let value = read(self.copy(version));
-            // Pairs with the fence in `change`: who saw a word of the next update but one sees the version of the next.
+            // Pairs with the fence in `change`: a reader that saw a word of the update after the next one also sees the next
+            // version.
             fence(Ordering::Acquire);
             if self.version().load(Ordering::Relaxed) == version {
                 return Ok(value);
@@ -207,11 +216,11 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Takes the lock, has `compute` make something of the valid copy and `write` put that into the other one, makes that the valid one, and gives the lock
-    /// up. Nothing is written if `compute` makes nothing. Waits as long as somebody has the lock who lives, or for so many looks. Returns what `compute`
-    /// made.
+    /// Takes the lock, calls `compute` on the valid copy, lets `write` put the result into the other copy, makes that one valid,
+    /// and releases the lock. Writes nothing if `compute` returns `None`. Waits as long as a living owner has the lock, or for
+    /// `attempts` looks. Returns the result of `compute`.
     ///
-    /// `write` is to do nothing but stores: whoever's life ended meanwhile is kept from it if that was before, and not if it is during it.
+    /// `write` may only store. An updater whose incarnation has ended is stopped before `write`, but not during it.
     ///
     /// # Errors
     /// See [`NoUpdate`].
@@ -241,7 +250,7 @@ impl<'a> Locked<'a> {
         Ok(held)
     }
 
-    /// What an update does while it has the lock.
+    /// The part of an update that runs under the lock.
     #[inline(always)]
     fn change<S, V>(
         self,
@@ -249,15 +258,15 @@ impl<'a> Locked<'a> {
         compute: impl FnOnce(&[AtomicU64]) -> Option<V>,
         write: impl FnOnce(&V, &[AtomicU64]),
     ) -> Result<Option<V>, NoUpdate<S>> {
-        // Acquire: an owner that died may have made it, and has not given up the lock.
+        // Acquire: an owner that died may have stored the version without releasing the lock.
         let version = self.version().load(Ordering::Acquire);
         let made = compute(self.copy(version));
-        // Who is late may have been taken for dead: what it would write is the next owner's by now, or valid.
+        // A late updater may have been taken for dead. The copy that it would write then belongs to the next owner, or is valid.
         if !held.is_mine() {
             return Err(NoUpdate::Lost);
         }
         let Some(value) = made else { return Ok(None) };
-        // The words that are written next were valid until the version that is there now.
+        // The words that are written next were valid before the current version. Release: pairs with the fence in `load`.
         if !planted_bug("overwrite") {
             fence(Ordering::Release);
         }
@@ -300,7 +309,7 @@ impl<'a> Locked<'a> {
                 std::thread::yield_now();
             } else {
                 updater.go_on().map_err(NoUpdate::Stop)?;
-                // What is no owner at all is nobody's.
+                // A word that is not a valid owner belongs to no one.
                 let lives = OwnerId::from_bits(seen).is_some_and(|owner| owner.bits() == seen && updater.lives(owner));
                 if seen != 0 && !lives && take(seen) {
                     return Ok(());
@@ -394,7 +403,7 @@ mod tests {
         let value = Locked::new(&words);
         let [one, other] = [1, 2].map(|number| Someone { number, dead: &dead });
         assert_eq!(raise(value, &one, None), Ok(true));
-        // As if it had died in the middle: the lock is its own and the second copy is half written.
+        // As if it had died in the middle: it holds the lock, and the second copy is half written.
         words[0].store(one.me().bits(), Ordering::Relaxed);
         words[HEAD].store(77, Ordering::Relaxed);
         assert_eq!(raise(value, &other, Some(3)), Err(NoUpdate::Attempts));
@@ -402,7 +411,7 @@ mod tests {
         dead.store(true, Ordering::Relaxed);
         assert_eq!(raise(value, &other, None), Ok(true));
         assert_eq!((load(value), value.holder()), (vec![2, 2], None));
-        // Nonsense is nobody's.
+        // An invalid owner belongs to no one.
         dead.store(false, Ordering::Relaxed);
         words[0].store(u64::MAX, Ordering::Relaxed);
         assert_eq!(raise(value, &other, None), Ok(true));
@@ -429,7 +438,7 @@ mod tests {
             one.update(&me, None, |_| Some(other.update(&me, None, |_| Some(raise(one, &me, None)), |_, _| ())), |_, _| ());
         assert_eq!(nested, Ok(Some(Ok(Some(Err(NoUpdate::Nested))))));
         assert_eq!(words.each_ref().map(|words| Locked::new(words).holder()), [None; 2]);
-        // Somebody wrote this thread's word there: it has the lock of none, and of another one.
+        // Someone wrote this thread's id there. The thread holds another lock, but not this one.
         words[0][0].store(me.me().bits(), Ordering::Relaxed);
         assert_eq!(raise(one, &me, Some(5)), Err(NoUpdate::Attempts));
         assert_eq!(other.update(&me, None, |_| Some(raise(one, &me, Some(5))), |_, _| ()), Ok(Some(Err(NoUpdate::Attempts))));
@@ -445,7 +454,7 @@ mod tests {
             assert_eq!(raise(value, &next, None), Ok(true));
             dead.store(false, Ordering::Relaxed);
         };
-        // Its callback takes too long: the copy that it would write is the valid one.
+        // Its callback takes too long, so the copy that it would write is the valid one.
         let lost = value.update(
             &late,
             None,
@@ -453,13 +462,13 @@ mod tests {
                 taken();
                 raised(old)
             },
-            |_, _| unreachable!("who has lost the lock writes nothing"),
+            |_, _| unreachable!("an updater that lost the lock writes nothing"),
         );
         assert_eq!((lost, load(value), value.holder()), (Err(NoUpdate::Lost), vec![1, 1], None));
-        // While it writes: what it wrote is not made valid once more.
+        // The lock is taken while it writes: the words that it wrote do not become valid again.
         let lost = value.update(&late, None, raised, |_, _| taken());
         assert_eq!((lost, load(value)), (Err(NoUpdate::Lost), vec![2, 2]));
-        // The lock is not the late one's to give up.
+        // The late updater must not release the lock, which is no longer its own.
         let lost = value.update(
             &late,
             None,
@@ -502,8 +511,8 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod loom_tests {
-    //! Readers are spawned last: loom puts a load before a store that came first. It does not put a store before a load that came first, if the storing
-    //! thread has loaded that word itself, as an update does.
+    //! Readers are spawned last: loom can move a load before a store that came first. It cannot move a store before a load that
+    //! came first if the storing thread has loaded that word itself, as an update does.
 
     use super::*;
     use doorbell_fabric::{Incarnation, NodeId};
@@ -512,7 +521,7 @@ mod loom_tests {
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::sync::Arc;
 
-    /// Two words under a lock, which are always the same, and a word that is not 0 once somebody died.
+    /// Two words under a lock that are always equal, and a word that is not 0 once a thread died.
     struct Shared {
         words: [AtomicU64; HEAD + 4],
         dead: AtomicU64,
@@ -539,7 +548,7 @@ mod loom_tests {
         }
     }
 
-    /// Where an owner dies.
+    /// The point at which an owner dies.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Point {
         Locked,
@@ -548,7 +557,7 @@ mod loom_tests {
         Flipped,
     }
 
-    /// The number of whoever dies.
+    /// The number of the thread that dies.
     const MORTAL: u32 = 9;
 
     impl Shared {
@@ -564,7 +573,7 @@ mod loom_tests {
             Someone { number, dead: &self.dead }
         }
 
-        /// The value, of which all words are the same.
+        /// The value; all its words must be equal.
         fn read(&self) -> u64 {
             let [one, other] =
                 self.value().load(&self.someone(0), |words| [0, 1].map(|at| words[at].load(Ordering::Relaxed))).unwrap();
@@ -572,12 +581,12 @@ mod loom_tests {
             one
         }
 
-        /// Adds 1, and gives the new value.
+        /// Adds 1 and returns the new value.
         fn raise(&self, number: u32) -> u64 {
             self.value().update(&self.someone(number), None, raised, |new, words| store(*new, words)).unwrap().unwrap()
         }
 
-        /// Begins to add 1, and does no more from this point on.
+        /// Begins to add 1 and stops at this point.
         fn die(&self, point: Point) {
             let die_at = |here| {
                 if here == point {
@@ -603,7 +612,7 @@ mod loom_tests {
 
     fn raised(old: &[AtomicU64]) -> Option<u64> {
         let [one, other] = [0, 1].map(|at| old[at].load(Ordering::Relaxed));
-        assert_eq!(one, other, "an update of a mixture");
+        assert_eq!(one, other, "an update read a mixture of two values");
         Some(one + 1)
     }
 
@@ -629,7 +638,7 @@ mod loom_tests {
         });
     }
 
-    /// Wherever an owner dies, the value is the old one or the new one, and the next takes the lock.
+    /// Wherever an owner dies, the value is the old one or the new one, and the next thread takes the lock.
     fn inherit(point: Point) {
         loom::model(move || {
             let shared = Shared::new();
@@ -640,7 +649,7 @@ mod loom_tests {
             let last = if point == Point::Flipped { 2 } else { 1 };
             assert!(seen <= last && made <= last, "{seen} {made}");
             assert_eq!(now, last);
-            // If the heir came first, the dead still has the lock.
+            // If the heir came first, the dead owner still has the lock.
             assert_eq!((shared.raise(2), shared.read(), shared.value().holder()), (last + 1, last + 1, None));
         });
     }
@@ -665,7 +674,7 @@ mod loom_tests {
         inherit(Point::Flipped);
     }
 
-    /// Two find the owner dead at once: one of them gets the lock, and the other one gets it from that.
+    /// Two threads find the owner dead at once: one takes the lock, and the other gets it from the first.
     #[test]
     fn one_inherits() {
         loom::model(|| {

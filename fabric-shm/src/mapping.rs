@@ -7,11 +7,12 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 
-/// Pages that nobody may touch, before and behind every mapping: with them a stray access next to it is a fault, and not one to a
-/// neighbour.
+/// Inaccessible pages before and behind every mapping. With them a stray access just outside the mapping faults and does not hit
+/// a neighbour.
 const GUARD: usize = if cfg!(feature = "guard-pages") { PAGE } else { 0 };
 
-/// A mapping, unmapped when it is dropped. Not there in forked children, unless [`keep_on_fork`](Self::keep_on_fork) was called.
+/// A mapping that is unmapped when it is dropped. Forked children do not have it, unless [`keep_on_fork`](Self::keep_on_fork) was
+/// called.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     // Dropped by hand, before the memory is unmapped.
@@ -20,20 +21,20 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: an address; it may be unmapped by any thread.
+// SAFETY: an address; any thread may unmap it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; nothing is read through it here.
+// SAFETY: as above; this type reads nothing through it.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes from `offset` on, in whole pages; to be read only, unless `writable`.
+    /// Maps `len` bytes from `offset` on, in whole pages. The mapping is read-only unless `writable`.
     pub fn new(file: &File, offset: usize, len: usize, writable: bool) -> io::Result<Self> {
         let whole = len.checked_next_multiple_of(PAGE).filter(|whole| *whole > 0 && *whole <= isize::MAX as usize - 2 * GUARD);
         let (Some(whole), Ok(offset)) = (whole, libc::off_t::try_from(offset)) else {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         };
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: new mappings; the second lies within the first, if there is one.
+        // SAFETY: new mappings; the second one, if there is one, lies within the first.
         unsafe {
             let (mut at, mut flags) = (null_mut(), libc::MAP_SHARED);
             if GUARD != 0 {
@@ -59,10 +60,10 @@ impl Mapping {
         }
     }
 
-    /// Lets forked children have it, too.
+    /// Lets forked children keep the mapping.
     pub fn keep_on_fork(&self) {
         self.watch.iter().for_each(Watch::keep_on_fork);
-        // SAFETY: the mapping's own range. Without effect where the system refuses it.
+        // SAFETY: the mapping's own range. If the system refuses, nothing changes.
         unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, libc::MADV_DOFORK) };
     }
 
@@ -71,12 +72,12 @@ impl Mapping {
         self.ptr
     }
 
-    /// Bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether a part of it was cut off: see [`crate::bus`].
+    /// Whether a part of it was truncated: see [`crate::bus`].
     #[inline(always)]
     pub fn is_cut(&self) -> bool {
         self.watch.as_ref().is_some_and(Watch::is_cut)

@@ -1,19 +1,19 @@
-//! Where the two ends of a transfer meet: which chunks of one message are whose to move.
+//! The rendezvous block of a transfer: a shared word that assigns the chunks of one message to its two ends.
 //!
-//! A message is cut into chunks. Chunks are claimed from its two ends, by compare-and-swap on one word that both processes
-//! share, until the ends meet: each chunk is claimed once, by one process. The origin's memory FIFO claims from the *first* end, and
-//! direct puts, the origin's and the target's own, claim from the *last*. Which end of the buffer is the first is the
-//! transfer's affair: see [`Ends`].
+//! A message is cut into chunks. Both processes claim chunks from the two ends of the message, by compare-and-swap on one shared
+//! word, until the ends meet. Each chunk is claimed once, by one process. The origin's memory FIFO claims from the *first* end;
+//! direct puts, of the origin and of the target, claim from the *last* end. The transfer decides which end of the buffer is the
+//! first: see [`Ends`].
 //!
-//! The word also says how the transfer ended: *finished* by the target, which has it all, or *closed* by whoever gave up. One
-//! excludes the other. A slot is used again and again; the word's generation tells one use from the next.
+//! The word also records how the transfer ended: *finished* by the target, which has the whole message, or *closed* by the side
+//! that gave up. One excludes the other. Slots are reused; the generation in the word tells one use from the next.
 //!
 //! ```text
 //! claims | generation 14 | finished 1 | closed 1 | from the last end 24 | from the first end 24 |
 //! ```
 //!
-//! The other process may write anything here. What is claimed is checked against the number of chunks, and what each side
-//! moved is counted privately as well.
+//! The other process may write anything here. Each side checks claims against the number of chunks, and counts privately what it
+//! moved.
 
 #[cfg(not(loom))]
 use crate::domain::{Membership, PeerInbox};
@@ -25,37 +25,37 @@ use doorbell_fabric::sync::{AtomicU64, Ordering, planted_bug};
 #[cfg(not(loom))]
 use std::sync::Arc;
 
-/// The most chunks a message can be cut into.
+/// The most chunks that a message can be cut into.
 pub const CHUNKS_MAX: u64 = (1 << 24) - 1;
-/// Generations, after which they begin anew. Never zero, so that a blank slot is nobody's.
+/// The number of generations before they start again. Never zero, so that a blank slot belongs to no transfer.
 const GENERATIONS: u64 = 1 << 14;
 const COUNT_MASK: u64 = (1 << 24) - 1;
 const LAST_SHIFT: u32 = 24;
 const CLOSED: u64 = 1 << 48;
 const FINISHED: u64 = 1 << 49;
 const GENERATION_SHIFT: u32 = 50;
-/// Bits of the number of bytes that were pulled. The greatest numbers say why the target gave up: no message is so long.
+/// Bits for the number of pulled bytes. The greatest numbers encode why the target gave up: no message is that long.
 const PULLED_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
-/// A slot for one transfer, in shared memory. All zero is free.
+/// A rendezvous slot for one transfer, in shared memory. All zero means free.
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub struct Meeting {
     claims: AtomicU64,
-    /// What the origin has put: bytes 40 | chunks 24. Written by the origin.
+    /// The origin's progress in puts: bytes 40 | chunks 24. The origin writes it.
     put: AtomicU64,
     _apart: [u64; 6],
-    /// Bytes that the target has copied itself: generation 14 | bytes 50. Written by the target.
+    /// The number of bytes that the target has copied itself: generation 14 | bytes 50. The target writes it.
     pulled: AtomicU64,
 }
 
-/// Meetings of one block.
+/// The number of rendezvous slots of one block.
 pub const MEETINGS: usize = crate::layout::MEETINGS_BYTES / 128;
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Meeting>() == 128);
 
-/// From which end a chunk is claimed.
+/// The end from which a chunk is claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The end from which the memory FIFO begins.
@@ -64,34 +64,34 @@ pub enum End {
     Last,
 }
 
-/// What an attempt to claim a chunk brought.
+/// The result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// These chunks are the caller's to move.
+    /// The caller moves these chunks.
     Chunks(Run),
     /// The ends have met: all chunks are claimed.
     Met,
-    /// The transfer is over: closed, finished, or the slot is another transfer's.
+    /// The transfer has ended: it was closed or finished, or another transfer uses the slot.
     Over,
-    /// The word holds what no process of ours writes.
+    /// The word holds a value that no correct process writes.
     Damaged,
 }
 
-/// Neighbouring chunks.
+/// A run of neighbouring chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The first of them, counted from the first end.
+    /// The first chunk, counted from the first end.
     pub first: u64,
-    /// How many, at least one.
+    /// The number of chunks, at least one.
     pub count: u64,
 }
 
-/// Why a target gave up a message of which it had claimed a part.
+/// Why a target gave up a message although it had claimed a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The origin's bytes can't be read.
+    /// The target cannot read the origin's bytes.
     Unreadable,
-    /// The target's own buffer can't be written.
+    /// The target cannot write its own buffer.
     Unwritable,
 }
 
@@ -99,21 +99,21 @@ impl Refusal {
     const ALL: [(Self, u64); 2] = [(Self::Unreadable, PULLED_MASK), (Self::Unwritable, PULLED_MASK - 1)];
 }
 
-/// How far a transfer is, as both sides see it.
+/// The shared progress of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Chunks claimed from the first end.
     pub first: u64,
     /// Chunks claimed from the last end.
     pub last: u64,
-    /// The target has it all.
+    /// The target has the whole message.
     pub finished: bool,
-    /// Somebody gave up.
+    /// One side gave up.
     pub closed: bool,
 }
 
 impl Meeting {
-    /// The next generation of a slot. For the origin, whose slots these are.
+    /// The next generation of a slot. For the origin, which owns the slots.
     pub fn next_generation(generation: u64) -> u64 {
         if generation + 1 >= GENERATIONS { 1 } else { generation + 1 }
     }
@@ -123,13 +123,13 @@ impl Meeting {
         self.claims.load(Ordering::Relaxed) >> GENERATION_SHIFT
     }
 
-    /// Whether its latest use is over for both ends, or it was never used.
+    /// Whether the latest use has ended for both sides, or there was none.
     pub fn is_over(&self) -> bool {
         let word = self.claims.load(Ordering::Acquire);
         word == 0 || word & (CLOSED | FINISHED) != 0
     }
 
-    /// Begins a transfer. For the origin; the transfer's first packet publishes it.
+    /// Begins a transfer. For the origin. The transfer's first packet publishes it.
     pub fn open(&self, generation: u64) {
         self.put.store(0, Ordering::Relaxed);
         self.pulled.store(0, Ordering::Relaxed);
@@ -137,7 +137,7 @@ impl Meeting {
         fault_point!("meeting.opened");
     }
 
-    /// How far it is; `None` if the slot is another transfer's by now.
+    /// The progress; `None` if another transfer uses the slot.
     pub fn progress(&self, generation: u64) -> Option<Progress> {
         let word = self.claims.load(Ordering::Acquire);
         (word >> GENERATION_SHIFT == generation).then_some(Progress {
@@ -148,7 +148,7 @@ impl Meeting {
         })
     }
 
-    /// Claims the next chunks from one end, of `chunks` in all: at least one if any is left, `most` at most.
+    /// Claims the next chunks from one end, out of `chunks` in all: at least one if any is left, and `most` at most.
     pub fn claim(&self, generation: u64, chunks: u64, end: End, most: u64) -> Claim {
         let mut word = self.claims.load(Ordering::Relaxed);
         loop {
@@ -167,7 +167,7 @@ impl Meeting {
                 End::First => (Run { first, count }, word + count),
                 End::Last => (Run { first: chunks - last - count, count }, word + (count << LAST_SHIFT)),
             };
-            // CLAIM: one of two that saw the same word wins; a load and a store would let both have the chunks.
+            // CLAIM: of two sides that saw the same word, one wins. A load and a store would give the chunks to both.
             if planted_bug("claim") {
                 self.claims.store(next, Ordering::Release);
                 return Claim::Chunks(run);
@@ -182,18 +182,19 @@ impl Meeting {
         }
     }
 
-    /// Says that the target has it all. False if it was closed before: then the target must not keep it.
+    /// Records that the target has the whole message. Returns false if the transfer was closed before; then the target must not
+    /// keep the message.
     pub fn finish(&self, generation: u64) -> bool {
         self.end(generation, FINISHED)
     }
 
-    /// Gives up. False if the target has it all, or the slot is another transfer's: too late.
+    /// Gives up. Returns false if it is too late: the target has the whole message, or another transfer uses the slot.
     pub fn close(&self, generation: u64) -> bool {
         self.end(generation, CLOSED)
     }
 
-    /// Target: gives up, as bytes that it has claimed can't be copied. False if the transfer was over: then it may be that they could not
-    /// as their origin had taken them back.
+    /// Target: gives up because it cannot copy bytes that it has claimed. Returns false if the transfer had ended before; then
+    /// the copy may have failed because the origin took its buffer back.
     pub fn refuse(&self, generation: u64, why: Refusal) -> bool {
         let pulled = self.pulled(generation);
         let said = Refusal::ALL.into_iter().find(|(refusal, _)| *refusal == why);
@@ -227,39 +228,40 @@ impl Meeting {
         }
     }
 
-    /// The word as it was: in an error if the transfer was over before.
+    /// Ends the transfer. Returns the previous word, as an error if the transfer had ended before.
     fn try_end(&self, generation: u64, how: u64) -> Result<u64, u64> {
         self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
             (word >> GENERATION_SHIFT == generation && word & (CLOSED | FINISHED) == 0).then_some(word | how)
         })
     }
 
-    /// Origin: has put so much in all. Release: the bytes are in their place before.
+    /// Origin: records its total progress in puts. Release: the bytes are in place before.
     pub fn set_put(&self, put: Moved) {
         fault_point!("meeting.put");
         self.put.store(put.bytes << 24 | put.chunks & COUNT_MASK, Ordering::Release);
     }
 
-    /// What the origin says it has put.
+    /// The progress that the origin has recorded.
     pub fn put(&self) -> Moved {
         let word = self.put.load(Ordering::Acquire);
         Moved { bytes: word >> 24, chunks: word & COUNT_MASK }
     }
 
-    /// Target: has copied so many bytes itself. Of an earlier use this says nothing any more, so a target may be late with it.
+    /// Target: records the number of bytes that it has copied itself. A late record of an earlier use has no effect on later
+    /// ones.
     pub fn set_pulled(&self, generation: u64, bytes: u64) {
         fault_point!("meeting.pulled");
         self.pulled.store(generation << GENERATION_SHIFT | bytes & PULLED_MASK, Ordering::Release);
     }
 
-    /// Bytes that the target says it has copied.
+    /// The number of bytes that the target says it has copied.
     pub fn pulled(&self, generation: u64) -> u64 {
         let word = self.pulled.load(Ordering::Acquire);
         if word >> GENERATION_SHIFT == generation { word & PULLED_MASK } else { 0 }
     }
 }
 
-/// How much was moved in one way.
+/// The amount that was moved by one method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Bytes, below 2⁴⁰.
@@ -269,14 +271,14 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// So many bytes more, in so many chunks.
+    /// Adds this many bytes and chunks.
     pub fn add(&mut self, bytes: u64, chunks: u64) {
         self.bytes += bytes;
         self.chunks += chunks;
     }
 }
 
-/// The meetings of one pair of nodes, in one direction, mapped for as long as this lives.
+/// The rendezvous slots of one pair of nodes in one direction, mapped as long as this lives.
 #[cfg(not(loom))]
 #[derive(Clone, Debug)]
 pub struct Meetings {
@@ -284,7 +286,7 @@ pub struct Meetings {
     _mapped: Mapped,
 }
 
-/// What keeps meetings mapped.
+/// Keeps the slots mapped.
 #[cfg(not(loom))]
 #[derive(Clone, Debug)]
 enum Mapped {
@@ -292,7 +294,7 @@ enum Mapped {
     Own { _membership: Arc<Membership> },
 }
 
-// SAFETY: an address of atomics, which `_mapped` keeps mapped.
+// SAFETY: the address of atomics that `_mapped` keeps mapped.
 #[cfg(not(loom))]
 unsafe impl Send for Meetings {}
 // SAFETY: as above.
@@ -301,47 +303,47 @@ unsafe impl Sync for Meetings {}
 
 #[cfg(not(loom))]
 impl Meetings {
-    /// Those in the inbox of a peer: for what this node sends to it.
+    /// The slots in the inbox of a peer, for transfers from this node to the peer.
     pub fn with_target(inbox: &Arc<PeerInbox>) -> Self {
-        // SAFETY: every block has its meetings at this offset, and `inbox` maps a whole block.
+        // SAFETY: every block has its slots at this offset, and `inbox` maps a whole block.
         let first = unsafe { inbox.block().0.add(MEETINGS_OFFSET) }.cast_const().cast();
         Self { first, _mapped: Mapped::Peer { _inbox: inbox.clone() } }
     }
 
-    /// Those in this node's own inbox: for what `source`, a node of the domain, sends to it.
+    /// The slots in this node's own inbox, for transfers from `source`, a node of the domain.
     pub fn with_origin(membership: &Arc<Membership>, source: NodeId) -> Self {
-        assert!(source.index() < membership.max_nodes(), "a node beyond the domain");
+        assert!(source.index() < membership.max_nodes(), "the node id is outside the domain");
         let block = block_offset(source, &membership.lanes());
         // SAFETY: the inbox has a block for each node of the domain.
         let first = unsafe { membership.inbox().ptr().add(block + MEETINGS_OFFSET) }.cast_const().cast();
         Self { first, _mapped: Mapped::Own { _membership: membership.clone() } }
     }
 
-    /// One of them; `None` if there are not so many.
+    /// One slot; `None` if the index is too high.
     pub fn get(&self, slot: usize) -> Option<&Meeting> {
         // SAFETY: in range, aligned (blocks are pages), mapped as long as `self`; atomics allow other writers.
         (slot < MEETINGS).then(|| unsafe { &*self.first.add(slot) })
     }
 }
 
-/// How a message is cut, and where its chunks lie.
+/// The division of a message into chunks, and their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Bytes of the message.
+    /// The length of the message.
     pub len: u64,
-    /// Bytes of a chunk; the one at the buffer's high end may be shorter.
+    /// The length of a chunk; the one at the buffer's high end may be shorter.
     pub chunk: u64,
-    /// Whether the first end is the buffer's high one.
+    /// Whether the first end is the high end of the buffer.
     pub from_high: bool,
 }
 
 impl Ends {
-    /// How many chunks there are.
+    /// The number of chunks.
     pub fn chunks(&self) -> u64 {
         self.len.div_ceil(self.chunk)
     }
 
-    /// Where chunks lie: their offset and their length in all.
+    /// The offset and the total length of a run of chunks.
     pub fn place(&self, run: Run) -> (u64, u64) {
         let index = if self.from_high { self.chunks() - run.first - run.count } else { run.first };
         let offset = index * self.chunk;
@@ -356,7 +358,7 @@ mod tests {
 
     proptest! {
         #[test]
-        // Files and many cases: not for Miri.
+        // The test needs files and many cases, so it is not for Miri.
         #[cfg_attr(miri, ignore)]
         fn chunks_cover_a_message_once(len in 1_u64..5_000_000, chunk in 1_u64..200_000, from_high: bool, turns: Vec<(bool, u8)>) {
             prop_assume!(len.div_ceil(chunk) < 5000);
@@ -435,7 +437,7 @@ mod loom_tests {
 
     const CHUNKS: u64 = 3;
 
-    /// Origin and target claim at once, from both ends; a third thread may close. Nobody gets what another has.
+    /// Origin and target claim at once, from both ends; a third thread may close. No thread gets a chunk that another has.
     fn meet(closing: bool, most: u64) {
         loom::model(move || {
             let meeting = Arc::new(Meeting::default());

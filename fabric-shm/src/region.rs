@@ -1,11 +1,10 @@
-//! Regions: memory of one node that its peers write and read, while its owner's processor does nothing.
+//! Regions: memory of one node that its peers write and read, without any work of its owner's processor.
 //!
-//! Each region is a segment of its own. Its first page says what it is and whether it is still offered; the data begins at
-//! the second. A peer maps the first page read-only, and the data as its key allows, so that it cannot bring a withdrawn
-//! region back to life.
+//! Each region is a segment of its own. The first page holds its description and its state; the data begins at the second page. A
+//! peer maps the first page read-only and the data as its key allows, so the peer cannot revive a withdrawn region.
 //!
-//! Withdrawing takes nothing away from a peer that is copying at this moment: its mapping keeps the pages, which nobody else
-//! ever gets. So nobody has to be waited for, and a late write hurts nobody.
+//! Withdrawing does not disturb a peer that is copying at that moment: its mapping keeps the pages, which are never reused. So
+//! the owner need not wait for any peer, and a late write does no harm.
 
 use crate::domain::Membership;
 use crate::error::ShmError;
@@ -19,17 +18,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Where in a region's first page its own words lie: state, number, length, secret.
+/// The offset of a region's own words in its first page: state, number, length, secret.
 pub const HEAD_OFFSET: usize = 1024;
-/// Where its data begins.
+/// The offset of its data.
 pub const DATA_OFFSET: usize = PAGE;
-/// How long withdrawing waits for the domain's lock.
+/// The timeout for the domain's lock when withdrawing.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const LIVE: u64 = 1;
 const WITHDRAWN: u64 = 2;
 
-/// What a region says of itself beyond the header of every segment. Written before it has a name; then only `state` changes.
+/// A region's description beyond the common segment header. It is written before the region has a name; then only `state`
+/// changes.
 #[repr(C, align(128))]
 struct Head {
     state: AtomicU64,
@@ -50,35 +50,35 @@ impl Head {
     }
 }
 
-/// Why a region of a peer can't be had.
+/// Why a peer's region cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionFault {
-    /// There is no such region; there may have been one.
-    #[error("it has no such region now; ask its owner for a new key")]
+    /// There is no such region. There may have been one.
+    #[error("the node has no such region now; ask it for a new key")]
     Absent,
     /// The owner withdrew it.
     #[error("its owner withdrew it; ask for a new key")]
     Withdrawn,
-    /// It belongs to another life of the node.
-    #[error("it belongs to life {found} of the node; ask for a new key")]
+    /// It belongs to another incarnation of the node.
+    #[error("it belongs to incarnation {found} of the node; ask for a new key")]
     OtherLife {
-        /// The life that it belongs to.
+        /// The incarnation that it belongs to.
         found: Incarnation,
     },
-    /// Its header is not that of a region, or too short.
+    /// Its header is too short or not that of a region.
     #[error("{0}; its owner should be ended")]
     Header(HeaderFault),
 }
 
-/// A random number that no other region has: a key that carries it was made by the region's owner. Guards against mistakes,
-/// not against a process that may read the region.
+/// A random number that no other region has. It shows that the owner of the region made a key that carries it. It guards against
+/// mistakes, not against a process that may read the region.
 fn secret() -> u64 {
-    // Seeded by the system, and another one each time.
+    // The system seeds it, and every call returns another number.
     RandomState::new().build_hasher().finish()
 }
 
-/// The regions that a node has made and not withdrawn. Locked after the domain's lock, never before it.
+/// The regions that a node has created and not withdrawn. Lock it after the domain's lock, never before it.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     entries: Mutex<BTreeMap<u32, Entry>>,
@@ -93,19 +93,19 @@ struct Entry {
 
 impl Entry {
     fn withdraw(&self) {
-        // SAFETY: the first page of a region that this node made, mapped as long as the entry.
-        // Release: who sees the region withdrawn sees what its owner did before.
+        // SAFETY: the first page of a region that this node created, mapped as long as the entry. Release: a peer that sees the
+        // region withdrawn sees what its owner did before.
         unsafe { Head::at(self.segment.ptr()) }.state.store(WITHDRAWN, Ordering::Release);
     }
 }
 
 impl Registry {
     fn entries(&self) -> MutexGuard<'_, BTreeMap<u32, Entry>> {
-        // No step in here leaves the map half-changed.
+        // No step under the lock leaves the map half-changed, so poisoning is ignored.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Withdraws and removes all regions, of a node that leaves.
+    /// Withdraws and removes all regions of a node that leaves.
     pub fn remove_all(&self, lock: &DomainLock) -> Result<(), ShmError> {
         let mut result = Ok(());
         for entry in std::mem::take(&mut *self.entries()).values() {
@@ -116,21 +116,21 @@ impl Registry {
         result
     }
 
-    /// Whether any of them was truncated, and a page that was gone was touched.
+    /// Whether any region was truncated and this process touched a missing page.
     pub fn is_cut(&self) -> bool {
         self.entries().values().any(|entry| entry.segment.is_cut())
     }
 
-    /// Forgets all regions and leaves them as they are, as if the process had been killed.
+    /// Forgets all regions and leaves them in place, as if the process had been killed.
     pub fn abandon(&self) {
         self.entries().clear();
     }
 }
 
 /// A region of this node. `Send` and `Sync`. Dropping it withdraws it, which may block for up to a second if another process
-/// holds the domain's lock. The memory is mapped until the value is dropped, even if the node has left.
+/// holds the domain's lock. The memory stays mapped until the value is dropped, even if the node has left.
 ///
-/// In a forked child the memory is not there, and dropping the value does nothing.
+/// A forked child does not have the memory, and dropping the value there does nothing.
 #[derive(Debug)]
 pub struct OwnRegion {
     segment: Arc<Segment>,
@@ -150,14 +150,14 @@ impl OwnRegion {
         unsafe { self.segment.ptr().add(DATA_OFFSET) }
     }
 
-    /// Bytes.
+    /// The number of bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Its memory, to be kept mapped for longer than the region is offered.
+    /// Its memory, which can stay mapped after the region is withdrawn.
     pub fn memory(&self) -> RegionMemory {
         RegionMemory { segment: self.segment.clone(), bytes: self.bytes, secret: self.secret }
     }
@@ -167,23 +167,23 @@ impl OwnRegion {
         self.number
     }
 
-    /// The random number that its keys carry.
+    /// The random number in its keys.
     pub fn secret(&self) -> u64 {
         self.secret
     }
 
-    /// Whether peers may still use it: neither withdrawn, nor has the node left. One load; false in a forked child.
+    /// Whether peers may still use it: it was not withdrawn, and the node has not left. One load; false in a forked child.
     #[inline]
     pub fn is_live(&self) -> bool {
-        // SAFETY: the first page of the region, mapped as long as `self`, other than in a forked child.
+        // SAFETY: the first page of the region is mapped as long as `self`, except in a forked child.
         !forked() && unsafe { Head::at(self.segment.ptr()) }.state.load(Ordering::Acquire) == LIVE
     }
 
-    /// Offers it no longer, and removes its name. Does not wait for peers that are copying; what they write from now on is
-    /// in nobody's way. A second call does nothing.
+    /// Withdraws the region and removes its name. Does not wait for peers that are copying; their later writes do no harm. A
+    /// second call does nothing.
     ///
-    /// Blocks on the domain's lock for up to a second. If that is in vain, the region is withdrawn all the same, and its name
-    /// goes when the node leaves.
+    /// Blocks on the domain's lock for up to a second. If that fails, the region is still withdrawn, and its name goes when the
+    /// node leaves.
     pub fn withdraw(&self) -> Result<(), ShmError> {
         const OPERATION: &str = "withdraw a region in";
         if forked() {
@@ -212,8 +212,8 @@ impl Drop for OwnRegion {
     }
 }
 
-/// The memory of a region of this node, for whoever copies on behalf of a peer that can't map it. `Send` and `Sync`. It stays mapped until
-/// the last clone is dropped, whether or not the region is still offered.
+/// The memory of one of this node's regions, for copies on behalf of a peer that cannot map it. `Send` and `Sync`. It stays
+/// mapped until the last clone is dropped, whether or not the region is still offered.
 #[derive(Clone, Debug)]
 pub struct RegionMemory {
     segment: Arc<Segment>,
@@ -222,26 +222,26 @@ pub struct RegionMemory {
 }
 
 impl RegionMemory {
-    /// The first byte, page-aligned and writable. Others may write what it points to at any time. Not there in a forked child.
+    /// The first byte, page-aligned and writable. Others may write to it at any time. A forked child does not have it.
     pub fn ptr(&self) -> *mut u8 {
         // SAFETY: a region is longer than its first page.
         unsafe { self.segment.ptr().add(DATA_OFFSET) }
     }
 
-    /// Bytes.
+    /// The number of bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The random number that its keys carry.
+    /// The random number in its keys.
     pub fn secret(&self) -> u64 {
         self.secret
     }
 
     /// As [`OwnRegion::is_live`].
     pub fn is_live(&self) -> bool {
-        // SAFETY: the first page of the region, mapped as long as `self`, other than in a forked child.
+        // SAFETY: the first page of the region is mapped as long as `self`, except in a forked child.
         !forked() && unsafe { Head::at(self.segment.ptr()) }.state.load(Ordering::Acquire) == LIVE
     }
 
@@ -251,8 +251,8 @@ impl RegionMemory {
     }
 }
 
-/// A region of a peer, as far as it was asked for. `Send` and `Sync`. It stays mapped until the value is dropped, whether or
-/// not the peer lives or offers it still.
+/// A region of a peer, mapped as far as it was requested. `Send` and `Sync`. It stays mapped until the value is dropped, whether
+/// or not the peer lives or still offers it.
 #[derive(Debug)]
 pub struct PeerRegion {
     node: NodeId,
@@ -266,30 +266,30 @@ pub struct PeerRegion {
 }
 
 impl PeerRegion {
-    /// The first byte, page-aligned; writable if it was opened so. Others may write what it points to at any time. Not there
-    /// in a forked child.
+    /// The first byte, page-aligned; writable if it was opened so. Others may write to it at any time. A forked child does not
+    /// have it.
     #[inline(always)]
     pub fn ptr(&self) -> *mut u8 {
         self.data.ptr()
     }
 
-    /// Bytes.
+    /// The number of bytes.
     #[inline(always)]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether its owner still offers it. One load. A region whose owner was killed is live until it is removed: see
+    /// Whether its owner still offers it. One load. After its owner was killed, a region counts as live until it is removed: see
     /// [`PeerInbox::is_alive`](crate::domain::PeerInbox::is_alive). False in a forked child.
     #[inline(always)]
     pub fn is_live(&self) -> bool {
-        // SAFETY: the first page of a region, mapped as long as `self`, other than in a forked child.
+        // SAFETY: the first page of a region is mapped as long as `self`, except in a forked child.
         !forked() && unsafe { Head::at(self.head.ptr()) }.state.load(Ordering::Acquire) == LIVE
     }
 
-    /// Whether somebody truncated it, and a page that was gone was touched here: zeros were read, and what was written is lost.
-    /// Two loads.
+    /// Whether the region was truncated and this process touched a missing page. Then zeros were read, and written bytes are
+    /// lost. Two loads.
     #[inline(always)]
     pub fn is_cut(&self) -> bool {
         self.data.is_cut() || self.head.is_cut()
@@ -301,12 +301,12 @@ impl PeerRegion {
         self.writable
     }
 
-    /// Whose it is.
+    /// The owner of the region.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Of which life of that node.
+    /// The incarnation of that node.
     #[inline(always)]
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
@@ -318,7 +318,7 @@ impl PeerRegion {
         self.number
     }
 
-    /// The random number that its keys carry, as its owner wrote it when it was opened.
+    /// The random number in its keys, as its owner wrote it when the region was opened.
     #[inline(always)]
     pub fn secret(&self) -> u64 {
         self.secret
@@ -326,10 +326,10 @@ impl PeerRegion {
 }
 
 impl Membership {
-    /// Makes a region of `bytes` zeroed bytes. No two regions of one life may have the same number.
+    /// Creates a region of `bytes` zeroed bytes. No two regions of one incarnation may have the same number.
     ///
-    /// Control path: makes a file. Blocks on the domain's lock for up to a second. Fails if there is no room for it, if it
-    /// has no bytes, or if the node has left; then nothing is left behind.
+    /// This is a control path: it creates a file and blocks on the domain's lock for up to a second. Fails if there is no room,
+    /// if `bytes` is zero, or if the node has left. A failed call leaves nothing behind.
     pub fn create_region(&self, number: u32, bytes: usize) -> Result<OwnRegion, ShmError> {
         const OPERATION: &str = "make a region in";
         if forked() {
@@ -338,11 +338,11 @@ impl Membership {
         let (space, names) = (self.space().clone(), self.names().clone());
         let whole = bytes.checked_next_multiple_of(PAGE).and_then(|data| data.checked_add(DATA_OFFSET));
         let Some(whole) = whole.filter(|whole| bytes > 0 && *whole <= isize::MAX as usize) else {
-            let rule = "a region has at least one byte, and as many as fit the memory";
+            let rule = "a region needs at least one byte and must fit into memory";
             return Err(ShmError::InvalidRegion { domain: self.domain().to_owned(), bytes, rule });
         };
         let lock = space.lock(OPERATION, &names, Instant::now() + PATIENCE)?;
-        // Asked under the lock: who leaves later finds the region in the registry.
+        // Check this under the lock: a node that leaves later must find the region in the registry.
         if self.has_left() {
             return Err(ShmError::Left { operation: "make a region", domain: self.domain().to_owned() });
         }
@@ -368,11 +368,11 @@ impl Membership {
         Ok(OwnRegion { segment, bytes, number, secret, registry, space, names })
     }
 
-    /// Opens a region of this life of a node, to read it or, if `writable`, to write it too. Control path: makes system calls;
-    /// takes no lock; does not wait for the peer and does not ask whether it lives.
+    /// Opens a region of this incarnation of a node for reading and, if `writable`, for writing. This is a control path: it makes
+    /// system calls but takes no lock. It does not wait for the peer and does not check whether the peer lives.
     ///
     /// # Errors
-    /// [`ShmError::Region`] says whether it is absent, withdrawn, of another life, or not a region at all.
+    /// [`ShmError::Region`] says whether the region is absent, withdrawn, of another incarnation, or not a region at all.
     pub fn open_region(
         &self,
         node: NodeId,
@@ -416,8 +416,8 @@ impl Membership {
             WITHDRAWN => return refuse(RegionFault::Withdrawn),
             _ => return refuse(RegionFault::Header(HeaderFault::Damaged { what: "region state" })),
         }
-        // What is there, and not what it says: that may be more. An owner of ours has reserved all of it; where there are holes, to
-        // read would be to take memory.
+        // Use the real memory and not the stated length, which may be longer. A correct owner has reserved all of it; reading a
+        // hole would allocate memory.
         let reserved = usize::try_from(file.reserved()).unwrap_or(usize::MAX);
         let room = facts.bytes.min(found).min(reserved).saturating_sub(DATA_OFFSET);
         let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| (1..=room).contains(bytes)) else {

@@ -1,4 +1,4 @@
-//! A piece of memory that other processes may write: its address and its length, and never a slice.
+//! A piece of memory that other processes may write. It has an address and a length, and is never a slice.
 
 use crate::layout::PAGE;
 use crate::mapping::Mapping;
@@ -9,9 +9,9 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A mapping, or a share of heap memory. Page-aligned. It stays where it is until the value is dropped.
+/// A mapping, or a share of heap memory. Page-aligned. It does not move until the value is dropped.
 ///
-/// In a forked child a mapping is not there: the child must not touch it, and dropping the value there does nothing.
+/// A forked child does not have a mapping: it must not touch the memory, and dropping the value there does nothing.
 pub struct Segment {
     ptr: NonNull<u8>,
     len: usize,
@@ -23,9 +23,9 @@ enum Backing {
     Heap { _block: Arc<HeapBlock> },
 }
 
-// SAFETY: a segment is an address; the backing may be freed by any thread, and nothing is read through it here.
+// SAFETY: a segment is an address; any thread may free the backing, and this type reads nothing through it.
 unsafe impl Send for Segment {}
-// SAFETY: as above; `&Segment` gives out nothing but the address and the length.
+// SAFETY: as above; `&Segment` returns only the address and the length.
 unsafe impl Sync for Segment {}
 
 impl Segment {
@@ -34,7 +34,7 @@ impl Segment {
         Self { ptr, len, backing: ManuallyDrop::new(Backing::Mapped { map }) }
     }
 
-    /// A part of a block; `None` if the block does not have it.
+    /// A part of a block; `None` if it does not lie within the block.
     pub(crate) fn heap(block: Arc<HeapBlock>, offset: usize, len: usize) -> Option<Self> {
         if offset.checked_add(len)? > block.len() {
             return None;
@@ -44,14 +44,14 @@ impl Segment {
         Some(Self { ptr, len, backing: ManuallyDrop::new(Backing::Heap { _block: block }) })
     }
 
-    /// Lets forked children read it too: what is looked at without asking [`forked`] first must be there.
+    /// Lets forked children keep it. For memory that is read without checking [`forked`] first.
     pub(crate) fn keep_on_fork(&self) {
         if let Backing::Mapped { map } = &*self.backing {
             map.keep_on_fork();
         }
     }
 
-    /// Whether somebody truncated it under this mapping, and a page that was gone was touched: zeros are in its place. One load.
+    /// Whether another process truncated it and this process touched a missing page, which zeros have replaced. One load.
     #[inline(always)]
     pub fn is_cut(&self) -> bool {
         match &*self.backing {
@@ -60,13 +60,13 @@ impl Segment {
         }
     }
 
-    /// The first byte. Others may write what it points to at any time: use atomics, or copy it out before looking.
+    /// The first byte. Others may write to it at any time: use atomics, or copy before checking.
     #[inline]
     pub fn ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// Bytes.
+    /// The number of bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
@@ -76,7 +76,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // In a forked child something else may be mapped where the mapping was.
+        // In a forked child something else may be mapped at this address.
         if matches!(*self.backing, Backing::Heap { .. }) || !forked() {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.backing) };
@@ -97,7 +97,7 @@ pub(crate) struct HeapBlock {
     layout: Layout,
 }
 
-// SAFETY: the block is an address; it may be freed by any thread.
+// SAFETY: the block is an address; any thread may free it.
 unsafe impl Send for HeapBlock {}
 // SAFETY: as above.
 unsafe impl Sync for HeapBlock {}
@@ -111,9 +111,9 @@ impl HeapBlock {
         Some(Self { ptr, layout })
     }
 
-    /// The bytes, while nobody else has them.
+    /// The bytes, while nothing else shares them.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: initialised by `alloc_zeroed`, and exclusive by `&mut self`: shares are handed out by `Arc` only.
+        // SAFETY: initialised by `alloc_zeroed`, and exclusive by `&mut self`: only `Arc` hands out shares.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.layout.size()) }
     }
 

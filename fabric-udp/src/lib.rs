@@ -1,8 +1,8 @@
 //! The Ethernet stand-in: nodes that share no memory reach each other by UDP.
 //!
-//! A [`fabric`] made of two halves that meet in [`Run`] alone. [`protocol`] makes an unreliable, unordered, hostile network reliable; it does no
-//! input or output, reads no clock, and is driven by whoever calls it. [`port`] moves datagrams between the kernel and memory, and knows no
-//! protocol.
+//! The [`fabric`] consists of two halves that share only [`Run`]. [`protocol`] makes a reliable connection out of an unreliable,
+//! unordered, hostile network. It does no input or output and reads no clock; its caller drives it. [`port`] moves datagrams
+//! between the kernel and memory, and knows no protocol.
 
 pub mod fabric;
 pub mod port;

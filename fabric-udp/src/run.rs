@@ -1,16 +1,16 @@
-//! What the two halves give each other.
+//! The type that the two halves exchange.
 
 use std::net::SocketAddr;
 
-/// Datagrams from or to one address, one behind the other: each of `segment` bytes but the last, which may be shorter. What the
-/// kernel takes (GSO) and gives (GRO) in one call.
+/// Consecutive datagrams from or to one address, each of `segment` bytes; the last one may be shorter. The kernel takes (GSO) and
+/// delivers (GRO) a run in one call.
 #[derive(Debug)]
 pub struct Run<'a> {
-    /// Where they came from, or go to.
+    /// Their source or destination.
     pub peer: SocketAddr,
     /// All their bytes. The protocol decrypts in place.
     pub bytes: &'a mut [u8],
-    /// Bytes of each but the last.
+    /// The length of each datagram but the last.
     pub segment: usize,
 }
 

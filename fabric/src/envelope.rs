@@ -1,29 +1,29 @@
-//! What a message says of itself.
+//! The description that travels with a message.
 
 use crate::id::{Incarnation, NodeId, Priority};
 
 /// A message in private memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What it says of itself.
+    /// The description of the message.
     pub envelope: Envelope,
-    /// Its bytes.
+    /// The payload.
     pub bytes: Vec<u8>,
 }
 
-/// Source, tag, length and place in the order of one message.
+/// Source, tag, length and sequence number of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The node that sent it.
     pub source: NodeId,
-    /// Which life of that node.
+    /// The incarnation of that node.
     pub incarnation: Incarnation,
-    /// The number its sender gave it for matching. Any value is allowed.
+    /// The number that the sender gave it for matching. Any value is allowed.
     pub tag: u64,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub len: usize,
-    /// Its place among the messages of this pair of nodes and priority, from 0, wrapping.
+    /// Its position among the messages of this pair of nodes and this priority. It counts from 0 and wraps.
     pub sequence: u32,
-    /// The lane it came by.
+    /// The priority of the lane that carried it.
     pub priority: Priority,
 }

@@ -1,67 +1,66 @@
 //! The contract between the driver and a fabric.
 //!
-//! A fabric brings packets from other nodes: the driver calls [`Fabric::poll`] under its baton, so one thread at a time,
-//! and the fabric hands each packet to a [`Sink`]. It leads to other nodes: [`Fabric::connect`] opens a [`Link`] for one
-//! target and priority, and [`Link::push`] puts one packet on it. Neither ever blocks. Packets of one link arrive in
-//! the order they were pushed, each once, or the link goes down.
+//! A fabric brings packets from other nodes. The driver calls [`Fabric::poll`] under its baton, so only one thread polls at a
+//! time, and the fabric hands each packet to a [`Sink`]. A fabric also leads to other nodes: [`Fabric::connect`] opens a [`Link`]
+//! for one target and one priority, and [`Link::push`] puts one packet on it. Neither call ever blocks. Packets of one link
+//! arrive once each and in the order of the pushes, or the link goes down.
 
 use crate::id::{Incarnation, NodeId, Priority};
 use crate::packet::{PacketHead, Payload};
 
-/// What became of a push.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Push {
     /// The target can see the packet.
     Done,
-    /// No room just now. Nothing happened; try again later.
+    /// The link has no room now. Nothing happened; the caller can try again later.
     Full,
-    /// The link can't be used any more. Nothing happened.
+    /// The link cannot be used any more. Nothing happened.
     Down(LinkDown),
 }
 
-/// Why a link can't be used any more.
+/// Why a link cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkDown {
-    /// The target wrote something into the link's shared words that no target would.
+    /// The target wrote a value into the link's shared words that a correct target never writes.
     Damaged,
 }
 
-/// One way to one target, for one priority. Used by one thread at a time.
+/// A connection to one target at one priority. One thread at a time uses it.
 pub trait Link: Send {
-    /// Puts one packet on the link: `head` and then the `len` bytes at `bytes`. Never blocks. A `GivenUp` packet without
-    /// bytes, after a `First`, always finds room.
+    /// Puts one packet on the link: `head`, then the `len` bytes at `bytes`. Never blocks. There is always room for a `GivenUp`
+    /// packet without bytes that follows a `First`.
     ///
     /// # Safety
-    /// `len` bytes must be readable at `bytes`, and `len` at most [`packet_bytes`](Self::packet_bytes).
+    /// `len` bytes must be readable at `bytes`, and `len` must be at most [`packet_bytes`](Self::packet_bytes).
     unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push;
 
     /// The most bytes that one packet carries.
     fn packet_bytes(&self) -> usize;
 
-    /// Whether the target said that it takes no more messages from here until it asks for some: its pool of unexpected
-    /// messages is full.
+    /// Whether the target has refused further messages until it asks for more, because its pool of unexpected messages is full.
     fn refused(&self) -> bool;
 }
 
-/// What the driver says to a packet.
+/// The driver's answer to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Taken; the fabric may reuse its place. Go on.
+    /// The driver took the packet. The fabric may reuse its memory and go on.
     Taken,
-    /// Taken; and the driver has what it wanted, so come back.
+    /// The driver took the packet and needs no more now, so the fabric returns to it.
     TakenAndStop,
-    /// Not taken: the packet stays first on its link, and the fabric goes on with other links.
+    /// The driver did not take the packet. It stays first on its link, and the fabric goes on with other links.
     Refused,
-    /// Not taken, and its sender need not be told: what comes before it is on its way by another link. The packet stays first on its
-    /// link; asked again after something else was taken.
+    /// The driver did not take the packet, and the fabric need not tell the sender: an earlier message is still on its way by
+    /// another link. The packet stays first on its link. The fabric offers it again after the driver has taken another packet.
     Later,
-    /// Not taken, and nothing from this link ever will be: its sender broke the rules.
+    /// The driver did not take the packet and will take nothing more from this link: the sender broke the rules.
     Broken(&'static str),
 }
 
-/// Where a fabric puts the packets that arrive.
+/// The receiver of the packets that a fabric polls.
 pub trait Sink {
-    /// One packet from `source`, the first that was not yet taken on its link. Called under the baton; must not block.
+    /// Takes one packet from `source`: the first one on its link that was not taken yet. Called under the baton; must not block.
     fn packet(
         &mut self,
         source: NodeId,
@@ -71,20 +70,21 @@ pub trait Sink {
         payload: Payload<'_>,
     ) -> Verdict;
 
-    /// The link from `source` broke the rules and is read no further: what it held is lost.
+    /// Reports that the link from `source` broke the rules. The fabric reads no more of it, and its remaining packets are lost.
     fn damaged(&mut self, source: NodeId, priority: Priority, reason: &'static str);
 }
 
-/// A way to reach nodes.
+/// A transport that reaches nodes.
 pub trait Fabric {
     /// The sending half of one connection.
     type Link: Link;
-    /// Why a target can't be reached.
+    /// Why a target cannot be reached.
     type Error;
 
-    /// Opens the link to a node. Control path: may make system calls and allocate; does not block on the target.
+    /// Opens the link to a node. This is a control path: it may make system calls and allocate, but it does not wait for the
+    /// target.
     fn connect(&mut self, target: NodeId, incarnation: Incarnation, priority: Priority) -> Result<Self::Link, Self::Error>;
 
-    /// Hands at most `budget` packets to `sink`, and returns how many it took.
+    /// Hands at most `budget` packets to `sink`, and returns how many the sink took.
     fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize;
 }

@@ -1,9 +1,9 @@
-//! Who talks: node ids, incarnations, roles and priorities.
+//! Node ids, incarnations, roles and priorities.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A node's place in its domain (MPI says *rank*): small, dense, and reused after a node left.
+/// A node's number in its domain (MPI calls it *rank*). Ids are small and dense, and are reused after a node left.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct NodeId(pub u16);
 
@@ -33,7 +33,7 @@ impl From<u16> for NodeId {
     }
 }
 
-/// Which life of a node id this is. Never used twice within a domain, never zero.
+/// One incarnation of a node id. A domain never uses a number twice, and never uses zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Incarnation(pub u32);
 
@@ -49,7 +49,7 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// What a node is to its domain. Roles are for people and placement; any node may send to any other.
+/// The part that a node plays in its domain. Roles are for people and for placement; any node may send to any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Role {
@@ -58,9 +58,9 @@ pub enum Role {
     Host = 1,
     /// Computes for a host.
     Accelerator = 2,
-    /// Does files and devices for others.
+    /// Serves files and devices to other nodes.
     Io = 3,
-    /// Anything else that serves the domain.
+    /// Serves the domain in any other way.
     Service = 4,
 }
 
@@ -68,7 +68,7 @@ impl Role {
     /// All roles, in the order of their numbers.
     pub const ALL: [Role; 4] = [Role::Host, Role::Accelerator, Role::Io, Role::Service];
 
-    /// The role's word, as used on command lines and in the environment.
+    /// The role's name on command lines and in the environment.
     pub const fn word(self) -> &'static str {
         match self {
             Role::Host => "host",
@@ -78,7 +78,7 @@ impl Role {
         }
     }
 
-    /// The role with this number, if there is one: the number may come from shared memory.
+    /// The role with this number, or `None`: the number may come from shared memory.
     pub fn from_number(number: u8) -> Option<Role> {
         Role::ALL.into_iter().find(|role| *role as u8 == number)
     }
@@ -90,13 +90,13 @@ impl fmt::Display for Role {
     }
 }
 
-/// A word that names no role or no node.
+/// A string that names no role or no node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{word}' is not {expected}")]
 pub struct ParseIdError {
-    /// What was given.
+    /// The string as given.
     pub word: String,
-    /// What would have been right.
+    /// A description of a valid string.
     pub expected: &'static str,
 }
 
@@ -121,25 +121,25 @@ impl FromStr for NodeId {
     }
 }
 
-/// How many priorities there are, and so how many lanes lead from one node to another.
+/// The number of priorities, which is also the number of lanes from one node to another.
 pub const PRIORITIES: usize = 3;
 
-/// Which of the lanes between two nodes a message takes. Messages of one priority keep their order;
-/// messages of different priorities have none.
+/// Selects one of the lanes between two nodes. Messages of one priority keep their order; messages of different priorities are
+/// not ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(u8)]
 pub enum Priority {
-    /// Looked at first, through a short lane: for control messages.
+    /// The receiver polls this short lane first. For control messages.
     High = 0,
-    /// What a message has if nothing is said.
+    /// The default.
     #[default]
     Normal = 1,
-    /// Looked at last: for bulk that can wait.
+    /// The receiver polls this lane last. For bulk data that can wait.
     Low = 2,
 }
 
 impl Priority {
-    /// All priorities, the most urgent first.
+    /// All priorities, most urgent first.
     pub const ALL: [Priority; PRIORITIES] = [Priority::High, Priority::Normal, Priority::Low];
 
     /// The priority as an index.

@@ -1,14 +1,14 @@
 //! The vocabulary of Doorbell, and the contract between the driver and its fabrics.
 //!
-//! A message meets the modules of this crate in this order:
+//! The modules, in the order in which a message uses them:
 //!
-//! 1. [`id`]: who talks — [`NodeId`], [`Incarnation`], [`Role`], [`Priority`].
-//! 2. [`envelope`]: what a message says of itself — [`Envelope`].
-//! 3. [`packet`]: what travels — a [`PacketHead`] with its kind, and the [`Payload`] behind it.
-//! 4. [`fabric`]: how it travels — [`Fabric`] polls packets in, [`Link`] pushes them out.
-//! 5. [`sync`]: the atomics and barriers every room uses, exchanged for loom's under `cfg(loom)`.
+//! 1. [`id`]: the two ends — [`NodeId`], [`Incarnation`], [`Role`], [`Priority`].
+//! 2. [`envelope`]: the description of a message — [`Envelope`].
+//! 3. [`packet`]: the unit of transfer — a [`PacketHead`] with its kind, and the [`Payload`] behind it.
+//! 4. [`fabric`]: the transport — [`Fabric`] polls packets in, [`Link`] pushes them out.
+//! 5. [`sync`]: the atomics and barriers that every crate uses. Under `cfg(loom)` they are loom's.
 //!
-//! Nothing here does input or output, and nothing here knows which fabric it serves.
+//! This crate does no input or output and knows no particular fabric.
 
 pub mod envelope;
 pub mod fabric;

@@ -1,42 +1,44 @@
-//! What travels over a fabric: packets of one message.
+//! Packets, the units in which messages travel over a fabric.
 
 use std::marker::PhantomData;
 
-/// What a packet is to its message. The numbers are part of the shared-memory layout.
+/// The part that a packet plays in its message. The numbers are part of the shared-memory layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PacketKind {
     /// A whole message. Never zero, so that a published cell differs from a blank one.
     Whole = 1,
-    /// The first packet of a longer message: `total` says how long. If a message of the same lane was
-    /// under way, its sender gave it up.
+    /// The first packet of a longer message; `total` is the length of the message. If another message of the same lane was
+    /// incomplete, its sender has given that one up.
     First = 2,
-    /// More of the message that the latest `First` began.
+    /// A further part of the message that the latest `First` began.
     Next = 3,
-    /// No more of the message that the latest `First` began: its sender gave it up. Without bytes.
+    /// The sender gives up the message that the latest `First` began. It has no payload.
     GivenUp = 4,
-    /// A message that both ends will move: `total` says how long, the payload is the direct-put descriptor.
+    /// A request to send a message that both ends will move: `total` is its length, and the payload is the direct-put descriptor.
     Rts = 5,
-    /// A memory-FIFO packet of such a message: `tag` says of which, `total` at which offset its bytes belong.
+    /// A memory-FIFO packet of such a message: `tag` names the transfer, and `total` is the offset of its bytes.
     Chunk = 6,
-    /// A control word of the engine to the engine: a remote get, the end of a transfer, a counter to be lowered.
+    /// A control word between two engines: a remote get, the end of a transfer, or a counter to lower.
     Control = 7,
-    /// A whole message that lies in the sender's memory and is lent: the payload says where.
+    /// A loan: a whole message that lies in the sender's memory. The payload says where.
     Loan = 8,
-    /// A part of a put or get, or an answer to one, between nodes that share no memory: `tag` says which. Never in shared memory.
+    /// A part of a put or get, or a reply to one, between nodes that share no memory; `tag` says which. Never in shared memory.
     Region = 9,
-    /// A letter of the lock registry: `tag` says whether it asks, answers or tells.
+    /// A message of the lock registry; `tag` says whether it is a request, a reply or a notice.
     Letter = 10,
-    /// A part of a collective between members of a team that do not all share memory: `tag` says of which team.
+    /// A part of a collective of a team whose members do not all share memory; `tag` names the team.
     Team = 11,
-    /// A part of a message for a device, or what is said about one, between nodes that share no memory: `tag` says what. Never in shared memory.
+    /// A part of a message for a device, or a control message about one, between nodes that share no memory; `tag` says which.
+    /// Never in shared memory.
     Device = 12,
-    /// What is said about a stream, and its bytes between nodes that share no memory: `tag` says what and of which.
+    /// A control message about a stream, or bytes of a stream between nodes that share no memory; `tag` says which, and of which
+    /// stream.
     Stream = 13,
 }
 
 impl PacketKind {
-    /// The kind with this number, if there is one: the number may come from shared memory.
+    /// The kind with this number, or `None`: the number may come from shared memory.
     #[inline]
     pub fn from_number(number: u8) -> Option<PacketKind> {
         match number {
@@ -57,30 +59,31 @@ impl PacketKind {
         }
     }
 
-    /// Whether the packet says a `total` that is not its own length.
+    /// Whether `total` of this packet differs from the packet's own length.
     #[inline]
     pub fn has_total(self) -> bool {
         matches!(self, PacketKind::First | PacketKind::Rts | PacketKind::Chunk)
     }
 }
 
-/// The head of one packet, in private memory.
+/// The header of one packet, in private memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketHead {
-    /// What the packet is to its message.
+    /// The part that the packet plays in its message.
     pub kind: PacketKind,
     /// The message's tag.
     pub tag: u64,
     /// The message's sequence number.
     pub sequence: u32,
-    /// Bytes of the whole message: an offset for `Chunk`, and the packet's own length where a packet says none.
+    /// Length of the whole message in bytes. For `Chunk` it is an offset; for a packet without a total it is the packet's own
+    /// length.
     pub total: u64,
 }
 
-/// Bytes of a message, where they lie.
+/// The bytes of a message at the place where they lie.
 ///
-/// They may lie in memory that the sender can still write to, so there is no safe `&[u8]` over them: copy them out
-/// with [`copy_to`](Self::copy_to) or [`to_vec`](Self::to_vec), or read values at offsets.
+/// The sender may still be able to write to that memory, so there is no safe `&[u8]` over it. Copy the bytes out with
+/// [`copy_to`](Self::copy_to) or [`to_vec`](Self::to_vec), or read values at offsets.
 #[derive(Clone, Copy)]
 pub struct Payload<'a> {
     ptr: *const u8,
@@ -104,13 +107,13 @@ impl<'a> Payload<'a> {
         Self { ptr: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
     }
 
-    /// The first byte: as many as [`len`](Self::len) are readable for `'a`, and may change at any time.
+    /// A pointer to the first byte. [`len`](Self::len) bytes are readable for `'a`; they may change at any time.
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -122,23 +125,24 @@ impl<'a> Payload<'a> {
         self.len == 0
     }
 
-    /// Copies as many bytes as fit into `buf` and returns how many those are.
+    /// Copies as many bytes as fit into `buf`, and returns their number.
     #[inline]
     pub fn copy_to(&self, buf: &mut [u8]) -> usize {
         let len = self.len.min(buf.len());
-        // The commonest lengths: a call of memcpy takes longer than the rest of a receive.
+        // For the most common lengths a call of memcpy takes longer than the rest of a receive.
         match len {
-            // SAFETY: so many bytes are readable at `ptr` and writable in `buf`.
+            // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`, and `len` is at least `N`.
             8 => unsafe { self.copy_ends::<8>(buf, len) },
             // SAFETY: as above.
             32..=64 => unsafe { self.copy_ends::<32>(buf, len) },
-            // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`; `buf` is exclusive, so they do not overlap.
+            // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable in `buf`; `buf` is exclusive, so the two
+            // do not overlap.
             _ => unsafe { std::ptr::copy_nonoverlapping(self.ptr, buf.as_mut_ptr(), len) },
         }
         len
     }
 
-    /// Copies the first and the last `N` of `len` bytes: all of them, as `len` is at most twice as many.
+    /// Copies the first `N` and the last `N` of `len` bytes. Those are all of them, because `len` is at most twice `N`.
     ///
     /// # Safety
     /// `len` bytes are readable at `ptr` and writable in `buf`, and `len` is at least `N`.
@@ -157,19 +161,19 @@ impl<'a> Payload<'a> {
         bytes
     }
 
-    /// Copies the bytes behind those of a vector.
+    /// Appends the bytes to a vector.
     pub fn append_to(&self, bytes: &mut Vec<u8>) {
         bytes.reserve(self.len);
         let end = bytes.len();
-        // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable behind `end` (reserve), and initialised by the copy. A
-        // vector's memory is its own, so they do not overlap.
+        // SAFETY: `len` bytes are readable at `ptr` (from_raw's caller) and writable behind `end` (reserve), and the copy
+        // initialises them. A vector owns its memory, so the two do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(self.ptr, bytes.as_mut_ptr().add(end), self.len);
             bytes.set_len(end + self.len);
         }
     }
 
-    /// The native-endian `u64` at `offset`, or `None` if it would reach beyond the end.
+    /// The native-endian `u64` at `offset`, or `None` if it reaches beyond the end.
     #[inline]
     pub fn u64_at(&self, offset: usize) -> Option<u64> {
         let mut word = [0; 8];
@@ -177,7 +181,7 @@ impl<'a> Payload<'a> {
         Some(u64::from_ne_bytes(word))
     }
 
-    /// The `len` bytes at `offset`, or `None` if they would reach beyond the end.
+    /// The `len` bytes at `offset`, or `None` if they reach beyond the end.
     #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> Option<Payload<'a>> {
         let end = offset.checked_add(len)?;
@@ -188,8 +192,8 @@ impl<'a> Payload<'a> {
     /// The bytes in place.
     ///
     /// # Safety
-    /// The caller vouches that the sender does not write to them while the slice lives: true of a sender that runs
-    /// Doorbell, not of one that was taken over or has a stray pointer.
+    /// The caller guarantees that the sender does not write to the bytes while the slice lives. A sender that runs Doorbell keeps
+    /// to that; a compromised sender, or one with a stray pointer, does not.
     #[inline]
     pub unsafe fn as_slice(&self) -> &'a [u8] {
         // SAFETY: readable for 'a (from_raw's caller); unchanging (this function's caller).

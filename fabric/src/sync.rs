@@ -1,9 +1,9 @@
-//! Atomics, and the asymmetric barrier.
+//! Atomics and the asymmetric barrier.
 //!
-//! A producer that publishes and then looks whether its consumer sleeps needs, in the textbook, a full fence between the
-//! two: the store must not be overtaken by the load. Here the fence stands on the rare side alone. The frequent side says
-//! [`light_barrier`], which only stops the compiler; the rare side says [`heavy_barrier`], which makes every processor
-//! that runs a registered process execute a full fence (`membarrier(2)`). Together they order like two full fences.
+//! A producer publishes a packet and then checks whether its consumer sleeps. Textbook code needs a full fence between the two,
+//! so that the load does not overtake the store. Here only the rare side pays for the fence. The frequent side calls
+//! [`light_barrier`], which only stops the compiler. The rare side calls [`heavy_barrier`], which makes every processor that runs
+//! a registered process execute a full fence (`membarrier(2)`). Together the two order like two full fences.
 
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -11,22 +11,23 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Order
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// A named line that is wrong on purpose, so that the models can be seen to find it: under loom only.
+/// Whether a planted bug is active. Planted bugs are deliberate errors that the loom models must find; without loom there are
+/// none.
 #[cfg(not(loom))]
 #[inline(always)]
 pub const fn planted_bug(_name: &str) -> bool {
     false
 }
 
-/// A named line that is wrong on purpose, so that the models can be seen to find it: chosen by the environment variable
-/// `PLANTED_BUG`.
+/// Whether the environment variable `PLANTED_BUG` selects this planted bug. Planted bugs are deliberate errors that the models
+/// must find.
 #[cfg(loom)]
 pub fn planted_bug(name: &str) -> bool {
     static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
     CHOSEN.get_or_init(|| std::env::var("PLANTED_BUG").ok()).as_deref() == Some(name)
 }
 
-/// Tells the processor that this is a spin loop; under loom, lets another thread run.
+/// Tells the processor that this is a spin loop. Under loom it lets another thread run.
 #[inline(always)]
 pub fn spin_hint() {
     #[cfg(not(loom))]
@@ -35,7 +36,8 @@ pub fn spin_hint() {
     loom::thread::yield_now();
 }
 
-/// The frequent side of the asymmetric barrier: free of instructions, unless [`Barriers::join`] found no `membarrier`.
+/// The frequent side of the asymmetric barrier. It compiles to no instruction. It is not enough where [`Barriers::join`] found no
+/// `membarrier`.
 #[inline(always)]
 pub fn light_barrier() {
     #[cfg(all(not(loom), not(miri)))]
@@ -46,7 +48,7 @@ pub fn light_barrier() {
     }
 }
 
-/// Which processes a heavy barrier reaches.
+/// The processes that a heavy barrier reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// The threads of this process.
@@ -55,12 +57,12 @@ pub enum Reach {
     Machine,
 }
 
-/// What this process found out about `membarrier(2)`.
+/// The parts of `membarrier(2)` that work for this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barriers {
-    /// Heavy barriers reach the threads of this process.
+    /// Heavy barriers reach the threads of this process, and none has failed so far.
     pub process: bool,
-    /// Heavy barriers reach other processes, and theirs reach this one.
+    /// Heavy barriers of this process reach other processes, and theirs reach this one.
     pub machine: bool,
 }
 
@@ -71,42 +73,53 @@ mod membarrier {
     pub const PRIVATE_EXPEDITED: i32 = 1 << 3;
     pub const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
 
+    /// A barrier among the threads of this process failed.
+    pub static FAILED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
     pub fn call(command: i32) -> bool {
-        // SAFETY: membarrier takes three integers and touches no memory of ours.
+        // SAFETY: membarrier takes three integers and touches no memory of this process.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 }
 
 impl Barriers {
-    /// Registers this process, once, so that heavy barriers of others reach it, and tells what works. Thread-safe.
+    /// Registers this process once, so that heavy barriers of other processes reach it, and returns what works. Thread-safe.
     #[cfg(all(not(loom), not(miri)))]
     pub fn join() -> Barriers {
         use std::sync::OnceLock;
         static FOUND: OnceLock<Barriers> = OnceLock::new();
-        *FOUND.get_or_init(|| Barriers {
+        let found = *FOUND.get_or_init(|| Barriers {
             process: membarrier::call(membarrier::REGISTER_PRIVATE_EXPEDITED),
             machine: membarrier::call(membarrier::REGISTER_GLOBAL_EXPEDITED),
-        })
+        });
+        // The other field stays: this process is registered, so barriers of others reach it whatever its own do.
+        Barriers { process: found.process && !membarrier::FAILED.load(Ordering::Relaxed), ..found }
     }
 
-    /// Under a model checker both sides are full fences.
+    /// Under a model checker both sides are full fences, so every barrier works.
     #[cfg(any(loom, miri))]
     pub fn join() -> Barriers {
         Barriers { process: true, machine: true }
     }
 }
 
-/// The rare side of the asymmetric barrier: microseconds. Says whether it worked; where it did not, the caller must not
-/// rely on the pairing.
+/// The rare side of the asymmetric barrier; it takes microseconds. Returns whether it worked. If it did not, the caller must not
+/// rely on the pairing. It may fail at any time, even after it worked: the kernel lacks memory, or a filter forbids the call.
 #[must_use]
 pub fn heavy_barrier(reach: Reach) -> bool {
     #[cfg(all(not(loom), not(miri)))]
     {
         fence(Ordering::SeqCst);
-        membarrier::call(match reach {
-            Reach::Process => membarrier::PRIVATE_EXPEDITED,
-            Reach::Machine => membarrier::GLOBAL_EXPEDITED,
-        })
+        match reach {
+            Reach::Machine => membarrier::call(membarrier::GLOBAL_EXPEDITED),
+            Reach::Process => {
+                let worked = membarrier::call(membarrier::PRIVATE_EXPEDITED);
+                if !worked {
+                    membarrier::FAILED.store(true, Ordering::Relaxed);
+                }
+                worked
+            }
+        }
     }
     #[cfg(any(loom, miri))]
     {
@@ -115,6 +128,31 @@ pub fn heavy_barrier(reach: Reach) -> bool {
             fence(Ordering::SeqCst);
         }
         true
+    }
+}
+
+/// How long [`sure_barrier`] waits where a heavy barrier fails: some thousand times as long as any processor keeps a store to itself.
+#[cfg(all(not(loom), not(miri)))]
+const SETTLED: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// The rare side of the asymmetric barrier among the threads of this process, for a caller that can't do without. Where `membarrier` fails it waits instead.
+///
+/// Why that is right: a thread on the frequent side stores A and then loads B. It misses our store to B only if its load was done before that store was
+/// seen by all, as it is after the fence below. From then on its store to A, which is earlier in the program, lies in the store buffer of
+/// its processor at most. A processor empties that buffer as fast as its cache takes lines, whatever it does next; an interrupt, a switch of threads and
+/// a halt of a virtual processor come after the store, or undo the load. So after `SETTLED` the look at A finds that store.
+pub fn sure_barrier() {
+    if heavy_barrier(Reach::Process) {
+        return;
+    }
+    #[cfg(all(not(loom), not(miri)))]
+    {
+        // Not a sleep: the filter that forbids the barrier may forbid that, too.
+        let began = std::time::Instant::now();
+        while began.elapsed() < SETTLED {
+            std::thread::yield_now();
+        }
+        fence(Ordering::SeqCst);
     }
 }
 

@@ -7,14 +7,14 @@
 //! 5. [`words`]: words that several processes share beside Doorbell, to compare notes.
 //! 6. [`drive`]: programs made of bytes, for fuzzing.
 //! 7. [`files`]: a directory, and an I/O node that serves it.
-//! 8. [`random`], [`pattern`], [`patience`]: seeded numbers, bytes that tell when they are wrong, and deadlines.
+//! 8. [`random`], [`pattern`], [`patience`], [`steps`]: seeded numbers, bytes that tell when they are wrong, deadlines, and steps of which none may stall.
 //!
 //! Environment: `DOORBELL_SEED` seeds everything that is random (failures print it); `DOORBELL_KILLS`,
-//! `DOORBELL_PINGPONGS`, `DOORBELL_BULK_MIB`, `DOORBELL_NETWORK_MIB`, `DOORBELL_PROGRAMS` and `DOORBELL_HOSTILE_SECONDS` make the long
-//! forms of some tests.
+//! `DOORBELL_PINGPONGS`, `DOORBELL_REPEATS`, `DOORBELL_BULK_MIB`, `DOORBELL_NETWORK_MIB`, `DOORBELL_PROGRAMS` and
+//! `DOORBELL_HOSTILE_SECONDS` make the long forms of some tests. `DOORBELL_LETTERS` says how many letters a node sends that reads none.
 //! `DOORBELL_STORM_SECONDS` says for how long the storm over a device goes on.
 //! `DOORBELL_CASES` says of how many cases the tests of properties are.
-//! The hostile peer has a seed of its own, `DOORBELL_HOSTILE_SEED`.
+//! The hostile peer has a seed of its own, `DOORBELL_HOSTILE_SEED`; `DOORBELL_EXHAUST` says how many packets its floods have.
 
 pub mod domain;
 pub mod drive;
@@ -24,6 +24,7 @@ pub mod patience;
 pub mod pattern;
 pub mod process;
 pub mod random;
+pub mod steps;
 pub mod words;
 pub mod world;
 

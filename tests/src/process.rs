@@ -189,18 +189,25 @@ impl Drop for Process {
 
 /// From here on this process, and what it starts, is told that it may not use io_uring. Two system calls: it may be done between fork and exec.
 pub fn forbid_io_uring() -> std::io::Result<()> {
+    deny(libc::SYS_io_uring_setup, libc::EPERM)
+}
+
+/// From here on a system call fails with this error, in all threads of this process and in what it starts. Nothing takes that back. Two system calls: it
+/// may be done between fork and exec.
+pub fn deny(call: libc::c_long, errno: i32) -> std::io::Result<()> {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let filter = [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    let (mode, all_threads) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
     // SAFETY: a local program with its length; the kernel copies it.
     let done = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+            && libc::syscall(libc::SYS_seccomp, mode, all_threads, &program) == 0
     };
     if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

@@ -1,11 +1,14 @@
 //! `doorbell info`: what about this machine matters to Doorbell.
 
 use crate::exit::Failure;
+use crate::experiment::report::{Fields, lines};
 use crate::ls::Format;
 use crate::text::{DIRECTORY, Style, bytes, counted, print};
 use doorbell::LaneGeometry;
+use doorbell::io::IoEngine;
 use doorbell_fabric::sync::Barriers;
 use doorbell_shm::layout::{BOARD_BYTES, LAYOUT_HASH, LAYOUT_VERSION, inbox_bytes};
+use doorbell_udp::port::Uring;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
@@ -30,6 +33,10 @@ pub struct InfoArgs {
 /// Nodes a domain can have if its creator says nothing; as in [`doorbell::NodeBuilder::max_nodes`].
 const MAX_NODES: usize = 16;
 
+/// What is done where io_uring cannot be had.
+const WITHOUT_PORT: &str = "a node waits for the network by ppoll and a second thread";
+const WITHOUT_FILES: &str = "an I/O node reads and writes files by plain calls, so a slow medium holds up all its clients";
+
 /// One fact: its name for people, what people read, and the same for programs.
 struct Fact {
     name: &'static str,
@@ -39,12 +46,9 @@ struct Fact {
 
 /// Finds out and prints.
 pub fn run(args: &InfoArgs) -> Result<(), Failure> {
-    let facts = [kernel(), processors(), memory(), barriers(), futex(), layout(), defaults()];
+    let facts = [kernel(), processors(), memory(), barriers(), futex(), io_uring(), layout(), defaults()];
     print(&match args.format {
-        Format::Json => {
-            let fields = facts.iter().flat_map(|fact| &fact.fields).map(|(name, value)| format!("\"{name}\":{value}"));
-            format!("{{{}}}\n", fields.collect::<Vec<_>>().join(","))
-        }
+        Format::Json => lines([Fields(facts.iter().flat_map(|fact| fact.fields.clone()).collect())]),
         Format::Table => {
             let style = Style::of(&std::io::stdout());
             facts.iter().map(|fact| format!("{}  {}\n", style.bold(format_args!("{:<11}", fact.name)), fact.text)).collect()
@@ -131,6 +135,28 @@ fn futex() -> Fact {
     let works = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) == 0 };
     let text = if works { "works: threads can park" } else { "is refused: threads cannot park; use --wait spin or yield" };
     Fact { name: "futex", text: text.into(), fields: vec![("futex", json!(works))] }
+}
+
+fn io_uring() -> Fact {
+    // A node on a network and an I/O node ask the kernel for different things: one kernel may have the one and not the other.
+    let (port, files) = (Uring::check(), IoEngine::Uring.check());
+    let text = match (&port, &files) {
+        (Ok(()), Ok(())) => {
+            "works: a node waits by it for the network and its doorbell, and an I/O node reads and writes files by it".into()
+        }
+        (Err(why), Ok(())) => format!("works for files only: {why}; {WITHOUT_PORT}"),
+        (Ok(()), Err(why)) => format!("works for the network only: {why}; {WITHOUT_FILES}"),
+        (Err(why), Err(_)) => format!("cannot be had: {why}; {WITHOUT_PORT}, and {WITHOUT_FILES}"),
+    };
+    Fact {
+        name: "io_uring",
+        text,
+        fields: vec![
+            ("io_uring_port", json!(port.is_ok())),
+            ("io_uring_files", json!(files.is_ok())),
+            ("io_uring_refused", json!(port.err().map(|why| why.to_string()).or(files.err().map(|why| why.to_string())))),
+        ],
+    }
 }
 
 fn layout() -> Fact {

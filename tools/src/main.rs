@@ -8,6 +8,7 @@ mod clock;
 mod demo;
 mod environment;
 mod exit;
+mod experiment;
 mod guard;
 mod info;
 mod io;
@@ -18,6 +19,7 @@ mod ls;
 mod measure;
 mod modes;
 mod nodes;
+mod paths;
 mod processes;
 mod run;
 mod text;
@@ -66,23 +68,8 @@ enum Command {
     Tune(tune::TuneArgs),
     Info(info::InfoArgs),
     /// One of the processes of a measurement; started by the commands that measure.
-    #[command(name = measure::worker::COMMAND, hide = true)]
-    MeasureWorker(measure::worker::WorkerArgs),
-    /// One of the processes of a measurement of locks; started by it.
-    #[command(name = measure::lock::worker::COMMAND, hide = true)]
-    LockWorker(measure::worker::WorkerArgs),
-    /// One of the processes of a measurement of collectives; started by it.
-    #[command(name = measure::collective::worker::COMMAND, hide = true)]
-    CollectiveWorker(measure::worker::WorkerArgs),
-    /// One of the processes of a measurement of threads that receive; started by it.
-    #[command(name = measure::device::worker::COMMAND, hide = true)]
-    DeviceWorker(measure::worker::WorkerArgs),
-    /// One of the two processes of a measurement of an I/O node; started by it.
-    #[command(name = io::bench::worker::COMMAND, hide = true)]
-    IoWorker(measure::worker::WorkerArgs),
-    /// One of the processes that carry out a load; started by it.
-    #[command(name = modes::worker::COMMAND, hide = true)]
-    ModesWorker(measure::worker::WorkerArgs),
+    #[command(name = experiment::COMMAND, hide = true)]
+    Worker(experiment::WorkerArgs),
     /// Finishes what a command cannot finish that was killed; started by the commands that start processes.
     #[command(name = guard::COMMAND, hide = true)]
     Guard(guard::GuardArgs),
@@ -95,16 +82,7 @@ impl Command {
     fn run(self) -> Result<(), Failure> {
         environment::check()?;
         // Of the processes of a measurement one speaks for all.
-        let is_worker = matches!(
-            self,
-            Command::MeasureWorker(_)
-                | Command::LockWorker(_)
-                | Command::CollectiveWorker(_)
-                | Command::DeviceWorker(_)
-                | Command::IoWorker(_)
-                | Command::ModesWorker(_)
-        );
-        if !is_worker {
+        if !matches!(self, Command::Worker(_)) {
             log::install(LevelFilter::WARN)?;
         }
         match self {
@@ -126,12 +104,7 @@ impl Command {
             Command::Clean(args) => clean::run(&args),
             Command::Tune(args) => tune::run(&args),
             Command::Info(args) => info::run(&args),
-            Command::MeasureWorker(args) => measure::worker::run(&args),
-            Command::LockWorker(args) => measure::lock::worker::run(&args),
-            Command::CollectiveWorker(args) => measure::collective::worker::run(&args),
-            Command::DeviceWorker(args) => measure::device::worker::run(&args),
-            Command::IoWorker(args) => io::bench::worker::run(&args),
-            Command::ModesWorker(args) => modes::worker::run(&args),
+            Command::Worker(args) => experiment::run(&args),
             Command::Guard(args) => guard::run(&args),
             Command::DemoAccelerator(args) => demo::accelerator::run(&args),
         }
@@ -146,5 +119,43 @@ fn main() -> ExitCode {
     match command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => exit::report(&failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::builder::ValueParser;
+
+    /// Every option that is a path, as `command option`.
+    fn paths(command: &clap::Command, of: &str, found: &mut Vec<String>) {
+        let is_path = |parser: &ValueParser| {
+            let types = [ValueParser::path_buf(), clap::value_parser!(io::place::Place).into()];
+            types.iter().any(|path| path.type_id() == parser.type_id())
+        };
+        let all = command.get_arguments().filter(|arg| is_path(arg.get_value_parser()));
+        found.extend(all.map(|arg| format!("{of}{}", arg.get_id())));
+        command.get_subcommands().for_each(|sub| paths(sub, &format!("{of}{} ", sub.get_name()), found));
+    }
+
+    #[test]
+    fn every_path_is_one_that_the_test_of_paths_knows() {
+        let mut found = Vec::new();
+        paths(&Cli::command(), "", &mut found);
+        // One key file stands for all of them, since they are read in one place.
+        found.retain(|option| !option.ends_with(" key_file"));
+        let known = [
+            "demo trace",
+            "io serve directory",
+            "io cp from",
+            "io cp to",
+            "io bench dir",
+            "bridge unix",
+            "modes load",
+            "modes save",
+            "modes report",
+        ];
+        assert_eq!(found, known, "`tests/command/paths.rs` has to try it with every kind of file");
     }
 }

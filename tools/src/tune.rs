@@ -1,19 +1,22 @@
 //! `doorbell tune`: from which length on messages are faster by DMA on this machine, kept for the programs that ask for it.
 
 use crate::exit::{Failure, warn};
+use crate::experiment::report::lines as objects;
+use crate::experiment::setting::{FREE, Setting};
+use crate::experiment::workers::requested_end;
 use crate::ls::Format;
 use crate::measure::args::crowded;
 use crate::measure::pairs;
 use crate::measure::plan::{Copier, Leg, Place, Plan, Test, unpack};
 use crate::measure::size::Size;
 use crate::measure::table::time;
-use crate::measure::workers::requested_end;
+use crate::paths::{self, Output};
 use crate::text::{Table, counted, print};
 use doorbell::mode::{Dma, Fabric, Found, Machine, Tune};
 use doorbell::{Progress, Wait};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// Measure from which length on messages are faster by DMA here, and keep it
@@ -114,7 +117,8 @@ impl Row {
 
 /// Measures, prints, and keeps what was found.
 pub fn run(args: &TuneArgs) -> Result<(), Failure> {
-    let path = if args.dry_run { None } else { Some(path()?) };
+    let output = if args.dry_run { None } else { Some(output()?) };
+    let path = output.as_ref().map(Output::path);
     let rows = measure(args)?;
     let found = PLACES.into_iter().filter_map(|place| {
         let compared: Vec<_> =
@@ -123,26 +127,32 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
         (!compared.is_empty()).then(|| Found { fabric: Fabric::Shm, in_region, dma: threshold(&compared) })
     });
     let tune = Tune { machine: Machine::this(), found: found.collect() };
-    if let Some(path) = &path {
-        tune.write(path).map_err(|error| {
+    if let Some(output) = &output {
+        let text = serde_json::to_string_pretty(&tune).map_err(std::io::Error::from);
+        text.and_then(|text| output.write((text + "\n").as_bytes())).map_err(|error| {
             let hint = "what was found is lost: see --dry-run, or name another file with DOORBELL_TUNE";
-            Failure::failed(format!("could not write {}: {error}", path.display()), hint)
+            Failure::failed(format!("could not write {}: {error}", output.path().display()), hint)
         })?;
     }
     print(&match args.format {
-        Format::Json => lines(&rows, &tune, path.as_ref()),
-        Format::Table => table(&rows, &tune, path.as_ref(), args.rounds),
+        Format::Json => lines(&rows, &tune, path),
+        Format::Table => table(&rows, &tune, path, args.rounds),
     });
     if args.pin.is_empty() {
-        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
+        warn(FREE);
     }
     Ok(())
 }
 
-fn path() -> Result<PathBuf, Failure> {
-    Tune::path().ok_or_else(|| {
+/// Where it is kept. A mistake is told before anything is measured.
+fn output() -> Result<Output, Failure> {
+    let path = Tune::path().ok_or_else(|| {
         let what = "there is no file to keep it in: DOORBELL_TUNE is `off`, or neither XDG_CACHE_HOME nor HOME is a directory";
         Failure::usage(what, "only look with --dry-run, or name a file with DOORBELL_TUNE=FILE")
+    })?;
+    std::fs::create_dir_all(paths::directory(&path)).and_then(|()| Output::at(&path)).map_err(|error| {
+        let hint = "only look with --dry-run, or name a regular file with DOORBELL_TUNE=FILE";
+        Failure::usage(format!("cannot write {}: {error}", path.display()), hint)
     })
 }
 
@@ -207,10 +217,17 @@ fn plan(args: &TuneArgs, buffers: Place, way: Way, crowded: bool, sizes: &[usize
         let count = (ROUND_BYTES / bytes).clamp(16, 256);
         Leg { bytes, rounds: 1, warmup: 4 + count / 8, count }
     };
-    Plan {
-        test: Test::Latency,
+    let setting = Setting {
         domain: format!("tune-{}", std::process::id()),
         net: None,
+        progress: Progress::default().to_string(),
+        wait: Wait::default().to_string(),
+        pin: args.pin.clone(),
+        crowded,
+    };
+    Plan {
+        test: Test::Latency,
+        setting,
         pairs: 1,
         put: false,
         window: 1,
@@ -223,10 +240,6 @@ fn plan(args: &TuneArgs, buffers: Place, way: Way, crowded: bool, sizes: &[usize
         loan: false,
         mode: Some(way.mode().into()),
         shared: false,
-        progress: Progress::default().to_string(),
-        wait: Wait::default().to_string(),
-        pin: args.pin.clone(),
-        crowded,
     }
 }
 
@@ -256,7 +269,7 @@ fn name(place: Place) -> &'static str {
     }
 }
 
-fn table(rows: &[Row], tune: &Tune, path: Option<&PathBuf>, rounds: u16) -> String {
+fn table(rows: &[Row], tune: &Tune, path: Option<&Path>, rounds: u16) -> String {
     let rounds = counted(rounds.into(), "round");
     let mut text = format!("Half a round trip, by the lane (transfer) and by DMA in turns; medians of {rounds}.\n\n");
     let mut table = Table::new(&["memory", ">size", ">transfer", ">DMA", "faster"]);
@@ -288,13 +301,13 @@ fn table(rows: &[Row], tune: &Tune, path: Option<&PathBuf>, rounds: u16) -> Stri
     })
 }
 
-fn lines(rows: &[Row], tune: &Tune, path: Option<&PathBuf>) -> String {
+fn lines(rows: &[Row], tune: &Tune, path: Option<&Path>) -> String {
     let row = |row: &Row| {
         let (transfer, dma) = row.times();
         json!({"memory": name(row.place), "size_bytes": row.bytes, "transfer_ns": transfer, "dma_ns": dma, "ratio": row.ratio()})
     };
     let found = json!({"machine": tune.machine, "found": tune.found, "kept": path.map(|path| path.display().to_string())});
-    rows.iter().map(row).chain([found]).map(|line| format!("{line}\n")).collect()
+    objects(rows.iter().map(row).chain([found]))
 }
 
 #[cfg(test)]
@@ -335,8 +348,7 @@ mod tests {
         assert!(text.contains("private     64 KiB  120.0 ns  300.0 ns  transfer (2.50 times)\n"), "{text}");
         assert!(text.contains("registered  64 KiB         -  100.0 ns\n"), "{text}");
         assert!(text.contains("private memory: transfer, up to 4 MiB at least\n") && text.contains("not kept"), "{text}");
-        let path = PathBuf::from("/tune.json");
-        let last = lines(&rows, &tune, Some(&path)).lines().last().map(str::to_owned).unwrap();
+        let last = lines(&rows, &tune, Some(Path::new("/tune.json"))).lines().last().map(str::to_owned).unwrap();
         let last: serde_json::Value = serde_json::from_str(&last).unwrap();
         assert_eq!((&last["found"][0]["dma"], &last["kept"]), (&"never".into(), &"/tune.json".into()));
     }

@@ -3,7 +3,7 @@
 mod as_usual;
 mod bridges;
 
-use bridges::{Bridge, PATIENCE, Pair, Way, doorbell, eventually, fails, finishes, fixed};
+use bridges::{Bridge, PATIENCE, Pair, Process, Way, doorbell, eventually, fails, finishes, fixed};
 use doorbell::Node;
 use serde_json::Value;
 use socket2::SockRef;
@@ -342,6 +342,62 @@ fn unix_sockets_do_as_well() {
         assert_eq!((&said["connections"], &said["cut"]), (&fixed(1), &fixed(0)), "{said}");
     }
     assert!(!fs::exists(&near).unwrap() && fs::exists(&far).unwrap());
+}
+
+#[test]
+fn of_two_bridges_that_start_together_one_serves() {
+    let directory = bridges::directory("together");
+    let path = directory.path().join("socket").to_str().unwrap().to_owned();
+    let domain = bridges::domain("together");
+    for round in 0..10 {
+        // What a killed bridge leaves, or nothing.
+        if round % 2 == 0 {
+            drop(UnixListener::bind(&path).unwrap());
+        }
+        let start = || Process::heard(&["--unix", &path, "--to", "x"], &domain);
+        let mut pair = [start(), start()];
+        let mut ended = None;
+        eventually("that one of them has ended", || {
+            ended = pair.iter_mut().position(Process::has_ended);
+            ended.is_some()
+        });
+        let [one, other] = pair;
+        let (loser, mut winner) = if ended == Some(0) { (one, other) } else { (other, one) };
+        fails(&loser.ended(), 2, "the path is in use; hint: somebody else listens there");
+        let line = winner.first_line();
+        assert!(line.contains(&path), "{line}");
+        UnixStream::connect(&path).unwrap();
+        winner.send(libc::SIGINT);
+        assert!(winner.ended().status.success() && !fs::exists(&path).unwrap());
+    }
+}
+
+#[test]
+fn what_is_no_socket_stays_as_it_is() {
+    let directory = bridges::directory("no-socket");
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("notes.txt"), "notes").unwrap();
+    nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    fs::create_dir(at("directory")).unwrap();
+    // Where the link leads is a socket that nobody has: neither the one nor the other is removed.
+    drop(UnixListener::bind(at("abandoned")).unwrap());
+    std::os::unix::fs::symlink("abandoned", at("link")).unwrap();
+    for (name, there, to_do) in [
+        ("notes.txt", "a regular file is there", "choose another path"),
+        ("fifo", "a FIFO is there", "choose another path"),
+        ("directory", "a directory is there", "name a path in that directory"),
+        ("link", "a symbolic link is there", "name the path that the link leads to"),
+    ] {
+        let kind =
+            || fs::symlink_metadata(at(name)).map(|found| (found.file_type(), std::os::unix::fs::MetadataExt::ino(&found)));
+        let before = kind().unwrap();
+        let path = at(name).to_str().unwrap().to_owned();
+        let domain = bridges::domain("no-socket");
+        let bridge = Process::heard(&["--unix", &path, "--to", "db"], &domain);
+        fails(&bridge.ended(), 2, &format!("cannot listen at {path}: {there}; hint: {to_do}"));
+        assert_eq!(kind().unwrap(), before, "{name}");
+    }
+    assert!(fs::read_to_string(at("notes.txt")).unwrap() == "notes" && fs::exists(at("abandoned")).unwrap());
 }
 
 #[test]

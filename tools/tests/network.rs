@@ -371,6 +371,39 @@ fn without_io_uring_one_line_says_so() {
 }
 
 #[test]
+fn info_tells_about_io_uring() {
+    let told = |form: &str, is_forbidden: bool| {
+        let mut command = doorbell(&["info", "--format", form]);
+        if is_forbidden {
+            // SAFETY: between fork and exec, two system calls.
+            unsafe { command.pre_exec(forbid_io_uring) };
+        }
+        let output = command.output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+        text(&output.stdout)
+    };
+    let facts: Value = serde_json::from_str(&told("json", true)).unwrap();
+    assert_eq!((&facts["io_uring_port"], &facts["io_uring_files"]), (&false.into(), &false.into()));
+    assert!(facts["io_uring_refused"].as_str().unwrap().contains("forbidden to this process"), "{facts}");
+    let line = |table: &str| table.lines().find(|line| line.starts_with("io_uring")).expect("a line about it").to_owned();
+    let without = line(&told("table", true));
+    for part in ["cannot be had: io_uring is forbidden to this process", "ppoll and a second thread", "by plain calls"] {
+        assert!(without.contains(part), "'{part}' is missing in {without}");
+    }
+    // Unhindered, it is as the system says.
+    let mut room = [0_u8; 256];
+    // SAFETY: room for `io_uring_params`, of 120 bytes; the descriptor is closed when this process ends.
+    let can_be_had = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, room.as_mut_ptr()) } >= 0;
+    let facts: Value = serde_json::from_str(&told("json", false)).unwrap();
+    let refused = &facts["io_uring_refused"];
+    if can_be_had {
+        assert!(facts["io_uring_files"] == true && !line(&told("table", false)).contains("cannot be had"), "{facts}");
+    } else {
+        assert!(facts["io_uring_port"] == false && facts["io_uring_files"] == false && refused.is_string(), "{facts}");
+    }
+}
+
+#[test]
 fn malformed_variables_of_a_network_are_refused() {
     let cases = [
         ("DOORBELL_LISTEN", "7000", "'7000' is no address with a port"),

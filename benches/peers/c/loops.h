@@ -1,12 +1,12 @@
-/* The loops that are timed, for peers that are spoken to in C: the same as `exchange.rs` and `stream.rs` beside this directory,
- * and `src/collective.rs` in it, down to the order of the statements, so that nobody is compared with another loop.
+/* The timed loops for peers with a C interface: the same as `exchange.rs` and `stream.rs` of the benches,
+ * and as `src/collective.rs`, down to the order of the statements, so that all peers run the same loop.
  *
  * A peer includes this at its end, after defining
  *   struct peer;
  *   open_peer, close_peer, version
- *   send_message, receive_message       one after the other, returning when the buffer is free, or filled
+ *   send_message, receive_message       one at a time; they return once the buffer is free, or filled
  *   start_send, finish_send, start_receive, finish_receive, with a `request`
- *   put, fence, looked                  into the other's memory; what must be done between two looks at one's own
+ *   put, fence, looked                  into the other's memory; `looked` runs between two looks at one's own
  * and, if it defines COLLECTIVES,
  *   rank, members of the struct; barrier, allreduce, broadcast of i64, in place
  */
@@ -21,25 +21,25 @@
 #include <x86intrin.h>
 
 #define TAG 7
-/* Looks before others get the processor, if there are more processes than processors. As in `transport.rs`. */
+/* The number of looks before a yield, with more processes than processors. The same as in `transport.rs`. */
 #define LOOKS 64
-/* Marks the word that says that a message is there. As in `native.rs`. */
+/* Marks the word that announces a message. The same as in `native.rs`. */
 #define ARRIVED (UINT64_C(1) << 63)
 
 enum work { MESSAGES, PUTS };
 enum part { PING, PONG, POUR, DRAIN, STREAM, BARRIER, ALLREDUCE, BROADCAST, COMPUTING };
 
-/* From whom all get a broadcast, elements of a cache line, and steps of work: as in `collective.rs`. */
+/* The member that broadcasts, the elements of a cache line, and the steps of work: the same as in `collective.rs`. */
 #define ROOT 0
 #define LINE_ELEMENTS 8
 #define STEPS_LEAST 1000
 #define STEPS_MORE 2000
 
-/* The layouts are those of `foreign.rs`. */
+/* The layouts match those of `foreign.rs`. */
 struct setup {
     int node, crowded, work, window;
     size_t bytes;
-    /* Gives the other process a blob and takes its blob: how long that is, or -1. */
+    /* Gives the other process a blob and takes its blob. Returns the length of that blob, or -1. */
     void *context;
     long (*swap)(void *context, const char *name, const void *mine, size_t bytes, void *theirs, size_t room);
 };
@@ -69,7 +69,7 @@ static inline uint64_t ticks(void)
     return __rdtscp(&processor);
 }
 
-/* A word of every line; of what is shorter than a word, the first byte. */
+/* Writes a word of every line, or the first byte of a message shorter than a word. */
 static inline void touch_write(uint8_t *message, size_t bytes, uint64_t value)
 {
     for (size_t at = 0; at < bytes; at += 64) {
@@ -78,7 +78,7 @@ static inline void touch_write(uint8_t *message, size_t bytes, uint64_t value)
         else
             message[at] = (uint8_t)value;
     }
-    /* What was written is used, as far as the compiler knows. */
+    /* Makes the compiler believe that the written bytes are used. */
     __asm__ volatile("" : : "r"(message) : "memory");
 }
 
@@ -94,7 +94,7 @@ static inline void touch_read(const uint8_t *message, size_t bytes)
     __asm__ volatile("" : : "r"(sum));
 }
 
-/* After a look that found nothing. */
+/* Runs after a look that found nothing. */
 static inline void look_again(int crowded, unsigned *looks)
 {
     if (crowded && ++*looks % LOOKS == 0)
@@ -111,7 +111,7 @@ static inline int put_message(struct peer *peer, const uint8_t *message, size_t 
     uint64_t word = ARRIVED | ++peer->sent;
     if (body > 0) {
         TRY(put(peer, message, body, 0, why));
-        /* Whoever sees the last word sees the others. */
+        /* A reader that sees the last word sees the others. */
         TRY(fence(peer, why));
     }
     return put(peer, &word, sizeof word, body, why);
@@ -140,7 +140,7 @@ static inline int carry_in(struct peer *peer, int puts, uint8_t *into, size_t by
     return puts ? wait_for_put(peer, bytes, why) : receive_message(peer, into, bytes, why);
 }
 
-/* One copy for each combination, as the compiler of the other loops makes: the two flags are constants in it. */
+/* The compiler makes one copy for each combination, as that of the Rust loops does: the two flags are constants. */
 static inline __attribute__((always_inline)) int exchange(struct peer *peer, const struct section *s, int puts, int touched,
                                                           struct why *why)
 {
@@ -187,7 +187,7 @@ static inline __attribute__((always_inline)) int exchange(struct peer *peer, con
     return FAIL(why, "there is no part %d", s->part);
 }
 
-/* Sends and receives in turns, with a window of messages under way; what was started first ends first. */
+/* Sends and receives in turns, with a window of messages under way, completed in the order of their start. */
 static inline __attribute__((always_inline)) int stream(struct peer *peer, const struct section *s, int touched, struct why *why)
 {
     size_t window = s->window, turns = s->sends > s->receives ? s->sends : s->receives;
@@ -245,7 +245,7 @@ static inline void compute(uint64_t call, uint64_t rank)
     __asm__ volatile("" : : "r"(x));
 }
 
-/* One copy for each operation, as above. */
+/* The compiler makes one copy for each operation, as above. */
 static inline __attribute__((always_inline)) int collect(struct peer *peer, const struct section *s, int part, int touched,
                                                          struct why *why)
 {

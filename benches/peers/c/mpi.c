@@ -1,4 +1,4 @@
-/* MPI as a peer of Doorbell: Open MPI and MPICH, by the compiler of each. */
+/* MPI as a peer of Doorbell: Open MPI and MPICH, each built with its own compiler. */
 
 #include "loops.h"
 #include <mpi.h>
@@ -54,7 +54,7 @@ static void version(struct why *text)
     int length;
     char all[MPI_MAX_LIBRARY_VERSION_STRING];
     MPI_Get_library_version(all, &length);
-    /* One line, without what follows the number. */
+    /* Keep one line, up to the number. */
     all[strcspn(all, ",\n")] = '\0';
     char *blank = strchr(all, '\t');
     if (blank != NULL)
@@ -107,7 +107,7 @@ static inline int fence(struct peer *peer, struct why *why)
 static inline int put(struct peer *peer, const void *from, size_t bytes, size_t at, struct why *why)
 {
     CHECK(MPI_Put(from, (int)bytes, MPI_BYTE, peer->other, (MPI_Aint)at, (int)bytes, MPI_BYTE, peer->window), "MPI_Put");
-    /* The word that says that all is there has to be on its way, too, when this returns. */
+    /* The word that announces the message must be on its way, too, when this returns. */
     return bytes == sizeof(uint64_t) ? fence(peer, why) : 0;
 }
 

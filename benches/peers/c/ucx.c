@@ -24,13 +24,13 @@ typedef ucs_status_ptr_t request;
             return FAIL(why, what " failed: %s", ucs_status_string(status));     \
     } while (0)
 
-/* All memory is the processor's own: nobody has to find out. */
+/* All memory is host memory, so UCX need not detect its type. */
 static const ucp_request_param_t HOST = {
     .op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE,
     .memory_type = UCS_MEMORY_TYPE_HOST,
 };
 
-/* Waits for what was begun, if it is not done yet. */
+/* Waits for an operation that has not completed yet. */
 static inline int finish(struct peer *peer, ucs_status_ptr_t *begun, const char *what, struct why *why)
 {
     ucs_status_ptr_t r = *begun;
@@ -109,7 +109,7 @@ static void close_peer(struct peer *peer)
     struct why ignored;
     uint8_t byte = 0;
     request r;
-    /* Both are still there when either has seen the other's last message; then neither is asked for anything any more. */
+    /* Both processes still exist when one has seen the other's last message; after that, neither needs the other. */
     peer->crowded = 1;
     r = ucp_tag_send_nbx(peer->other, &byte, 1, TAG + 1, &HOST);
     if (finish(peer, &r, "ucp_tag_send_nbx", &ignored) == 0) {

@@ -1,4 +1,4 @@
-//! Collectives: the loop that is timed, and the bare barrier. `c/loops.h` has the same loop.
+//! Collectives: the timed loop and the bare barrier. `c/loops.h` has the same loop.
 
 use crate::order::Work;
 use crate::transport::{Fault, Result, Setup, Transport, unknown};
@@ -14,65 +14,65 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// From whom all get a broadcast.
+/// The member that broadcasts.
 pub const ROOT: usize = 0;
-/// Elements in a cache line.
+/// The number of elements in a cache line.
 const LINE_ELEMENTS: usize = LINE / size_of::<i64>();
-/// Steps of work between two collectives: the fewest, and how many more it may be. The same in `c/loops.h`.
+/// The steps of work between two collectives: the minimum, and the range of the random rest. The same as in `c/loops.h`.
 const STEPS: [u64; 2] = [1_000, 2_000];
 
-/// Processes that do something together, as one of them sees them.
+/// A group of processes from the viewpoint of one member.
 pub trait Members {
-    /// Why it could not.
+    /// Why a call failed.
     type Error: Into<Fault>;
-    /// Waits for all.
+    /// Waits for all members.
     fn barrier(&mut self) -> std::result::Result<(), Self::Error>;
-    /// Puts the sum of all vectors in place of each.
+    /// Replaces each vector by the sum of all vectors.
     fn allreduce(&mut self, vector: &mut [i64]) -> std::result::Result<(), Self::Error>;
-    /// Puts the vector of [`ROOT`] in place of each.
+    /// Replaces each vector by that of [`ROOT`].
     fn broadcast(&mut self, vector: &mut [i64]) -> std::result::Result<(), Self::Error>;
 }
 
 /// A section of collectives.
 #[derive(Clone, Copy, Debug)]
 pub struct Calls {
-    /// Which.
+    /// The operation.
     pub work: Work,
-    /// Which member this is.
+    /// The index of this member.
     pub rank: usize,
-    /// How many there are.
+    /// The number of members.
     pub members: usize,
-    /// Bytes of the vector, a multiple of eight.
+    /// The size of the vector in bytes, a multiple of eight.
     pub bytes: usize,
-    /// Calls before the clock counts.
+    /// The number of calls before the clock starts.
     pub warmup: usize,
-    /// Calls that count.
+    /// The number of timed calls.
     pub count: usize,
     /// Whether every line is written before and read after each call.
     pub touched: bool,
 }
 
 impl Calls {
-    /// Of the sums of which all are a multiple.
+    /// The common factor of all sums.
     fn shares(&self) -> i64 {
         let members = self.members as i64;
         if self.work == Work::Broadcast { 1 } else { members * (members + 1) / 2 }
     }
 
-    /// What stands at the start of every line after a call.
+    /// The value at the start of every line after a call.
     fn expected(&self, call: usize) -> i64 {
         (call as i64 + 1) * self.shares()
     }
 
-    /// What the vector is before the first call.
+    /// Sets the vector to its value before the first call.
     pub fn prepare(&self, vector: &mut [i64]) {
         vector.fill(0);
     }
 
-    /// Looks at every element after the last call.
+    /// Checks every element after the last call.
     ///
     /// # Errors
-    /// One is not what it should be.
+    /// An element is wrong.
     pub fn check(&self, vector: &[i64]) -> Result<()> {
         let last = if self.touched { self.expected(self.warmup + self.count - 1) } else { 0 };
         let expected = |at: usize| if at.is_multiple_of(LINE_ELEMENTS) { last } else { 0 };
@@ -89,19 +89,19 @@ impl Calls {
     }
 }
 
-/// The elements of a vector of so many bytes.
+/// The elements of a vector of `bytes` bytes.
 ///
 /// # Errors
-/// There are not so many, or no whole ones.
+/// The memory is too short, or the length is not a whole number of elements.
 pub fn elements(memory: &mut Memory, bytes: usize) -> Result<&mut [i64]> {
-    let bytes = memory.get_mut(..bytes).ok_or("a vector is longer than its memory")?;
+    let bytes = memory.get_mut(..bytes).ok_or("the vector is longer than its memory")?;
     <[i64]>::mut_from_bytes(bytes).map_err(|error| format!("a vector has no whole elements: {error}").into())
 }
 
-/// Takes part in a section, and tells the ticks of the calls that count.
+/// Takes part in a section. Returns the ticks of the timed calls.
 ///
 /// # Errors
-/// Those of the members; a result is wrong.
+/// Those of the members, or a wrong result.
 pub fn run<M: Members>(members: &mut M, calls: Calls, vector: &mut [i64]) -> Result<u64> {
     let Calls { work, rank, touched, .. } = calls;
     let lines = vector.len().div_ceil(LINE_ELEMENTS) as i64;
@@ -133,7 +133,7 @@ pub fn run<M: Members>(members: &mut M, calls: Calls, vector: &mut [i64]) -> Res
             }
             Ok(())
         }),
-        work => return Err(format!("{work:?} is no collective").into()),
+        work => return Err(format!("{work:?} is not a collective").into()),
     }
     .map_err(Into::into)?;
     if wrong != 0 {
@@ -160,32 +160,32 @@ fn timed<M: Members>(
     Ok(ticks() - start)
 }
 
-/// Writes an element of every line.
+/// Writes one element of every line.
 #[inline(always)]
 fn write(vector: &mut [i64], value: i64) {
     vector.iter_mut().step_by(LINE_ELEMENTS).for_each(|element| *element = value);
 }
 
-/// The sum of an element of every line.
+/// The sum of one element of every line.
 #[inline(always)]
 fn read(vector: &[i64]) -> i64 {
     vector.iter().step_by(LINE_ELEMENTS).sum()
 }
 
-/// Work of a program: as much as chance says of this call and member, and the same whoever is measured.
+/// Simulated work: a pseudo-random amount for this call and member, the same for every peer.
 #[inline(always)]
 fn compute(call: usize, rank: usize) {
     let mut x = ((call as u64) << 8 | rank as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    // Each step needs the one before.
+    // Each step depends on the one before.
     for _ in 0..STEPS[0] + (x >> 32) % STEPS[1] {
         x = x.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 1;
     }
     black_box(x);
 }
 
-/// The plainest barrier there is, as a peer.
+/// The simplest possible barrier, as a peer.
 #[derive(Debug)]
 pub struct Floor {
     mapping: Mapping,
@@ -205,11 +205,11 @@ impl Transport for Floor {
     }
 
     fn play(&mut self, _: Part<'_>, _: Section) -> Result<()> {
-        Err("the floor is that of a barrier alone".into())
+        Err("the floor exists for barriers only".into())
     }
 
     fn stream(&mut self, _: usize, _: Flow) -> Result<()> {
-        Err("the floor is that of a barrier alone".into())
+        Err("the floor exists for barriers only".into())
     }
 
     fn collect(&mut self, calls: Calls) -> Result<u64> {
@@ -239,7 +239,7 @@ impl Members for Floor {
 mod tests {
     use super::*;
 
-    /// Members of a team of two, of which the other one contributes what it should, or not.
+    /// Members of a team of two. The other one contributes the right value, or a wrong one.
     struct Played {
         calls: i64,
         off: i64,

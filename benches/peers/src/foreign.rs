@@ -1,4 +1,4 @@
-//! Peers that are spoken to in C: a library made of `c/loops.h` and what it includes.
+//! Peers with a C interface: a library made of `c/loops.h` and the file that includes it.
 
 use crate::collective::{Calls, elements};
 use crate::order::{Player, Work};
@@ -11,7 +11,7 @@ use libloading::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::{NonNull, null_mut};
 
-/// Bytes of a text that says why.
+/// The size of the text that explains a failure.
 const WHY_BYTES: usize = 512;
 
 #[repr(C)]
@@ -24,7 +24,7 @@ impl Why {
 
     fn text(&self) -> String {
         let text = CStr::from_bytes_until_nul(&self.0).map(CStr::to_string_lossy).unwrap_or_default();
-        if text.is_empty() { "it does not say why".into() } else { text.into_owned() }
+        if text.is_empty() { "the library gave no reason".into() } else { text.into_owned() }
     }
 }
 
@@ -74,7 +74,7 @@ const ALLREDUCE: c_int = 6;
 const BROADCAST: c_int = 7;
 const COMPUTING: c_int = 8;
 
-/// Memory for a window of messages, and where each of them begins.
+/// Memory for a window of messages, and the start of each.
 #[derive(Debug, Default)]
 struct Window {
     memory: Vec<Memory>,
@@ -88,7 +88,7 @@ impl Window {
         Ok(Self { memory, starts })
     }
 
-    /// Bytes of a message.
+    /// The length of a message.
     fn bytes(&self) -> usize {
         self.memory.first().map_or(0, |message| message.len())
     }
@@ -112,7 +112,7 @@ impl Foreign {
         // SAFETY: the type is that in `loops.h`.
         let play: Symbol<'_, unsafe extern "C" fn(*mut c_void, *const RawSection, *mut Why) -> c_int> =
             unsafe { self.library.get(b"peer_play")? };
-        // SAFETY: the peer is open, and whoever made the section vouches for what it points to.
+        // SAFETY: the peer is open, and the caller that made the section vouches for its pointers.
         match unsafe { play(self.peer.as_ptr(), section, &mut why) } {
             0 => Ok(()),
             _ => Err(why.into()),
@@ -129,14 +129,14 @@ unsafe extern "C" fn swap(
     theirs: *mut c_void,
     room: usize,
 ) -> c_long {
-    // SAFETY: `open` gave it a place that lives until `peer_open` returns; the library vouches for the rest.
+    // SAFETY: `open` passed a place that lives until `peer_open` returns; the library vouches for the rest.
     let (place, name, mine) = unsafe {
         let place = &*context.cast::<Place>();
         (place, CStr::from_ptr(name).to_string_lossy(), std::slice::from_raw_parts(mine.cast::<u8>(), bytes))
     };
     match place.swap(&name, mine) {
         Ok(found) if found.len() <= room => {
-            // SAFETY: it fits, says the library.
+            // SAFETY: the library guarantees that it fits.
             unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), theirs.cast(), found.len()) };
             found.len() as c_long
         }
@@ -148,7 +148,7 @@ impl Transport for Foreign {
     fn open(setup: &Setup<'_>) -> Result<Self> {
         let order = setup.order;
         let Player::Library(path) = &order.player else { return Err("the order names no library".into()) };
-        // SAFETY: it was made of the files beside this one.
+        // SAFETY: it was built from the files beside this one.
         let library = unsafe { Library::new(path) }.map_err(|error| format!("could not load {}: {error}", path.display()))?;
         let raw = RawSetup {
             node: setup.node as c_int,
@@ -160,7 +160,7 @@ impl Transport for Foreign {
             swap,
         };
         let mut why = Why::new();
-        // SAFETY: the type is that in `loops.h`, and all that the setup points to lives until it returns.
+        // SAFETY: the type is that in `loops.h`, and everything that the setup points to lives until the call returns.
         let peer = unsafe {
             let open: Symbol<'_, unsafe extern "C" fn(*const RawSetup, *mut Why) -> *mut c_void> = library.get(b"peer_open")?;
             open(&raw, &mut why)
@@ -248,7 +248,7 @@ impl Transport for Foreign {
                 Work::Allreduce => ALLREDUCE,
                 Work::Broadcast => BROADCAST,
                 Work::Computing => COMPUTING,
-                work => return Err(format!("{work:?} is no collective").into()),
+                work => return Err(format!("{work:?} is not a collective").into()),
             },
             touched: touched.into(),
             bytes,
@@ -271,7 +271,7 @@ impl Transport for Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: the type is that in `loops.h`, and nobody uses the peer afterwards.
+        // SAFETY: the type is that in `loops.h`, and nothing uses the peer afterwards.
         if let Ok(close) = unsafe { self.library.get::<unsafe extern "C" fn(*mut c_void)>(b"peer_close") } {
             // SAFETY: as above.
             unsafe { close(self.peer.as_ptr()) };

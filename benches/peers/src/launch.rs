@@ -1,4 +1,4 @@
-//! Starts the processes of a measurement, waits for what they find, and leaves nothing behind however it ends.
+//! Starts the processes of a measurement, waits for their answers, and leaves nothing behind however it ends.
 
 use crate::peers::{Peer, Program, Who};
 use crate::plan::Table;
@@ -18,36 +18,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where everything lies that processes share by name.
+/// The directory of everything that processes share by name.
 const SHARED: &str = "/dev/shm";
-/// Begins the names of directories, before the process that made them.
+/// The prefix of directory names; the id of the creating process follows.
 const DIR: &str = "doorbell-peers.";
-/// Begins the names of MPICH's memory, which it gives numbers of its own, and leaves behind if it is killed.
+/// The prefix of MPICH's memory. MPICH numbers it and leaves it behind if it is killed.
 const MPICH_MEMORY: &str = "mpich_shm_";
-/// How long the others may go on when one has failed.
+/// How long the other processes may go on when one has failed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a process that was told to end may take.
+/// How long a process may take to end after it was told to.
 const END: Duration = Duration::from_secs(2);
-/// Seconds after the limit at which a process ends itself, should nobody have ended it.
+/// Seconds after the limit at which a process ends itself if nothing else has ended it.
 const LATER: u32 = 5;
-/// Messages under way at once in a direction, of streams.
+/// The number of messages under way in a direction, for streams.
 pub const WINDOW: usize = 8;
 
-/// What MPICH is tested with by its authors where there are more processes than processors: it yields after each look that found nothing.
+/// The settings with which MPICH's authors test it where there are more processes than processors: it yields after each look that
+/// found nothing.
 const MPICH_CROWDED: [(&str, &str); 3] = [
     ("MPIR_CVAR_POLLS_BEFORE_YIELD", "1"),
     ("MPIR_CVAR_CH4_PROGRESS_THROTTLE", "true"),
     ("MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT", "1"),
 ];
 
-/// What a run gave: figures, or why there are none.
+/// The result of a run: the answer, or why there is none.
 pub type Outcome = Result<Answer, String>;
 
 /// A signal ended the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopped(pub usize);
 
-/// Starts measurements one after the other.
+/// Starts measurements one after another.
 #[derive(Debug)]
 pub struct Launcher {
     dir: PathBuf,
@@ -59,7 +60,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// For processes on these two processors.
+    /// Creates a launcher for processes on these two processors.
     pub fn new(pin: [usize; 2], touched: bool, limit: u32) -> Result<Self, Failure> {
         let signal = Arc::new(AtomicUsize::new(0));
         for number in [SIGINT, SIGTERM, SIGHUP] {
@@ -71,9 +72,9 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Does one kind of work over one peer, once.
+    /// Runs one kind of work over one peer, once.
     pub fn run(&self, peer: &Peer, table: Table, quick: bool) -> Ran {
-        let outcome = self.measure(peer, table, quick).unwrap_or_else(|error| Err(format!("could not be started: {error}")));
+        let outcome = self.measure(peer, table, quick).unwrap_or_else(|error| Err(format!("could not start: {error}")));
         remove(&self.dir, &self.prefix);
         match self.signal.load(Ordering::SeqCst) {
             0 => Ok(outcome),
@@ -133,7 +134,7 @@ impl Launcher {
 
     fn launched(&self, who: Who, launcher: &Path, order: &Order, path: &Path) -> io::Result<Command> {
         let mut command = Command::new(launcher);
-        // The workers pin themselves, as those of all other peers.
+        // The workers pin themselves, like those of all other peers.
         command.args(["--bind-to", "none", "-n", &order.processes().to_string()]);
         if who == Who::Mpich {
             if order.crowded() {
@@ -164,12 +165,13 @@ fn dir(process: u32) -> PathBuf {
     Path::new(SHARED).join(format!("{DIR}{process}"))
 }
 
-/// Ends with a letter, so that no other number begins alike.
+/// Ends with a letter, so that the prefix of no other number begins alike.
 fn prefix(process: u32) -> String {
     format!("peers-{process}p")
 }
 
-/// Removes what a run, or all runs of one process, left. What fails here is not ours, or gone.
+/// Removes the leftovers of one run, or of all runs of one process. A file that cannot be removed is gone or belongs to another
+/// program.
 fn remove(dir: &Path, prefix: &str) {
     let _ = fs::remove_dir_all(dir);
     for entry in fs::read_dir(SHARED).into_iter().flatten().flatten() {
@@ -180,7 +182,8 @@ fn remove(dir: &Path, prefix: &str) {
     }
 }
 
-/// Whether a process has a file of this name in its memory. Those of other users are not told, and their files cannot be removed.
+/// Whether a process has mapped a file of this name. Other users' processes cannot be read, but their files cannot be removed
+/// either.
 fn is_mapped(name: &str) -> bool {
     let maps = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| fs::read_to_string(entry.path().join("maps")));
     maps.flatten().any(|maps| maps.contains(name))
@@ -198,7 +201,7 @@ fn remove_those_of_the_dead() {
     }
 }
 
-/// How it ended.
+/// How the processes ended.
 enum Ended {
     Well,
     Failed,
@@ -206,7 +209,7 @@ enum Ended {
     Interrupted,
 }
 
-/// Processes under way. Dropped, they are gone.
+/// Running processes. Dropping this kills them.
 #[derive(Default)]
 struct Processes {
     children: Vec<(Child, String)>,
@@ -258,7 +261,7 @@ impl Processes {
         }
     }
 
-    /// The last words of each.
+    /// The last output of each process.
     fn words(&self, dir: &Path) -> String {
         let last = |name: &String| {
             let said = fs::read(dir.join(format!("words.{name}"))).unwrap_or_default();
@@ -272,7 +275,7 @@ impl Processes {
 impl Drop for Processes {
     fn drop(&mut self) {
         for (child, _) in &mut self.children {
-            // A launcher ends what it started only if it is asked.
+            // A launcher ends the processes that it started only if it is asked to.
             if matches!(child.try_wait(), Ok(None)) {
                 let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
             }
@@ -281,7 +284,7 @@ impl Drop for Processes {
         for (child, _) in &mut self.children {
             while matches!(child.try_wait(), Ok(None)) {
                 if Instant::now() > deadline {
-                    // Nobody has waited for it yet, so the number is still its own.
+                    // The process was not reaped yet, so the number still belongs to it.
                     let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
                     let _ = child.wait();
                     break;
@@ -292,7 +295,7 @@ impl Drop for Processes {
     }
 }
 
-/// What the processes have to say.
+/// Turns the answers of the processes into an outcome.
 fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
     let answers: Vec<Option<Answer>> =
         (0..order.processes()).map(|node| serde_json::from_slice(&fs::read(order.answer(node)).ok()?).ok()).collect();
@@ -309,7 +312,7 @@ fn judge(order: &Order, ended: Ended, words: &str, limit: u32) -> Outcome {
     let Some(answers) = answers.into_iter().collect::<Option<Vec<Answer>>>() else {
         return Err("ended without an answer".into());
     };
-    // Of several pairs, the mean; of what all do together, the slowest. The first one knows how far apart the processors were.
+    // For several pairs, take the mean; for collectives, the slowest. The first answer knows the distance of the processors.
     let together = order.work.is_collective();
     let mut clocks = answers.into_iter().step_by(if together { 1 } else { 2 });
     let Some(mut first) = clocks.next() else { return Err("ended without an answer".into()) };

@@ -1,7 +1,7 @@
-//! Doorbell beside other transports: what all of them have in common.
+//! Doorbell beside other transports: the parts that all of them share.
 //!
-//! A peer is a [`transport::Transport`]. Two processes run each, [`worker::main`], and do what an [`order::Order`] says. The loops
-//! are those of `doorbell_benches::exchange` and `stream`; `c/loops.h` has the same for peers that are spoken to in C.
+//! A peer is a [`transport::Transport`]. Two processes of each run [`worker::main`] and follow an [`order::Order`]. The loops are
+//! those of `doorbell_benches::exchange` and `stream`; `c/loops.h` has the same loops for peers with a C interface.
 
 pub mod collective;
 pub mod foreign;

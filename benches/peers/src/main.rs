@@ -1,4 +1,4 @@
-//! `doorbell-peers`: runs Doorbell and other transports in turns, and writes down how they compare.
+//! `doorbell-peers`: runs Doorbell and other transports in turns, and writes a comparison.
 
 mod launch;
 mod peers;
@@ -19,8 +19,8 @@ use std::process::ExitCode;
 /// Measure Doorbell beside other transports: the same work, the same loops, in turns, on the same two processors
 ///
 /// Pairs of processes exchange tagged messages, which are written before they are sent and read after they were received. Every
-/// peer has its turn in every round, each time in new processes, and the median of the rounds is told, with the lowest and the
-/// highest. What a peer cannot do, or is not installed for, is told as well.
+/// peer has its turn in every round, each time in new processes. The tables show the median of the rounds, with the lowest and
+/// the highest. They also name what a peer cannot do and which peers are not installed.
 #[derive(Debug, Parser)]
 #[command(
     name = "doorbell-peers",
@@ -35,39 +35,39 @@ Examples:
   doorbell-peers --rows collectives               teams, to the terminal (3 minutes)
   doorbell-peers --rounds 9 --output -            more rounds, to the terminal
 
-Columns with × say how many times as long as Doorbell the peer takes for a message: above 1
+Columns with × give the peer's time for a message divided by Doorbell's: above 1
 Doorbell is faster. Times move by 10 to 30 % from hour to hour on virtual machines, ratios
-less: compare within one run only. Let nothing else run meanwhile.
+less: compare within one run only. Run nothing else meanwhile.
 
 Exit codes: 0 measured (failures of peers are rows of the tables), 1 Doorbell itself failed,
-2 arguments or environment not right, 130 interrupted."
+2 wrong arguments or environment, 130 interrupted."
 )]
 struct Args {
-    /// How often everybody has a turn
+    /// The number of rounds; every peer has one turn in each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Only these, beside Doorbell
+    /// Measure only these peers beside Doorbell
     #[arg(long, value_enum, value_name = "PEER,…", value_delimiter = ',')]
     only: Vec<Who>,
-    /// Only these tables
+    /// Measure only these tables
     #[arg(long, value_enum, value_name = "ROW,…", value_delimiter = ',')]
     rows: Vec<Row>,
-    /// A quarter of the messages, and three rounds at most
+    /// Send a quarter of the messages, in three rounds at most
     #[arg(long)]
     quick: bool,
-    /// Where the tables go; `-`: to the terminal [default: docs/performance.md for all of it, otherwise -]
+    /// The file for the tables; `-` is the terminal [default: docs/performance.md if everything is measured, otherwise -]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// The two processors
     #[arg(long, value_name = "CPU,CPU", value_delimiter = ',', num_args = 1, default_value = "0,1")]
     pin: Vec<usize>,
-    /// Neither write what is sent nor read what is received
+    /// Neither write sent messages nor read received ones
     #[arg(long)]
     untouched: bool,
-    /// Seconds after which a pair of processes is taken for hung, and killed
+    /// Seconds after which a pair of processes counts as hung and is killed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=3600))]
     limit: u32,
-    /// Where `install` put the peers [default: target/peers of this repository]
+    /// The directory in which `install` put the peers [default: target/peers of this repository]
     #[arg(long, value_name = "DIR")]
     peers: Option<PathBuf>,
 }
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One of the processes of a measurement.
+/// Runs as one of the processes of a measurement.
 fn work() -> ExitCode {
     match worker::arguments() {
         Ok((order, node)) => match order.player {
@@ -139,7 +139,7 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     'rounds: for round in 0..usize::from(rounds) {
         for table in &tables {
             for turn in 0..peers.len() {
-                // Nobody is always the first after the same one.
+                // Shift the order, so that no peer always follows the same one.
                 let peer = &peers[(turn + round) % peers.len()];
                 if peer.can(*table) && findings.is_worth_a_try(peer.who, *table) {
                     say(round, rounds, *table, peer);
@@ -159,9 +159,9 @@ fn measure(args: &Args) -> Result<ExitCode, Failure> {
     let report =
         Report { peers: &peers, tables: &tables, findings: &findings, rounds, quick: args.quick, touched: !args.untouched };
     if let Some(signal) = stopped {
-        // What there is may be of use, but not in the place of what is whole.
+        // A partial result may be useful, but must not replace a complete one.
         print!("{report}");
-        let what = format!("interrupted by signal {signal}; what was measured until then is on stdout");
+        let what = format!("interrupted by signal {signal}; the results until then are on stdout");
         return Err(Failure { what, hint: String::new(), code: 128 + signal as u8 });
     }
     let all = args.only.is_empty() && args.rows.is_empty() && !args.quick && !args.untouched;
@@ -206,5 +206,5 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// What a run gave.
+/// The result of a run.
 type Ran = Result<Outcome, Stopped>;

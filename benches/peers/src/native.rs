@@ -1,4 +1,4 @@
-//! Doorbell, through its library.
+//! Doorbell as a peer, through its library.
 
 use crate::collective::{self, Calls, Members, ROOT, elements};
 use crate::order::{Over, Player, Work};
@@ -14,19 +14,19 @@ use doorbell_benches::touch;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// How long the other processes may take to join.
+/// The timeout for the other processes to join.
 const START: Duration = Duration::from_secs(20);
-/// After what silence over the network the other process counts as dead: one that is stopped for a while is not.
+/// The silence over the network after which the other process counts as dead. A process that is stopped for a while must not.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The key of a network on which nothing is secret.
 const SECRET: [u8; 32] = [7; 32];
 
-/// A node, and its way to the other one.
+/// A node and its peer.
 #[derive(Debug)]
 pub struct Doorbell {
-    /// Of all processes, and what they combine; where that is measured.
+    /// The team of all processes and the memory that they combine, where collectives are measured.
     team: Option<(Team, Memory)>,
-    // The peer goes before the node.
+    // The peer is dropped before the node.
     peer: Peer,
     node: Node,
     work: Work,
@@ -34,11 +34,11 @@ pub struct Doorbell {
     buffers: Buffers,
     messages: StreamBuffers,
     landing: Option<Landing>,
-    /// Loans sent so far.
+    /// The number of loans sent so far.
     count: u64,
 }
 
-/// Where puts land: this process's region, and the key to the other's.
+/// The destination of puts: this process's region, and the key to the other's.
 #[derive(Debug)]
 struct Landing {
     own: Region<u64>,
@@ -123,7 +123,7 @@ impl Transport for Doorbell {
     }
 }
 
-/// All processes, in the order of their numbers.
+/// The team of all processes, in the order of their numbers.
 fn team(setup: &Setup<'_>, node: &Node) -> Result<Team> {
     let ids: Vec<NodeId> = (0..setup.order.processes()).map(|id| NodeId(id as u16)).collect();
     let sync = if setup.order.player == Player::Foreground { Sync::Foreground } else { Sync::Background };
@@ -149,18 +149,19 @@ impl Members for Team {
     }
 }
 
-/// Memory for puts: what is sent is private, what arrives lies in a region.
+/// Memory for puts: the source is private, and the target lies in a region.
 fn landing(setup: &Setup<'_>, node: &Node) -> Result<(Buffers, Landing)> {
     let bytes = setup.order.bytes();
     let own = node.region::<u64>(bytes.div_ceil(size_of::<u64>()).max(1))?;
-    // SAFETY: the only slice of the region, which the clone keeps; the peer, which gets the key later, writes while this process
-    // waits for it, and this one reads nothing but the last word of a message until that says that all is there.
+    // SAFETY: this is the only slice of the region, which the clone keeps mapped. The peer, which gets the key later, writes
+    // while this process waits for it; until the last word of a message says that the message is complete, this process reads
+    // only that word.
     let target = unsafe {
         let start = own.as_mut_slice().as_mut_ptr().cast();
         Memory::lent(start, bytes, Box::new(own.clone()))
     };
     let theirs = setup.place.swap("key", &own.key().to_bytes())?;
-    let theirs: [u8; KEY_BYTES] = theirs.try_into().map_err(|_| "the other process left a key of another length")?;
+    let theirs: [u8; KEY_BYTES] = theirs.try_into().map_err(|_| "the other process left a key of the wrong length")?;
     let landing = Landing { theirs: Key::from_bytes(&theirs)?, own, sent: 0, received: 0 };
     Ok((Buffers::new(Memory::private(bytes)?, target), landing))
 }
@@ -183,7 +184,7 @@ impl Carrier for Sent<'_> {
     }
 }
 
-/// The buffers of the exchange stay as they are, and what is to be touched is touched here.
+/// The buffers of the exchange stay untouched; this carrier touches the loan itself.
 struct OnLoan<'a> {
     peer: &'a Peer,
     touched: bool,
@@ -207,21 +208,21 @@ impl Carrier for OnLoan<'_> {
     fn receive(&mut self, _: &mut [u8]) -> std::result::Result<(), Error> {
         let taken = self.peer.take::<[u8]>(Match::any().tag(TAG))?;
         if self.touched {
-            // SAFETY: the other process writes no loan that it has sent.
+            // SAFETY: the other process does not write to a loan that it has sent.
             touch::read(unsafe { taken.as_slice() });
         }
         Ok(())
     }
 }
 
-/// Marks the word that says that a message is there, so that no content is taken for it. The same in `c/loops.h`.
+/// Marks the word that announces a message, so that no content is mistaken for it. The same as in `c/loops.h`.
 const ARRIVED: u64 = 1 << 63;
 
 struct Puts<'a> {
     peer: &'a Peer,
     own: &'a Region<u64>,
     key: Key<u64, ReadWrite>,
-    /// Where the last word of a message goes.
+    /// The key to the place of a message's last word.
     last: Key<u64, ReadWrite>,
     words: usize,
     crowded: bool,
@@ -248,13 +249,13 @@ impl Carrier for Puts<'_> {
             // Buffers begin at a page, and sizes are multiples of eight.
             let words = <[u64]>::ref_from_bytes(message).unwrap_or_default();
             self.peer.put(&words[..self.words - 1], self.key)?;
-            // Whoever sees the last word sees the others.
+            // Flush, so that a reader that sees the last word sees the others.
             self.peer.flush()?;
         }
         self.peer.put(&[ARRIVED | self.sent], self.last)
     }
 
-    /// What arrives lies where it is read.
+    /// The message is read where it arrives.
     #[inline(always)]
     fn receive(&mut self, _: &mut [u8]) -> std::result::Result<(), Error> {
         self.received += 1;

@@ -1,16 +1,16 @@
-//! What the processes of a measurement are told, and what they answer.
+//! The order that the processes of a measurement get, and their answers.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What is measured.
+/// The kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Work {
     /// Messages back and forth: half a round trip.
     Latency,
-    /// The same on loan: written and read in place.
+    /// The same on loan: messages are written and read in place.
     Loan,
-    /// Puts into the other's memory, which polls the last word of it: half a round trip.
+    /// Puts into the other's memory, which polls their last word: half a round trip.
     Put,
     /// Messages one way, one by one.
     Rate,
@@ -20,108 +20,108 @@ pub enum Work {
     BothWays,
     /// Messages back and forth between two pairs of processes at once.
     Pairs,
-    /// All wait for all.
+    /// A barrier of all processes.
     Barrier,
-    /// The sum of all vectors to all.
+    /// The sum of all vectors, for every process.
     Allreduce,
-    /// The first one's vector to all.
+    /// The vector of the first process, for every process.
     Broadcast,
-    /// Work of each, not the same for all, before an allreduce.
+    /// Work of varying length in each process before an allreduce.
     Computing,
 }
 
 impl Work {
-    /// Several messages are under way at once.
+    /// Whether several messages are under way at once.
     pub fn is_stream(self) -> bool {
         matches!(self, Work::OneWay | Work::BothWays)
     }
 
-    /// All processes do something together.
+    /// Whether all processes act together.
     pub fn is_collective(self) -> bool {
         matches!(self, Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing)
     }
 }
 
-/// What messages go over.
+/// The carrier of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Over {
     /// Memory that the processes share.
     Memory,
-    /// UDP datagrams, as they are.
+    /// Plain UDP datagrams.
     Udp,
-    /// UDP datagrams, encrypted and authenticated.
+    /// Encrypted and authenticated UDP datagrams.
     Sealed,
 }
 
-/// Who does it.
+/// The transport under test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Player {
     /// Doorbell.
     Doorbell,
-    /// Doorbell whose teams synchronise before a call comes back.
+    /// Doorbell whose teams synchronise before a call returns.
     Foreground,
     /// The bare barrier.
     Floor,
-    /// A peer that is spoken to in C, by this library.
+    /// A peer with a C interface, in this library.
     Library(PathBuf),
-    /// A program of its own.
+    /// A separate program.
     Program,
 }
 
 /// Messages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leg {
-    /// Bytes of a message.
+    /// The length of a message.
     pub bytes: usize,
-    /// Sections, the first of which does not count.
+    /// The number of sections; the first one does not count.
     pub sections: usize,
-    /// Messages in a section that do not count.
+    /// The messages in a section that do not count.
     pub warmup: usize,
-    /// Messages in a section that count.
+    /// The messages in a section that count.
     pub count: usize,
 }
 
-/// What all processes of a measurement do.
+/// The order for all processes of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// What is measured.
+    /// The kind of measurement.
     pub work: Work,
-    /// What it goes over.
+    /// The carrier of the messages.
     pub over: Over,
-    /// One size after the other.
+    /// The sizes, one after another.
     pub legs: Vec<Leg>,
-    /// Messages under way at once in a direction, of streams.
+    /// The number of messages under way in a direction, for streams.
     pub window: usize,
-    /// Pairs of processes.
+    /// The number of pairs of processes.
     pub pairs: usize,
-    /// Processors, of which even processes have the first and odd ones the second.
+    /// The processors: the first for even processes, the second for odd ones.
     pub pin: [usize; 2],
-    /// Whether what is sent was written just before, and what was received is read at once.
+    /// Whether a message is written just before it is sent, and read as soon as it was received.
     pub touched: bool,
-    /// Where the processes leave messages and answers for each other. What is in it is removed afterwards.
+    /// The directory in which the processes leave messages and answers for each other. It is removed afterwards.
     pub dir: PathBuf,
-    /// Begins the names of all that does not lie there.
+    /// The prefix of the names of everything outside that directory.
     pub prefix: String,
-    /// The process that holds the memory in which the processes keep step, and its descriptor there.
+    /// The process that holds the memory for synchronisation, and its descriptor there.
     pub memory: (i32, i32),
     /// Seconds after which a process ends itself.
     pub limit: u32,
-    /// Who does it.
+    /// The transport under test.
     pub player: Player,
 }
 
 impl Order {
-    /// Bytes of the longest message.
+    /// The length of the longest message.
     pub fn bytes(&self) -> usize {
         self.legs.iter().map(|leg| leg.bytes).max().unwrap_or(0)
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn processes(&self) -> usize {
         2 * self.pairs
     }
 
-    /// More processes than processors.
+    /// Whether there are more processes than processors.
     pub fn crowded(&self) -> bool {
         self.pairs > 1 || self.pin[0] == self.pin[1]
     }
@@ -132,24 +132,24 @@ impl Order {
     }
 }
 
-/// What one section gave.
+/// The result of one section.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Nanoseconds a message.
+    /// Nanoseconds for each message.
     pub ns: f64,
-    /// Nanoseconds for a cache line to get from one processor to the other, before and after.
+    /// Nanoseconds for a cache line to move from one processor to the other, before and after the section.
     pub hops: [f64; 2],
-    /// The processors seemed to share a core.
+    /// Whether the processors seemed to share a core.
     pub shared: bool,
 }
 
-/// What a process found.
+/// The answer of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Answer {
-    /// For each leg, what each section gave; nothing from the side that has no clock.
+    /// For each leg, the result of each section. Empty from the side without a clock.
     pub legs: Vec<Vec<Seen>>,
-    /// What the peer says its version is.
+    /// The version that the peer reports.
     pub version: String,
-    /// Why it could not.
+    /// Why the measurement failed.
     pub error: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Who is measured, and whether it is there.
+//! The peers, and whether they are installed.
 
 use crate::plan::Table;
 use doorbell_peers::order::{Over, Player, Work};
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 /// A transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Who {
-    /// What all others are compared with
+    /// The transport that all others are compared with
     #[value(skip)]
     Doorbell,
-    /// Doorbell whose teams synchronise before a call comes back: of collectives
+    /// Doorbell whose teams synchronise before a call returns; collectives only
     Foreground,
     /// Tagged messages and puts of UCX
     Ucx,
     /// Open MPI
     Mpi,
-    /// MPICH: of collectives
+    /// MPICH; collectives only
     Mpich,
     /// iceoryx2
     Iceoryx2,
@@ -29,7 +29,7 @@ pub enum Who {
 }
 
 impl Who {
-    /// In the order of the columns.
+    /// All, in the order of the columns.
     pub const ALL: [Who; 9] =
         [Who::Doorbell, Who::Foreground, Who::Ucx, Who::Mpi, Who::Mpich, Who::Iceoryx2, Who::Aeron, Who::Quinn, Who::Floor];
 
@@ -48,7 +48,7 @@ impl Who {
         }
     }
 
-    /// The name under which `install` knows it.
+    /// Its name in `install`.
     fn word(self) -> &'static str {
         match self {
             Who::Doorbell | Who::Foreground | Who::Floor => "doorbell",
@@ -62,7 +62,7 @@ impl Who {
     }
 }
 
-/// What its processes run.
+/// The program that its processes run.
 #[derive(Clone, Debug)]
 pub enum Program {
     /// This program.
@@ -78,24 +78,24 @@ pub enum Program {
     Own(PathBuf),
 }
 
-/// A transport as it was found.
+/// A transport and its state on this machine.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Which.
+    /// The transport.
     pub who: Who,
-    /// What to run.
+    /// The program to run.
     pub program: Program,
-    /// Why it is not there.
+    /// Why it is not installed.
     pub missing: Option<String>,
 }
 
 impl Peer {
-    /// Whether it is there and has something for this table.
+    /// Whether it is installed and takes part in this table.
     pub fn can(&self, table: Table) -> bool {
         self.missing.is_none() && self.knows(table)
     }
 
-    /// Whether it has anything that goes over this.
+    /// Whether it takes part in any table over this carrier.
     pub fn goes_over(&self, over: Over) -> bool {
         match over {
             Over::Memory => self.who != Who::Quinn,
@@ -104,12 +104,12 @@ impl Peer {
         }
     }
 
-    /// Whether it is asked for collectives alone, whatever else it has.
+    /// Whether it takes part in collectives only.
     pub fn is_for_collectives(&self) -> bool {
         matches!(self.who, Who::Foreground | Who::Mpich | Who::Floor)
     }
 
-    /// Whether it has something for this table.
+    /// Whether it takes part in this table.
     pub fn knows(&self, table: Table) -> bool {
         let does = match table.work {
             Work::Loan => matches!(self.who, Who::Doorbell | Who::Iceoryx2),
@@ -123,7 +123,7 @@ impl Peer {
     }
 }
 
-/// Doorbell, and of the others those asked for, or all.
+/// Doorbell and the requested others, or all of them.
 pub fn find(installed: &Path, only: &[Who]) -> Vec<Peer> {
     let wanted = |who: &Who| *who == Who::Doorbell || only.is_empty() || only.contains(who);
     Who::ALL.into_iter().filter(wanted).map(|who| peer(installed, who)).collect()

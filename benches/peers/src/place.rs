@@ -1,14 +1,14 @@
-//! Where processes meet before they can send messages: a directory.
+//! A directory in which processes exchange data before they can send messages.
 
 use crate::transport::Result;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long the other process may take.
+/// The timeout for the other process.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The directory, as one of the processes sees it.
+/// The directory from the viewpoint of one process.
 #[derive(Debug)]
 pub struct Place {
     dir: PathBuf,
@@ -16,17 +16,17 @@ pub struct Place {
 }
 
 impl Place {
-    /// As this process sees it.
+    /// The directory, for this process.
     pub fn new(dir: PathBuf, node: usize) -> Self {
         Self { dir, node }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn dir(&self) -> &std::path::Path {
         &self.dir
     }
 
-    /// Leaves something for everybody under a name. It is there whole or not at all.
+    /// Leaves data for all processes under a name. The file is complete or absent.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -39,10 +39,10 @@ impl Place {
         Ok(())
     }
 
-    /// Waits for what another process leaves.
+    /// Waits for data that another process leaves.
     ///
     /// # Errors
-    /// It did not in time.
+    /// The data did not come in time.
     pub fn find(&self, name: &str, node: usize) -> Result<Vec<u8>> {
         let path = self.dir.join(format!("{name}.{node}"));
         let deadline = Instant::now() + PATIENCE;
@@ -58,10 +58,10 @@ impl Place {
         }
     }
 
-    /// Gives something to the other process of the pair and takes what it gives.
+    /// Gives data to the other process of the pair, and takes that process's data.
     ///
     /// # Errors
-    /// As [`leave`](Self::leave) and [`find`](Self::find).
+    /// The same as for [`leave`](Self::leave) and [`find`](Self::find).
     pub fn swap(&self, name: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         self.leave(name, bytes)?;
         self.find(name, self.node ^ 1)

@@ -1,30 +1,30 @@
-//! What is measured, and how often.
+//! The plan of the measurements and their number.
 
 use doorbell_peers::order::{Leg, Over, Work};
 
-/// What stands in one table.
+/// The subject of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Table {
-    /// What is measured.
+    /// The kind of measurement.
     pub work: Work,
-    /// What it goes over.
+    /// The carrier of the messages.
     pub over: Over,
-    /// Pairs of processes, one on each of the two processors.
+    /// Pairs of processes, one process on each of the two processors.
     pub pairs: usize,
 }
 
-/// A table, or several.
+/// One table or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Row {
     /// Messages back and forth, half a round trip
     Latency,
-    /// The same on loan: written and read in place
+    /// The same on loan: messages are written and read in place
     Loan,
     /// Puts into the other's memory, half a round trip
     Put,
-    /// Small messages one way, how many a second
+    /// Small messages one way, in messages a second
     Rate,
-    /// Large messages, how many bytes a second; one way, and both ways
+    /// Large messages, in bytes a second; one way, and both ways
     Bandwidth,
     /// Small messages between two pairs of processes on the two processors
     Pairs,
@@ -36,11 +36,11 @@ pub enum Row {
 }
 
 impl Row {
-    /// In the order of the tables.
+    /// All, in the order of the tables.
     pub const ALL: [Row; 8] =
         [Row::Latency, Row::Loan, Row::Put, Row::Rate, Row::Bandwidth, Row::Pairs, Row::Collectives, Row::Udp];
 
-    /// What has to be done for it.
+    /// The tables of this row.
     pub fn tables(self) -> Vec<Table> {
         let over = |over, works: &[Work]| works.iter().map(move |work| Table { work: *work, over, pairs: 1 }).collect::<Vec<_>>();
         let pairs = |pairs, work| Table { work, over: Over::Memory, pairs };
@@ -60,7 +60,7 @@ impl Row {
     }
 }
 
-/// What a table is called.
+/// The title of a table.
 pub fn title(Table { work, over, pairs }: Table) -> String {
     let what = match work {
         Work::Latency => "Messages, one way",
@@ -85,10 +85,10 @@ pub fn title(Table { work, over, pairs }: Table) -> String {
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Bytes in a section of a stream, through memory and over the network.
+/// The bytes in a section of a stream, through memory and over the network.
 const STREAM_BYTES: [usize; 2] = [256 * MIB, 64 * MIB];
 
-/// The messages that are measured.
+/// The messages of a table.
 pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
     let by_net = over != Over::Memory;
     let sizes: &[usize] = match work {
@@ -120,7 +120,7 @@ pub fn legs(Table { work, over, pairs }: Table, quick: bool) -> Vec<Leg> {
     sizes.iter().map(|bytes| leg(*bytes)).collect()
 }
 
-/// In a section.
+/// The number of round trips in a section.
 fn round_trips(bytes: usize) -> usize {
     match bytes {
         0..=4096 => 10_000,
@@ -131,7 +131,7 @@ fn round_trips(bytes: usize) -> usize {
     }
 }
 
-/// In a section.
+/// The number of collectives in a section.
 fn collectives(work: Work, bytes: usize, crowded: bool) -> usize {
     match bytes {
         _ if work == Work::Computing => 1_000,
@@ -143,7 +143,7 @@ fn collectives(work: Work, bytes: usize, crowded: bool) -> usize {
     }
 }
 
-/// A size as people write it.
+/// A size in human-readable form.
 pub fn size(bytes: usize) -> String {
     match bytes {
         0 => "–".into(),

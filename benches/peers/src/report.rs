@@ -1,4 +1,4 @@
-//! The tables.
+//! Writes the tables.
 
 use crate::launch::{Outcome, WINDOW};
 use crate::peers::{Peer, Who};
@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Hops before and after a section that differ by more: the processors moved meanwhile.
+/// If the hops before and after a section differ by more than this factor, the processors moved meanwhile.
 const MOVED: f64 = 1.5;
-/// Hops that differ by more are those of two moods, which are told apart.
+/// If hops differ by more than this factor, they belong to two moods, which get separate tables.
 const MOODS: f64 = 2.0;
 
-/// Sections of a round that must have been in one mood for the round to count: processors that moved to and fro between two looks
-/// show in a few of them.
+/// The number of sections of a round that must have been in one mood for the round to count. Processors that moved back and forth
+/// between two probes show up in a few sections only.
 const SECTIONS_LEAST: usize = 3;
 
-/// What was found so far.
+/// The results so far.
 #[derive(Debug, Default)]
 pub struct Findings {
     seen: BTreeMap<(Table, usize, Who), Vec<Section>>,
-    /// Why there is nothing.
+    /// Why there is no result.
     failures: BTreeMap<(Table, Who), String>,
     versions: BTreeMap<Who, String>,
     left_out: usize,
 }
 
-/// One that counts.
+/// A section that counts.
 #[derive(Clone, Copy, Debug)]
 struct Section {
     round: usize,
@@ -35,8 +35,8 @@ struct Section {
     hop: f64,
 }
 
-/// Hops from here to there. A virtual machine's processors may be neighbours in one second and far apart in the next, and
-/// nothing that was measured in one can be compared with what was measured in the other.
+/// A range of hops. The processors of a virtual machine may be neighbours in one second and far apart in the next. Results of the
+/// two cases cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Mood {
     title: Option<&'static str>,
@@ -45,12 +45,12 @@ struct Mood {
 }
 
 impl Findings {
-    /// What failed fails again, and may take its time.
+    /// A failure would recur, and may take long.
     pub fn is_worth_a_try(&self, who: Who, table: Table) -> bool {
         !self.failures.contains_key(&(table, who))
     }
 
-    /// Adds what a run gave.
+    /// Adds the result of a run.
     pub fn add(&mut self, who: Who, table: Table, round: usize, outcome: Outcome) {
         let answer = match outcome {
             Ok(answer) => answer,
@@ -73,7 +73,7 @@ impl Findings {
         self.versions.insert(who, answer.version);
     }
 
-    /// Whether anything of a peer failed.
+    /// Whether any measurement of a peer failed.
     pub fn failed(&self, who: Who) -> bool {
         self.failures.keys().any(|(_, failed)| *failed == who)
     }
@@ -97,7 +97,7 @@ impl Findings {
         if 2 * hops.partition_point(|hop| *hop < between) >= hops.len() { vec![near, far] } else { vec![far, near] }
     }
 
-    /// Of the medians of each round.
+    /// The spread of the medians of each round.
     fn spread(&self, table: Table, bytes: usize, who: Who, mood: Mood) -> Option<Spread> {
         let mut rounds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
         for section in self.seen.get(&(table, bytes, who))?.iter().filter(|section| mood.has(section.hop)) {
@@ -115,7 +115,7 @@ impl Mood {
     }
 }
 
-/// The median, and the ends.
+/// The median, the lowest and the highest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Spread {
     low: f64,
@@ -139,17 +139,17 @@ impl Spread {
     }
 }
 
-/// All that is told.
+/// The complete report.
 pub struct Report<'a> {
     /// The columns.
     pub peers: &'a [Peer],
     /// The tables.
     pub tables: &'a [Table],
-    /// What stands in them.
+    /// Their content.
     pub findings: &'a Findings,
-    /// Rounds that were meant to be.
+    /// The number of planned rounds.
     pub rounds: u16,
-    /// Fewer messages.
+    /// Whether there were fewer messages.
     pub quick: bool,
     /// Whether messages were written and read.
     pub touched: bool,
@@ -174,17 +174,17 @@ impl Display for Report<'_> {
     }
 }
 
-/// What people found out about rows in which others are ahead.
+/// Findings about the rows in which others are ahead.
 const BEHIND: &str = include_str!("../behind.md");
 
-/// What is said of all collectives.
-const COLLECTIVES: &str = "Processes that share memory: of two, one on each of the two processors, and of four, two on each. Two look while \
-                           they wait, four let each other run. One call comes right after the other; a figure is the mean of a section of \
-                           calls, as the slowest member has it. Vectors are of `i64`, and combined in place; every result is checked.";
+/// The introduction to the collectives.
+const COLLECTIVES: &str = "The processes share memory. Two processes run on one processor each, four run two on each. Two poll while \
+                           they wait; four yield to each other. One call follows right after the other. A number is the mean of a section of \
+                           calls at the slowest member. Vectors hold `i64` and are combined in place; every result is checked.";
 
-/// What is said of all that goes over UDP.
-const OVER_UDP: &str = "The same two processes, which share no memory here: datagrams on the loopback interface. Whoever encrypts is \
-                        compared with Doorbell that has a key, and who does not with Doorbell without.";
+/// The introduction to the tables over UDP.
+const OVER_UDP: &str = "The same two processes without shared memory: datagrams on the loopback interface. Peers that encrypt are \
+                        compared with Doorbell with a key, the others with Doorbell without one.";
 
 impl Report<'_> {
     fn section(&self, f: &mut Formatter<'_>, level: &str, has: impl Fn(&Table) -> bool) -> fmt::Result {
@@ -201,10 +201,10 @@ impl Report<'_> {
         writeln!(f, "# How fast Doorbell is, beside others\n")?;
         writeln!(
             f,
-            "Two processes on processors of their own exchange messages through shared memory, or over UDP where it is said. Doorbell and \
+            "Two processes, each on its own processor, exchange messages through shared memory, or over UDP where stated. Doorbell and \
              its peers did so in turns, in {rounds} rounds, with the same loops. A cell is the median of the rounds, with the lowest and the highest; \
-             **×** is how many times as long as Doorbell the peer takes for a message: above 1 Doorbell is faster. {} \
-             [benches/peers/README.md](../benches/peers/README.md) says what is compared, and what is fair and what is not.\n",
+             **×** is the peer's time for a message divided by Doorbell's: above 1 Doorbell is faster. {} \
+             [benches/peers/README.md](../benches/peers/README.md) explains what is compared and how fair the comparison is.\n",
             if self.touched {
                 "Every cache line of a message is written before it is sent and read after it was received."
             } else {
@@ -213,7 +213,7 @@ impl Report<'_> {
         )?;
         writeln!(
             f,
-            "These are the figures of one machine on one day. Nanoseconds differ by 10 to 30 % from hour to hour on a virtual \
+            "These numbers come from one machine on one day. Nanoseconds differ by 10 to 30 % from hour to hour on a virtual \
              machine: compare within this page only, and measure on yours.\n"
         )?;
         writeln!(f, "| | |\n|---|---|")?;
@@ -281,7 +281,7 @@ impl Report<'_> {
             .map(|peer| peer.who.name())
             .collect();
         if !others.is_empty() {
-            writeln!(f, "\nNothing of the kind in {}.", others.join(", "))?;
+            writeln!(f, "\nNo such operation in {}.", others.join(", "))?;
         }
         Ok(())
     }
@@ -316,33 +316,33 @@ impl Report<'_> {
                               of some thousands."
                     .into()
             }
-            Work::Loan => "The same with messages that are written where they are read: nothing is copied.".into(),
+            Work::Loan => "The same with messages that are written and read in place: nothing is copied.".into(),
             Work::Put => {
                 "One process puts all but the last word of a message into the other's memory, then that word, which the \
                           other polls; half a round trip."
                     .into()
             }
             Work::Rate => {
-                "One process sends one message after the other, the other receives them: the time until all are there.".into()
+                "One process sends one message after another, the other receives them: the time until all have arrived.".into()
             }
             Work::OneWay => format!(
-                "One process sends one message after the other, {WINDOW} of them under way at once: the time until all are there. GB \
+                "One process sends one message after another, {WINDOW} of them under way at once: the time until all have arrived. GB \
                  are powers of ten."
             ),
             Work::BothWays => format!("Both send and receive, {WINDOW} messages under way in each direction; the sum of both."),
-            Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, as what \
-                            matters is who waits for a processor."
+            Work::Pairs => "Four processes, two on each processor, in pairs that exchange messages across. The mean, because \
+                            waits for a processor matter here."
                 .into(),
             Work::Barrier => {
-                "All wait for all. The bare barrier is an addition in shared memory to arrive, and a word that the last one raises.".into()
+                "All processes wait for each other. The bare barrier is an addition in shared memory to arrive, and a word that the last one raises.".into()
             }
-            Work::Allreduce => "Each writes its vector, gets the sum of all in its place, and reads that.".into(),
-            Work::Broadcast => "The first writes its vector; all others get it, and read it. The first may be ahead of them by as many \
-                                calls as have room on the way."
+            Work::Allreduce => "Each process writes its vector, gets the sum of all in its place, and reads that.".into(),
+            Work::Broadcast => "The first process writes its vector; all others get it and read it. The first may be ahead by as many \
+                                calls as there is room for."
                 .into(),
-            Work::Computing => "Before each allreduce every member works for some 1 to 3 µs, as chance has it, but the same whoever is \
-                                measured. That is part of the time. Doorbell synchronises its channels in the background; in the \
-                                foreground, no call comes back before all have left its channel."
+            Work::Computing => "Before each allreduce every member works for a random 1 to 3 µs, which is the same for every \
+                                peer. The work is part of the time. Doorbell synchronises its channels in the background; in the \
+                                foreground, no call returns before all members have left its channel."
                 .into(),
         }
     }
@@ -354,7 +354,7 @@ fn today() -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// The day of the Gregorian calendar, so many days after the first of January 1970.
+/// The Gregorian date that many days after 1 January 1970.
 fn date(days: i64) -> (i64, i64, i64) {
     let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let (mut year, mut left) = (1970, days);
@@ -377,7 +377,7 @@ fn date(days: i64) -> (i64, i64, i64) {
     (year, month, left + 1)
 }
 
-/// As somebody who has the repository would type it.
+/// The command as a user with the repository would type it.
 fn command() -> String {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let command = "cargo run --release --manifest-path benches/peers/Cargo.toml";
@@ -451,7 +451,7 @@ mod tests {
         let seen = |ns, hop| Seen { ns, hops: [hop; 2], shared: false };
         for round in 0..3 {
             let legs = vec![vec![seen(10.0, 70.0), seen(12.0, 70.0), seen(14.0, 70.0), seen(40.0, 250.0)]];
-            // In the last round the processors were far apart for longer.
+            // In the last round the processors were far apart for most sections.
             let legs = if round < 2 {
                 legs
             } else {

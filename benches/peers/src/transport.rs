@@ -1,4 +1,4 @@
-//! What a peer has to be able to do.
+//! The interface of a peer.
 
 use crate::collective::Calls;
 use crate::order::{Order, Over, Work};
@@ -8,22 +8,22 @@ use doorbell_benches::memory::Memory;
 use doorbell_benches::stream::{Flow, Messages, Window};
 use std::error::Error;
 
-/// What went wrong, in words.
+/// An error in words.
 pub type Fault = Box<dyn Error>;
-/// What a peer answers.
+/// The result of a peer's call.
 pub type Result<T> = std::result::Result<T, Fault>;
 
-/// The tag of all messages. Receivers accept no other, where a peer knows tags.
+/// The tag of all messages. Where a peer knows tags, receivers accept no other.
 pub const TAG: u64 = 7;
 
-/// Who this process is, and with whom it speaks.
+/// The process's role in a measurement.
 #[derive(Debug)]
 pub struct Setup<'a> {
-    /// What all do.
+    /// The order for all processes.
     pub order: &'a Order,
-    /// Which process this is. Even ones send first and hold the clock.
+    /// The number of this process. Even ones send first and hold the clock.
     pub node: usize,
-    /// Where processes meet before they can send messages.
+    /// The directory for exchanges before messages work.
     pub place: &'a Place,
 }
 
@@ -33,7 +33,7 @@ impl Setup<'_> {
         self.node ^ 1
     }
 
-    /// Which part it plays.
+    /// The side that it plays.
     pub fn side(&self) -> Side {
         if self.node.is_multiple_of(2) { Side::Ping } else { Side::Pong }
     }
@@ -43,7 +43,7 @@ impl Setup<'_> {
     /// # Errors
     /// The system has no such memory.
     pub fn buffers(&self) -> Result<Buffers> {
-        // Streams have theirs, and collectives.
+        // Streams and collectives have their own buffers.
         let work = self.order.work;
         let bytes = if work.is_stream() || work.is_collective() { 0 } else { self.order.bytes() };
         Ok(Buffers::private(bytes)?)
@@ -58,12 +58,12 @@ pub struct StreamBuffers {
 }
 
 impl StreamBuffers {
-    /// For as many messages as the order says.
+    /// Buffers for as many messages as the order says.
     pub fn new(order: &Order) -> Self {
         Self { window: order.window, made: None }
     }
 
-    /// For messages of so many bytes.
+    /// The buffers for messages of this length.
     ///
     /// # Errors
     /// The system has no such memory.
@@ -76,7 +76,7 @@ impl StreamBuffers {
     }
 }
 
-/// A window of messages over a carrier that has taken a message when `send` returns, and copies one when its turn has come.
+/// A window over a carrier whose `send` returns once it has taken the message, and which copies each received message in turn.
 #[derive(Debug)]
 pub struct AtOnce<C>(pub C);
 
@@ -108,44 +108,44 @@ impl<C: Carrier> Window for AtOnce<C> {
     }
 }
 
-/// A way to send messages, as one of the two processes at its ends sees it.
+/// A transport from the viewpoint of one of the two processes at its ends.
 pub trait Transport: Sized {
-    /// Meets the other process; nothing of this is timed.
+    /// Connects to the other process. Not timed.
     ///
     /// # Errors
-    /// What is missing.
+    /// The requirement that is missing.
     fn open(setup: &Setup<'_>) -> Result<Self>;
 
     /// The version of the peer.
     fn version(&self) -> String;
 
-    /// Plays a part in a section of messages, loans or puts, as the order of [`open`](Self::open) says.
+    /// Plays a part in a section of messages, loans or puts, according to the order given to [`open`](Self::open).
     ///
     /// # Errors
     /// Those of the peer.
     fn play(&mut self, part: Part<'_>, section: Section) -> Result<()>;
 
-    /// Takes part in a stream of messages of so many bytes.
+    /// Takes part in a stream of messages of this length.
     ///
     /// # Errors
     /// Those of the peer.
     fn stream(&mut self, bytes: usize, flow: Flow) -> Result<()>;
 
-    /// Takes part in a section of collectives, and tells the ticks of those that count.
+    /// Takes part in a section of collectives. Returns the ticks of the timed calls.
     ///
     /// # Errors
-    /// Those of the peer; a result is wrong.
+    /// Those of the peer, or a wrong result.
     fn collect(&mut self, calls: Calls) -> Result<u64> {
         Err(unknown("this peer", calls.work, Over::Memory))
     }
 }
 
-/// What to say of work that a peer does not know.
+/// The error for work that a peer does not support.
 pub fn unknown(peer: &str, work: Work, over: Over) -> Fault {
-    format!("{peer} has nothing for {work:?} over {over:?}").into()
+    format!("{peer} does not support {work:?} over {over:?}").into()
 }
 
-/// Waits, by looking, until something is there. With more processes than processors others get the processor in between.
+/// Polls until `look` returns something. With more processes than processors, yields in between.
 ///
 /// # Errors
 /// Those of `look`.
@@ -163,5 +163,5 @@ pub fn until<T, E>(crowded: bool, mut look: impl FnMut() -> std::result::Result<
     }
 }
 
-/// Looks before others get the processor. The same in `c/loops.h`.
+/// The number of looks before a yield. The same as in `c/loops.h`.
 const LOOKS: u32 = 64;

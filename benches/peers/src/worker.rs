@@ -20,9 +20,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The name under which a program runs as a worker.
+/// The command that runs a program as a worker.
 pub const COMMAND: &str = "worker";
-/// Which of the processes this one is, where a launcher of its own counts them: Open MPI's, and MPICH's.
+/// The variables in which the launchers of Open MPI and MPICH number the processes.
 const RANKS: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 
 /// Runs as a worker: `worker ORDER [NODE]`. Without a node, the launcher's rank counts.
@@ -36,7 +36,7 @@ pub fn main<T: Transport>() -> ExitCode {
     }
 }
 
-/// Does what the order says, and leaves the answer where it says.
+/// Follows the order, and leaves the answer in its place.
 pub fn run<T: Transport>(order: &Order, node: usize) -> ExitCode {
     let answer = serve::<T>(order, node).unwrap_or_else(|error| Answer { error: Some(error.to_string()), ..Answer::default() });
     let failed = answer.error.is_some();
@@ -45,23 +45,23 @@ pub fn run<T: Transport>(order: &Order, node: usize) -> ExitCode {
     if failed || left.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// The order, and which process this is.
+/// The order and the number of this process.
 ///
 /// # Errors
-/// They are not there.
+/// They are missing.
 pub fn arguments() -> Result<(Order, usize)> {
     let mut arguments = std::env::args().skip_while(|argument| argument != COMMAND).skip(1);
-    let path = arguments.next().ok_or("there is no order")?;
+    let path = arguments.next().ok_or("the argument with the order is missing")?;
     let node = arguments
         .next()
         .or_else(|| RANKS.iter().find_map(|name| std::env::var(name).ok()))
-        .ok_or("nobody says which process this is")?;
+        .ok_or("the number of this process is missing")?;
     let order = std::fs::read(&path).map_err(|error| format!("could not read {path}: {error}"))?;
     Ok((serde_json::from_slice(&order)?, node.parse()?))
 }
 
 fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
-    // Whatever happens to whom: nothing runs for ever, and nothing outlives its parent.
+    // Whatever happens, no process runs forever or outlives its parent.
     alarm::set(order.limit);
     set_pdeathsig(Signal::SIGKILL)?;
     let processor = order.pin[node % 2];
@@ -73,7 +73,7 @@ fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
     let place = Place::new(order.dir.clone(), node);
     let stop = Arc::new(AtomicBool::new(false));
     let patience = Patience::new(stop.clone(), order.crowded());
-    // The probe spins however crowded the processors are: all others sleep meanwhile.
+    // The probe spins even on crowded processors, because all other processes sleep meanwhile.
     let probing = Patience::new(stop, false);
     let memory = mapping.pair(node / 2);
     let setup = Setup { order, node, place: &place };
@@ -94,18 +94,18 @@ fn serve<T: Transport>(order: &Order, node: usize) -> Result<Answer> {
     for leg in &order.legs {
         answer.legs.push(worker.leg(*leg, &mut probe)?);
     }
-    // Nobody leaves while somebody may still be looking.
+    // No process leaves while another may still be polling.
     worker.gate()?;
     Ok(answer)
 }
 
-/// The memory in which the processes keep step: that of the floor, of which nobody uses more here but its barrier.
+/// The memory for synchronisation. It is the floor's memory, of which only the barrier is used here.
 pub(crate) fn mapping(order: &Order) -> Result<Mapping> {
     let (process, descriptor) = order.memory;
     let path = format!("/proc/{process}/fd/{descriptor}");
     let open = |path: &Path| OpenOptions::new().read(true).write(true).open(path);
     let file = open(Path::new(&path)).map_err(|error| format!("could not open {path}: {error}"))?;
-    // SAFETY: the descriptor was just made, and is given away.
+    // SAFETY: the descriptor was just created, and ownership passes on.
     Ok(unsafe { Mapping::inherit(file.into_raw_fd(), shape(order.pairs)) }?)
 }
 
@@ -130,7 +130,7 @@ impl<T: Transport> Worker<'_, T> {
         Ok(self.mapping.gate().pass(self.order.processes(), self.patience)?)
     }
 
-    /// How far apart the processors of the first pair are, while all others sleep, and whether they seem to share a core.
+    /// The distance of the first pair's processors, measured while all others sleep, and whether they seem to share a core.
     fn probe(&self, probe: &mut HopProbe<'_>) -> Result<(f64, bool)> {
         self.gate()?;
         if self.node > 1 || self.order.pin[0] == self.order.pin[1] {
@@ -139,7 +139,7 @@ impl<T: Transport> Worker<'_, T> {
         Ok(probe.probe(self.clock.ns_per_tick)?.map_or((0.0, false), |hop| (hop.ns, hop.shared_core)))
     }
 
-    /// What the sections gave, if this side has the clock; of collectives everybody has one.
+    /// The results of the sections if this side has the clock; for collectives every side has one.
     fn leg(&mut self, leg: Leg, probe: &mut HopProbe<'_>) -> Result<Vec<Seen>> {
         let mut found = Vec::new();
         let mut before = (0.0, false);
@@ -155,14 +155,14 @@ impl<T: Transport> Worker<'_, T> {
         Ok(found)
     }
 
-    /// Nanoseconds a message.
+    /// Nanoseconds for each message.
     fn ns(&self, leg: Leg, ticks: Vec<u64>) -> f64 {
         let mut samples = Samples::new();
         ticks.into_iter().for_each(|ticks| samples.record(ticks));
         let summary = samples.summary(self.clock.ns_per_tick);
         match self.order.work {
             Work::Latency | Work::Loan | Work::Put => summary.p50 / 2.0,
-            // Who waits for a processor does so now and then, and long: the median would not know.
+            // Waits for a processor are rare and long, so the median would not show them.
             Work::Pairs => summary.mean / 2.0,
             Work::Rate | Work::OneWay | Work::Barrier | Work::Allreduce | Work::Broadcast | Work::Computing => {
                 summary.p50 / leg.count as f64
@@ -171,7 +171,7 @@ impl<T: Transport> Worker<'_, T> {
         }
     }
 
-    /// Plays one section, and tells the ticks of each round trip, or of all of it.
+    /// Plays one section. Returns the ticks of each round trip, or of the whole section.
     fn section(&mut self, leg: Leg) -> Result<Vec<u64>> {
         let Leg { bytes, warmup, count, .. } = leg;
         let touched = self.order.touched;

@@ -1,4 +1,4 @@
-//! Copying in and copying out: the data in one place, the word that announces it in another line.
+//! Copying in and copying out: the data in one place, and the word that announces it in another line.
 
 use super::patience::{Patience, Stopped};
 use super::ring::Line;
@@ -10,27 +10,27 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Places of a stream, at most.
+/// The most places of a stream.
 const SLOTS_MAX: usize = 256;
 
-/// A word on a line of its own.
+/// A word on its own line.
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct Sequence(AtomicU64);
 
-/// The words of a channel. All zero is empty.
+/// The control words of a channel. All zero is empty.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ChannelControl {
-    /// Bytes written by way of [`InOut`].
+    /// Bytes written by [`InOut`].
     written: Line,
-    /// Messages copied out by way of [`Slots`].
+    /// Messages copied out by [`Slots`].
     freed: Line,
-    /// Chunks written by way of [`Chunks`].
+    /// Chunks written by [`Chunks`].
     announced: Line,
-    /// Chunks copied out by way of [`Chunks`].
+    /// Chunks copied out by [`Chunks`].
     taken: Line,
-    /// For each place of [`Slots`]: the message in it, counted from 1 in the life of the mapping.
+    /// For each place of [`Slots`]: the number of its message, counted from 1 during the life of the mapping.
     sequence: [Sequence; SLOTS_MAX],
 }
 
@@ -44,15 +44,15 @@ pub struct Channel<'m> {
     pub mapping: PhantomData<&'m [AtomicU64]>,
 }
 
-/// One message in flight, in one place, at most.
+/// A channel with one place and at most one message in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct InOut<'m> {
     out: Channel<'m>,
     back: Channel<'m>,
-    /// Bytes.
+    /// The bytes sent.
     sent: u64,
     received: u64,
-    /// How much is copied before it is announced.
+    /// The number of bytes to copy before they are announced.
     chunk: usize,
     patience: &'m Patience,
 }
@@ -70,10 +70,10 @@ impl Carrier for InOut<'_> {
     fn send(&mut self, message: &[u8]) -> Result<(), Stopped> {
         assert!(message.len() <= self.out.bytes);
         let mut at = 0;
-        // There is one chunk; the C program that measures the same has this loop, and 5 ns of 70 are in it.
+        // There is only one chunk. The C program that measures the same has this loop, which accounts for 5 ns of 70.
         for chunk in message.chunks(self.chunk) {
-            // SAFETY: the channel has that many bytes, and the other side, which answers every message before it gets another,
-            // does not look at them now.
+            // SAFETY: the channel has that many bytes. The other side answers every message before it gets another, so it does
+            // not read them now.
             unsafe { ptr::copy_nonoverlapping(chunk.as_ptr(), self.out.data.add(at), chunk.len()) };
             at += chunk.len();
             self.sent += chunk.len() as u64;
@@ -97,15 +97,15 @@ impl Carrier for InOut<'_> {
     }
 }
 
-/// Chunks of a message in flight, at most.
+/// The most chunks of a message in flight.
 const CHUNKS_MAX: u64 = 8;
 
-/// Messages in chunks through a small ring that stays in the caches: one chunk is copied in while another is copied out.
+/// Sends messages in chunks through a small ring that stays in the caches: one chunk is copied in while another is copied out.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunks<'m> {
     out: Channel<'m>,
     back: Channel<'m>,
-    /// Chunks.
+    /// The chunks sent.
     sent: u64,
     received: u64,
     chunk: usize,
@@ -117,7 +117,7 @@ impl<'m> Chunks<'m> {
         Self { out, back, sent: 0, received: 0, chunk: LINE, patience }
     }
 
-    /// The same channels with chunks of so many bytes. Nothing is under way between two sections.
+    /// The same channels with chunks of this length. Nothing is under way between two sections.
     pub fn of_bytes(self, chunk: usize) -> Self {
         assert!(chunk > 0 && CHUNKS_MAX as usize * chunk <= self.back.bytes.min(self.out.bytes));
         Self { chunk, ..self }
@@ -135,7 +135,7 @@ impl Carrier for Chunks<'_> {
     fn send(&mut self, message: &[u8]) -> Result<(), Stopped> {
         for chunk in message.chunks(self.chunk) {
             self.patience.until(|| self.sent - self.out.control.taken.0.load(Acquire) < CHUNKS_MAX)?;
-            // SAFETY: within the channel (`of_bytes` checked all places), and the receiver is done with what was there.
+            // SAFETY: within the channel (`of_bytes` checked all places), and the receiver has finished with the former content.
             unsafe { ptr::copy_nonoverlapping(chunk.as_ptr(), self.out.data.add(self.place(self.sent)), chunk.len()) };
             self.sent += 1;
             self.out.control.announced.0.store(self.sent, Release);
@@ -147,7 +147,8 @@ impl Carrier for Chunks<'_> {
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Stopped> {
         for chunk in into.chunks_mut(self.chunk) {
             self.patience.until(|| self.back.control.announced.0.load(Acquire) > self.received)?;
-            // SAFETY: within the channel (`of_bytes` checked all places), and the sender does not write it until told that it is free.
+            // SAFETY: within the channel (`of_bytes` checked all places), and the sender does not write there until told that the
+            // place is free.
             unsafe { ptr::copy_nonoverlapping(self.back.data.add(self.place(self.received)), chunk.as_mut_ptr(), chunk.len()) };
             self.received += 1;
             self.back.control.taken.0.store(self.received, Release);
@@ -175,8 +176,8 @@ impl<'m> Slots<'m> {
         Self { out, back, slots: 1, stride: LINE, sent: 0, received: 0, freed: 0, patience }
     }
 
-    /// How many places there are for messages of `bytes`, and how far apart: enough that the sides do not wait for each other,
-    /// few enough that they stay in the caches.
+    /// The number of places for messages of `bytes`, and their distance: enough that the sides do not wait for each other, few
+    /// enough that they stay in the caches.
     fn plan(bytes: usize) -> (usize, usize) {
         let slots = if bytes <= 4096 {
             SLOTS_MAX
@@ -188,7 +189,7 @@ impl<'m> Slots<'m> {
         (slots, bytes.next_multiple_of(LINE))
     }
 
-    /// Bytes for the places of messages of up to `bytes`.
+    /// The bytes that the places need for messages of up to `bytes`.
     pub fn room(bytes: usize) -> usize {
         // Shorter messages have more places, and may need more room than the longest.
         let sizes = [4096, 65536, bytes].map(|size| Self::plan(size.min(bytes)));
@@ -216,7 +217,7 @@ impl Carrier for Slots<'_> {
             })?;
         }
         let place = (self.sent & (self.slots - 1)) as usize;
-        // SAFETY: within the channel (`laid_out_for` checked all places), and the receiver is done with what was there.
+        // SAFETY: within the channel (`laid_out_for` checked all places), and the receiver has finished with the former content.
         unsafe { ptr::copy_nonoverlapping(message.as_ptr(), self.out.data.add(place * self.stride), message.len()) };
         self.sent += 1;
         self.out.control.sequence[place].0.store(self.sent, Release);
@@ -229,7 +230,8 @@ impl Carrier for Slots<'_> {
         let place = (self.received & (self.slots - 1)) as usize;
         self.received += 1;
         self.patience.until(|| self.back.control.sequence[place].0.load(Acquire) == self.received)?;
-        // SAFETY: within the channel (`laid_out_for` checked all places), and the sender does not write it until told that it is free.
+        // SAFETY: within the channel (`laid_out_for` checked all places), and the sender does not write there until told that the
+        // place is free.
         unsafe { ptr::copy_nonoverlapping(self.back.data.add(place * self.stride), into.as_mut_ptr(), into.len()) };
         if self.received.is_multiple_of((self.slots / 4).max(1)) {
             self.back.control.freed.0.store(self.received, Release);
@@ -238,7 +240,7 @@ impl Carrier for Slots<'_> {
     }
 }
 
-/// Copied in at once, and copied out when it is waited for: nothing stays under way in a buffer.
+/// Copies in when a send starts, and copies out when a receive finishes: nothing stays under way in a buffer.
 impl Window for Slots<'_> {
     type Error = Stopped;
     type Sent = Memory;

@@ -1,11 +1,12 @@
-//! A barrier of a counter and a generation: the plainest one that several processes can pass. Not the fastest that could be: one of flags needs no addition.
+//! A barrier made of a counter and a generation: the simplest one between processes. It is not the fastest possible: a barrier of
+//! flags needs no addition.
 
 use super::patience::{Patience, Stopped};
 use super::ring::Line;
 use std::sync::atomic::Ordering::*;
 
-/// Two words in memory that processes share, each on a line of its own. All zero is a barrier where nobody has arrived. It knows nothing of
-/// who passes it: if one of them dies, the others wait until they are told to stop.
+/// Two words in memory that processes share, each on its own line. All zero is a barrier at which no process has arrived. The
+/// barrier does not know its members: if one dies, the others wait until they are told to stop.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CounterBarrier {
@@ -14,13 +15,14 @@ pub struct CounterBarrier {
 }
 
 impl CounterBarrier {
-    /// Waits until all `parties` have arrived: one addition to arrive, and looks at the generation, which the last one raises.
+    /// Waits until all `parties` have arrived. Arriving is one addition; then a process polls the generation, which the last one
+    /// raises.
     ///
     /// # Errors
-    /// It was told to stop. Then the barrier is of no more use.
+    /// It was told to stop. Then the barrier cannot be used any more.
     #[inline(always)]
     pub fn pass(&self, parties: usize, patience: &Patience) -> Result<(), Stopped> {
-        // The orders are those of the C program that measures the same.
+        // The orderings are those of the C program that measures the same.
         let before = self.generation.0.load(SeqCst);
         if self.arrived.0.fetch_add(1, SeqCst) + 1 == parties as u64 {
             self.arrived.0.store(0, SeqCst);
@@ -52,7 +54,7 @@ mod tests {
                         came.fetch_add(1, SeqCst);
                         barrier.pass(PARTIES as usize, &patience).unwrap();
                         let came = came.load(SeqCst);
-                        // The fastest may be one barrier ahead.
+                        // The fastest process may be one barrier ahead.
                         assert!((PARTIES * time..PARTIES * (time + 1)).contains(&came), "{came} after barrier {time}");
                     }
                 });

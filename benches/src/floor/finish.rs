@@ -1,11 +1,11 @@
-//! How one side of a pair learns that the other is through with a stream.
+//! One side of a pair tells the other that a stream has ended.
 
 use super::mapping::PairMemory;
 use super::patience::{Patience, Stopped};
 use super::ring::Line;
 use std::sync::atomic::Ordering::*;
 
-/// One side of the word that says that a stream is through. It serves the floor and the driver alike. Of each stream one side tells,
+/// One side of the word that announces the end of a stream, for the floor and for the driver. For each stream one side announces,
 /// and the other waits.
 #[derive(Debug)]
 pub struct Finish<'m> {
@@ -15,23 +15,23 @@ pub struct Finish<'m> {
 }
 
 impl<'m> Finish<'m> {
-    /// Each side is made once in the life of a mapping.
+    /// Each side must be created once during the life of a mapping.
     pub fn new(memory: &PairMemory<'m>, patience: &'m Patience) -> Self {
         Self { word: &memory.words.drained, streams: 0, patience }
     }
 
-    /// Says that this side received the stream whole, or sent it.
+    /// Announces that this side has received or sent the whole stream.
     pub fn tell(&mut self) {
         self.streams += 1;
         self.word.0.store(self.streams, Release);
     }
 
-    /// Whether the other side has said so, of the stream that is waited for next.
+    /// Whether the other side has announced the end of the awaited stream.
     pub fn is_told(&self) -> bool {
         self.word.0.load(Acquire) == self.streams + 1
     }
 
-    /// Waits until the other side has said so.
+    /// Waits until the other side has announced the end.
     ///
     /// # Errors
     /// It was told to stop.

@@ -1,12 +1,13 @@
-//! Where processes wait for each other between two sections.
+//! A barrier at which processes wait for each other between two sections.
 
 use super::patience::{Patience, Stopped};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 
-/// Looks before a waiting process begins to sleep: a few milliseconds, more than it takes the other side to sort its samples.
+/// The number of looks before a waiting process sleeps: a few milliseconds, which is more than the other side needs to sort its
+/// samples.
 const LOOKS: u32 = 1 << 20;
-/// The same where every look of one process is a look less for another.
+/// The same on crowded processors, where every look of one process takes time from another.
 const LOOKS_CROWDED: u32 = 64;
 
 /// A barrier in shared memory.
@@ -15,7 +16,7 @@ const LOOKS_CROWDED: u32 = 64;
 pub struct Gate {
     arrived: AtomicU64,
     opened: AtomicU64,
-    /// A number that one process has for all others; 0 before.
+    /// A number that one process leaves for all others; 0 before.
     note: AtomicU64,
 }
 
@@ -25,7 +26,7 @@ impl Gate {
         self.note.store(note, Release);
     }
 
-    /// Waits for the number that one process leaves here.
+    /// Waits for that number.
     ///
     /// # Errors
     /// It was told to stop.
@@ -39,7 +40,7 @@ impl Gate {
         }
     }
 
-    /// Waits until all `parties` processes are here.
+    /// Waits until all `parties` processes have arrived.
     ///
     /// # Errors
     /// It was told to stop.
@@ -58,7 +59,7 @@ impl Gate {
             if patience.stopped() {
                 return Err(Stopped);
             }
-            // Nothing is timed here, and whoever the others wait for may need this processor.
+            // Nothing is timed here, and an awaited process may need this processor.
             if look > looks {
                 std::thread::sleep(Duration::from_micros(50));
             }

@@ -1,7 +1,7 @@
-//! How far apart the two processors are just now.
+//! Measures the current distance between the two processors.
 //!
 //! A virtual machine's processors move: the same two may be neighbours in one minute, at opposite ends of the chip in the next,
-//! and two threads of one core in the third. Whoever compares figures wants to know.
+//! and two threads of one core in the third. A comparison of results must take that into account.
 
 use super::mapping::PairMemory;
 use super::patience::{Patience, Stopped};
@@ -12,32 +12,32 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-/// Below this many nanoseconds a hop, the processors may be two threads of one core, and are looked at more closely.
+/// A hop below this many nanoseconds suggests two threads of one core, and triggers a closer look.
 const SUSPICIOUS_NS: f64 = 35.0;
-/// Two threads of one core share its load and store units: at once, each copies at some such share of its speed, or less.
+/// Two threads of one core share its load and store units: when both copy, each reaches at most this share of its speed.
 const SHARED_SPEED: f64 = 0.75;
-/// Hops are timed in so many batches, the median of which counts: an interruption spoils only one.
+/// Hops are timed in this many batches, and their median counts: an interruption spoils only one.
 const BATCHES: u64 = 9;
 const BATCH: u64 = 3000;
 
-/// The words with which a pair probes. All zero is the beginning.
+/// The words with which a pair probes. All zero is the initial state.
 #[repr(C)]
 #[derive(Debug)]
 pub struct HopWords {
     there: Line,
     back: Line,
-    /// Twice the number of the probe, and one more if Pong is to copy.
+    /// Twice the number of the probe, plus one if Pong is to copy.
     order: Line,
-    /// The probe in which Pong last copied.
+    /// The last probe in which Pong copied.
     copies: Line,
 }
 
-/// What was found.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hop {
-    /// Nanoseconds for a cache line to get from one processor to the other.
+    /// Nanoseconds for a cache line to move from one processor to the other.
     pub ns: f64,
-    /// The processors seem to be two threads of one core.
+    /// Whether the processors seem to be two threads of one core.
     pub shared_core: bool,
 }
 
@@ -51,12 +51,12 @@ pub struct HopProbe<'m> {
 }
 
 impl<'m> HopProbe<'m> {
-    /// Each side is made once in the life of a mapping.
+    /// Each side must be created once during the life of a mapping.
     pub fn new(memory: &PairMemory<'m>, side: Side, patience: &'m Patience) -> Self {
         Self { words: &memory.words.hop, side, patience, probes: 0 }
     }
 
-    /// Finds out how far apart the processors are; both processes of a pair call this at once, and Ping gets the answer.
+    /// Measures the distance of the processors. Both processes of a pair call this at once, and Ping gets the result.
     ///
     /// # Errors
     /// It was told to stop.
@@ -100,7 +100,7 @@ impl<'m> HopProbe<'m> {
     }
 }
 
-/// Copies within the first-level cache: pages a second.
+/// Copies within the first-level cache. Returns pages a second.
 fn copy_speed(span: Duration) -> f64 {
     let (from, mut to) = ([1_u8; 4096], [0_u8; 4096]);
     let start = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! The piece of memory that the processes of a measurement share.
+//! The memory that the processes of a measurement share.
 
 use super::copy::{Channel, ChannelControl, Slots};
 use super::counter::CounterBarrier;
@@ -22,12 +22,12 @@ const RING_BYTES: usize = size_of::<RingMemory>().next_multiple_of(PAGE);
 
 const _: () = assert!(size_of::<Common>() <= COMMON_BYTES && size_of::<PairWords>() <= WORDS_BYTES);
 
-/// For whom the memory is, from which follows where everything lies.
+/// The parameters of the memory, from which all offsets follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Pairs of processes.
     pub pairs: usize,
-    /// Bytes of the longest message.
+    /// The length of the longest message.
     pub bytes: usize,
 }
 
@@ -45,33 +45,33 @@ impl Shape {
     }
 }
 
-/// What all processes share.
+/// The part that all processes share.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Common {
     pub(super) gate: Gate,
-    /// What they contend for, if they do.
+    /// The mutex that they contend for, if they do.
     pub mutex: RobustMutex,
-    /// Raised by who has that mutex.
+    /// Raised by the holder of that mutex.
     pub under_mutex: Counters,
-    /// Raised by who has a key of the driver.
+    /// Raised by the holder of a lock of the driver.
     pub under_key: Counters,
     /// The floor of a team's barrier.
     pub barrier: CounterBarrier,
 }
 
-/// Single words that a pair shares.
+/// The single words that a pair shares.
 #[repr(C)]
 #[derive(Debug)]
 pub struct PairWords {
     pub(super) hop: HopWords,
     /// From Ping, and from Pong.
     pub(super) pull: [PullWords; 2],
-    /// Streams that arrived whole.
+    /// The number of streams that arrived in full.
     pub(super) drained: Line,
 }
 
-/// What one pair of processes shares.
+/// The part that one pair of processes shares.
 #[derive(Clone, Copy, Debug)]
 pub struct PairMemory<'m> {
     pub(super) words: &'m PairWords,
@@ -86,7 +86,7 @@ pub(super) struct WayMemory<'m> {
     pub channel: Channel<'m>,
 }
 
-/// Shared memory without a name: whoever has its descriptor has it, and it goes with the last of them.
+/// Shared memory without a name. A process has it through the descriptor, and it disappears with the last descriptor.
 #[derive(Debug)]
 pub struct Mapping {
     map: MmapRaw,
@@ -95,7 +95,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// New memory, all zero. Child processes inherit the descriptor.
+    /// Creates zeroed memory. Child processes inherit the descriptor.
     ///
     /// # Errors
     /// The system has no such memory.
@@ -107,15 +107,15 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The memory behind a descriptor that was inherited.
+    /// Maps the memory behind an inherited descriptor.
     ///
     /// # Errors
-    /// It is no such memory, or of another shape.
+    /// It is not such memory, or it has another shape.
     ///
     /// # Safety
     /// Nothing else in this process owns the descriptor.
     pub unsafe fn inherit(descriptor: RawFd, shape: Shape) -> io::Result<Self> {
-        // SAFETY: says the caller.
+        // SAFETY: caller.
         let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let bytes = nix::sys::stat::fstat(&file)?.st_size;
         if usize::try_from(bytes) != Ok(shape.bytes()) {
@@ -134,17 +134,17 @@ impl Mapping {
         self.file.as_raw_fd()
     }
 
-    /// Where all processes meet.
+    /// The gate at which all processes meet.
     pub fn gate(&self) -> &Gate {
         &self.common().gate
     }
 
-    /// What all processes share.
+    /// The part that all processes share.
     pub fn common(&self) -> &Common {
         self.at(0)
     }
 
-    /// What the pair of this number shares.
+    /// The part of the pair with this number.
     pub fn pair(&self, pair: usize) -> PairMemory<'_> {
         assert!(pair < self.shape.pairs);
         let words = COMMON_BYTES + pair * self.shape.pair_bytes();
@@ -169,16 +169,16 @@ impl Mapping {
 
     fn at<T: Words>(&self, offset: usize) -> &T {
         assert!(offset.is_multiple_of(align_of::<T>()) && offset + size_of::<T>() <= self.map.len());
-        // SAFETY: in bounds and aligned, as just checked (a mapping begins on a page), mapped as long as `self` lives, and atomic
-        // integers, and what only the C library reads, are valid whatever the other process writes.
+        // SAFETY: in bounds and aligned, as just checked (a mapping begins on a page), and mapped as long as `self` lives. Atomic
+        // integers, and data that only the C library reads, are valid whatever the other process writes.
         unsafe { &*self.map.as_ptr().add(offset).cast() }
     }
 }
 
-/// Types made of atomic integers, and of what only the C library reads.
+/// Types made only of atomic integers and of data that only the C library reads.
 ///
 /// # Safety
-/// That is what the implementation vouches for; padding aside.
+/// The implementation guarantees exactly that, apart from padding.
 unsafe trait Words {}
 // SAFETY: atomic words, and a mutex of the C library.
 unsafe impl Words for Common {}

@@ -1,17 +1,17 @@
-//! What no transport between two processes of this machine can beat.
+//! The floor: the best that any transport between two processes of this machine can reach.
 //!
-//! - `ring`: messages of up to 48 bytes travel in one cache line, payload and sequence word together; one way there, one back.
-//! - `copy`: longer ones are copied in and copied out, a word in another line says when; for streams there are several places;
-//!   for long ones it is done in chunks as well, so that both copies overlap.
-//! - `pull`: the receiver has the kernel copy, from the sender's own memory.
-//! - `udp`: datagrams by the plainest calls, one by one, together, and in runs that the kernel cuts and gathers.
-//! - `swaps`, `mutex`: what locking cannot do without; and what the C library has for it.
-//! - `counter`: the plainest barrier.
-//! - `hop`: how long a cache line takes from one processor to the other just now, and whether they share a core.
+//! - `ring`: a message of up to 48 bytes travels in one cache line together with the sequence word; one way there, one back.
+//! - `copy`: longer messages are copied in and out, and a word in another line announces them. Streams use several places. Long
+//!   messages are also sent in chunks, so that both copies overlap.
+//! - `pull`: the kernel copies from the sender's memory for the receiver.
+//! - `udp`: datagrams by the simplest calls: one by one, several together, and in runs that the kernel cuts and gathers.
+//! - `swaps`, `mutex`: the minimum that locking needs, and the mutex of the C library.
+//! - `counter`: the simplest barrier.
+//! - `hop`: the current travel time of a cache line between the processors, and whether they share a core.
 //!
-//! There are no envelopes, no tags and no checks, and nobody ever sleeps. The loops are those of C programs that measure the
-//! same, word for word, so that the yardstick can be compared. Both processes map one nameless piece of memory ([`Mapping`]),
-//! keep step with the help of its [`Gate`], and talk through a [`Floor`] each.
+//! There are no envelopes, no tags and no checks, and no process ever sleeps. The loops match those of C programs that measure
+//! the same, word for word, so that the two can be compared. Both processes map one nameless piece of memory ([`Mapping`]),
+//! synchronise through its [`Gate`], and talk through a [`Floor`] each.
 
 mod copy;
 mod counter;
@@ -45,7 +45,7 @@ use nix::errno::Errno;
 use pull::{Pull, Pulling};
 use ring::Ring;
 
-/// Bytes of the longest message that shares a line with its sequence word.
+/// The longest message that shares a line with its sequence word.
 pub const IN_LINE: usize = ring::WORDS_MAX * 8;
 
 /// One process's end of the floor.
@@ -59,7 +59,7 @@ pub struct Floor<'m> {
 }
 
 impl<'m> Floor<'m> {
-    /// The floor between the two processes of a pair. Each side is made once in the life of a mapping.
+    /// The floor between the two processes of a pair. Each side must be created once during the life of a mapping.
     pub fn new(memory: &PairMemory<'m>, side: Side, patience: &'m Patience) -> Self {
         let (out, back) = match side {
             Side::Ping => (memory.there, memory.back),
@@ -74,7 +74,7 @@ impl<'m> Floor<'m> {
         }
     }
 
-    /// Plays a part in a section, by the cheapest way there is for messages of this size.
+    /// Plays a part in a section, by the cheapest method for messages of this size.
     ///
     /// # Errors
     /// It was told to stop.
@@ -98,7 +98,7 @@ impl<'m> Floor<'m> {
         }
     }
 
-    /// Plays a part in a section of messages back and forth that are copied in and out in chunks of so many bytes.
+    /// Plays a part in a section of messages back and forth that are copied in and out in chunks of this length.
     ///
     /// # Errors
     /// It was told to stop.
@@ -107,7 +107,7 @@ impl<'m> Floor<'m> {
         Ok(())
     }
 
-    /// Takes part in a stream of messages of `bytes` that are copied in and copied out.
+    /// Takes part in a stream of messages of `bytes` that are copied in and out.
     ///
     /// # Errors
     /// It was told to stop.
@@ -119,7 +119,7 @@ impl<'m> Floor<'m> {
     /// Takes part in a stream of messages that the receiver pulls out of the sender's memory.
     ///
     /// # Errors
-    /// It was told to stop, or the kernel refuses what it did not refuse to [`may_pull`](Self::may_pull).
+    /// It was told to stop, or the kernel refuses a call that it allowed to [`may_pull`](Self::may_pull).
     pub fn stream_pulled(&mut self, flow: Flow, messages: &mut Messages) -> Result<(), PullError> {
         let mut pulling = Pulling { pull: &mut self.pull, ring: self.ring.of_words() };
         stream::run(&mut pulling, flow, messages)?;
@@ -127,7 +127,7 @@ impl<'m> Floor<'m> {
         Ok(())
     }
 
-    /// Why the kernel will not copy between the two processes, if it will not. Both call this at once, and once only.
+    /// The reason why the kernel refuses to copy between the two processes, if it does. Both call this at once, and only once.
     ///
     /// # Errors
     /// It was told to stop.
@@ -136,7 +136,7 @@ impl<'m> Floor<'m> {
     }
 
     fn in_line<const WORDS: usize>(&mut self, part: Part<'_>, section: Section, buffers: &mut Buffers) -> Result<(), Stopped> {
-        // A line moves whole, and so do its words.
+        // A line moves as a whole, and so do its words.
         let section = Section { bytes: WORDS * 8, ..section };
         self.ring = exchange::play(self.ring.of_words::<WORDS>(), part, section, buffers)?.of_words();
         Ok(())

@@ -1,4 +1,4 @@
-//! The C library's mutex between processes, of the robust kind, which tells the next who locks it that its owner died.
+//! The C library's robust mutex between processes. It tells the next locker that the former owner died.
 
 use crate::contention::Exclusive;
 use nix::errno::Errno;
@@ -6,11 +6,11 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::mem::MaybeUninit;
 
-/// A robust mutex in memory that processes share. Made in a mapping, and nowhere else.
+/// A robust mutex in memory that processes share. It exists only in a mapping.
 #[repr(C, align(128))]
 pub struct RobustMutex(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: only the C library touches what is in it, and does so for as many threads and processes as there are.
+// SAFETY: only the C library touches the content, and it supports any number of threads and processes.
 unsafe impl Sync for RobustMutex {}
 
 impl fmt::Debug for RobustMutex {
@@ -19,24 +19,24 @@ impl fmt::Debug for RobustMutex {
     }
 }
 
-/// Who locked it. Dropped, it is unlocked.
+/// The lock held. Dropping it unlocks.
 struct Held<'m>(&'m RobustMutex);
 
 impl Drop for Held<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: initialised, and locked by this thread. That is all that could be wrong.
+        // SAFETY: initialised, and locked by this thread. Nothing else could go wrong.
         unsafe { libc::pthread_mutex_unlock(self.0.0.get()) };
     }
 }
 
 impl RobustMutex {
-    /// Makes it one, unlocked. Before anybody else has the memory.
+    /// Initialises it, unlocked, before any other process has the memory.
     pub(super) fn init(&self) -> Result<(), Errno> {
         let mut attributes = MaybeUninit::uninit();
         let attributes = attributes.as_mut_ptr();
-        // SAFETY: attributes that live until the end of this block and are initialised first; memory of the right size and alignment for the mutex,
-        // which nobody uses yet.
+        // SAFETY: the attributes live until the end of this block and are initialised first; the memory has the size and
+        // alignment of a mutex, and nothing uses it yet.
         unsafe {
             check(libc::pthread_mutexattr_init(attributes))?;
             check(libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED))?;
@@ -70,7 +70,7 @@ impl RobustMutex {
         }
     }
 
-    /// There is nothing to repair: whoever died has left two counters apart, and the measurement ends with it.
+    /// Nothing needs repair: the dead owner may have left the two counters different, and the measurement ends with that.
     #[cold]
     fn inherited(&self) -> Result<Held<'_>, Errno> {
         let held = Held(self);

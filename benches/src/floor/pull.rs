@@ -1,4 +1,4 @@
-//! One copy by the kernel: the receiver takes a message from where it lies in the sender's memory.
+//! One copy by the kernel: the receiver takes a message directly from the sender's memory.
 
 use super::mapping::PairMemory;
 use super::patience::{Patience, Stopped};
@@ -12,21 +12,21 @@ use nix::unistd::Pid;
 use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// What one process says to the other. All zero is the beginning.
+/// The words of one process for the other. All zero is the initial state.
 #[repr(C)]
 #[derive(Debug)]
 pub struct PullWords {
     process: Line,
-    /// Where a word lies that holds the process's own number.
+    /// The address of a word that holds the process's own number.
     address: Line,
-    /// What came of reading the other's: see [`READ`] and [`REFUSED`].
+    /// The result of reading the other's word: see [`READ`] and [`REFUSED`].
     verdict: Line,
-    /// Messages taken from the other.
+    /// The number of messages taken from the other.
     pulled: Line,
 }
 
 const READ: u64 = 1;
-/// Plus the number of the error.
+/// The number of the error is added to this.
 const REFUSED: u64 = 2;
 
 /// Why a message was not pulled.
@@ -35,12 +35,12 @@ pub enum PullError {
     /// It was told to stop.
     #[error(transparent)]
     Stopped(#[from] Stopped),
-    /// The kernel says why.
+    /// The kernel's error.
     #[error("process_vm_readv(2) failed in the middle of a measurement: {0}")]
     Refused(#[from] Errno),
 }
 
-/// One side of the pulling.
+/// One side of a pull.
 #[derive(Clone, Copy, Debug)]
 pub struct Pull<'m> {
     mine: &'m PullWords,
@@ -51,14 +51,14 @@ pub struct Pull<'m> {
 }
 
 impl<'m> Pull<'m> {
-    /// Each side is made once in the life of a mapping.
+    /// Each side must be created once during the life of a mapping.
     pub fn new(memory: &PairMemory<'m>, side: Side, patience: &'m Patience) -> Self {
         let [ping, pong] = &memory.words.pull;
         let (mine, theirs) = if side == Side::Ping { (ping, pong) } else { (pong, ping) };
         Self { mine, theirs, sent: 0, received: 0, patience }
     }
 
-    /// Whether each of the two may read the other's memory, and if not, why; both call this at once, and get one answer.
+    /// Whether each process may read the other's memory, and if not, why. Both call this at once and get the same answer.
     pub fn probe(&self) -> Result<Option<Errno>, Stopped> {
         let Self { mine, theirs, patience, .. } = self;
         let own = u64::from(std::process::id());
@@ -68,13 +68,13 @@ impl<'m> Pull<'m> {
         patience.until(|| theirs.process.0.load(Acquire) != 0)?;
         let mut found = [0; 8];
         let verdict = match self.read(&mut found, theirs.address.0.load(Relaxed) as usize) {
-            // Another namespace may have another process under the number.
+            // In another namespace the number may denote another process.
             Ok(()) if u64::from_ne_bytes(found) != theirs.process.0.load(Relaxed) => REFUSED + Errno::ESRCH as u64,
             Ok(()) => READ,
             Err(error) => REFUSED + error as u64,
         };
         mine.verdict.0.store(verdict, Release);
-        // The other one is done with our word when its verdict is there.
+        // Once its verdict is there, the other process has finished with our word.
         patience.until(|| theirs.verdict.0.load(Acquire) != 0)?;
         let worst = verdict.max(theirs.verdict.0.load(Acquire));
         Ok(worst.checked_sub(REFUSED).map(|number| Errno::from_raw(number as i32)))
@@ -83,7 +83,7 @@ impl<'m> Pull<'m> {
     fn read(&self, into: &mut [u8], address: usize) -> Result<(), Errno> {
         let process = Pid::from_raw(self.theirs.process.0.load(Relaxed) as i32);
         let mut done = 0;
-        // The kernel moves 2 GiB at once at most.
+        // The kernel moves at most 2 GiB at once.
         while done < into.len() {
             let left = &mut into[done..];
             let from = RemoteIoVec { base: address + done, len: left.len() };
@@ -96,7 +96,7 @@ impl<'m> Pull<'m> {
     }
 }
 
-/// Pulling, with the ring that says where messages lie.
+/// Pulling, together with the ring that tells where messages lie.
 #[derive(Debug)]
 pub struct Pulling<'a, 'm> {
     pub pull: &'a mut Pull<'m>,

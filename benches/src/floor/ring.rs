@@ -4,11 +4,11 @@ use super::patience::{Patience, Stopped};
 use crate::exchange::Carrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Words of payload that fit beside the sequence word, with one to spare for what a real slot must also say.
+/// Words of payload beside the sequence word. One word stays free for the other data that a real slot needs.
 pub const WORDS_MAX: usize = 6;
 /// Slots of a ring.
 const SLOTS: usize = 1024;
-/// The receiver says how far it came once in so many messages.
+/// The receiver reports its progress once in this many messages.
 const STRIDE: u64 = 64;
 
 #[repr(C, align(64))]
@@ -18,7 +18,7 @@ struct Slot {
     words: [AtomicU64; 7],
 }
 
-/// A word on a line of its own, and on the one that the processor fetches along with it.
+/// A word on its own line, together with the line that the processor prefetches along with it.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Line(pub AtomicU64);
@@ -31,14 +31,14 @@ pub struct RingMemory {
     freed: Line,
 }
 
-/// Both rings of one process and how far they are, as a carrier of messages of `WORDS` words.
+/// Both rings of one process with their positions, as a carrier of messages of `WORDS` words.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring<'m, const WORDS: usize> {
     out: &'m RingMemory,
     back: &'m RingMemory,
     sent: u64,
     received: u64,
-    /// How far the receiver was when the sender last looked.
+    /// The receiver's position when the sender last read it.
     freed: u64,
     patience: &'m Patience,
 }
@@ -50,7 +50,7 @@ impl<'m> Ring<'m, 0> {
 }
 
 impl<'m, const WORDS: usize> Ring<'m, WORDS> {
-    /// The same rings, for messages of another length.
+    /// The same rings for messages of another length.
     pub fn of_words<const OTHER: usize>(self) -> Ring<'m, OTHER> {
         const { assert!(OTHER <= WORDS_MAX) };
         let Self { out, back, sent, received, freed, patience } = self;
@@ -70,7 +70,7 @@ impl<const WORDS: usize> Carrier for Ring<'_, WORDS> {
             })?;
         }
         let slot = &self.out.slots[self.sent as usize % SLOTS];
-        let words: &[[u8; 8]; WORDS] = message.as_chunks().0.try_into().expect("the section says how many words there are");
+        let words: &[[u8; 8]; WORDS] = message.as_chunks().0.try_into().expect("the section determines the number of words");
         for (to, from) in slot.words.iter().zip(words) {
             to.store(u64::from_ne_bytes(*from), Relaxed);
         }
@@ -84,7 +84,7 @@ impl<const WORDS: usize> Carrier for Ring<'_, WORDS> {
         let slot = &self.back.slots[self.received as usize % SLOTS];
         self.received += 1;
         self.patience.until(|| slot.sequence.load(Acquire) == self.received)?;
-        let words: &mut [[u8; 8]; WORDS] = into.as_chunks_mut().0.try_into().expect("the section says how many words there are");
+        let words: &mut [[u8; 8]; WORDS] = into.as_chunks_mut().0.try_into().expect("the section determines the number of words");
         for (to, from) in words.iter_mut().zip(&slot.words) {
             *to = from.load(Relaxed).to_ne_bytes();
         }

@@ -1,10 +1,10 @@
-//! A pair of compare-and-swaps: what locking and unlocking cannot do without.
+//! A pair of compare-and-swaps: the minimum for locking and unlocking.
 
 use super::ring::Line;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// A word on a cache line that nobody else touches.
+/// A word on a private cache line.
 #[derive(Debug)]
 pub struct PrivateWord(Line);
 
@@ -15,8 +15,9 @@ impl Default for PrivateWord {
 }
 
 impl PrivateWord {
-    /// Sets it and sets it back so many times, by compare-and-swap; says how many swaps succeeded, which is all of them. Nothing else is in the loop,
-    /// no store above all: a locked instruction waits for every store before it, which was seen to cost a third of the pair.
+    /// Sets the word and resets it this many times by compare-and-swap. Returns the number of successful swaps, which is all of
+    /// them. The loop contains nothing else, and no store above all: a locked instruction waits for every earlier store, which
+    /// cost a third of the pair.
     pub fn swap_there_and_back(&self, times: u64) -> u64 {
         let word = black_box(&self.0.0);
         let swap = |from, to| u64::from(word.compare_exchange(from, to, AcqRel, Relaxed).is_ok());

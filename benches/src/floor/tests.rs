@@ -1,4 +1,4 @@
-//! Two threads, each with a mapping of its own, stand in for two processes.
+//! Two threads, each with its own mapping, stand in for two processes.
 
 use super::copy::{InOut, Slots};
 use super::ring::Ring;
@@ -20,7 +20,7 @@ fn patience() -> Patience {
 fn inherited(mapping: &Mapping, shape: Shape) -> std::io::Result<Mapping> {
     // SAFETY: `mapping` lives.
     let descriptor = nix::unistd::dup(unsafe { BorrowedFd::borrow_raw(mapping.descriptor()) }).unwrap().into_raw_fd();
-    // SAFETY: a duplicate, made for this.
+    // SAFETY: a duplicate that was made for this.
     unsafe { Mapping::inherit(descriptor, shape) }
 }
 
@@ -38,7 +38,7 @@ fn message(number: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 7 + number) as u8).collect()
 }
 
-/// Sends as many messages as go one way without an answer, and expects them unharmed.
+/// Sends as many messages as can go one way without an answer, and expects them intact.
 fn carries<C: Carrier<Error = Stopped>>(from: &mut C, to: &mut C, bytes: usize, messages: usize) {
     for number in 0..messages {
         from.send(&message(number, bytes)).unwrap();
@@ -64,12 +64,12 @@ fn what_is_sent_arrives() {
     carries(&mut { copies.1 }, &mut { copies.0 }, 49, 3);
     let (mut from, mut to): (Chunks<'_>, Chunks<'_>) = (ping.chunks, pong.chunks);
     for chunk in [4096, 16_384] {
-        // As many as are in flight at most: these sides take turns.
+        // The two sides take turns here, so send no more than can be in flight.
         (from, to) = (from.of_bytes(chunk), to.of_bytes(chunk));
         carries(&mut from, &mut to, 8 * chunk - 1, 1);
     }
     let (mut from, mut to): (Slots<'_>, Slots<'_>) = (ping.slots, pong.slots);
-    // From many places to few and back: what is left in memory from one layout must not look like a message in the next.
+    // From many places to few and back: leftovers of one layout must not look like a message in the next.
     for bytes in [64, 70_000, 4096, 65_536, 49, 5000] {
         (from, to) = (from.laid_out_for(bytes), to.laid_out_for(bytes));
         carries(&mut from, &mut to, bytes, 301);
@@ -114,13 +114,13 @@ fn streams_of_every_kind_end_in_each_direction() {
         move |mapping: &Mapping, memory: &PairMemory<'_>| {
             let patience = patience();
             let mut floor = Floor::new(memory, side, &patience);
-            // A process may read its own memory, and both sides are in one here.
+            // A process may read its own memory, and here both sides are in one process.
             assert_eq!(floor.may_pull(), Ok(None));
             for (bytes, window, there, back) in [(64, 3, 100, 0), (70_000, 1, 7, 7), (5000, 8, 20, 20), (0, 2, 5, 0)] {
                 let mut messages = Messages::new(window, || Memory::private(bytes)).unwrap();
                 let (sends, receives) = if side == Side::Ping { (there, back) } else { (back, there) };
                 let flow = Flow { sends, receives, touched: true };
-                // The second time with the buffers that are left from the first.
+                // The second run uses the buffers left from the first.
                 for _ in 0..2 {
                     mapping.gate().pass(2, &patience).unwrap();
                     floor.stream_copied(bytes, flow, &mut messages).unwrap();
@@ -160,7 +160,7 @@ fn probing_twice_gives_two_answers() {
             let patience = patience();
             let mut probe = HopProbe::new(memory, side, &patience);
             for _ in 0..2 {
-                // A tick as long as this makes any two processors suspicious, so that the copying is tried as well.
+                // A tick this long makes any two processors suspicious, so that the copying is tested as well.
                 assert_eq!(probe.probe(1e-6).unwrap().is_some(), side == Side::Ping);
             }
         }
@@ -181,7 +181,7 @@ fn nobody_waits_for_ever_who_was_told_to_stop() {
                 std::thread::sleep(Duration::from_millis(20));
                 stop.store(true, std::sync::atomic::Ordering::Relaxed);
             });
-            // One more than will ever come, counting the last turn's.
+            // One more process than will ever come, including that of the last turn.
             assert_eq!(mapping.gate().pass(3, &patience), Err(Stopped));
         });
         let section = Section { bytes: 8, warmup: 0, count: 2000, touched: true };

@@ -1,6 +1,6 @@
-//! Datagrams by the plainest system calls: what no transport over UDP between two processes can beat.
+//! Datagrams by the simplest system calls: the best that any transport over UDP between two processes can reach.
 //!
-//! The two ends are connected to each other and never sleep. The loops are those of C programs that measure the same.
+//! The two ends are connected to each other and never sleep. The loops match those of C programs that measure the same.
 
 use super::patience::{Patience, Stopped};
 use crate::clock::ticks;
@@ -14,14 +14,14 @@ use std::net::SocketAddrV4;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Bytes of the longest datagram that travels in IPv4.
+/// The payload of the longest IPv4 datagram.
 pub const DATAGRAM_MOST: usize = 65_507;
-/// Datagrams handed over in one call, where they are not cut from a run.
+/// The number of datagrams in one call, where the kernel does not cut them from a run.
 const TOGETHER: usize = 64;
-/// Looks that find nothing, after which a stream is over that its sender has ended.
+/// After the sender has ended a stream, the receiver ends it after this many looks that find nothing.
 const LAST_LOOKS: u32 = 1000;
 
-/// One end, on this machine's loopback.
+/// One end, on this machine's loopback interface.
 #[derive(Debug)]
 pub struct UdpEnd {
     socket: OwnedFd,
@@ -33,28 +33,28 @@ pub enum UdpError {
     /// It was told to stop.
     #[error(transparent)]
     Stopped(#[from] Stopped),
-    /// What the system said.
+    /// The system's error.
     #[error("a plain UDP socket failed in the middle of a measurement: {0}")]
     System(#[from] Errno),
 }
 
-/// How a stream goes through the kernel.
+/// The method by which a stream passes through the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Each datagram by itself, many in one call (`sendmmsg`).
+    /// Single datagrams, many in one call (`sendmmsg`).
     Single,
-    /// In runs that the kernel cuts (GSO).
+    /// Runs that the kernel cuts (GSO).
     Cut,
-    /// In runs that the kernel cuts and gathers (GSO and GRO).
+    /// Runs that the kernel cuts and gathers (GSO and GRO).
     CutAndGathered,
 }
 
-/// What arrived of a stream.
+/// The part of a stream that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrived {
     /// Bytes of payload.
     pub bytes: u64,
-    /// From the first to the last.
+    /// The time from the first datagram to the last.
     pub time: Duration,
 }
 
@@ -66,7 +66,8 @@ impl Arrived {
 }
 
 impl UdpEnd {
-    /// Two ends that are connected to each other: one for each of two processes, as the second inherits it. `buffer`: bytes that may wait.
+    /// Two connected ends, one for each of two processes; the second process inherits its end. `buffer` is the size of the socket
+    /// buffers.
     ///
     /// # Errors
     /// The system has no such sockets.
@@ -76,7 +77,7 @@ impl UdpEnd {
         let make = || -> io::Result<OwnedFd> {
             let end = socket(Inet, SockType::Datagram, SockFlag::empty(), None)?;
             bind(end.as_raw_fd(), &any)?;
-            // More than the system's limit where that is allowed; otherwise up to it.
+            // Beyond the system's limit where that is allowed, otherwise up to it.
             let _ = setsockopt(&end, sockopt::RcvBufForce, &buffer).or_else(|_| setsockopt(&end, sockopt::RcvBuf, &buffer));
             let _ = setsockopt(&end, sockopt::SndBufForce, &buffer).or_else(|_| setsockopt(&end, sockopt::SndBuf, &buffer));
             Ok(end)
@@ -87,12 +88,12 @@ impl UdpEnd {
         Ok([Self { socket: one }, Self { socket: other }])
     }
 
-    /// The end behind a descriptor that was inherited.
+    /// The end behind an inherited descriptor.
     ///
     /// # Safety
-    /// It is that of such an end, and nothing else in this process owns it.
+    /// The descriptor belongs to such an end, and nothing else in this process owns it.
     pub unsafe fn inherit(descriptor: RawFd) -> Self {
-        // SAFETY: says the caller.
+        // SAFETY: caller.
         Self { socket: unsafe { OwnedFd::from_raw_fd(descriptor) } }
     }
 
@@ -101,10 +102,10 @@ impl UdpEnd {
         self.socket.as_raw_fd()
     }
 
-    /// Sends first, `count` times, and gives the ticks of each round trip.
+    /// Sends first, `count` times. Returns the ticks of each round trip.
     ///
     /// # Errors
-    /// It was told to stop, or those of the socket.
+    /// It was told to stop, or the socket failed.
     pub fn ping(&self, message: &mut [u8], count: usize, patience: &Patience) -> Result<Vec<u64>, UdpError> {
         let mut samples = vec![0; count];
         for sample in &mut samples {
@@ -119,7 +120,7 @@ impl UdpEnd {
     /// Answers, `count` times.
     ///
     /// # Errors
-    /// It was told to stop, or those of the socket.
+    /// It was told to stop, or the socket failed.
     pub fn pong(&self, message: &mut [u8], count: usize, patience: &Patience) -> Result<(), UdpError> {
         for _ in 0..count {
             self.receive(message, patience)?;
@@ -141,10 +142,10 @@ impl UdpEnd {
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Sends datagrams of so many bytes for a time, and says how many bytes that was.
+    /// Sends datagrams of this length for some time. Returns the number of bytes sent.
     ///
     /// # Errors
-    /// It was told to stop, or those of the socket.
+    /// It was told to stop, or the socket failed.
     pub fn pour(&self, bytes: usize, way: Way, time: Duration, patience: &Patience) -> Result<u64, UdpError> {
         let mut sent = 0;
         let end = Instant::now() + time;
@@ -176,10 +177,10 @@ impl UdpEnd {
         Ok(sent)
     }
 
-    /// Receives a stream until `ended` says that all of it was sent, and no more comes.
+    /// Receives a stream until `ended` says that everything was sent and no more datagrams come.
     ///
     /// # Errors
-    /// It was told to stop, or those of the socket.
+    /// It was told to stop, or the socket failed.
     pub fn drain(&self, way: Way, patience: &Patience, mut ended: impl FnMut() -> bool) -> Result<Arrived, UdpError> {
         setsockopt(&self.socket, sockopt::UdpGroSegment, &(way == Way::CutAndGathered))?;
         const RUNS: usize = 32;
@@ -198,7 +199,8 @@ impl UdpEnd {
         let (mut bytes, mut first, mut last, mut idle) = (0, None, Instant::now(), 0);
         while idle < LAST_LOOKS || !ended() {
             let (socket, none) = (self.socket.as_raw_fd(), std::ptr::null_mut());
-            // SAFETY: as many headers as is said, each with one part that names a room of its own; all are made above and live on.
+            // SAFETY: there are as many headers as stated, each with one part that names its own buffer; all were created above
+            // and outlive the call.
             let count = unsafe { libc::recvmmsg(socket, headers.as_mut_ptr(), RUNS as u32, libc::MSG_DONTWAIT, none) };
             match Errno::result(count) {
                 Ok(count) => {
@@ -218,7 +220,7 @@ impl UdpEnd {
     }
 }
 
-/// One end as a carrier of messages, each of which is a datagram.
+/// One end as a carrier of messages, one datagram each.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagrams<'a> {
     /// The end.

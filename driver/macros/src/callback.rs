@@ -1,4 +1,4 @@
-//! Expressions in which the cell occurs: what becomes of them when the cell's value is a variable.
+//! Expressions that contain the cell: replaces the cell by a variable that holds its value.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
@@ -15,12 +15,12 @@ pub fn bare(expr: &Expr) -> &Expr {
     }
 }
 
-/// Whether this is the cell, and nothing besides.
+/// Whether the expression is the cell itself.
 pub fn is_cell(cell: &Expr, expr: &Expr) -> bool {
     bare(cell) == bare(expr)
 }
 
-/// Whether the cell occurs in it.
+/// Whether the expression contains the cell.
 pub fn mentions(cell: &Expr, expr: &Expr) -> bool {
     struct Seek<'a>(&'a Expr, bool);
     impl<'ast> Visit<'ast> for Seek<'_> {
@@ -39,7 +39,7 @@ pub fn mentions(cell: &Expr, expr: &Expr) -> bool {
     seek.1
 }
 
-/// The expression with a variable in the cell's place, to be evaluated at each attempt.
+/// The expression with a variable in place of the cell. Each attempt evaluates it.
 pub fn with_value(cell: &Expr, expr: &Expr, value: &Ident) -> Result<Expr> {
     check_names(cell, expr)?;
     check_exits(expr)?;
@@ -62,7 +62,7 @@ pub fn with_value(cell: &Expr, expr: &Expr, value: &Ident) -> Result<Expr> {
             visit_mut::visit_field_value_mut(self, field);
         }
 
-        // It sees none of the names around it.
+        // An item does not see the names around it.
         fn visit_item_mut(&mut self, _: &mut Item) {}
     }
     let mut expr = expr.clone();
@@ -70,7 +70,7 @@ pub fn with_value(cell: &Expr, expr: &Expr, value: &Ident) -> Result<Expr> {
     Ok(expr)
 }
 
-/// An expression that is evaluated at each attempt can't leave the update in the middle.
+/// An expression that each attempt evaluates must not leave the update in the middle.
 fn check_exits(expr: &Expr) -> Result<()> {
     #[derive(Default)]
     struct Exits {
@@ -90,7 +90,7 @@ fn check_exits(expr: &Expr) -> Result<()> {
             label.map_or(self.loops > 0, |label| self.labels.contains(&label.ident))
         }
 
-        /// Within a loop or block that may have a label.
+        /// Visits a loop or a block that may have a label.
         fn within(&mut self, expr: &Expr, label: Option<&Label>, loops: usize) {
             let labels = self.labels.len();
             self.labels.extend(label.map(|label| label.name.ident.clone()));
@@ -108,7 +108,7 @@ fn check_exits(expr: &Expr) -> Result<()> {
                 Expr::Await(_) => self.refuse(expr, "`await`"),
                 Expr::Break(exit) if !self.stays(exit.label.as_ref()) => self.refuse(expr, "`break`"),
                 Expr::Continue(exit) if !self.stays(exit.label.as_ref()) => self.refuse(expr, "`continue`"),
-                // They are left by themselves.
+                // A `return` or `?` inside leaves only the closure or the async block.
                 Expr::Closure(_) | Expr::Async(_) => {}
                 Expr::Loop(inner) => self.within(expr, inner.label.as_ref(), 1),
                 Expr::While(inner) => self.within(expr, inner.label.as_ref(), 1),
@@ -125,12 +125,13 @@ fn check_exits(expr: &Expr) -> Result<()> {
     exits.error.map_or(Ok(()), Err)
 }
 
-/// The names of the cell mean the cell wherever they stand, and are seen wherever they stand.
+/// Checks that the cell's names are not bound again, so that they mean the cell everywhere, and that none stands in a macro call,
+/// where it cannot be replaced.
 pub fn check_names(cell: &Expr, expr: &Expr) -> Result<()> {
     struct Names {
         /// Variables and statics in the cell's expression.
         cell: Vec<Ident>,
-        /// That with which it begins.
+        /// The name with which it begins.
         first: Option<Ident>,
         error: Option<Error>,
     }
@@ -159,7 +160,7 @@ pub fn check_names(cell: &Expr, expr: &Expr) -> Result<()> {
 
         fn visit_macro(&mut self, called: &'ast Macro) {
             if self.first.as_ref().is_some_and(|first| contains(called.tokens.clone(), first)) {
-                let said = "the cell stands in a macro call, where its value can't be put in its place; write `cell = f(cell)` with a function or a closure that calls the macro";
+                let said = "the cell occurs in a macro call, where its value cannot replace it; write `cell = f(cell)` with a function or a closure that calls the macro";
                 self.error.get_or_insert_with(|| Error::new_spanned(called, said));
             }
         }
@@ -178,7 +179,7 @@ pub fn check_names(cell: &Expr, expr: &Expr) -> Result<()> {
     names.error.map_or(Ok(()), Err)
 }
 
-/// The name with which an expression begins; of a path, that at its end.
+/// The first name of an expression; for a path, its last segment.
 fn first(expr: &Expr) -> Option<Ident> {
     match bare(expr) {
         Expr::Path(path) => path.path.segments.last().map(|segment| segment.ident.clone()),
@@ -193,7 +194,7 @@ fn first(expr: &Expr) -> Option<Ident> {
     }
 }
 
-/// Whether the name stands there, or in a string literal as a format reads it.
+/// Whether the tokens contain the name, also in a string literal as a format argument.
 fn contains(tokens: TokenStream, name: &Ident) -> bool {
     tokens.into_iter().any(|token| match token {
         TokenTree::Ident(ident) => ident == *name,
@@ -203,13 +204,13 @@ fn contains(tokens: TokenStream, name: &Ident) -> bool {
     })
 }
 
-/// Whether `{name}` or `{name:…}` stands in a string literal, or `name$` as a width.
+/// Whether a string literal contains `{name}` or `{name:…}`, or `name$` as a width.
 fn formats(literal: &str, name: &str) -> bool {
     let is_string = literal.ends_with(['"', '#']);
     is_string
         && literal.match_indices(name).any(|(at, _)| {
             let (before, after) = (&literal[..at], literal[at + name.len()..].trim_start());
-            // Two of them are a brace that is printed.
+            // Two braces in a row are a printed brace.
             let before = before.trim_end();
             let braces = before.len() - before.trim_end_matches('{').len();
             braces % 2 == 1 && after.starts_with(['}', ':']) || after.starts_with('$')

@@ -1,11 +1,11 @@
-//! What stands before the colon: `old, relaxed, attempts(3): cell += 1`.
+//! The options before the colon: `old, relaxed, attempts(3): cell += 1`.
 
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::parse::{Parse, ParseStream, discouraged::Speculative};
 use syn::{Error, Expr, Ident, Result, Token, ext::IdentExt, parenthesized};
 
-/// Which value the caller wants.
+/// The value that the caller wants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Want {
     Nothing,
@@ -13,16 +13,16 @@ pub enum Want {
     New,
 }
 
-/// What was asked for.
+/// The requested options.
 pub struct Options {
     pub want: Want,
-    /// The name of the ordering, and where it stands.
+    /// The name of the ordering, with its position.
     pub ordering: Option<Ident>,
     pub attempts: Option<Expr>,
 }
 
 impl Options {
-    /// Options and their colon, if there are any.
+    /// Parses options and their colon, if there are any.
     pub fn parse(input: ParseStream) -> Result<Self> {
         let mut options = Self { want: Want::Nothing, ordering: None, attempts: None };
         if !begins(&input.fork()) {
@@ -40,9 +40,9 @@ impl Options {
     }
 
     fn enter(&mut self, name: &Ident, input: ParseStream) -> Result<()> {
-        let twice = |what: &str| Err(Error::new(name.span(), format!("{what} is said twice; say it once")));
+        let twice = |what: &str| Err(Error::new(name.span(), format!("{what} is given twice; give it once")));
         match name.to_string().as_str() {
-            "old" | "new" if self.want != Want::Nothing => twice("which value is wanted"),
+            "old" | "new" if self.want != Want::Nothing => twice("the wanted value"),
             "old" => {
                 self.want = Want::Old;
                 Ok(())
@@ -59,13 +59,13 @@ impl Options {
             "attempts" if self.attempts.is_some() => twice("the number of attempts"),
             "attempts" => {
                 if !input.peek(syn::token::Paren) {
-                    return Err(Error::new(name.span(), "how many attempts? Write `attempts(3)`"));
+                    return Err(Error::new(name.span(), "the number of attempts is missing; write `attempts(3)`"));
                 }
                 let inside;
                 parenthesized!(inside in input);
                 let count: Expr = inside.parse()?;
                 if matches!(&count, Expr::Lit(lit) if matches!(&lit.lit, syn::Lit::Int(int) if int.base10_digits() == "0")) {
-                    return Err(Error::new_spanned(count, "no attempt can't update anything; allow one or more"));
+                    return Err(Error::new_spanned(count, "without an attempt there is no update; allow one or more"));
                 }
                 self.attempts = Some(count);
                 Ok(())
@@ -73,14 +73,14 @@ impl Options {
             other => Err(Error::new(
                 name.span(),
                 format!(
-                    "`{other}` is no option of an atomic update; before the colon may stand `old` or `new`, one of `relaxed`, \
+                    "`{other}` is not an option of an atomic update; the options before the colon are `old` or `new`, one of `relaxed`, \
                      `acquire`, `release`, `acq_rel` and `seq_cst`, and `attempts(n)`"
                 ),
             )),
         }
     }
 
-    /// The ordering, as the library names it.
+    /// The ordering's name in the standard library.
     pub fn ordering(&self, default: &str) -> TokenStream {
         let name = self.ordering.as_ref().map_or_else(|| default.to_owned(), Ident::to_string);
         let name = match name.as_str() {
@@ -93,7 +93,7 @@ impl Options {
         quote!(::core::sync::atomic::Ordering::#name)
     }
 
-    /// The type that says what is wanted.
+    /// The type that selects the wanted value.
     pub fn want(&self) -> TokenStream {
         match self.want {
             Want::Nothing => quote!(::doorbell::atomic::Nothing),
@@ -103,7 +103,7 @@ impl Options {
     }
 }
 
-/// Whether words and commas follow, and a single colon behind them.
+/// Whether words and commas follow, with a single colon behind them.
 fn begins(input: ParseStream) -> bool {
     struct Words;
     impl Parse for Words {

@@ -1,4 +1,4 @@
-//! Reads the update, and says how it is done: by an operator that the library knows for the type, or by a callback.
+//! Reads the update, and chooses how to do it: by an operator that the library has for the type, or by a callback.
 
 use crate::callback::{bare, check_names, is_cell, mentions, with_value};
 use crate::options::{Options, Want};
@@ -8,20 +8,20 @@ use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned;
 use syn::{BinOp, Error, Expr, Ident, Result, Token};
 
-/// What stands in `atomic! { … }`.
+/// The content of `atomic! { … }`.
 pub struct Statement {
     options: Options,
     expr: Expr,
     condition: Option<Expr>,
 }
 
-/// How the cell's new value comes about.
+/// The way to the cell's new value.
 enum Change {
-    /// By an operator and what it is applied to.
+    /// An operator and its operand.
     Operator(Ident, Expr),
-    /// By an operator of which the cell is the second operand: which of two equal values stays, depends on that.
+    /// An operator whose second operand is the cell. The order decides which of two equal values stays.
     Reversed(Ident, Expr),
-    /// By an expression in which the cell occurs.
+    /// An expression that contains the cell.
     Expression(Expr),
 }
 
@@ -47,7 +47,7 @@ impl Parse for Statement {
 }
 
 impl Statement {
-    /// The call of the library that does it.
+    /// The call of the library that performs the update.
     pub fn translate(&self) -> Result<TokenStream> {
         match bare(&self.expr) {
             Expr::Assign(assign) => self.update(&assign.left, assigned(&assign.left, &assign.right)),
@@ -78,7 +78,7 @@ impl Statement {
             | Expr::Try(_) => self.load(),
             other => Err(Error::new_spanned(
                 other,
-                "this is no update of a cell; write `cell = …`, an assignment operator such as `cell += 1`, or `cell` to read it",
+                "this does not update a cell; write `cell = …`, an assignment operator such as `cell += 1`, or `cell` to read it",
             )),
         }
     }
@@ -105,7 +105,7 @@ impl Statement {
             Some(count) => quote!(::core::option::Option::Some(#count)),
             None => quote!(::core::option::Option::None),
         };
-        // Names that no expression of the caller's can see.
+        // Names that the caller's expressions cannot see.
         let hidden = |name| Ident::new(name, Span::mixed_site());
         let (value, operand) = (hidden("value"), hidden("operand"));
         let condition = match &self.condition {
@@ -151,7 +151,7 @@ impl Statement {
     }
 }
 
-/// What `cell = expr` means: an operator if there is one for it, as that may be an instruction.
+/// The meaning of `cell = expr`: an operator if there is one, because that may be a single instruction.
 fn assigned(cell: &Expr, expr: &Expr) -> Change {
     let operator = |name, operand: &Expr| Change::Operator(Ident::new(name, Span::call_site()), operand.clone());
     if !mentions(cell, expr) {
@@ -183,7 +183,7 @@ fn assigned(cell: &Expr, expr: &Expr) -> Change {
     }
 }
 
-/// `max` and `min`, and the same in `std::cmp`.
+/// The operator behind `max` and `min`, as methods or in `std::cmp`.
 fn extreme(function: &Expr) -> Option<&'static str> {
     let Expr::Path(path) = bare(function) else { return None };
     let names: Vec<String> = path.path.segments.iter().map(|segment| segment.ident.to_string()).collect();

@@ -4,7 +4,7 @@ use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{Data, DeriveInput, Error, Ident, Result};
 
-/// Operators of the language that a user's type may have, by their names here and there.
+/// Operators of the language that a user's type may have: the library's name, the trait and the method.
 const OPERATORS: [(&str, &str, &str); 10] = [
     ("Add", "Add", "add"),
     ("Sub", "Sub", "sub"),
@@ -21,11 +21,11 @@ const OPERATORS: [(&str, &str, &str); 10] = [
 pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let name = &input.ident;
     if !input.generics.params.is_empty() {
-        let said = "how a value lies in its cell depends on its size, which must be known here: derive AtomicValue for a type without parameters, such as a struct around this one";
+        let said = "the layout of a cell depends on the size of its value, which must be known here: derive AtomicValue for a type without parameters, such as a struct around this one";
         return Err(Error::new_spanned(&input.generics, said));
     }
     if !matches!(input.data, Data::Struct(_)) {
-        let said = "not every bit pattern is a value of an enum or a union, and others may write any into shared memory: hold a number in the cell, and convert it";
+        let said = "not every bit pattern is a valid enum or union, and another process may write any pattern into shared memory: hold a number in the cell, and convert it";
         return Err(Error::new_spanned(name, said));
     }
     let operators = OPERATORS.iter().map(|(ours, theirs, method)| {

@@ -2,7 +2,7 @@
 
 use super::exchange::{Folder, Kind, Lengths};
 use super::memory::Span;
-use super::net::{self, Algorithm, Boxes, Call, Failure, Operation, Run, Streams};
+use super::net::{self, Algorithm, Boxes, Call, Failure, Operation, Run, Stage, Streams};
 use doorbell_fabric::{Payload, Verdict};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,27 +30,6 @@ struct Inner {
     room: Vec<u8>,
 }
 
-impl Inner {
-    /// Goes on with what is under way. Whoever drives comes by here, and must not end of what the application's reduction does.
-    fn go_on(&mut self) -> Result<bool, Failure> {
-        let Inner { streams, run, has_panicked, .. } = self;
-        if *has_panicked {
-            return Err(Failure::Panicked);
-        }
-        let Some(under_way) = run else { return Ok(true) };
-        let over = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| under_way.advance(streams)));
-        if !matches!(over, Ok(Ok(false) | Err(_))) {
-            // Its memory is not touched any more.
-            *run = None;
-        }
-        over.unwrap_or_else(|_| {
-            *has_panicked = true;
-            streams.give_up();
-            Err(Failure::Panicked)
-        })
-    }
-}
-
 impl Apart {
     pub fn new(number: u32, me: usize, boxes: Boxes, wanted: Option<Algorithm>) -> Self {
         let inner =
@@ -64,17 +43,44 @@ impl Apart {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing of the application's panics while it is locked (go_on).
+        // Nothing of the application's runs while it is locked (advance).
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes on with what is under way; begins `next` if nothing is. True when it is over: its memory is not touched any more.
+    /// Goes on with what is under way; begins `next` if nothing is. True when it is over: its memory is not touched any more. Whoever has the team's
+    /// state locked calls it, so one thread at a time.
+    ///
+    /// The application's reduction runs with nothing locked here: it may call this node, whose engine gives and takes packets meanwhile. The
+    /// engine may be what calls, too, and must not end of a panic of the reduction.
     pub fn advance(&self, next: &mut Option<Run>) -> Result<bool, Failure> {
-        let mut inner = self.lock();
-        if let Some(next) = next.take() {
-            inner.run = Some(next);
+        loop {
+            let mut inner = self.lock();
+            if let Some(next) = next.take() {
+                inner.run = Some(next);
+            }
+            if inner.has_panicked {
+                return Err(Failure::Panicked);
+            }
+            let Inner { streams, run, .. } = &mut *inner;
+            let Some(mut under_way) = run.take() else { return Ok(true) };
+            match under_way.step(streams)? {
+                Stage::Waits => {
+                    *run = Some(under_way);
+                    return Ok(false);
+                }
+                Stage::Over => return Ok(true),
+                Stage::Folds => {}
+            }
+            drop(inner);
+            let folded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| under_way.fold()));
+            let mut inner = self.lock();
+            if folded.is_err() {
+                inner.has_panicked = true;
+                inner.streams.give_up();
+                return Err(Failure::Panicked);
+            }
+            inner.run = Some(under_way);
         }
-        inner.go_on()
     }
 
     /// Drops what is under way.
@@ -83,6 +89,11 @@ impl Apart {
         if run.take().is_some() {
             streams.give_up();
         }
+    }
+
+    /// The others are to know that nothing goes on any more. What is under way ends with its next step.
+    pub fn tell_end(&self) {
+        self.lock().streams.give_up();
     }
 
     /// A packet came from a member.
@@ -112,10 +123,9 @@ impl Apart {
             if !push(tag, room) {
                 return pushed;
             }
+            // What follows is up to whoever has the team's state: a reduction that ran here would hold up this node's engine.
             streams.sent(to);
             pushed += 1;
-            // What fails is told by the next who goes on with it.
-            let _ = inner.go_on();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a thread calls a collective: it looks at the channel itself for as long as threads do not sleep, and leaves it to whoever drives the engine after that.
 
-use super::core::{Body, Core, Kept, Place, State, Sync, Task, Tell};
+use super::core::{Body, Core, Kept, Place, STARTED_MAX, State, Sync, Task, Tell, check_outside};
 use super::memory::Memory;
 use super::table::Teams;
 
@@ -11,7 +11,7 @@ use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::engine::wait::Step;
-use crate::error::Error;
+use crate::error::{Error, TeamFault};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -34,11 +34,16 @@ impl Core {
     /// Begins an operation, and tells when it is over. `kept` are the bytes that it works on.
     pub(super) fn start(self: &Arc<Self>, open: bool, kept: Option<Kept>, what: What) -> Result<Arc<Op>> {
         let me = self.shared.check()?;
-        if self.is_combining() {
-            return Err(Error::Reentrant { operation: "start a collective" });
-        }
+        check_outside("start a collective")?;
         let op = Op::new();
         let mut state = self.lock();
+        if state.waiting() >= STARTED_MAX {
+            // Unless something is over that nobody has looked at.
+            self.advance(&mut state);
+            if state.waiting() >= STARTED_MAX {
+                return Err(Error::Team { operation: "start a collective", why: TeamFault::Full { most: STARTED_MAX } });
+            }
+        }
         self.post(&mut state, open, Tell::Op(op.clone(), kept), |number| what.body(self, number))?;
         self.advance(&mut state);
         let is_over = state.is_idle();
@@ -64,7 +69,7 @@ impl Core {
 
     /// Closes a batch: behind its last operation is the synchronisation point.
     pub(super) fn close_batch(&self) {
-        if self.is_combining() || self.shared.usable().is_err() {
+        if check_outside("close a batch").is_err() || self.shared.usable().is_err() {
             return;
         }
         let mut state = self.lock();
@@ -75,9 +80,7 @@ impl Core {
     /// Does an operation, and waits until this member has its result.
     pub(super) fn run(self: &Arc<Self>, operation: &'static str, deadline: Option<Instant>, what: What) -> Result<()> {
         let me = self.shared.check()?;
-        if self.is_combining() {
-            return Err(Error::Reentrant { operation });
-        }
+        check_outside(operation)?;
         let mut unwinds = Unwinds { core: self, over: false };
         let mut state = self.lock();
         let (number, looked) = match self.memory() {

@@ -2,7 +2,8 @@
 //!
 //! The steps of the source's claim, as they happen here:
 //!
-//! 1. *determining whether any channels are available*: [`State::acquire`]. Turns go round the channels, so the next one is the one that was used longest ago.
+//! 1. *determining whether any channels are available*: [`Core::acquire`]. Turns go round the channels, so the next one is the one that was used longest ago. Only that
+//!    one is looked at: all members take the same one, and another one that is free may not be so at all of them.
 //! 2. *if not: monitoring, and storing within a queue*: the turn stays in [`State::turns`], and each look asks again.
 //! 3. *if so: acquiring, and posting the operations with a synchronisation point*: the turn's operations move from the queue to the channel.
 //! 4. *determining that processing has reached the synchronisation point*: the turn has no operation left.
@@ -15,14 +16,15 @@ use super::memory::{Farewell, Memory, View};
 use super::net::{Failure, Run};
 use super::watch::ChannelStep::{Acquired, Available, Moved, PointReached, Posted, Queued, SynchronisationPosted};
 use super::watch::{ChannelStats, ChannelStep, Counts, Watch};
-use crate::engine::baton::Token;
 use crate::engine::op::{Op, Outcome};
 use crate::error::{Error, TeamFault};
+use crate::message::service::Gone;
 use crate::node::Shared;
 use crate::{Incarnation, NodeId, Result};
 use doorbell_shm::domain::PeerInbox;
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// When a channel is synchronised that was used.
@@ -130,13 +132,41 @@ pub(crate) struct Core {
     watch: Option<Watch>,
     counts: Arc<Counts>,
     state: Mutex<State>,
-    /// The thread in which a reduction of the application runs, with the state locked.
-    combining: AtomicU32,
-    /// One more than the rank of the member that is gone, in the upper half whether it left; all bits: out of step.
+    /// One more than the rank of the member that is gone, in the upper half whether it left or is damaged; all bits: out of step.
     broken: AtomicU64,
 }
 
+thread_local! {
+    /// This thread is in a reduction, or in what watches a team: some team's state is locked, and the baton may be taken.
+    static COMBINING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does what may run code of the application.
+#[inline]
+fn combining<T>(act: impl FnOnce() -> T) -> T {
+    /// A reduction may drive the engine, and so come to the reduction of another team: when that ends this thread is in the first one still.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            COMBINING.set(self.0);
+        }
+    }
+    let _before = Before(COMBINING.replace(true));
+    act()
+}
+
+/// Whether the calling thread may call a team. Not in a reduction: the call would wait for what only this thread can end, be it the state of the same team, or of
+/// another one whose owner waits for the baton that this thread has.
+#[inline]
+pub(super) fn check_outside(operation: &'static str) -> Result<()> {
+    if COMBINING.get() { Err(Error::Reentrant { operation }) } else { Ok(()) }
+}
+
+/// Operations of a team that one member may have begun and that are not over.
+pub const STARTED_MAX: usize = 1024;
+
 const LEFT: u64 = 1 << 32;
+const DAMAGED: u64 = 1 << 33;
 const OUT_OF_STEP: u64 = u64::MAX;
 
 impl Core {
@@ -161,19 +191,29 @@ impl Core {
             stats: counts.clone(),
         };
         let is_crowded = fellows.len() > processors();
-        let (state, combining, broken) = (Mutex::new(state), AtomicU32::new(0), AtomicU64::new(0));
-        Self { shared, way, fellows, me, inboxes, sync, is_crowded, watch, counts, state, combining, broken }
+        let (state, broken) = (Mutex::new(state), AtomicU64::new(0));
+        Self { shared, way, fellows, me, inboxes, sync, is_crowded, watch, counts, state, broken }
     }
 
-    /// A life of a node is over.
-    pub(crate) fn gone(&self, node: NodeId, life: Incarnation, left: bool) {
-        if let Some(rank) = self.rank_of(node, life) {
-            if let (true, Way::Shared(memory)) = (left, &self.way) {
-                // What it posted counts: only who waits for more of it is told.
-                return memory.note(rank, Farewell::Left);
+    /// Nothing of a life of a node counts any more.
+    pub(crate) fn gone(&self, node: NodeId, life: Incarnation, why: Gone) {
+        let Some(rank) = self.rank_of(node, life) else { return };
+        if let (Gone::Left, Way::Shared(memory)) = (why, &self.way) {
+            // What it posted counts: only who waits for more of it is told.
+            return memory.note(rank, Farewell::Left);
+        }
+        let flag = match why {
+            Gone::Died => 0,
+            Gone::Left => LEFT,
+            Gone::Damaged => DAMAGED,
+        };
+        let _ = self.broken.compare_exchange(0, (rank as u64 + 1) | flag, Ordering::AcqRel, Ordering::Relaxed);
+        if why == Gone::Damaged {
+            // The others may see nothing wrong with it, and would wait for this member.
+            self.break_off();
+            if let Way::Apart(apart) = &self.way {
+                apart.tell_end();
             }
-            let word = (rank as u64 + 1) | if left { LEFT } else { 0 };
-            let _ = self.broken.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
@@ -214,7 +254,12 @@ impl Core {
             OUT_OF_STEP => Some(Error::Team { operation: "go on with a team", why: TeamFault::OutOfStep }),
             word => {
                 let Fellow { node, life: incarnation } = self.fellows[(word as u32 - 1) as usize];
-                Some(if word & LEFT != 0 { Error::PeerLeft { node, incarnation } } else { Error::PeerDied { node, incarnation } })
+                let why = match word {
+                    word if word & LEFT != 0 => Gone::Left,
+                    word if word & DAMAGED != 0 => Gone::Damaged,
+                    _ => Gone::Died,
+                };
+                Some(why.error((node, incarnation).into()))
             }
         }
     }
@@ -238,22 +283,8 @@ impl Core {
     #[inline]
     pub(super) fn note(&self, place: Place, steps: &[ChannelStep]) {
         if let Some(watch) = &self.watch {
-            watch.tell(place.channel, place.number, steps);
+            combining(|| watch.tell(place.channel, place.number, steps));
         }
-    }
-
-    /// Whether the calling thread is in a reduction, or whatever else goes on with the state locked: nothing of the team may be called there.
-    pub(super) fn is_combining(&self) -> bool {
-        self.combining.load(Ordering::Relaxed) == Token::current().number()
-    }
-
-    /// Does what may run code of the application.
-    #[inline]
-    fn combining<T>(&self, act: impl FnOnce() -> T) -> T {
-        self.combining.store(Token::current().number(), Ordering::Relaxed);
-        let done = act();
-        self.combining.store(0, Ordering::Relaxed);
-        done
     }
 
     pub(super) fn memory(&self) -> Option<&Memory> {
@@ -484,7 +515,7 @@ impl Core {
         let result = if exchange.calls_the_application() {
             // Whoever drives comes by here, and must not end of it.
             let advance = std::panic::AssertUnwindSafe(|| exchange.advance(view, left, room, said));
-            match self.combining(|| std::panic::catch_unwind(advance)) {
+            match combining(|| std::panic::catch_unwind(advance)) {
                 Ok(result) => result,
                 Err(_) => return Err(Box::new(Error::Team { operation: "combine vectors", why: TeamFault::Panicked })),
             }
@@ -507,7 +538,7 @@ impl Core {
             return did;
         }
         while let Some(Task { body: Body::Run(next), .. }) = &mut turn.task {
-            match self.combining(|| apart.advance(next)) {
+            match combining(|| apart.advance(next)) {
                 Ok(false) => return did,
                 Ok(true) => {}
                 Err(failure) => {
@@ -517,7 +548,10 @@ impl Core {
                         Failure::GivenUp | Failure::Ended { .. } => TeamFault::OutOfStep,
                     };
                     apart.give_up();
-                    tell(turn.task.take(), ended, Err(Error::Team { operation: "call a collective", why }));
+                    // If a member is gone that is why.
+                    let end = self.end().filter(|_| why == TeamFault::OutOfStep);
+                    let error = end.unwrap_or(Error::Team { operation: "call a collective", why });
+                    tell(turn.task.take(), ended, Err(error));
                     self.break_off();
                     return true;
                 }
@@ -643,6 +677,11 @@ impl State {
         self.left -= 1;
         let task = Some(Task { over: true, ..task });
         self.turns.push_back(Turn { place, acquired: true, open: false, left: true, task, more: VecDeque::new() });
+    }
+
+    /// Operations that are not over here.
+    pub fn waiting(&self) -> usize {
+        self.turns.iter().map(|turn| usize::from(turn.task.is_some()) + turn.more.len()).sum()
     }
 
     /// Turns that this member has left.

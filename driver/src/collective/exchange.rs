@@ -11,6 +11,8 @@ use doorbell_shm::channel::SHORT_BYTES;
 
 /// The largest elements that can be combined.
 pub(super) const ELEMENT_MAX: usize = 4096;
+/// The largest alignment of elements that can be combined: that of all memory where they are.
+pub(super) const ALIGN_MAX: usize = 128;
 /// Bytes that are combined at once, in private memory: nobody changes them meanwhile, and two such stay in the nearest cache.
 const BLOCK: usize = 16 << 10;
 /// Steps of one operation at most.
@@ -622,11 +624,14 @@ impl Lengths {
 const SHARES_FROM: usize = 4096;
 
 /// Where vectors are combined.
-#[repr(align(64))]
+#[repr(C, align(128))]
 pub(super) struct Room {
     sum: [u8; BLOCK],
     other: [u8; BLOCK],
 }
+
+// Elements lie in both from the first byte on, so both begin where any element may.
+const _: () = assert!(align_of::<Room>() == ALIGN_MAX && std::mem::offset_of!(Room, other).is_multiple_of(ALIGN_MAX));
 
 impl Room {
     pub fn new() -> Box<Self> {

@@ -40,6 +40,24 @@ pub(crate) enum Stage {
 
 const HEAD: usize = 8 + 4 + 1 + 8 + 1 + 12;
 
+/// FNV-1a, of 64 bits: what members agree on has a number that all of them make alike, whatever compiled them.
+fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// The number of a lineage: of a label, and of who is in the list.
+pub(crate) fn lineage_number(label: &str, list: impl IntoIterator<Item = (NodeId, Incarnation)>) -> u64 {
+    // A byte of no label stands between the two.
+    let members = list.into_iter().flat_map(|(node, life)| node.0.to_le_bytes().into_iter().chain(life.0.to_le_bytes()));
+    fnv1a(label.bytes().chain([0xff]).chain(members))
+}
+
+/// The number that the packets of a team bear.
+pub(crate) fn team_number(lineage: u64, attempt: u32) -> u32 {
+    let hash = fnv1a(lineage.to_le_bytes().into_iter().chain(attempt.to_le_bytes()));
+    (hash >> 32) as u32 ^ hash as u32
+}
+
 impl Note {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD + 2 * self.set.len().div_ceil(8) + 2);
@@ -67,8 +85,7 @@ impl Note {
         }
         let mut rest = bytes;
         let lineage = u64::from_le_bytes(split(&mut rest)?);
-        // Far from where counting on would overflow.
-        let attempt = Some(u32::from_le_bytes(split(&mut rest)?)).filter(|attempt| *attempt <= u32::MAX / 2)?;
+        let attempt = u32::from_le_bytes(split(&mut rest)?);
         let stage = match split(&mut rest)? {
             [0] => Stage::Gone,
             [1] => Stage::Ready,
@@ -120,6 +137,11 @@ impl Heard {
         self.notes.get(&(node, life))?.iter().find(|note| note.lineage == lineage)
     }
 
+    /// What was said of a lineage does not count any more.
+    pub fn forget_lineage(&mut self, lineage: u64) {
+        self.notes.values_mut().for_each(|notes| notes.retain(|note| note.lineage != lineage));
+    }
+
     /// A life of a node is over.
     pub fn forget(&mut self, node: NodeId, life: Incarnation) {
         self.version += 1;
@@ -142,14 +164,22 @@ pub(crate) enum Next {
     Say,
     /// A member divides the memory in another way.
     Layout(usize),
-    /// This member is not in, as far as others know.
+    /// This member is not in, as far as another one knows, or that one is at an attempt that this one can't have come to.
     Out,
 }
+
+/// By how much the attempt of one agreement may rise, beside one for each member that is lost. Members differ by how often one has tried without the others.
+pub(crate) const LEAP_MAX: u32 = 1 << 20;
+
+/// The last attempt by which an agreement may begin: none that it may come to overflows.
+const FIRST_MAX: u32 = u32::MAX - LEAP_MAX - (1 << 16);
 
 /// One member's part of an agreement.
 pub(crate) struct Agreement {
     pub lineage: u64,
     pub attempt: u32,
+    /// By which attempt it began.
+    pub first_attempt: u32,
     pub me: usize,
     pub set: Vec<bool>,
     /// With whom this member shares memory: the same as long as it tries.
@@ -162,6 +192,19 @@ pub(crate) struct Agreement {
 const APART: u64 = 1 << 63;
 
 impl Agreement {
+    /// Whether an agreement may begin by this attempt.
+    pub fn may_begin_by(attempt: u32) -> bool {
+        attempt <= FIRST_MAX
+    }
+
+    /// Whether an honest member that began by the same attempt may have come to this one, with those who are in `set`: an attempt rises by one with each member
+    /// that is lost, and else by leaps that are bounded together. So a member that leaps says nothing that makes an honest one say what another
+    /// honest one refuses.
+    fn is_in_step(&self, attempt: u32, set: &[bool]) -> bool {
+        let lost = set.iter().filter(|is_in| !**is_in).count() as u32;
+        attempt <= self.first_attempt.saturating_add(LEAP_MAX).saturating_add(lost)
+    }
+
     /// Some share no memory.
     pub fn go_apart(&mut self) {
         self.layout |= APART;
@@ -186,7 +229,7 @@ impl Agreement {
     /// One is gone.
     pub fn without(&mut self, rank: usize) {
         self.set[rank] = false;
-        self.attempt += 1;
+        self.attempt = self.attempt.saturating_add(1);
         self.stage = Stage::Ready;
     }
 
@@ -208,6 +251,9 @@ impl Agreement {
                 (ready, mapped) = (false, false);
                 continue;
             };
+            if !self.is_in_step(note.attempt, &note.set) {
+                return Next::Out;
+            }
             if note.layout & !APART != self.layout & !APART {
                 return Next::Layout(rank);
             }
@@ -227,7 +273,8 @@ impl Agreement {
             let fewer: Vec<bool> = self.set.iter().zip(&note.set).map(|(mine, its)| *mine && *its).collect();
             if note.attempt > self.attempt || fewer != self.set {
                 // Who speaks of more has not heard yet; who speaks of fewer at the same attempt makes it another one.
-                self.attempt = note.attempt + u32::from(note.attempt == self.attempt && fewer != self.set);
+                let makes_another = note.attempt == self.attempt && fewer != self.set;
+                self.attempt = note.attempt.saturating_add(makes_another.into());
                 self.set = fewer;
                 self.stage = Stage::Ready;
                 return Next::Say;
@@ -259,12 +306,68 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn start(me: usize, members: usize) -> Agreement {
+        let (set, near) = (vec![true; members], vec![true; members]);
+        Agreement { lineage: 1, attempt: 1, first_attempt: 1, me, set, near, layout: 7, stage: Stage::Ready }
+    }
+
+    /// What the third of three says, who follows no rules.
+    fn hostile(attempt: u32, set: &[bool]) -> Note {
+        let (set, near) = (set.to_vec(), vec![true; set.len()]);
+        Note { lineage: 1, attempt, stage: Stage::Ready, layout: 7, region: None, set, near }
+    }
+
+    /// The examples of docs/wire.md: other implementations count on them.
+    #[test]
+    fn numbers_are_those_of_the_page() {
+        // As the authors of the hash give it.
+        assert_eq!(fnv1a(*b"foobar"), 0x8594_4171_f739_67e8);
+        let list = [(NodeId(0), Incarnation(1)), (NodeId(2), Incarnation(7))];
+        let lineage = lineage_number("halo", list);
+        assert_eq!((lineage, team_number(lineage, 3)), (LINEAGE, NUMBER));
+        let page = include_str!("../../../docs/wire.md");
+        assert!(page.contains(&format!("`{LINEAGE:#018x}`")) && page.contains(&format!("`{NUMBER:#010x}`")));
+    }
+
+    const LINEAGE: u64 = 0xec57_547c_b51f_2c8c;
+    const NUMBER: u32 = 0x78db_57d7;
+
+    #[test]
+    fn an_attempt_beyond_reach_moves_nobody() {
+        for attempt in [2 + LEAP_MAX, u32::MAX / 2, u32::MAX] {
+            let (mut honest, note) = (start(0, 3), hostile(attempt, &[true; 3]));
+            assert_eq!(honest.look(|rank| (rank == 2).then_some(&note)), Next::Out);
+            assert_eq!(honest.attempt, 1);
+        }
+        assert!(Agreement::may_begin_by(1) && !Agreement::may_begin_by(u32::MAX - LEAP_MAX));
+    }
+
+    /// One of four drives an honest member as far as it goes, and drops members from its notes; then it dies. What the honest one says, the others accept.
+    #[test]
+    fn who_was_driven_to_the_limit_is_followed_by_the_others() {
+        let (mut driven, mut other) = (start(0, 4), start(1, 4));
+        for (attempt, set) in
+            [(LEAP_MAX + 1, [true; 4]), (LEAP_MAX + 1, [true, true, false, true]), (LEAP_MAX + 2, [true, true, false, true])]
+        {
+            let note = hostile(attempt, &set);
+            driven.look(|rank| (rank == 3).then_some(&note));
+        }
+        driven.without(3);
+        assert_eq!((driven.attempt, &driven.set[..]), (LEAP_MAX + 3, &[true, true, false, false][..]));
+        let said = Note::decode(&driven.note(None).encode()).expect("an honest member says no note that is broken");
+        other.without(3);
+        assert_eq!(other.look(|rank| (rank == 0).then_some(&said)), Next::Say);
+        assert_eq!((other.attempt, &other.set), (driven.attempt, &driven.set));
+        let said = Note::decode(&other.note(None).encode()).unwrap();
+        assert!(matches!(driven.look(|rank| (rank == 1).then_some(&said)), Next::Map { .. }));
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
 
         #[test]
         fn what_is_said_survives_the_way(
-            lineage: u64, attempt in 0..=u32::MAX / 2, stage in 0..3_u8, layout: u64, region: Option<(u32, u64)>,
+            lineage: u64, attempt: u32, stage in 0..3_u8, layout: u64, region: Option<(u32, u64)>,
             bits in proptest::collection::vec(any::<(bool, bool)>(), 0..100),
         ) {
             let stage = [Stage::Gone, Stage::Ready, Stage::Mapped][usize::from(stage)];
@@ -290,7 +393,7 @@ mod tests {
             // With whom each shares memory; one may be wrong about it.
             let near = |me: usize| (0..members).map(|other| (homes[me] == homes[other]) ^ (me == odd)).collect();
             let start = |me| Agreement {
-                lineage: 1, attempt: 1, me, set: vec![true; members], near: near(me), layout: 7, stage: Stage::Ready,
+                lineage: 1, attempt: 1, first_attempt: 1, me, set: vec![true; members], near: near(me), layout: 7, stage: Stage::Ready,
             };
             let mut boxes: Vec<Option<Boxes>> = vec![None; members];
             let mut all: Vec<Agreement> = (0..members).map(start).collect();

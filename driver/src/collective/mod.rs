@@ -15,8 +15,11 @@ mod team;
 mod watch;
 mod what;
 
-pub use core::Sync;
+pub use core::{STARTED_MAX, Sync};
 pub use net::Algorithm;
 pub use pending::Collective;
 pub use team::{Batch, CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, Team, TeamBuilder, Value};
 pub use watch::{ChannelEvent, ChannelStats, ChannelStep};
+
+#[cfg(test)]
+mod tests;

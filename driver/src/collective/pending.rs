@@ -1,6 +1,6 @@
 //! Collectives under way, of which nobody waits for the end yet.
 
-use super::core::Core;
+use super::core::{Core, check_outside};
 use super::team::Value;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
@@ -72,9 +72,7 @@ impl<T: Send + 'static> Collective<T> {
         }
         let shared = self.node.shared();
         let me = shared.check()?;
-        if self.core.is_combining() {
-            return Err(Error::Reentrant { operation: "wait for a collective" });
-        }
+        check_outside("wait for a collective")?;
         self.core.look_for(me, &self.op, deadline);
         if self.op.is_done() { Ok(true) } else { shared.drive(me, &self.op, deadline, |_| false) }
     }

@@ -62,7 +62,7 @@ impl Service for Teams {
 
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
         self.notes.retain(|(to, _)| *to != peer);
-        self.fail(peer.node, peer.incarnation, why == Gone::Left);
+        self.gone(peer.node, peer.incarnation, why);
     }
 
     fn close(&mut self, _: CloseReason) {

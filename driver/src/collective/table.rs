@@ -1,29 +1,41 @@
 //! The teams of a node.
 
+use super::apart::Apart;
 use super::core::Core;
 use super::formation::{Heard, Note};
 use super::net::team_of;
 use super::watch::{ChannelStats, Counts};
-use crate::message::service::PeerId;
+use crate::message::service::{Gone, PeerId};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 /// At which priority what goes by the network goes.
 pub(crate) const PRIORITY: Priority = Priority::Low;
+
+/// Lineages whose latest attempt is known beside those that somebody uses.
+const ATTEMPTS_MAX: usize = 1024;
+
+/// How often this node has tried to form the teams of one lineage.
+struct Attempts {
+    lineage: u64,
+    latest: u32,
+    /// Whoever forms such a team or has one has a share of it.
+    used: Weak<()>,
+}
 
 /// All of them.
 #[derive(Default)]
 pub struct Teams {
     /// Notes that are to go to other nodes.
     pub(super) notes: VecDeque<(PeerId, Vec<u8>)>,
-    /// To be told who is gone, and to be given what comes.
-    all: Vec<Weak<Core>>,
+    /// To be told who is gone, and to be given what comes, with their lineages.
+    all: Vec<(Weak<Core>, u64)>,
     /// Those of which operations wait for others.
     active: Vec<Arc<Core>>,
     heard: Heard,
-    /// The latest attempt at each lineage.
-    attempts: BTreeMap<u64, u32>,
+    /// The latest attempt at each lineage; that which was used last is at the back.
+    attempts: VecDeque<Attempts>,
     /// What is counted of all teams, and what was of those that are gone.
     counts: Vec<Arc<Counts>>,
     past: ChannelStats,
@@ -36,11 +48,31 @@ impl Teams {
         !self.active.is_empty()
     }
 
-    /// The number of another attempt to form a team.
-    pub(crate) fn next_attempt(&mut self, lineage: u64) -> u32 {
-        let attempt = self.attempts.entry(lineage).or_default();
-        *attempt += 1;
-        *attempt
+    /// The number of another attempt to form a team. It is not forgotten as long as somebody keeps what comes with it.
+    pub(crate) fn next_attempt(&mut self, lineage: u64) -> (u32, Arc<()>) {
+        let known = self.attempts.iter().position(|known| known.lineage == lineage).and_then(|at| self.attempts.remove(at));
+        let mut attempts = known.unwrap_or(Attempts { lineage, latest: 0, used: Weak::new() });
+        attempts.latest = attempts.latest.saturating_add(1);
+        let used = attempts.used.upgrade().unwrap_or_default();
+        attempts.used = Arc::downgrade(&used);
+        if self.attempts.len() >= ATTEMPTS_MAX {
+            self.forget_attempts();
+        }
+        let latest = attempts.latest;
+        self.attempts.push_back(attempts);
+        (latest, used)
+    }
+
+    /// Forgets the lineage that was used longest ago, of those that nobody uses. What others said of it goes, too: it would be taken for an answer to the
+    /// attempts that begin at 1 again. The same number would name two teams if one of them still lived.
+    fn forget_attempts(&mut self) {
+        let lives = |lineage| self.all.iter().any(|(team, its)| *its == lineage && team.strong_count() > 0);
+        let unused = |known: &Attempts| known.used.strong_count() == 0 && !lives(known.lineage);
+        if let Some(at) = self.attempts.iter().position(unused)
+            && let Some(forgotten) = self.attempts.remove(at)
+        {
+            self.heard.forget_lineage(forgotten.lineage);
+        }
     }
 
     /// Says something to a node that forms a team with this one.
@@ -60,10 +92,11 @@ impl Teams {
 
     /// A team was made.
     pub(crate) fn enter(&mut self, core: &Arc<Core>, lineage: u64, attempt: u32) {
-        let latest = self.attempts.entry(lineage).or_default();
-        *latest = (*latest).max(attempt);
-        self.all.retain(|team| team.strong_count() > 0 && !std::ptr::eq(team.as_ptr(), Arc::as_ptr(core)));
-        self.all.push(Arc::downgrade(core));
+        if let Some(known) = self.attempts.iter_mut().find(|known| known.lineage == lineage) {
+            known.latest = known.latest.max(attempt);
+        }
+        self.all.retain(|(team, _)| team.strong_count() > 0 && !std::ptr::eq(team.as_ptr(), Arc::as_ptr(core)));
+        self.all.push((Arc::downgrade(core), lineage));
         let Self { counts, past, .. } = self;
         // What nobody else has is not counted any more.
         counts.retain(|counts| {
@@ -97,17 +130,20 @@ impl Teams {
         &mut self.active
     }
 
-    /// A life of a node is over.
-    pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation, left: bool) {
-        for core in self.all.iter().filter_map(Weak::upgrade) {
-            core.gone(node, life, left);
+    /// Nothing of a life of a node counts any more.
+    pub(crate) fn gone(&mut self, node: NodeId, life: Incarnation, why: Gone) {
+        for core in self.all.iter().filter_map(|(team, _)| team.upgrade()).collect::<Vec<_>>() {
+            core.gone(node, life, why);
+            if core.apart().is_some_and(Apart::wants) {
+                self.keep(&core);
+            }
         }
         self.heard.forget(node, life);
     }
 
     /// Ends all: the node leaves, or can do nothing any more.
     pub(crate) fn end(&mut self) {
-        for core in self.all.drain(..).filter_map(|core| core.upgrade()) {
+        for core in self.all.drain(..).filter_map(|(team, _)| team.upgrade()) {
             core.leave();
         }
         let mut work = 0;
@@ -120,7 +156,7 @@ impl Teams {
     #[cold]
     pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
         let node = NodeId((lane / PRIORITIES) as u16);
-        for core in self.all.iter().filter_map(Weak::upgrade) {
+        for core in self.all.iter().filter_map(|(team, _)| team.upgrade()) {
             if let Some(apart) = core.apart().filter(|apart| apart.number == team_of(tag))
                 && let Some(rank) = core.rank_of(node, life)
             {
@@ -140,5 +176,33 @@ impl Teams {
             core.others().any(|(rank, node, _)| node.index() == lane / PRIORITIES && apart.awaits(rank))
         };
         lane % PRIORITIES == PRIORITY.index() && self.active.iter().any(is_its)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::formation::Stage;
+    use super::*;
+
+    #[test]
+    fn attempts_at_teams_that_are_gone_are_forgotten() {
+        let mut teams = Teams::default();
+        let (first, used) = teams.next_attempt(7);
+        assert_eq!(first, 1);
+        let note = Note { lineage: 100, attempt: 1, stage: Stage::Mapped, layout: 0, region: None, set: vec![], near: vec![] };
+        teams.heard().hear(NodeId(3), Incarnation(1), note);
+        for lineage in 100..100 + 3 * ATTEMPTS_MAX as u64 {
+            teams.next_attempt(lineage);
+            assert!(teams.attempts.len() <= ATTEMPTS_MAX + 1, "{} are kept", teams.attempts.len());
+        }
+        // One that is used is known, and so is a late one; of the first others is nothing left that could be taken for an answer.
+        assert_eq!(teams.next_attempt(7).0, 2);
+        assert_eq!(teams.next_attempt(99 + 3 * ATTEMPTS_MAX as u64).0, 2);
+        assert!(teams.said(NodeId(3), Incarnation(1), 100).is_none());
+        drop(used);
+        for lineage in 0..2 * ATTEMPTS_MAX as u64 {
+            teams.next_attempt(1 << 20 | lineage);
+        }
+        assert_eq!(teams.next_attempt(7).0, 1);
     }
 }

@@ -1,9 +1,9 @@
 //! A team, and what its members do together.
 
 use super::apart::Apart;
-use super::core::{Core, Fellow, Kept, Sync, Way};
+use super::core::{Core, Fellow, Kept, Sync, Way, check_outside};
 use super::exchange::{Kind, Lengths};
-use super::formation::{Agreement, Next, Note, Stage};
+use super::formation::{Agreement, Next, Note, Stage, lineage_number, team_number};
 use super::memory::{Layout, Memory, Span};
 use super::net::Algorithm;
 use super::pending::Collective;
@@ -17,7 +17,6 @@ use crate::region::Plain;
 use crate::{Node, NodeId, Result};
 use doorbell_shm::domain::PeerInbox;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -136,7 +135,7 @@ impl TeamBuilder {
     ///
     /// It is called right before others can see the step, in the order of this member's steps, by whichever thread does them: one that calls a collective,
     /// or one that drives the engine, so at no certain thread. All of the team waits meanwhile. It may not block, nor call anything of
-    /// the team or its node but [`Team::stats`]: that would wait for itself. A panic in it is dropped.
+    /// its node but [`Team::stats`]: calls of teams are refused ([`Error::Reentrant`]), others may wait for themselves. A panic in it is dropped.
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -189,6 +188,7 @@ impl TeamBuilder {
     }
 
     fn build(self, deadline: Option<Instant>) -> Result<Team> {
+        check_outside("form a team")?;
         self.check()?;
         let shared = self.node.shared();
         let me = shared.check()?;
@@ -210,12 +210,10 @@ impl TeamBuilder {
             let what = format!("this node, {}, is not in the team's list of members", self.node.id());
             return Err(Error::Invalid { what });
         }
-        let mut hasher = DefaultHasher::new();
-        (self.label.as_str(), "team").hash(&mut hasher);
-        fellows.iter().for_each(|fellow| (fellow.node.0, fellow.life.0).hash(&mut hasher));
-        let lineage = Lineage { id: hasher.finish(), list: fellows };
+        let id = lineage_number(&self.label, fellows.iter().map(|fellow| (fellow.node, fellow.life)));
+        let (attempt, used) = shared.enter(me, "form a team")?.service::<Teams>().next_attempt(id);
+        let lineage = Lineage { id, list: fellows, _used: used };
         let set = vec![true; lineage.list.len()];
-        let attempt = shared.enter(me, "form a team")?.service::<Teams>().next_attempt(lineage.id);
         Team::agree(self, lineage, set, attempt, deadline, false)
     }
 }
@@ -225,6 +223,8 @@ impl TeamBuilder {
 struct Lineage {
     id: u64,
     list: Vec<Fellow>,
+    /// As long as it is there the node knows its latest attempt.
+    _used: Arc<()>,
 }
 
 /// Nodes that do something together: each is a member, with a rank.
@@ -233,12 +233,17 @@ struct Lineage {
 /// teams at once; of one team one thread at a time (others wait).
 ///
 /// Calls without `start_` come back when this member has its result, which may be before the others have theirs. They drive this node's engine meanwhile.
+/// [`STARTED_MAX`](super::STARTED_MAX) operations may be under way at a member.
+///
+/// Elements that are combined have 4096 bytes at most, and are aligned to 128 at most.
 ///
 /// # Errors
 /// Of all collectives: [`Error::PeerDied`] and [`Error::PeerLeft`], with the member, when one is gone: then every member that is left gets it, at the latest from its next
 /// operation, and the team is of no more use, but to [`shrink`](Self::shrink). [`Error::Team`] if members called different things, or are out of step as one
-/// gave up. [`Error::Timeout`] if the team has [`patience`](TeamBuilder::patience). [`Error::Invalid`] for a root that is no rank, or lengths that don't fit.
-/// [`Error::Damaged`] if the team's memory was truncated. [`Error::Closed`], [`Error::Forked`], [`Error::Severed`], [`Error::Reentrant`]. After an error the vectors have unspecified, valid elements.
+/// gave up, or if as many operations are under way as may be ([`TeamFault::Full`]). [`Error::Timeout`] if the team has [`patience`](TeamBuilder::patience). [`Error::Invalid`] for a root that is no rank, lengths that don't fit, or elements
+/// that can't be combined.
+/// [`Error::Damaged`] if the team's memory was truncated. [`Error::Closed`], [`Error::Forked`], [`Error::Severed`]; [`Error::Reentrant`] within a reduction, as within any
+/// callback. After an error the vectors have unspecified, valid elements.
 pub struct Team {
     node: Node,
     pub(super) core: Arc<Core>,
@@ -259,6 +264,9 @@ impl Team {
         shrinks: bool,
     ) -> Result<Team> {
         const OPERATION: &str = "form a team";
+        if !Agreement::may_begin_by(attempt) {
+            return Err(Error::Team { operation: OPERATION, why: TeamFault::OutOfStep });
+        }
         let node = builder.node.clone();
         let shared = node.shared();
         let me = shared.check()?;
@@ -269,7 +277,8 @@ impl Team {
             let engine = shared.enter(me, OPERATION)?;
             lineage.list.iter().map(|fellow| !engine.is_remote(fellow.node, fellow.life)).collect()
         };
-        let mut agreement = Agreement { lineage: lineage.id, attempt, me: rank, set, near, layout, stage: Stage::Ready };
+        let (first_attempt, stage) = (attempt, Stage::Ready);
+        let mut agreement = Agreement { lineage: lineage.id, attempt, first_attempt, me: rank, set, near, layout, stage };
         let mut region = None;
         let mut made = 0;
         let mut memory = None;
@@ -303,10 +312,10 @@ impl Team {
                 }
                 engine.push(me);
             }
-            let gone = others().find(|(at, fellow)| agreement.set[*at] && engine.has_ended(fellow.node, fellow.life));
-            if let Some((at, fellow)) = gone {
+            let gone = |(at, fellow): (usize, &Fellow)| Some((at, *fellow, engine.gone(fellow.node, fellow.life)?));
+            if let Some((at, Fellow { node, life }, why)) = others().filter(|(at, _)| agreement.set[*at]).find_map(gone) {
                 if !shrinks {
-                    return Err(engine.unreachable(fellow.node, Some(fellow.life)));
+                    return Err(why.error((node, life).into()));
                 }
                 agreement.without(at);
                 say = true;
@@ -327,10 +336,9 @@ impl Team {
                         all.filter(|(_, is_in)| **is_in).map(|(fellow, _)| *fellow).collect()
                     };
                     if let Some(boxes) = boxes {
-                        let mut hasher = DefaultHasher::new();
-                        (lineage.id, agreement.attempt).hash(&mut hasher);
                         // Before it is said: others may have the team, and send, before this member does.
-                        let way = Apart::new(hasher.finish() as u32, place, boxes, builder.algorithm);
+                        let number = team_number(lineage.id, agreement.attempt);
+                        let way = Apart::new(number, place, boxes, builder.algorithm);
                         let way = Way::Apart(Box::new(way));
                         let watch = builder.watch.clone();
                         let made = Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync, watch);
@@ -379,9 +387,12 @@ impl Team {
                     engine.service::<Teams>().enter(&core, lineage.id, agreement.attempt);
                     // Whoever went since is not heard of by its end.
                     for fellow in &core.fellows {
-                        if engine.has_ended(fellow.node, fellow.life) {
-                            core.gone(fellow.node, fellow.life, false);
+                        if let Some(why) = engine.gone(fellow.node, fellow.life) {
+                            core.gone(fellow.node, fellow.life, why);
                         }
+                    }
+                    if core.apart().is_some_and(Apart::wants) {
+                        engine.service::<Teams>().keep(&core);
                     }
                     drop(engine);
                     gives_up.over.set(true);
@@ -424,10 +435,11 @@ impl Team {
     }
 
     fn shrink_within(&self, deadline: Option<Instant>) -> Result<Team> {
+        check_outside("shrink a team")?;
         self.core.shared.usable()?;
         self.core.break_off();
         let set = self.lineage.list.iter().map(|fellow| self.core.fellows.contains(fellow)).collect();
-        Team::agree(self.builder.clone(), self.lineage.clone(), set, self.attempt + 1, deadline, true)
+        Team::agree(self.builder.clone(), self.lineage.clone(), set, self.attempt.saturating_add(1), deadline, true)
     }
 
     /// Teams of those members that say the same `color`, in the order of `order` and, where that is the same, of their ranks here; none for who says none. Called by all members; they wait

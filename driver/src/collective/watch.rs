@@ -20,9 +20,10 @@ pub struct ChannelEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ChannelStep {
-    /// No channel was available: the operations wait in the queue, and the channel is watched.
+    /// The channel of the turn was not available: the operations wait in the queue, and that channel is watched. Turns go round the channels, alike at all
+    /// members, so whether another channel is available is not asked.
     Queued,
-    /// A channel is available: all members have left its turn before.
+    /// The channel of the turn is available: all members have left its turn before.
     Available,
     /// The member has acquired it.
     Acquired,
@@ -68,7 +69,7 @@ pub struct ChannelStats {
     pub operations: u64,
     /// Turns of channels that were acquired at once.
     pub acquired: u64,
-    /// Turns that found no channel available, and were queued; they moved to the channel when it was.
+    /// Turns that found their channel not available, and were queued; they moved to the channel when it was.
     pub queued: u64,
     /// Synchronisation points that were reached, and background synchronisations that were posted.
     pub synchronised: u64,

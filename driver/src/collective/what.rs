@@ -1,8 +1,9 @@
 //! What a member asks for, before it is known by which way it goes.
 
 use super::core::{Body, Core, Way};
-use super::exchange::{Cut, ELEMENT_MAX, Exchange, Folder, Kind, Lengths};
+use super::exchange::{ALIGN_MAX, Cut, ELEMENT_MAX, Exchange, Folder, Kind, Lengths};
 use super::memory::{Memory, Span};
+use super::net::LINE;
 use super::reduction::Reduction;
 use super::team::Value;
 use crate::Result;
@@ -27,6 +28,11 @@ impl What {
     pub fn folding<T: Value, R: Reduction<T>>(self, reduction: R) -> Result<Self> {
         if size_of::<T>() > ELEMENT_MAX {
             let what = format!("elements of {} bytes can't be combined; {ELEMENT_MAX} at most", size_of::<T>());
+            return Err(Error::Invalid { what });
+        }
+        if align_of::<T>() > ALIGN_MAX {
+            let align = align_of::<T>();
+            let what = format!("elements aligned to {align} bytes can't be combined; use a type aligned to {ALIGN_MAX} at most");
             return Err(Error::Invalid { what });
         }
         Ok(Self { folder: Some(Box::new(Folds(reduction, PhantomData))), ..self })
@@ -64,18 +70,27 @@ pub(super) fn too_long() -> Error {
 /// Combines vectors of a type that is forgotten elsewhere.
 struct Folds<T, R>(R, PhantomData<fn() -> T>);
 
+// Over the network they lie in lines, over shared memory in a room; both are aligned for what `folding` admits.
+const _: () = assert!(LINE == ALIGN_MAX);
+
+/// Two vectors as elements. What does not lie there as whole elements was cut up or stored wrongly: a panic here fails the operation, where to go on would
+/// give a wrong result.
+fn elements<'a, T: Value>(into: &'a mut [u8], from: &'a [u8]) -> (&'a mut [T], &'a [T]) {
+    match (<[T]>::mut_from_bytes(into), <[T]>::ref_from_bytes(from)) {
+        (Ok(into), Ok(from)) => (into, from),
+        _ => panic!("vectors to be combined do not lie as whole, aligned elements of {} bytes", size_of::<T>()),
+    }
+}
+
 impl<T: Value, R: Reduction<T>> Folder for Folds<T, R> {
     fn fold(&self, into: &mut [u8], from: &[u8]) {
-        // Both lie at the begin of a room that is aligned for all elements, and have whole ones.
-        if let (Ok(into), Ok(from)) = (<[T]>::mut_from_bytes(into), <[T]>::ref_from_bytes(from)) {
-            self.0.fold(into, from);
-        }
+        let (into, from) = elements(into, from);
+        self.0.fold(into, from);
     }
 
     fn fold_left(&self, into: &mut [u8], from: &[u8]) {
-        if let (Ok(into), Ok(from)) = (<[T]>::mut_from_bytes(into), <[T]>::ref_from_bytes(from)) {
-            self.0.fold_left(into, from);
-        }
+        let (into, from) = elements(into, from);
+        self.0.fold_left(into, from);
     }
 
     fn commutes(&self) -> bool {

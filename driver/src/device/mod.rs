@@ -64,6 +64,8 @@ pub struct DeviceEnvelope {
     pub tag: u64,
     /// Bytes.
     pub len: usize,
+    /// By which lane of the device it came.
+    pub(crate) lane: usize,
 }
 
 /// How a process attaches to a device. Made by [`Node::device`](crate::Node::device); nothing happens before [`attach`](Self::attach).
@@ -84,7 +86,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// How many can send at a time: 1 to 64 [default: 8]. Each has a lane of the device. Of whoever makes it.
+    /// How many can send at a time: 1 to 64 [default: 8]. Each has a lane of the device. A node gets another lane as long as more are free than it has:
+    /// half of them if it is alone. Of whoever makes it.
     pub fn senders(mut self, senders: usize) -> Self {
         self.geometry.senders = senders;
         self
@@ -258,7 +261,7 @@ impl Node {
     /// A way to send to the threads of a device, with a lane of its own there. Control path: makes system calls.
     ///
     /// # Errors
-    /// [`Error::Device`]: no living process is attached to a device of this name, or all its lanes are taken.
+    /// [`Error::Device`]: no living process is attached to a device of this name, or it has no lane left for this node.
     pub fn to_device(&self, name: &str) -> Result<DeviceSender> {
         DeviceSender::open(self.shared().clone(), name)
     }

@@ -8,7 +8,7 @@ use crate::engine::poller::Progress;
 use crate::engine::wait::{CHECK_EVERY, Step};
 use crate::error::{DeviceFault, Error};
 use crate::node::{Updating, Work};
-use doorbell_fabric::Payload;
+use doorbell_fabric::{Incarnation, NodeId, Payload};
 use doorbell_shm::clock;
 use doorbell_shm::device::{Dead, Header, Held, Received, View, this_thread};
 use doorbell_shm::keys::OwnerId;
@@ -105,6 +105,11 @@ impl DeviceThread {
     /// Its thread id.
     pub fn id(&self) -> u32 {
         self.id
+    }
+
+    /// Whether a lane belongs to this life of a node now, be it as the one that writes there or as the one whose messages another brings from the network.
+    pub(crate) fn is_lane_of(&self, lane: usize, node: (NodeId, Incarnation)) -> bool {
+        self.inner.segment.view().sender(lane) == Some(node)
     }
 
     /// Receives the next message for this thread straight into `buf`, waiting for it without limit.
@@ -388,8 +393,8 @@ fn copy(pieces: [Payload<'_>; 2], buf: &mut [u8]) {
 
 #[inline]
 fn envelope(header: &Header) -> DeviceEnvelope {
-    let Header { thread, len, tag, source, incarnation, .. } = *header;
-    DeviceEnvelope { source, incarnation, thread, tag, len }
+    let Header { place, thread, len, tag, source, incarnation } = *header;
+    DeviceEnvelope { source, incarnation, thread, tag, len, lane: place.lane }
 }
 
 impl Drop for DeviceThread {

@@ -3,12 +3,13 @@
 //! A baton is a short lock with a **bias**. After one thread has taken it many times in a row, the lock is biased to that
 //! thread: it then enters by writing its own word and reading the bias, both in its own cache. Another thread that wants
 //! the baton takes the lock, revokes the bias, and pays for the fence that the biased thread left out
-//! ([`heavy_barrier`]): either the biased thread has seen the revocation, or the revoker sees it inside and waits.
+//! ([`sure_barrier`]): either the biased thread has seen the revocation, or the revoker sees it inside and waits. Once that fence
+//! was refused by the kernel no thread gets a bias any more.
 //!
 //! A thread may be stopped for long between reading the bias and writing its word, and the bias may have moved on by then. So
 //! each thread that ever had the bias has a word of its own, a **seat**, which nobody else writes.
 
-use doorbell_fabric::sync::{AtomicU32, AtomicU64, Barriers, Ordering, Reach, heavy_barrier, light_barrier, spin_hint};
+use doorbell_fabric::sync::{AtomicU32, AtomicU64, Barriers, Ordering, light_barrier, spin_hint, sure_barrier};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 
@@ -170,8 +171,7 @@ impl<T> Baton<T> {
     fn revoke(&self, bias: u64) {
         // REVOKE: the bias, then a fence in every thread, then the look inside. Pairs with INSIDE.
         self.bias.store(0, Ordering::Relaxed);
-        let fenced = heavy_barrier(Reach::Process);
-        debug_assert!(fenced, "a baton is biased only where heavy barriers work");
+        sure_barrier();
         let mut spins = 0_u32;
         // Acquire: what the biased thread did inside happens before what we do.
         while self.inside(bias).load(Ordering::Acquire) != 0 {
@@ -249,6 +249,7 @@ impl<T> BatonGuard<'_, T> {
                 held.streak = 0;
                 let mine_or_free = |seat: &Seat| [0, self.me.0].contains(&seat.token.load(Ordering::Relaxed));
                 if let Some(seat) = self.baton.seats.iter().position(mine_or_free)
+                    // Where barriers fail each revocation waits for milliseconds.
                     && Barriers::join().process
                 {
                     self.baton.seats[seat].token.store(self.me.0, Ordering::Relaxed);
@@ -366,5 +367,55 @@ mod tests {
             assert!(baton.enter(Token::current()).is_none());
         }
         assert_ne!(baton.bias.load(Ordering::Relaxed), 0, "the streak led to a bias");
+    }
+
+    /// A filter forbids the barrier to a process in which a thread has the bias. As nothing takes a filter back, a process of its own does that.
+    #[test]
+    #[cfg(not(miri))]
+    fn a_barrier_that_fails_later_lets_nobody_in_and_gives_no_bias() {
+        const PLAYS: &str = "DOORBELL_BATON_IS_FILTERED";
+        let name = "engine::baton::tests::a_barrier_that_fails_later_lets_nobody_in_and_gives_no_bias";
+        if std::env::var_os(PLAYS).is_none() {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let done = command.args(["--exact", name, "--nocapture"]).env(PLAYS, "yes").output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+            return;
+        }
+        const ROUNDS: u64 = 100_000;
+        let baton = Arc::new(Baton::new(0_u64));
+        let often = |baton: &Baton<u64>, rounds| (0..rounds).for_each(|_| *baton.enter(Token::current()).unwrap() += 1);
+        often(&baton, ROUNDS);
+        assert_ne!(baton.bias.load(Ordering::Relaxed), 0, "no bias before the filter");
+        forbid_membarrier();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let baton = baton.clone();
+                std::thread::spawn(move || often(&baton, ROUNDS))
+            })
+            .collect();
+        often(&baton, ROUNDS);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(*baton.enter(Token::current()).unwrap(), 4 * ROUNDS, "two were in at once");
+        often(&baton, 3 * u64::from(STREAK));
+        assert_eq!(baton.bias.load(Ordering::Relaxed), 0, "a bias that nobody could revoke without waiting");
+    }
+
+    /// From here on `membarrier` fails for all threads of this process.
+    #[cfg(not(miri))]
+    fn forbid_membarrier() {
+        let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let filter = [
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_membarrier as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOMEM as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+        // SAFETY: the program lives through the call; the kernel copies it.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let (mode, all_threads) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+            assert_eq!(libc::syscall(libc::SYS_seccomp, mode, all_threads, &program), 0, "the filter was refused");
+        }
     }
 }

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 const FREE: u32 = 0;
-const CALLER: u32 = 1;
-const POLLER: u32 = 2;
-/// It keeps it when it is awake, too.
-const REACTOR: u32 = 3;
+/// A thread of the application has it. As which it also sleeps on the bell: who armed that is seen there, so that nobody sleeps on in the place of another.
+pub const CALLER: u32 = 1;
+/// The poller has it.
+pub const POLLER: u32 = 2;
+/// The reactor has it. It keeps it when it is awake, too.
+pub const REACTOR: u32 = 3;
 
 /// Who sleeps on the bell, and who sleeps elsewhere.
 #[derive(Default)]
@@ -175,6 +177,92 @@ mod loom_tests {
                 self.helm.leave();
             }
         }
+    }
+
+    /// A node on a network in small: who sleeps has the port, and others wait for it. The baton is a lock here.
+    struct Networked {
+        bell: Bell,
+        helm: Helm,
+        baton: Mutex<()>,
+        port: Mutex<()>,
+        stopped: AtomicU32,
+    }
+
+    impl Networked {
+        /// What `Shared::park_poller` does.
+        fn poller(&self) {
+            if !self.helm.take_as_poller() {
+                return;
+            }
+            let sleeper = if planted_bug("sleeper") { CALLER } else { POLLER };
+            let baton = self.baton.lock().unwrap();
+            let mut is_armed = self.helm.is_pollers();
+            if is_armed {
+                let _ = self.bell.arm_as(sleeper);
+                if !planted_bug("second-look") && !self.helm.is_pollers() {
+                    self.bell.disarm();
+                    is_armed = false;
+                }
+            }
+            drop(baton);
+            // One of the two sees the other: who ends it says so, and rouses it.
+            if is_armed && self.stopped.load(Ordering::SeqCst) == 0 {
+                let _port = self.port.lock().unwrap();
+                self.bell.sleep_as(sleeper, Duration::MAX);
+            }
+            if self.helm.leave_as_poller() {
+                self.bell.disarm();
+            }
+        }
+
+        /// What `Shared::drive` does for a thread whose time is over as soon as it sleeps, so that nobody has to ring for it.
+        fn caller(&self) {
+            if let baton = self.baton.lock().unwrap()
+                && self.bell.is_armed()
+            {
+                // It looks by itself (`Engine::poll`).
+                self.bell.disarm();
+                drop(baton);
+            }
+            let Some(from_poller) = self.helm.take() else { return };
+            if from_poller {
+                if planted_bug("rouse") { self.bell.wake() } else { self.bell.rouse() }
+            }
+            let baton = self.baton.lock().unwrap();
+            let _ = self.bell.arm_as(CALLER);
+            drop(baton);
+            // As long as somebody sleeps there this waits.
+            drop(self.port.lock().unwrap());
+            let baton = self.baton.lock().unwrap();
+            self.bell.disarm();
+            drop(baton);
+            self.helm.leave();
+        }
+    }
+
+    /// A thread of the application takes the helm from the poller, wherever that is on its way to sleep: the poller lets go of the port, though nobody rings.
+    #[test]
+    fn the_poller_makes_room() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.max_branches = 20_000;
+        builder.check(|| {
+            let node = Arc::new(Networked {
+                bell: Bell::new(),
+                helm: Helm::default(),
+                baton: Mutex::new(()),
+                port: Mutex::new(()),
+                stopped: AtomicU32::new(0),
+            });
+            let poller = {
+                let node = node.clone();
+                loom::thread::spawn(move || node.poller())
+            };
+            (0..2).for_each(|_| node.caller());
+            node.stopped.store(1, Ordering::SeqCst);
+            node.bell.rouse();
+            poller.join().unwrap();
+        });
     }
 
     /// Two threads wait, each for its own operation; one message completes both. Whoever takes the helm, the other is

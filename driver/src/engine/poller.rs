@@ -188,6 +188,17 @@ impl PollerWord {
     }
 }
 
+/// What a turn of the poller came to.
+#[derive(Default)]
+pub struct Turned {
+    /// The amount of work done.
+    pub work: usize,
+    /// It is a sign of more to come.
+    pub is_news: bool,
+    /// A put or get of another node is half answered.
+    pub serves: bool,
+}
+
 /// The poller's life: until it is told to stop.
 pub fn run(shared: Arc<Shared>) {
     let me = Token::current();
@@ -196,6 +207,8 @@ pub fn run(shared: Arc<Shared>) {
     // In adaptive mode nobody waits for the poller's speed, so it goes to sleep at once.
     let wait = if shared.progress() == Progress::Poller { shared.wait() } else { Wait::Park };
     let mut gear = Gear::new(wait, None);
+    // ... but where a put or get of another node is half answered, that node waits for each part of it.
+    let mut hasty = Gear::new(Wait::Auto, None);
     let mut driven = 0_u32;
     while !word.stopped() {
         if shared.progress() != Progress::Poller {
@@ -220,7 +233,7 @@ pub fn run(shared: Arc<Shared>) {
                 continue;
             }
         }
-        let (work, is_news) = shared.turn_poller(me);
+        let Turned { work, is_news, serves } = shared.turn_poller(me);
         seen = shared.turns();
         if word.left.load(Ordering::Relaxed) {
             // Before the look: what is left after it says so again.
@@ -233,6 +246,7 @@ pub fn run(shared: Arc<Shared>) {
             if is_news {
                 gear.awake();
             }
+            hasty.awake();
             driven = driven.wrapping_add(1);
             if shared.progress() != Progress::Poller && driven.is_multiple_of(YIELD_TURNS) {
                 // A thread of the application may be waiting for this very processor, to drive by itself.
@@ -240,13 +254,14 @@ pub fn run(shared: Arc<Shared>) {
             }
             continue;
         }
-        match gear.step() {
+        match if serves { hasty.step() } else { gear.step() } {
             Step::Again | Step::Expired => {}
             Step::Check => shared.check_peers(me),
             Step::Park(timeout) => {
                 // If others turned the engine meanwhile, they are left alone.
                 seen = shared.park_poller(me, timeout);
                 gear.slept();
+                hasty.slept();
             }
         }
     }

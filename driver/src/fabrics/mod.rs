@@ -223,9 +223,9 @@ impl Fabrics {
         self.shm.has_news() || self.net.as_ref().is_some_and(Net::has_news)
     }
 
-    /// Arms the bell and looks once more. If that found nothing: how long the caller may sleep, `timeout` at most.
-    pub fn arm(&mut self, timeout: Duration) -> Option<Duration> {
-        let timeout = self.shm.arm(timeout)?;
+    /// Arms the bell for the sleeper of this number and looks once more. If that found nothing: how long it may sleep, `timeout` at most.
+    pub fn arm(&mut self, sleeper: u32, timeout: Duration) -> Option<Duration> {
+        let timeout = self.shm.arm(sleeper, timeout)?;
         let Some(net) = &self.net else { return Some(timeout) };
         if net.has_news() {
             self.bell().disarm();

@@ -120,7 +120,10 @@ impl Worker {
             }
             Op::Open => {
                 let (flags, mode) = export.how(request.offset.get())?;
-                if client.open() >= limits.descriptors || shown.counts.descriptors.load(Relaxed) >= limits.all {
+                let (own, node) = (client.open(), client.name.who.0);
+                // Of those of the process a node gets another one as long as more are free than it has.
+                let has = clients.of_node(node).map(|client| client.open()).sum::<usize>() as u64;
+                if own >= limits.descriptors || has >= limits.all.saturating_sub(shown.counts.descriptors.load(Relaxed)) {
                     return Err(Errno::MFILE);
                 }
                 export::path(&mut to.room[HEAD..], follows)?;

@@ -49,7 +49,7 @@ impl IoClientBuilder {
     /// Connects. Control path.
     ///
     /// # Errors
-    /// There is no such node, it serves no files ([`NotFound`](io::ErrorKind::NotFound)), it serves no more clients or this node has 64 already (`EUSERS`), or it does not
+    /// There is no such node, it serves no files ([`NotFound`](io::ErrorKind::NotFound)), it serves no more clients or this node has its half of them already (`EUSERS`), or it does not
     /// answer ([`TimedOut`](io::ErrorKind::TimedOut)) or not in this version (`EPROTONOSUPPORT`).
     pub fn connect(self) -> io::Result<IoClient> {
         let Self { node, server, staging, welcome, patience } = self;

@@ -16,12 +16,14 @@ pub(super) struct Descriptor {
     pub kind: Kind,
 }
 
-/// Which client: a thread of a life of a node, and the number that it made up and says with each request.
+/// Which client: a thread of a life of a node, and the number that it made up and says with each request. And the lane that all its requests come by,
+/// as other processes can read that number in the memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     pub who: (NodeId, Incarnation),
     thread: u32,
     token: u64,
+    lane: usize,
 }
 
 impl Name {
@@ -29,7 +31,7 @@ impl Name {
     #[inline]
     pub(super) fn of(letter: &Letter, request: &Request) -> Self {
         let who = (letter.source, letter.incarnation);
-        Self { who, thread: thread_of(letter.tag), token: request.token.get() }
+        Self { who, thread: thread_of(letter.tag), token: request.token.get(), lane: letter.lane }
     }
 }
 
@@ -122,6 +124,11 @@ impl Clients {
     /// The number of a client.
     pub(super) fn of(&self, name: Name) -> Option<u32> {
         self.iter().find(|(_, client)| client.name == name && !client.gone).map(|(number, _)| number)
+    }
+
+    /// Those of a node, of whichever life.
+    pub(super) fn of_node(&self, node: NodeId) -> impl Iterator<Item = &Client> {
+        self.iter().map(|(_, client)| client).filter(move |client| client.name.who.0 == node)
     }
 
     pub(super) fn len(&self) -> usize {

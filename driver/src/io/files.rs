@@ -24,6 +24,16 @@ pub enum IoEngine {
     Plain,
 }
 
+impl IoEngine {
+    /// Sees whether this process can have the engine here, without serving anything.
+    ///
+    /// # Errors
+    /// What the system says to a ring, for [`Uring`](Self::Uring).
+    pub fn check(self) -> io::Result<()> {
+        if self == Self::Uring { make_ring(1).map(drop) } else { Ok(()) }
+    }
+}
+
 impl std::fmt::Display for IoEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -1,15 +1,16 @@
-//! Newcomers. To find the way to one over the network takes a while, to make its memory may, and so may the end of both: threads of their own do
-//! that, so that nobody else waits.
+//! Newcomers. To find the way to one over the network takes a while, to make its memory may, and so may the end of both: other threads do
+//! that, so that nobody else waits. Newcomers have one each, and all ends have one together.
 
 use super::clients::Name;
 use super::way::Outlet;
-use crate::{Node, Region};
+use crate::{Node, NodeId, Region};
 use rustix::io::Errno;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// How many are seen to at a time. Whoever is one too many asks again.
+/// How many are seen to at a time, of one node half of them at most. One that is too many asks again.
 const MOST: usize = 8;
 
 /// Somebody who is to be answered.
@@ -33,10 +34,17 @@ struct Found {
     staging: Option<Region<u8>>,
 }
 
+/// What is to be dropped, and the token that goes with it.
+type End = (Option<Outlet>, Option<Region<u8>>, Arc<()>);
+
 /// Those that are seen to.
 pub(super) struct Introductions {
     node: Node,
     waiting: Vec<Newcomer>,
+    /// The thread that drops what takes long.
+    ends: Option<Sender<End>>,
+    /// Of which nodes something is still to be dropped.
+    ending: Vec<(NodeId, Weak<()>)>,
     /// Nobody else waits any more.
     over: bool,
     tell: Sender<Found>,
@@ -46,12 +54,20 @@ pub(super) struct Introductions {
 impl Introductions {
     pub(super) fn new(node: &Node) -> Self {
         let (tell, told) = channel();
-        Self { node: node.clone(), waiting: Vec::new(), over: false, tell, told }
+        Self { node: node.clone(), waiting: Vec::new(), ends: None, ending: Vec::new(), over: false, tell, told }
     }
 
-    /// Whether one more can be seen to, which is not yet.
+    /// Whether one more can be seen to, which is not yet. A node may have as many under way as it leaves for others, and what is still to be dropped of its
+    /// former clients counts: else a node that comes and goes would have memory pile up.
     pub(super) fn has_room_for(&self, name: Name) -> bool {
-        self.waiting.len() < MOST && self.waiting.iter().all(|newcomer| newcomer.name != name)
+        let node = name.who.0;
+        let ending = self.ending.iter().filter(|(of, token)| *of == node && token.strong_count() > 0).count();
+        let of_node = self.of_node(node).count() + ending;
+        of_node < MOST.saturating_sub(self.waiting.len()) && self.waiting.iter().all(|newcomer| newcomer.name != name)
+    }
+
+    fn of_node(&self, node: NodeId) -> impl Iterator<Item = &Newcomer> {
+        self.waiting.iter().filter(move |newcomer| newcomer.name.who.0 == node)
     }
 
     /// Whether nobody is seen to.
@@ -60,9 +76,15 @@ impl Introductions {
         self.waiting.is_empty()
     }
 
-    /// How many of them are to be clients.
-    pub(super) fn clients(&self) -> usize {
-        self.waiting.iter().filter(|newcomer| newcomer.answer.is_ok()).count()
+    /// How many of them are to be clients: of a node, and of all.
+    pub(super) fn clients(&self, node: NodeId) -> [usize; 2] {
+        let is_to_be = |newcomer: &&Newcomer| newcomer.answer.is_ok();
+        [self.of_node(node).filter(is_to_be).count(), self.waiting.iter().filter(is_to_be).count()]
+    }
+
+    /// How much staging memory is set aside for those of a node.
+    pub(super) fn staging(&self, node: NodeId) -> usize {
+        self.of_node(node).map(|newcomer| newcomer.answer.unwrap_or(0)).sum()
     }
 
     /// Sees to one: finds the way there if that is not known, and makes its memory.
@@ -111,13 +133,24 @@ impl Introductions {
     }
 
     /// Ends what was for a client.
-    pub(super) fn dismiss(&self, outlet: Option<Rc<Outlet>>, staging: Option<Region<u8>>) {
+    pub(super) fn dismiss(&mut self, name: Name, outlet: Option<Rc<Outlet>>, staging: Option<Region<u8>>) {
         let outlet = outlet.and_then(|outlet| Rc::try_unwrap(outlet).ok());
         let staging = staging.filter(|_| !self.over);
         let takes_long = staging.is_some() || outlet.as_ref().is_some_and(|outlet| outlet.is_far(&self.node));
-        if takes_long {
-            // Where there is no thread to be had all is dropped here, at the worst after some waiting.
-            let _ = std::thread::Builder::new().name("doorbell-io-end".into()).spawn(move || drop((outlet, staging)));
+        if !takes_long {
+            return;
+        }
+        let token = Arc::new(());
+        self.ending.retain(|(_, token)| token.strong_count() > 0);
+        self.ending.push((name.who.0, Arc::downgrade(&token)));
+        if self.ends.is_none() {
+            let (ends, ended) = channel::<End>();
+            let thread = std::thread::Builder::new().name("doorbell-io-end".into());
+            self.ends = thread.spawn(move || ended.into_iter().for_each(drop)).is_ok().then_some(ends);
+        }
+        // Where there is no thread to be had all is dropped here, at the worst after some waiting.
+        if let Some(ends) = &self.ends {
+            let _ = ends.send((outlet, staging, token));
         }
     }
 }

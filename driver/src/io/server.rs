@@ -36,20 +36,21 @@ impl IoServerBuilder {
         self
     }
 
-    /// Clients at a time, from 1 to 64 [default: 64]; more are told `EUSERS`.
+    /// Clients at a time, from 1 to 64 [default: 64]; more are told `EUSERS`. A node gets another one as long as more are free than it has.
     pub fn clients(mut self, most: usize) -> Self {
         self.limits.clients = most;
         self
     }
 
     /// Descriptors of one client, from 1 to 65535 [default: 256]; more are told `EMFILE`. So is who wants one when all clients together have three quarters
-    /// of what the process may have (`RLIMIT_NOFILE`).
+    /// of what the process may have (`RLIMIT_NOFILE`), or one of a node that has as many as are left.
     pub fn descriptors(mut self, most: usize) -> Self {
         self.limits.descriptors = most;
         self
     }
 
-    /// Bytes of shared memory for the staging of all clients [default: 64 MiB]. Who finds none reads and writes in messages, 16 KiB at a time.
+    /// Bytes of shared memory for the staging of all clients [default: 64 MiB]. A client gets half of what is left at most, less what its node has. One that gets
+    /// none reads and writes in messages, 16 KiB at a time.
     pub fn staging_bytes(mut self, most: usize) -> Self {
         self.limits.staging = most;
         self

@@ -38,6 +38,8 @@ pub(super) struct Letter {
     pub incarnation: Incarnation,
     pub tag: u64,
     pub len: usize,
+    /// By which lane of the device it came.
+    pub lane: usize,
 }
 
 /// What came of looking for a letter.
@@ -88,6 +90,11 @@ impl Mailbox {
         }
     }
 
+    /// Whether the node that a letter names is the one that has its lane.
+    pub(super) fn is_from(&self, letter: &Letter) -> bool {
+        self.thread.is_lane_of(letter.lane, (letter.source, letter.incarnation))
+    }
+
     /// The next one, if there is one.
     #[inline]
     pub(super) fn try_receive(&mut self, buf: &mut [u8]) -> Result<Got> {
@@ -116,8 +123,8 @@ impl Mailbox {
 
 #[inline]
 fn letter(envelope: crate::device::DeviceEnvelope) -> Got {
-    let crate::device::DeviceEnvelope { source, incarnation, tag, len, .. } = envelope;
-    Got::Letter(Letter { source, incarnation, tag, len })
+    let crate::device::DeviceEnvelope { source, incarnation, tag, len, lane, .. } = envelope;
+    Got::Letter(Letter { source, incarnation, tag, len, lane })
 }
 
 /// A way to a server, or to the threads of a client.

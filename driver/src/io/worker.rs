@@ -137,7 +137,7 @@ impl Worker {
             match got {
                 Ok(Got::Letter(letter)) => {
                     (handled, nap) = (handled.wrapping_add(1), NAP);
-                    self.begin(job, letter);
+                    self.begin(job, letter, &mailbox);
                     // However busy it is, the others come to their turn.
                     if handled.is_multiple_of(BATCH) {
                         self.see_to_others();
@@ -210,7 +210,7 @@ impl Worker {
     }
 
     /// Begins what a letter asks for.
-    fn begin(&mut self, job: usize, letter: Letter) {
+    fn begin(&mut self, job: usize, letter: Letter, mailbox: &Mailbox) {
         let Ok((request, _)) = Request::read_from_prefix(&self.jobs[job].room[..letter.len.min(ROOM)]) else {
             self.free.push(job);
             return;
@@ -227,7 +227,10 @@ impl Worker {
         add(&self.shown.counts.requests, 1);
         if op == Op::Hello {
             self.free.push(job);
-            self.hello(letter, &request);
+            // Later requests must come by the same lane, so this says once and for all whose they are.
+            if mailbox.is_from(&letter) {
+                self.hello(letter, &request);
+            }
             return;
         }
         let (name, number) = (Name::of(&letter, &request), request.client.get());
@@ -352,14 +355,28 @@ impl Worker {
         }
         let answer = if request.offset.get() != u64::from(VERSION) {
             Err(Errno::PROTONOSUPPORT)
-        } else if self.clients.len() + self.introductions.clients() >= self.limits.clients {
+        } else if !self.has_place_for(name) {
             Err(Errno::USERS)
         } else {
-            let wanted = (request.length.get() as usize).min(STAGING_OF_ONE).min(self.limits.staging - self.staging);
+            let wanted = (request.length.get() as usize).min(STAGING_OF_ONE).min(self.staging_for(name));
             // Whole pages; less than one is none.
             Ok(wanted & !4095)
         };
         self.answer_newcomer(name, letter.tag, answer);
+    }
+
+    /// Whether one more of a node can be a client: as long as more places are free than that node has, so that no node takes all.
+    fn has_place_for(&self, name: Name) -> bool {
+        let [of_node, all] = self.introductions.clients(name.who.0);
+        let free = self.limits.clients.saturating_sub(self.clients.len() + all);
+        self.clients.of_node(name.who.0).count() + of_node < free
+    }
+
+    /// Staging memory for one more of a node: it leaves as much as that node has then.
+    fn staging_for(&self, name: Name) -> usize {
+        let node = name.who.0;
+        let has = self.clients.of_node(node).map(Client::staging_bytes).sum::<usize>() + self.introductions.staging(node);
+        (self.limits.staging - self.staging).saturating_sub(has) / 2
     }
 
     /// Answers somebody to whom there may be no way yet.
@@ -395,7 +412,7 @@ impl Worker {
         // Another of that node may have been quicker.
         let outlet = match self.way_to(name) {
             Some(known) => {
-                self.introductions.dismiss(outlet, None);
+                self.introductions.dismiss(name, outlet, None);
                 Some(known)
             }
             None => outlet,
@@ -415,9 +432,9 @@ impl Worker {
                 let reply = Reply::new(Answer::from(errno).result, VERSION.into());
                 // Who takes no answer now asks again.
                 let _ = outlet.try_send(tag, reply.as_bytes());
-                self.introductions.dismiss(Some(outlet), staging);
+                self.introductions.dismiss(name, Some(outlet), staging);
             }
-            (_, outlet) => self.introductions.dismiss(outlet, staging),
+            (_, outlet) => self.introductions.dismiss(name, outlet, staging),
         }
     }
 
@@ -453,7 +470,7 @@ impl Worker {
     fn bury(&mut self, number: u32) {
         if let Some(client) = self.clients.remove(number) {
             self.staging -= client.staging_bytes();
-            self.introductions.dismiss(Some(client.outlet), client.staging);
+            self.introductions.dismiss(client.name, Some(client.outlet), client.staging);
         }
         self.show();
     }

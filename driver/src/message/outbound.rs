@@ -464,16 +464,12 @@ impl OutState {
         let Some(link) = self.by(by) else { return false };
         // SAFETY: caller.
         let push = unsafe { link.push(&head, bytes, len as usize) };
-        match push {
-            Push::Done => {
-                self.carried.add(0, len);
-                // The message counted with its RTS.
-                self.beside[0].1 = self.beside[0].1.wrapping_sub(len);
-            }
-            Push::Full => link.wait_for_room(true),
-            Push::Down(_) => {}
+        if push == Push::Done {
+            self.carried.add(0, len);
+            // The message counted with its RTS.
+            self.beside[0].1 = self.beside[0].1.wrapping_sub(len);
         }
-        push == Push::Done
+        self.tried(by, push) == Push::Done
     }
 
     /// A word of this engine to the target's. It has no place in the order of messages.
@@ -481,7 +477,8 @@ impl OutState {
         let head = PacketHead { kind: PacketKind::Control, tag: 0, sequence: 0, total: word.len() as u64 };
         let Some(link) = &mut self.link else { return Push::Full };
         // SAFETY: a slice, shorter than any packet may be.
-        unsafe { link.push(&head, word.as_ptr(), word.len()) }
+        let push = unsafe { link.push(&head, word.as_ptr(), word.len()) };
+        self.tried(0, push)
     }
 
     /// The most bytes of a packet of a service. `None`: there is no lane now.
@@ -489,9 +486,13 @@ impl OutState {
         self.by(by).map(|link| link.packet_bytes())
     }
 
-    /// Whether such a packet of `len` bytes finds room.
+    /// Whether such a packet of `len` bytes finds room. If not, the target rings when there is some.
     pub fn has_region_room(&mut self, len: usize) -> bool {
-        self.link.as_mut().is_some_and(|link| link.has_room(len, len))
+        let has_room = self.link.as_mut().is_some_and(|link| link.has_room(len, len));
+        if !has_room {
+            self.wait_for_room(0);
+        }
+        has_room
     }
 
     /// A packet of a service. It has no place in the order of messages, and may go between the packets of one. A packet that is held may wait for others
@@ -500,11 +501,21 @@ impl OutState {
         let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
         self.used_further |= by > 0;
         let Some(link) = self.by(by) else { return Push::Full };
-        if held {
-            return link.push_held(&head, bytes);
+        let push = if held {
+            link.push_held(&head, bytes)
+        } else {
+            // SAFETY: a slice; services keep to `packet_bytes` of their outbox.
+            unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
+        };
+        self.tried(by, push)
+    }
+
+    /// After an attempt to push a packet that will be tried again: if it found no room, the target rings when there is some.
+    fn tried(&mut self, by: u8, push: Push) -> Push {
+        if push == Push::Full {
+            self.wait_for_room(by);
         }
-        // SAFETY: a slice; services keep to `packet_bytes` of their outbox.
-        unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
+        push
     }
 
     /// Whether a message is in the lane in part: nothing else may go between its packets.
@@ -615,12 +626,11 @@ impl OutState {
                 match plan(self, &Order { tag, bytes, len, op: &op, asks, waits: true }) {
                     Plan::Transfer(Begun::Yes) => {
                         done += 1;
-                        self.wait_for_room(far.by, false);
                         self.dequeue();
                         continue;
                     }
                     Plan::Transfer(Begun::Full) => {
-                        (0..LINKS_MAX as u8).for_each(|by| self.wait_for_room(by, true));
+                        (0..LINKS_MAX as u8).for_each(|by| self.wait_for_room(by));
                         return done;
                     }
                     Plan::Refused(error) => {
@@ -631,18 +641,13 @@ impl OutState {
                     }
                     // Through the lane; if that is down, it says so itself.
                     Plan::Transfer(Begun::NoSlot | Begun::Down) => {}
-                    Plan::Lane(by) if by != far.by => {
-                        self.wait_for_room(far.by, false);
-                        far.by = by;
-                    }
-                    Plan::Lane(_) => {}
+                    Plan::Lane(by) => far.by = by,
                 }
             }
             // SAFETY: SendOp::new's caller keeps the bytes; `far` comes from the last attempt.
             match unsafe { self.send_some(tag, bytes, len, far) } {
                 Sent::Whole => {
                     done += 1;
-                    self.wait_for_room(far.by, false);
                     if let Some(send) = self.dequeue() {
                         send.op.finish(Outcome::Sent);
                     }
@@ -652,7 +657,7 @@ impl OutState {
                     if let Some(front) = self.queue.front_mut() {
                         front.far = now;
                     }
-                    self.wait_for_room(far.by, true);
+                    self.wait_for_room(far.by);
                     return done + usize::from(moved);
                 }
                 Sent::Down => {
@@ -665,11 +670,17 @@ impl OutState {
         done
     }
 
-    /// Tells the target whether messages wait for room here, so that it rings when there is some.
-    fn wait_for_room(&mut self, by: u8, waits: bool) {
+    /// Tells the target that something waits for room here, so that it rings when there is some.
+    fn wait_for_room(&mut self, by: u8) {
         if let Some(link) = self.by(by) {
-            link.wait_for_room(waits);
+            link.wait_for_room(true);
         }
+    }
+
+    /// Tells the target that nothing waits for room here. Only for who knows that of everything that goes this way: one packet that found room says
+    /// nothing about the others.
+    pub fn rest(&mut self) {
+        self.link.iter_mut().chain(self.further.iter_mut().flatten()).for_each(|link| link.wait_for_room(false));
     }
 
     /// Takes a send out of the queue. True if it was there: then the target gets nothing of it, as what is in the lane

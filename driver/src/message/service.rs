@@ -278,6 +278,11 @@ pub trait Service: Any + Send {
     /// A peer is gone: everything with it ends. A node that breaks the rules is gone twice, as it leaves or dies later.
     fn peer_gone(&mut self, peer: PeerId, why: Gone);
 
+    /// Whether a peer waits for each part of what this service moves for it: then the poller looks again at once before it sleeps.
+    fn is_hurried(&self) -> bool {
+        false
+    }
+
     /// Whether it still moves what this node's program has handed over: a node that leaves waits for that, for a second at most.
     fn is_flushing(&self) -> bool {
         false
@@ -402,6 +407,11 @@ impl Services {
     /// How many slots there are.
     pub fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// Whether a peer waits for each part of what a service moves for it.
+    pub fn is_hurried(&self) -> bool {
+        self.touched != 0 && self.slots.iter().filter_map(|slot| slot.service.as_ref()).any(|service| service.is_hurried())
     }
 
     /// Whether a service still moves what the program has handed over.

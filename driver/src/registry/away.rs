@@ -1,9 +1,9 @@
 //! Keys that are elsewhere: where the registry is, and what is asked of its home.
 
 use super::Locks;
-use super::home::{Done, key_answer, perform, taken_answer};
+use super::home::{Done, perform};
 use super::wait::Want;
-use super::wire::{self, Answer, Ask, At, Deed, Entry, Home, Tell, Trouble};
+use super::wire::{self, Answer, Ask, At, Deed, Entry, Home, Life, Tell, Trouble};
 use super::{LockFault, PATIENCE, fault};
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
@@ -105,7 +105,7 @@ impl Away {
                 let Deed::Lock { me } = deed else { return Err(Error::Cancelled) };
                 let Some(me) = OwnerId::from_bits(me) else { return Err(Error::Cancelled) };
                 let taken = Want { shared, key, name: &self.name, me, withdrawn: None }.wait(deadline)?;
-                taken_answer(key, taken.damaged)
+                Answer::taken(key, taken.damaged)
             }
         };
         Ok(answer)
@@ -139,10 +139,13 @@ impl Away {
         }
         if !engine.service::<Locks>().registry.belongs_here() {
             // If there is no home now, whoever is next is told what this node has, and this is not among it.
-            if let Some(home) = engine.service::<Locks>().registry.known() {
+            let locks = engine.service::<Locks>();
+            let homes = locks.registry.may_be_home();
+            for home in &homes {
                 let (node, life) = home.node();
-                let letter = wire::encode(&Tell::Unlock { at: self.at(), me: me.bits() });
-                engine.service::<Locks>().mail.tell(node, life, letter);
+                locks.mail.tell(node, life, wire::encode(&Tell::Unlock { at: self.at(), me: me.bits() }));
+            }
+            if !homes.is_empty() {
                 if shared.progress() != Progress::Poller {
                     engine.push(me_now);
                 }
@@ -263,7 +266,7 @@ impl Shared {
         if let Ok(me) = self.check()
             && let Ok(mut engine) = self.enter(me, "lock")
         {
-            engine.service::<Locks>().registry.forget(home);
+            engine.service::<Locks>().forget(home);
         }
     }
 
@@ -286,17 +289,15 @@ impl Shared {
             // Those that it was told to seek had no time to answer.
             return Ok(None);
         }
-        let mut found: Option<Home> = None;
+        let mut said = Vec::new();
         let mut unmet = false;
+        let me = (self.membership().id(), self.membership().incarnation());
         for &node in &others {
             match self.letter(OPERATION, node, &Ask::WhoIsHome, None, patience()) {
                 Ok(Answer::Home { home, knows }) => {
-                    let better = |best: Home| home.is_some_and(|home| (best.term, home.at) < (home.term, best.at));
-                    if found.is_none_or(better) {
-                        found = home;
-                    }
-                    let me = self.membership().id();
-                    unmet |= knows.iter().any(|&(id, life)| id != me.0 && !others.contains(&(NodeId(id), Incarnation(life))));
+                    // Of this node it is known better here.
+                    said.push(((node.0.0, node.1.0), home.filter(|home| home.node() != me)));
+                    unmet |= knows.iter().any(|&(id, life)| id != me.0.0 && !others.contains(&(NodeId(id), Incarnation(life))));
                 }
                 Ok(_) => {}
                 Err(error @ (Error::Closed | Error::Forked | Error::Reentrant { .. })) => return Err(error),
@@ -304,20 +305,19 @@ impl Shared {
                 Err(_) => {}
             }
         }
-        let me = (self.membership().id(), self.membership().incarnation());
-        if let Some(home) = found.filter(|home| home.node() != me) {
-            let token = self.check()?;
-            let mut engine = self.enter(token, OPERATION)?;
-            engine.glance();
-            let (node, life) = home.node();
-            if engine.fabric().live(node) != Some(life) {
-                // Who told of it has not noticed its end yet, or this node has not met it.
-                return Ok(None);
+        let mut engine = self.enter(self.check()?, OPERATION)?;
+        engine.glance();
+        match choose(&said, |(node, life)| engine.fabric().live(NodeId(node)) == Some(Incarnation(life))) {
+            Choice::Nobody => {}
+            Choice::Unclear => return Ok(None),
+            Choice::Home(home) => {
+                engine.service::<Locks>().adopt(home);
+                return Ok(Some(Where::There(home)));
             }
-            engine.service::<Locks>().adopt(home);
-            return Ok(Some(Where::There(home)));
         }
-        if unmet && patient {
+        let is_about_to_be = engine.service::<Locks>().registry.agreed_to().is_some();
+        drop(engine);
+        if is_about_to_be || unmet && patient {
             // Somebody lives, or did a moment ago, who may have keys and whom this node has not met.
             return Ok(None);
         }
@@ -429,12 +429,60 @@ impl Shared {
         Ok(true)
     }
 
+    /// Makes a key for another node.
+    pub(super) fn init_for(&self, creator: (NodeId, Incarnation), name: &str, resource: Resource) -> Answer {
+        let membership = self.membership();
+        match membership.init_key_for(creator, name, resource, Instant::now() + PATIENCE) {
+            Ok(place) => match membership.key(place) {
+                Some(key) => Answer::key(key, membership.seat().map_or(0, |(term, _)| term), name, creator.0),
+                None => Answer::Trouble(Trouble::Destroyed),
+            },
+            Err(ShmError::Key { fault, .. }) => Answer::Trouble((&fault).into()),
+            Err(error) => Answer::Trouble(Trouble::other(&error)),
+        }
+    }
+
     /// What is told of trouble at home.
     pub(super) fn trouble(&self, operation: &'static str, name: &str, trouble: Trouble) -> Error {
         match trouble.fault(name) {
             Ok(why) => fault(operation, name, why),
             Err(fault) => ShmError::Key { domain: self.membership().domain().to_owned(), fault }.into(),
         }
+    }
+}
+
+/// Where the registry is, by what others say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// Nobody knows of it.
+    Nobody,
+    /// With this node.
+    Home(Home),
+    /// It is too early to tell.
+    Unclear,
+}
+
+/// Finds the home in what each node said. A home lives, and does not deny that it is home. If there are several, the nodes have not heard of an end yet, or
+/// have met too late, or one lies: then it is the one that more nodes name than any other. There may be none: nobody gets a key then that another may have.
+pub(super) fn choose(said: &[(Life, Option<Home>)], mut lives: impl FnMut(Life) -> bool) -> Choice {
+    let denies = |at: Life| said.iter().any(|(who, home)| *who == at && home.is_none_or(|home| home.at != at));
+    let named: Vec<Home> = said.iter().filter_map(|(_, home)| *home).filter(|home| !denies(home.at)).collect();
+    let votes = |at: Life| named.iter().filter(|home| home.at == at).count();
+    let mut homes: Vec<Life> = named.iter().map(|home| home.at).filter(|at| lives(*at)).collect();
+    homes.sort_unstable_by_key(|at| (std::cmp::Reverse(votes(*at)), *at));
+    homes.dedup();
+    match *homes {
+        [] if named.is_empty() => Choice::Nobody,
+        [first, second, ..] if votes(first) == votes(second) => Choice::Unclear,
+        [first, ..] => {
+            // It knows best itself how often it moved.
+            let of =
+                |(who, home): &(Life, Option<Home>)| home.filter(|home| home.at == first).map(|home| (*who == first, home.term));
+            let term = said.iter().filter_map(of).max().map_or(1, |(_, term)| term);
+            Choice::Home(Home { term, at: first })
+        }
+        // Who told of it has not noticed its end yet, or this node has not met it.
+        [] => Choice::Unclear,
     }
 }
 
@@ -498,7 +546,7 @@ impl Node {
                         None => membership.find_key(name).ok_or_else(|| fault(operation, name, LockFault::Unknown))?,
                     };
                     let key = OpenKey::new(membership, place).ok_or_else(|| fault(operation, name, LockFault::Destroyed))?;
-                    let _ = key_answer(key.get(), 0, name, self.id());
+                    let _ = Answer::key(key.get(), 0, name, self.id());
                     return Ok(Opened::Here(key));
                 }
             };

@@ -5,30 +5,40 @@
 //! know of keys, and each agrees unless it knows of a home that lives. So it moves when its last node dies: the keys are put together again from
 //! what the living know, with those of them that are held. A key of which nobody living says that it is held may have been held by the dead: its
 //! next owner is told so.
+//!
+//! A node goes to no home because that one says that it is home: it asks all others (`away.rs`). So a peer that lies can't be a second home beside one that lives.
 
 use super::mail::{Mail, Received};
 use super::share::{Arrived, Offers};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Life, Tell, Trouble};
 use super::{LockFault, PATIENCE};
-use crate::engine::pool::Clerks;
+use crate::engine::pool::{Clerks, Customer};
 use crate::error::Error;
 use crate::node::Shared;
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::{Key, Membership, OpenKey};
-use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::{OwnerId, Resource, Seen, waiting};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a node that may be home has to become it, until another may try.
+const AGREED: Duration = Duration::from_secs(5);
 
 /// What a node knows of keys, behind its baton.
 pub struct Registry {
     membership: Arc<Membership>,
     shared: Weak<Shared>,
     clerks: Arc<Clerks>,
-    /// Where the registry is, if it is not here.
+    /// Where the registry is, if it is not here: as all others were asked.
     known: Option<Home>,
+    /// Who asked last whether it may be home, and was not refused; and when. It may still fail.
+    agreed: Option<(Home, Instant)>,
+    /// Who said that it is home now, and whether it was told since what this node has. Each life says so once.
+    heralds: Vec<(Home, bool)>,
+    /// Whether a thread sees to it that there is a home, as another node asked for. One is enough.
+    is_seeking: Arc<AtomicBool>,
     /// It has become home instead of another.
     succeeded: bool,
     /// This node asks the others whether it may be home.
@@ -53,12 +63,36 @@ struct Farewell {
     whole: bool,
 }
 
+/// A thread sees to it that there is a home, until this is dropped: also if none could be had.
+struct Seeking(Arc<AtomicBool>);
+
+impl Seeking {
+    /// `None`: one does already.
+    fn begin(is_seeking: &Arc<AtomicBool>) -> Option<Self> {
+        (!is_seeking.swap(true, Ordering::AcqRel)).then(|| Self(is_seeking.clone()))
+    }
+}
+
+impl Drop for Seeking {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 struct Waiting {
     node: NodeId,
     life: Incarnation,
     id: u64,
     key: OpenKey,
     withdrawn: Arc<AtomicBool>,
+}
+
+impl Waiting {
+    /// Nobody wants it any more.
+    fn withdraw(self) {
+        self.withdrawn.store(true, Ordering::Release);
+        self.key.get().words().wake_all();
+    }
 }
 
 /// What was done with a key, or that it has to wait.
@@ -75,6 +109,9 @@ impl Registry {
             shared,
             clerks,
             known: None,
+            agreed: None,
+            heralds: Vec::new(),
+            is_seeking: Arc::default(),
             claiming: false,
             last: None,
             before: None,
@@ -107,7 +144,13 @@ impl Registry {
         if self.known == Some(home) || home.term > wire::TERM_MAX || self.belongs_here() {
             return;
         }
-        (self.known, self.last) = (Some(home), Some(home));
+        (self.known, self.last, self.agreed) = (Some(home), Some(home), None);
+        self.report(home, mail);
+    }
+
+    /// Tells a home what this node has.
+    fn report(&mut self, home: Home, mail: &mut Mail) {
+        self.heralds.iter_mut().filter(|(herald, _)| herald.at == home.at).for_each(|(_, is_told)| *is_told = true);
         let (node, life) = home.node();
         let held: Vec<_> = mail.held(node, life).collect();
         let mut letters = held.chunks(wire::ENTRIES_MAX).peekable();
@@ -142,10 +185,36 @@ impl Registry {
         self.membership.seat().is_some()
     }
 
-    /// It is not where it was thought to be.
-    pub fn forget(&mut self, home: Home) {
-        if self.known == Some(home) {
-            self.known = None;
+    /// It is not where it was thought to be. Others may have said meanwhile that they are home.
+    pub fn forget(&mut self, home: Home, mail: &mut Mail) {
+        if self.known != Some(home) {
+            return;
+        }
+        self.known = None;
+        let waiting: Vec<_> = self.heralds.iter().filter(|(_, is_told)| !is_told).map(|(herald, _)| *herald).collect();
+        waiting.into_iter().for_each(|herald| self.report(herald, mail));
+    }
+
+    /// Whom to tell that this node gives a key up: the home, or while that is not known those who may be.
+    pub fn may_be_home(&self) -> Vec<Home> {
+        if let Some(home) = self.known {
+            return vec![home];
+        }
+        let heralds = self.heralds.iter().map(|(herald, _)| *herald);
+        let agreed = self.agreed.map(|(home, _)| home);
+        heralds.chain(agreed.filter(|home| !self.heralds.iter().any(|(herald, _)| herald.at == home.at))).collect()
+    }
+
+    /// A node says that it is home now. It is told what this node has, for what it was told before, or a former home was in vain, is free; but not before
+    /// the former home is gone, which may still grant a key until then.
+    fn hear_herald(&mut self, home: Home, mail: &mut Mail) {
+        // No life is home of two terms: the term stays with its group.
+        if home.term > wire::TERM_MAX || self.belongs_here() || self.heralds.iter().any(|(herald, _)| herald.at == home.at) {
+            return;
+        }
+        self.heralds.push((home, false));
+        if self.known.is_none_or(|known| known.at == home.at) {
+            self.report(home, mail);
         }
     }
 
@@ -181,14 +250,11 @@ impl Registry {
             }
             Tell::Holding { names, more } => self.hear_holding((node, life), names, more),
             Tell::Farewell { left, more } => self.hear_farewell((node, life), left, more),
-            Tell::Here { term } => {
-                // What it was told before it was home, or not told, is said now.
-                self.known = None;
-                self.adopt(Home { term, at: (node.0, life.0) }, mail);
-            }
+            Tell::Here { term } => self.hear_herald(Home { term, at: (node.0, life.0) }, mail),
             Tell::Abandon { term } => {
                 let home = Home { term, at: (node.0, life.0) };
-                self.forget(home);
+                self.forget(home, mail);
+                self.agreed = self.agreed.filter(|(agreed, _)| *agreed != home);
                 if self.last == Some(home) {
                     self.last = self.before;
                 }
@@ -196,9 +262,7 @@ impl Registry {
             Tell::Withdraw { id, want } => {
                 let wait = self.waiting.iter().position(|waiting| (waiting.node, waiting.life, waiting.id) == (node, life, id));
                 if let Some(wait) = wait {
-                    let waiting = self.waiting.swap_remove(wait);
-                    waiting.withdrawn.store(true, Ordering::Release);
-                    waiting.key.get().words().wake_all();
+                    self.waiting.swap_remove(wait).withdraw();
                     mail.answer(node, life, id, wire::encode(&Answer::Withdrawn));
                 } else if let Some((at, me)) = want {
                     // It got it, and does not want it any more.
@@ -268,13 +332,6 @@ impl Registry {
         }
     }
 
-    fn withdraw(&mut self, which: impl Fn(&Waiting) -> bool) {
-        for waiting in self.waiting.iter().filter(|waiting| which(waiting)) {
-            waiting.withdrawn.store(true, Ordering::Release);
-            waiting.key.get().words().wake_all();
-        }
-    }
-
     fn reply(&mut self, node: NodeId, life: Incarnation, id: u64, ask: Ask, mail: &Mail) -> Option<Answer> {
         match ask {
             Ask::Offer { name, with, .. } => {
@@ -282,11 +339,14 @@ impl Registry {
                 return None;
             }
             Ask::BeHome => {
-                self.submit(move |shared| {
-                    if let Err(error) = shared.home(Some(Instant::now() + PATIENCE)) {
-                        tracing::debug!(%error, "asked to be the home of the lock registry, in vain");
-                    }
-                });
+                if let Some(seeking) = Seeking::begin(&self.is_seeking) {
+                    self.submit(Customer::Own, move |shared| {
+                        let _seeking = seeking;
+                        if let Err(error) = shared.home(Some(Instant::now() + PATIENCE)) {
+                            tracing::debug!(%error, "asked to be the home of the lock registry, in vain");
+                        }
+                    });
+                }
                 return Some(Answer::Done);
             }
             Ask::Claim { term, from } => return Some(self.agree((node, life), term, from, &mail.opened)),
@@ -300,14 +360,14 @@ impl Registry {
         match ask {
             Ask::Init { name, resource } => {
                 // The domain's lock file may be held by others for a while.
-                self.submit(move |shared| {
+                self.submit(Customer::Chores(node, life), move |shared| {
                     let answer = shared.init_for((node, life), &name, Resource::from_words(resource));
                     shared.answer(node, life, id, &answer);
                 });
                 None
             }
             Ask::Find { name } => Some(match self.membership.find_key(&name).and_then(|place| self.membership.key(place)) {
-                Some(key) => key_answer(key, self.term().unwrap_or(0), &name, node),
+                Some(key) => Answer::key(key, self.term().unwrap_or(0), &name, node),
                 None => Answer::Trouble(Trouble::Unknown),
             }),
             Ask::Deed { at, deed: Deed::Destroy { me } } => {
@@ -316,7 +376,7 @@ impl Registry {
                     Ok(key) => key,
                     Err(fault) => return Some(Answer::Trouble((&fault).into())),
                 };
-                self.submit(move |shared| {
+                self.submit(Customer::Chores(node, life), move |shared| {
                     let answer = match key.get().destroy(me, Instant::now() + PATIENCE) {
                         Ok(None) => Answer::Done,
                         Ok(Some(owner)) => Answer::Trouble(Trouble::Otherwise(owner.bits())),
@@ -349,11 +409,15 @@ impl Registry {
         let Some(me) = OwnerId::from_bits(me) else { return };
         let withdrawn = Arc::new(AtomicBool::new(false));
         self.waiting.push(Waiting { node, life, id, key: key.clone(), withdrawn: withdrawn.clone() });
-        self.submit(move |shared| {
+        self.submit(Customer::Waits(node, life), move |shared| {
+            // It may have had to wait for a thread until its node was gone.
+            if withdrawn.load(Ordering::Acquire) {
+                return;
+            }
             let want = Want { shared, key: key.get(), name: &name, me, withdrawn: Some(&withdrawn) };
             let taken = want.wait(None);
             let answer = match &taken {
-                Ok(taken) => taken_answer(key.get(), taken.damaged),
+                Ok(taken) => Answer::taken(key.get(), taken.damaged),
                 Err(Error::Lock { why, .. }) => Answer::Trouble((&**why).into()),
                 Err(_) => Answer::Withdrawn,
             };
@@ -371,9 +435,9 @@ impl Registry {
         at.map(|at| self.waiting.swap_remove(at)).is_some()
     }
 
-    fn submit(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+    fn submit(&self, customer: Customer, job: impl FnOnce(&Shared) + Send + 'static) {
         let Some(shared) = self.shared.upgrade() else { return };
-        self.clerks.submit(Box::new(move || job(&shared)));
+        self.clerks.submit_for(customer, Box::new(move || job(&shared)));
     }
 
     /// The term of the registry, if it is here.
@@ -386,13 +450,18 @@ impl Registry {
         place.and_then(|place| OpenKey::new(self.membership.clone(), place)).ok_or(LockFault::Destroyed)
     }
 
+    /// Who is about to be home, as this node agreed to not long ago.
+    pub fn agreed_to(&self) -> Option<Home> {
+        self.agreed.filter(|(_, when)| when.elapsed() < AGREED).map(|(home, _)| home)
+    }
+
     /// Another node wants to be home.
     fn agree(&mut self, who: (NodeId, Incarnation), term: u64, from: u32, opened: &[Entry]) -> Answer {
         // Of those that died `gone` has told.
         if let Some(home) = self.whereabouts().filter(|home| home.node() != who) {
             return Answer::Disagreed { home: Some(home), last: self.last };
         }
-        if self.claiming && self.me().0 < who.0 {
+        if self.agreed_to().is_some_and(|agreed| agreed.node() != who) || self.claiming && self.me().0 < who.0 {
             return Answer::Disagreed { home: None, last: self.last };
         }
         if term == 0 || term > wire::TERM_MAX || self.last.is_some_and(|last| last.node() != who && last.term >= term) {
@@ -403,22 +472,30 @@ impl Registry {
         if self.last != Some(home) {
             self.before = self.last;
         }
-        (self.known, self.last) = (Some(home), Some(home));
+        (self.agreed, self.last) = (Some((home, Instant::now())), Some(home));
         let from = from as usize;
         let entries: Vec<_> = opened.iter().skip(from).take(wire::ENTRIES_MAX).cloned().collect();
         let more = opened.len() > from + entries.len();
         Answer::Agreed { entries, more }
     }
 
-    /// A life of a node has ended.
-    pub fn gone(&mut self, node: NodeId, life: Incarnation) {
-        if self.known.is_some_and(|home| home.node() == (node, life)) {
-            self.known = None;
-        }
+    /// A life of a node broke the rules, and is heard no more: nothing is done for it any longer. What it has stays its own while it lives.
+    pub fn shun(&mut self, node: NodeId, life: Incarnation) {
         self.offers.forget(node, life);
         self.holding.retain(|(who, _)| *who != (node, life));
-        self.withdraw(|waiting| (waiting.node, waiting.life) == (node, life));
-        self.waiting.retain(|waiting| (waiting.node, waiting.life) != (node, life));
+        for waiting in self.waiting.extract_if(.., |waiting| (waiting.node, waiting.life) == (node, life)) {
+            waiting.withdraw();
+        }
+        self.heralds.retain(|(herald, _)| herald.node() != (node, life));
+        self.agreed = self.agreed.filter(|(agreed, _)| agreed.node() != (node, life));
+    }
+
+    /// A life of a node has ended.
+    pub fn gone(&mut self, node: NodeId, life: Incarnation, mail: &mut Mail) {
+        self.shun(node, life);
+        if let Some(home) = self.known.filter(|home| home.node() == (node, life)) {
+            self.forget(home, mail);
+        }
         let Some((_, home)) = self.membership.seat() else { return };
         if home == Some((node, life)) && self.membership.me().networked {
             self.whereabouts();
@@ -461,21 +538,6 @@ impl Registry {
     }
 }
 
-/// What is told of a key that was taken.
-pub fn taken_answer(key: Key<'_>, damaged: bool) -> Answer {
-    let dead = if damaged { key.dead().map_or(0, OwnerId::bits) } else { 0 };
-    Answer::Taken { damaged, dead }
-}
-
-/// What is told of a key that was found or made.
-pub fn key_answer(key: Key<'_>, term: u64, name: &str, user: NodeId) -> Answer {
-    key.set_user(user, true);
-    let place = key.place();
-    let resource = key.facts().map_or(Resource::Unnamed, |facts| facts.resource);
-    let at = At { term, slot: place.slot, generation: place.generation, name: name.to_owned() };
-    Answer::Key { at, resource: resource.to_words() }
-}
-
 /// Does something with a key for a life of a node; what it says of owners has to be its own.
 pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) -> Done {
     let own = |bits: u64| OwnerId::from_bits(bits).filter(|id| (id.node(), id.life()) == (node, life));
@@ -492,7 +554,7 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
             (None, _) if expected != 0 => foreign(),
             (_, None) if new != 0 => foreign(),
             (expected, new) => match words.set(expected, new) {
-                Ok(()) if new.is_some() => taken_answer(key, words.get().is_damaged()),
+                Ok(()) if new.is_some() => Answer::taken(key, words.get().is_damaged()),
                 Ok(()) => Answer::Done,
                 Err(seen) => Answer::Trouble(Trouble::Otherwise(seen.bits())),
             },
@@ -500,7 +562,7 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
         Deed::Try { me } | Deed::Lock { me } => {
             let Some(me) = own(me) else { return Done::Answer(foreign()) };
             match waiting::try_take(words, me) {
-                Ok(taken) => taken_answer(key, taken.damaged),
+                Ok(taken) => Answer::taken(key, taken.damaged),
                 Err(_) if matches!(deed, Deed::Lock { .. }) => return Done::Wait,
                 Err(seen) => Answer::Busy(seen.bits()),
             }
@@ -524,19 +586,4 @@ pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) ->
         }
         Deed::Destroy { .. } => Answer::Trouble(Trouble::Destroyed),
     })
-}
-
-impl Shared {
-    /// Makes a key for another node.
-    fn init_for(&self, creator: (NodeId, Incarnation), name: &str, resource: Resource) -> Answer {
-        let membership = self.membership();
-        match membership.init_key_for(creator, name, resource, Instant::now() + PATIENCE) {
-            Ok(place) => match membership.key(place) {
-                Some(key) => key_answer(key, membership.seat().map_or(0, |(term, _)| term), name, creator.0),
-                None => Answer::Trouble(Trouble::Destroyed),
-            },
-            Err(ShmError::Key { fault, .. }) => Answer::Trouble((&fault).into()),
-            Err(error) => Answer::Trouble(Trouble::other(&error)),
-        }
-    }
 }

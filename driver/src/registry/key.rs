@@ -96,6 +96,9 @@ impl LockKey {
     /// domain together with the node and its life. Of the number the lower 19 bits count.
     ///
     /// Two threads that use one number still exclude each other: the second is told [`LockFault::AlreadyYours`].
+    ///
+    /// A number is an owner of its own. A circle of waits is [found](LockFault::Circle) only if each owner in it has what it holds and waits for what it wants
+    /// by the same number: a thread that holds one key by its thread's number and waits for another by a number of the program is two owners.
     pub fn with_id(&self, number: u32) -> LockKey {
         let base = OwnerId::user(self.node.id(), self.node.incarnation(), number).bits();
         LockKey { base, threads: 0, ..self.clone() }
@@ -207,15 +210,19 @@ impl LockKey {
     /// Sets its value from `expected` to `new`, where `None` is unlocked. The source's `dacs_registry_set`, which is without a condition there, so that
     /// two processes can both find their own value; with one here.
     ///
-    /// Who sets it to a value of its own has the key, until it sets it back: see [`unlock`](Self::unlock).
+    /// A caller that sets it to a value of its own has the key, until it sets it back: see [`unlock`](Self::unlock). It may also set it to another
+    /// identification of this life of this node, and so hands the key to another thread.
     ///
     /// # Errors
     /// [`Error::Lock`] with [`LockFault::Otherwise`]: it had another value, or it is the turn of one who has waited long, and nothing changed; with
-    /// [`LockFault::NotYours`]: `new`, or what is given up, is not an identification of this life of this node. Else as
-    /// [`facts`](Self::facts).
+    /// [`LockFault::NotYours`]: `expected` is neither the caller's own [identification](Self::my_id) nor a number that the program [gave](Self::with_id), or
+    /// `new` is not an identification of this life of this node. Else as [`facts`](Self::facts).
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<()> {
         let me = self.my_id();
-        let foreign = [expected, new].into_iter().flatten().find(|id| (id.node(), id.life()) != (me.node(), me.life()));
+        // A thread that could set back what another thread has would let a third in beside that one. A number of the program is whoever's that names it.
+        let is_of_node = |id: OwnerId| (id.node(), id.life()) == (me.node(), me.life());
+        let is_mine = |id: OwnerId| id == me || id.is_users() && is_of_node(id);
+        let foreign = expected.filter(|id| !is_mine(*id)).or(new.filter(|id| !is_of_node(*id)));
         if let Some(foreign) = foreign {
             return Err(fault("set", &self.name, LockFault::NotYours(Value::Owner(foreign))));
         }

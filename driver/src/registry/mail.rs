@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use super::wire::{self, Answer, Entry, LETTER_MAX};
 
-/// Letters of one node that are kept until they are answered. A node asks no more at a time.
+/// Letters of one node that are kept until their answers have left. A node asks no more at a time: it counts a letter until it has the answer.
 pub const UNANSWERED_MAX: usize = 256;
+/// Letters of one node that are kept until the engine looks at them. Further ones stay in the lane.
+const RECEIVED_MAX: usize = 512;
 const IDS: u64 = 1 << 56;
 
 const ASK: u64 = 1 << 56;
@@ -55,7 +57,7 @@ pub struct Mail {
     /// Keys that this node has opened while the registry was elsewhere, and which of its threads has them. Here, as what an answer gives has to be noted
     /// before anybody can ask about it.
     pub opened: Vec<Entry>,
-    /// Who waits for how many answers of ours.
+    /// Who waits for how many answers of ours: those that nobody gave so far, and those in `out`.
     owed: Vec<(NodeId, Incarnation, usize)>,
 }
 
@@ -84,17 +86,27 @@ impl Mail {
         Some(op)
     }
 
-    /// Says something that needs no answer.
+    /// Says something that needs no answer. To say the same again before the first has left says nothing new, so a node that reads nothing makes no heap of it.
     pub fn tell(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>) {
-        self.push(node, life, TELL, bytes);
+        let mut latest = self.out.iter().rev().filter(|letter| (letter.node, letter.life) == (node, life));
+        if !latest.next().is_some_and(|letter| letter.tag == TELL && letter.bytes == bytes) {
+            self.push(node, life, TELL, bytes);
+        }
     }
 
     /// Answers.
     pub fn answer(&mut self, node: NodeId, life: Incarnation, id: u64, bytes: Vec<u8>) {
-        if let Some((_, _, owed)) = self.owed.iter_mut().find(|owed| (owed.0, owed.1) == (node, life)) {
+        self.push(node, life, ANSWER | id, bytes);
+    }
+
+    /// A letter has left, or goes to nobody. An answer is owed until then: else a node that reads none could have any number of them kept for it.
+    pub fn remove(&mut self, at: usize) {
+        let Some(letter) = self.out.remove(at) else { return };
+        if letter.tag - letter.tag % IDS == ANSWER
+            && let Some((_, _, owed)) = self.owed.iter_mut().find(|owed| (owed.0, owed.1) == (letter.node, letter.life))
+        {
             *owed = owed.saturating_sub(1);
         }
-        self.push(node, life, ANSWER | id, bytes);
     }
 
     fn push(&mut self, node: NodeId, life: Incarnation, tag: u64, bytes: Vec<u8>) {
@@ -117,7 +129,15 @@ impl Mail {
         if payload.len() > LETTER_MAX {
             return Verdict::Broken("a letter longer than any");
         }
-        match tag - id {
+        let kind = tag - id;
+        let is_from = |received: &&Received| received.node == node && received.life == life;
+        if (kind == ASK || kind == TELL)
+            && self.received.len() >= RECEIVED_MAX
+            && self.received.iter().filter(is_from).count() >= RECEIVED_MAX
+        {
+            return Verdict::Refused;
+        }
+        match kind {
             ASK => {
                 let at = self.owed.iter().position(|owed| (owed.0, owed.1) == (node, life)).unwrap_or_else(|| {
                     self.owed.push((node, life, 0));
@@ -136,6 +156,10 @@ impl Mail {
                 let Some(at) = self.asked.iter().position(is_its) else {
                     return Verdict::Broken("an answer to what nobody asked");
                 };
+                // A node that answers by guessing, and reads nothing, would have more and more questions wait for it.
+                if self.out.iter().any(|letter| letter.tag == ASK | id && (letter.node, letter.life) == (node, life)) {
+                    return Verdict::Broken("an answer to a letter that has not left");
+                }
                 let Asked { op: Some(op), wants, .. } = self.asked.swap_remove(at) else { return Verdict::Taken };
                 let answer = payload.to_vec();
                 if let Some((name, owner)) = wants

@@ -51,6 +51,8 @@ mod service;
 pub mod share;
 pub mod shared;
 mod task;
+#[cfg(test)]
+mod tests;
 mod wait;
 pub(crate) mod wire;
 

@@ -4,7 +4,7 @@ use super::home::Registry;
 use super::mail::Mail;
 use super::task::Tasks;
 use super::wire::{self, Home, Tell};
-use crate::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Service, Wants};
+use crate::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Service, Wants};
 use crate::node::Shared;
 use crate::node::install::Install;
 use doorbell_fabric::{NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
@@ -37,6 +37,11 @@ impl Locks {
     /// The registry is with another node from now on.
     pub fn adopt(&mut self, home: Home) {
         self.registry.adopt(home, &mut self.mail);
+    }
+
+    /// The registry is not where it was thought to be.
+    pub fn forget(&mut self, home: Home) {
+        self.registry.forget(home, &mut self.mail);
     }
 
     /// This node is the coordinator from now on: the next turn tells the others.
@@ -74,9 +79,17 @@ impl Service for Locks {
             let letter = wire::encode(&Tell::Here { term });
             out.networked().into_iter().for_each(|peer| self.mail.tell(peer.node, peer.incarnation, letter.clone()));
         }
-        work += out.push_all(&mut self.mail.out, Priority::High, |letter| {
-            ((letter.node, letter.life).into(), letter.tag, &letter.bytes)
-        });
+        let mut at = 0;
+        while let Some(letter) = self.mail.out.get(at) {
+            match out.push((letter.node, letter.life).into(), Priority::High, letter.tag, &letter.bytes) {
+                Pushed::Full => at += 1,
+                // A letter to a peer that is gone is dropped: its asker is told by the end of that peer.
+                Pushed::Done | Pushed::Gone => {
+                    self.mail.remove(at);
+                    work += 1;
+                }
+            }
+        }
         work
     }
 
@@ -107,8 +120,10 @@ impl Service for Locks {
             }
         }
         self.mail.fail(node, life, || why.error(peer));
-        if why != Gone::Damaged {
-            self.registry.gone(node, life);
+        if why == Gone::Damaged {
+            self.registry.shun(node, life);
+        } else {
+            self.registry.gone(node, life, &mut self.mail);
         }
     }
 

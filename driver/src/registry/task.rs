@@ -85,6 +85,9 @@ impl LockKey {
     ///
     /// The key bears a number of this call's own, from 262 144 on, of which [`with_id`](Self::with_id) should not be told.
     ///
+    /// **Circles of tasks are not found.** Each call is an owner of its own, so nothing says that the task that waits has another key: two tasks that each wait
+    /// for the other's key wait for ever. Lock keys in the same order everywhere, or give the wait an end: dropping the future (`tokio::time::timeout`) ends it.
+    ///
     /// ```
     /// # use doorbell::{Node, Resource, Space};
     /// # #[tokio::main(flavor = "current_thread")]
@@ -99,7 +102,7 @@ impl LockKey {
     /// ```
     ///
     /// # Errors
-    /// As `lock`; [`Error::Cancelled`] if no thread can be had to wait.
+    /// As `lock`, but for circles and keys that the task has already; [`Error::Cancelled`] if no thread can be had to wait.
     pub async fn lock_async(&self) -> Result<TaskGuard> {
         let tasks = self.node().shared().kept::<Tasks>();
         let lines = &tasks.lines;

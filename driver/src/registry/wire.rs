@@ -2,6 +2,7 @@
 
 use super::{Circle, LockFault};
 use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, ResourceError, Seen};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -170,6 +171,23 @@ pub enum Answer {
     Facts(Facts),
     Withdrawn,
     Trouble(Trouble),
+}
+
+impl Answer {
+    /// What is told of a key that was taken.
+    pub fn taken(key: Key<'_>, damaged: bool) -> Self {
+        let dead = if damaged { key.dead().map_or(0, OwnerId::bits) } else { 0 };
+        Answer::Taken { damaged, dead }
+    }
+
+    /// What is told of a key that was found or made, and that a node uses from now on.
+    pub fn key(key: Key<'_>, term: u64, name: &str, user: NodeId) -> Self {
+        key.set_user(user, true);
+        let place = key.place();
+        let resource = key.facts().map_or(Resource::Unnamed, |facts| facts.resource);
+        let at = At { term, slot: place.slot, generation: place.generation, name: name.to_owned() };
+        Answer::Key { at, resource: resource.to_words() }
+    }
 }
 
 /// [`KeyFacts`] in a letter.

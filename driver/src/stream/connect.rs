@@ -4,7 +4,7 @@ use super::check_service;
 use super::end::{Carrier, End, Far, Side, State};
 use super::handle::Stream;
 use super::near::{Near, RING_LEAST, RING_MOST};
-use super::table::{Streams, WINDOW};
+use super::table::{Streams, WINDOW, WINDOW_FIRST};
 use super::wire;
 use crate::engine::baton::Token;
 use crate::error::Error;
@@ -71,7 +71,10 @@ impl Connector {
             let me = shared.check()?;
             let mut why = State::NotHere;
             for (node, life) in self.candidates(shared, me)? {
-                let stream = self.ask(shared, me, (node, life))?;
+                let Some(stream) = self.ask(shared, me, (node, life))? else {
+                    why = State::Opening;
+                    continue;
+                };
                 let end = stream.end();
                 let until = self.ask_until(deadline);
                 while end.state() == State::Opening {
@@ -116,7 +119,10 @@ impl Connector {
         loop {
             let mut why = State::NotHere;
             for (node, life) in self.candidates(shared, shared.check()?)? {
-                let stream = self.ask(shared, shared.check()?, (node, life))?;
+                let Some(stream) = self.ask(shared, shared.check()?, (node, life))? else {
+                    why = State::Opening;
+                    continue;
+                };
                 let answer = std::future::poll_fn(|context| stream.poll_answered(context));
                 let until = self.ask_until(deadline);
                 if tokio::time::timeout_at(until.into(), answer).await.is_err() && until >= deadline {
@@ -149,13 +155,16 @@ impl Connector {
         Ok(found)
     }
 
-    /// Asks one node. An error is one of this node; the other one's answer is that it does not.
-    fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Stream> {
+    /// Asks one node. An error is one of this node; the other one's answer is that it does not. `None`: it has too many earlier requests to answer.
+    fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Option<Stream>> {
+        if !shared.enter(me, "connect")?.service::<Streams>().may_ask(peer) {
+            return Ok(None);
+        }
         let (carrier, offer) = if shared.is_near(me, peer.0) {
             let (near, [region, offset]) = Near::make(shared, peer, self.ring)?;
             (Carrier::Near(near), [region, offset, self.ring as u64])
         } else {
-            (Carrier::Far(Box::new(Mutex::new(Far { credit: WINDOW, ..Far::default() }))), [0, 0, WINDOW])
+            (Carrier::Far(Box::new(Mutex::new(Far::new(WINDOW_FIRST, WINDOW)))), [0, 0, WINDOW])
         };
         let end = {
             let mut engine = shared.enter(me, "connect")?;
@@ -168,7 +177,7 @@ impl Connector {
             end
         };
         shared.hand_over();
-        Ok(Stream::new(&self.node, end))
+        Ok(Some(Stream::new(&self.node, end)))
     }
 
     /// What became of a stream that was answered.
@@ -186,6 +195,12 @@ impl Connector {
             State::Busy => format!("whoever offers '{service}' has as many waiting as may; have it accept faster, or wait"),
             State::NoMemory => {
                 format!("whoever offers '{service}' can't use the memory of this node; see that both may write in /dev/shm")
+            }
+            State::Opening => {
+                let asked = to.map_or_else(|| "a node".to_owned(), |to| format!("node {to}"));
+                format!(
+                    "{asked} was not asked for '{service}' any more, as it has not answered many requests that were given up; see whether it is stopped"
+                )
             }
             _ if to.is_some() => format!("{whom} offer '{service}' within {patience:?}; start whoever does"),
             _ => format!("{whom} offers '{service}' within {patience:?}; start whoever does"),

@@ -42,8 +42,9 @@ const STATES: [State; 8] =
 /// Bytes on their way by packets.
 #[derive(Default)]
 pub struct Far {
-    /// What came, and was not read.
+    /// What came, and was not read; and how many bytes that may be.
     pub came: VecDeque<u8>,
+    pub window: u64,
     /// No more comes.
     pub ended: bool,
     /// Bytes that were read since the other side was told.
@@ -63,6 +64,13 @@ pub struct Far {
     pub unheard: bool,
 }
 
+impl Far {
+    /// With so many bytes that may go, and that may come.
+    pub fn new(credit: u64, window: u64) -> Self {
+        Self { credit, window, ..Self::default() }
+    }
+}
+
 /// By what bytes go.
 pub enum Carrier {
     Near(Near),
@@ -78,6 +86,10 @@ pub struct End {
     pub there: AtomicU32,
     pub carrier: Carrier,
     state: AtomicU32,
+    /// The other side asked for it.
+    pub asked_for: bool,
+    /// It is among the requests that were given up and not answered. Changed by the engine.
+    pub given_up: AtomicBool,
     waits: [Mutex<Waits>; 2],
     /// The reactor looks at the pipe for this side.
     hot: [AtomicBool; 2],
@@ -100,6 +112,8 @@ struct Waits {
 
 impl End {
     pub fn new(number: u32, peer: (NodeId, Incarnation), there: u32, carrier: Carrier, state: State) -> Arc<Self> {
+        // Its own node's begins with a question.
+        let asked_for = state != State::Opening;
         let (there, state) = (AtomicU32::new(there), AtomicU32::new(state as u32));
         Arc::new(Self {
             number,
@@ -107,6 +121,8 @@ impl End {
             there,
             carrier,
             state,
+            asked_for,
+            given_up: false.into(),
             waits: Default::default(),
             hot: Default::default(),
             at: Default::default(),

@@ -79,6 +79,17 @@ impl Stream {
         }
     }
 
+    /// It is accepted, so more bytes may be under way to it than before.
+    pub(super) fn widen(&self) {
+        let Some(mut far) = self.end.far() else { return };
+        far.owed += WINDOW - far.window;
+        far.window = WINDOW;
+        drop(far);
+        if self.end.is_open() {
+            self.activate(Token::current());
+        }
+    }
+
     /// The node at the other end.
     pub fn peer(&self) -> NodeId {
         self.end.peer.0

@@ -1,6 +1,7 @@
 //! Who listens.
 
 use super::check_service;
+use super::end::End;
 use super::handle::Stream;
 use super::table::{Backlog, Streams};
 use crate::engine::baton::Token;
@@ -27,7 +28,8 @@ impl ListenerBuilder {
         Self { node: node.clone(), service: service.to_owned(), backlog: 128 }
     }
 
-    /// How many may wait to be accepted [default: 128]; more are refused ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)).
+    /// How many of one node may wait to be accepted [default: 128]; more are refused ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)). Those of other
+    /// nodes don't count, so no node can keep others out.
     pub fn backlog(mut self, most: usize) -> Self {
         self.backlog = most.max(1);
         self
@@ -105,8 +107,7 @@ impl Listener {
             self.node.shared().check()?;
             let (_, op) = waits.insert((Begun::new(self.node.shared()), self.backlog.wait_for()));
             if let Some(end) = self.backlog.next() {
-                let peer = end.peer.0;
-                return Poll::Ready(Ok((Stream::new(&self.node, end), peer)));
+                return Poll::Ready(Ok(self.accepted(end)));
             }
             if !self.node.shared().poll_op(op, context) {
                 return Poll::Pending;
@@ -114,12 +115,18 @@ impl Listener {
         }
     }
 
+    fn accepted(&self, end: Arc<End>) -> (Stream, NodeId) {
+        let peer = end.peer.0;
+        let stream = Stream::new(&self.node, end);
+        stream.widen();
+        (stream, peer)
+    }
+
     fn accept_until(&self, deadline: Option<Instant>) -> io::Result<(Stream, NodeId)> {
         loop {
             let me = self.node.shared().check()?;
             if let Some(end) = self.backlog.next() {
-                let peer = end.peer.0;
-                return Ok((Stream::new(&self.node, end), peer));
+                return Ok(self.accepted(end));
             }
             let op = self.backlog.wait_for();
             if !self.backlog.is_empty() {

@@ -15,8 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) const PRIORITY: Priority = Priority::High;
 /// Bytes under way in each direction where there is no common memory.
 pub const WINDOW: u64 = 256 << 10;
-/// Ends of one node, so that nobody has it keep more.
-const ENDS_MOST: usize = 1 << 16;
+/// The part of them that may be under way to an end before it is accepted: a node may fill a backlog with such ends.
+pub const WINDOW_FIRST: u64 = 8 << 10;
+/// Streams that one other node may have asked this node for and has not ended.
+const ENDS_OF_ONE: usize = 1 << 14;
+/// Requests to one node that were given up and that it has not answered. Each keeps the memory that the node was offered.
+const GIVEN_UP_MOST: usize = 16;
 
 /// Words that wait to be taken by one node, but for its own requests. Who does not take answers gets none for what it asks beyond.
 const OUT_MOST: usize = 4096;
@@ -44,7 +48,8 @@ impl Drop for Word {
 
 /// Those who connected to a service, and were not accepted yet.
 pub struct Backlog {
-    pub most: usize,
+    /// How many of one node may wait.
+    most: usize,
     state: Mutex<Waiting>,
 }
 
@@ -89,6 +94,11 @@ impl Backlog {
         op
     }
 
+    /// Whether one more of a node may wait.
+    fn has_room_for(&self, node: NodeId) -> bool {
+        self.state().ends.iter().filter(|end| end.peer.0 == node).count() < self.most
+    }
+
     fn add(&self, end: Arc<End>) {
         self.state().ends.push_back(end);
         self.wake();
@@ -106,6 +116,10 @@ impl Backlog {
 pub struct Streams {
     services: BTreeMap<Vec<u8>, Arc<Backlog>>,
     ends: BTreeMap<u32, Arc<End>>,
+    /// How many of those each node has asked for.
+    asked_by: BTreeMap<NodeId, usize>,
+    /// How many requests to each life of a node were given up and are not answered.
+    given_up: BTreeMap<Life, usize>,
     numbers: u32,
     /// Ends without common memory that have something to send or to say.
     active: Vec<Arc<End>>,
@@ -170,12 +184,31 @@ impl Streams {
             end.become_so(State::Closed);
             return;
         }
+        if end.asked_for {
+            *self.asked_by.entry(end.peer.0).or_default() += 1;
+        }
         self.ends.insert(end.number, end.clone());
     }
 
     pub fn say(&mut self, to: Life, kind: Kind, number: u32, bytes: Vec<u8>) {
         if !self.ended {
             self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes, wakes: None });
+        }
+    }
+
+    /// Whether a node may be asked for another stream: not as long as too many requests that were given up wait for its answer.
+    pub fn may_ask(&self, peer: Life) -> bool {
+        self.given_up.get(&peer).is_none_or(|count| *count < GIVEN_UP_MOST)
+    }
+
+    /// An end is forgotten.
+    fn remove(&mut self, number: u32) {
+        let Some(end) = self.ends.remove(&number) else { return };
+        if end.asked_for {
+            less(&mut self.asked_by, end.peer.0);
+        }
+        if end.given_up.swap(false, Ordering::Relaxed) {
+            less(&mut self.given_up, end.peer);
         }
     }
 
@@ -215,8 +248,10 @@ impl Streams {
             if self.withdraw(end) {
                 end.was_refused();
                 self.reset(end);
+            } else if self.ends.contains_key(&end.number) && !end.given_up.swap(true, Ordering::Relaxed) {
+                // The answer says whether there is somebody to be told, and when its memory is free.
+                *self.given_up.entry(end.peer).or_default() += 1;
             }
-            // Else the answer says whether there is somebody to be told, and when its memory is free.
             return;
         }
         let is_waiting = end.far().is_some_and(|far| !far.said_end) && end.state() == State::Open;
@@ -230,7 +265,7 @@ impl Streams {
 
     /// The other side is told that there is nobody.
     pub fn reset(&mut self, end: &End) {
-        self.ends.remove(&end.number);
+        self.remove(end.number);
         self.active.retain(|active| active.number != end.number);
         let there = end.there.load(Ordering::Relaxed);
         if there != 0 {
@@ -297,7 +332,7 @@ impl Streams {
         let Some(mut far) = end.far() else { return Verdict::Broken("bytes of a stream that has memory for them") };
         match kind {
             Kind::Data => {
-                if far.ended || (far.came.len() + payload.len()) as u64 > WINDOW {
+                if far.ended || (far.came.len() + payload.len()) as u64 > far.window {
                     return Verdict::Broken("more bytes of a stream than were granted");
                 }
                 far.came.extend(payload.to_vec());
@@ -342,12 +377,16 @@ impl Streams {
             // Taken, all the same: what stayed in the lane would hold up those answers that it waits for.
             return Verdict::Taken;
         }
+        let has_place = |backlog: &Backlog| {
+            let streams = self.asked_by.get(&from.0).copied().unwrap_or(0);
+            streams < ENDS_OF_ONE && backlog.has_room_for(from.0)
+        };
         let answer = match self.services.get(&name.to_vec()).cloned() {
             None => Err(wire::NOT_HERE),
-            Some(backlog) if backlog.state().ends.len() >= backlog.most || self.ends.len() >= ENDS_MOST => Err(wire::BUSY),
+            Some(backlog) if !has_place(&backlog) => Err(wire::BUSY),
             Some(backlog) => {
                 let carrier = match (region.checked_sub(1).map(u32::try_from), &self.context) {
-                    (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far { credit: ring.min(WINDOW), ..Far::default() })))),
+                    (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far::new(ring.min(WINDOW), WINDOW_FIRST))))),
                     (Some(Ok(region)), Some((membership, regions))) => {
                         // What is mapped for others, too, stays so for a while after the last of them.
                         let region = if near::is_alone(ring) {
@@ -433,15 +472,14 @@ impl Streams {
         self.out.retain(|word| word.to != gone);
         self.asks.retain(|word| word.to != gone);
         self.active.retain(|end| end.peer != gone);
-        self.ends.retain(|_, end| {
-            if end.peer == gone {
-                if let Some(mut far) = end.far() {
-                    far.ended |= !died;
-                }
-                end.become_so(if died { State::Died } else { State::Reset });
+        let ends: Vec<_> = self.ends.values().filter(|end| end.peer == gone).cloned().collect();
+        for end in ends {
+            if let Some(mut far) = end.far() {
+                far.ended |= !died;
             }
-            end.peer != gone
-        });
+            end.become_so(if died { State::Died } else { State::Reset });
+            self.remove(end.number);
+        }
     }
 
     /// Ends all: the node leaves, or can do nothing any more.
@@ -451,8 +489,20 @@ impl Streams {
         self.services.values().for_each(|backlog| backlog.wake());
         self.services.clear();
         self.ends.clear();
+        self.asked_by.clear();
+        self.given_up.clear();
         self.out.clear();
         self.asks.clear();
         self.active.clear();
+    }
+}
+
+/// One less of a key's.
+fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What strangers may say about streams.
 
 use super::end::{Carrier, End, Far, State};
-use super::table::{Backlog, Streams, WINDOW};
+use super::table::{Backlog, Streams, WINDOW, WINDOW_FIRST};
 use super::wire::{self, Kind};
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ const STRANGER: (NodeId, Incarnation) = (NodeId(3), Incarnation(7));
 const FRIEND: (NodeId, Incarnation) = (NodeId(4), Incarnation(7));
 
 fn far(streams: &mut Streams, peer: (NodeId, Incarnation), state: State) -> Arc<End> {
-    let carrier = Carrier::Far(Box::new(Mutex::new(Far { credit: WINDOW, ..Far::default() })));
+    let carrier = Carrier::Far(Box::new(Mutex::new(Far::new(WINDOW, WINDOW))));
     let end = End::new(streams.next_number(), peer, 9, carrier, state);
     streams.enter(&end);
     end
@@ -70,4 +70,107 @@ fn bytes_beyond_what_was_granted_are_against_the_rules() {
     // Of another node's stream nothing is taken.
     assert_eq!(streams.take(FRIEND, tag, Payload::private(&bytes)), doorbell_fabric::Verdict::Taken);
     assert_eq!(end.far().unwrap().came.len() as u64, WINDOW);
+}
+
+/// A request for a stream without common memory.
+fn open(streams: &mut Streams, from: (NodeId, Incarnation), number: u32) {
+    let bytes = [wire::words(&[0, 0, WINDOW]), b"service".to_vec()].concat();
+    let _ = streams.take(from, wire::tag(Kind::Open, number), Payload::private(&bytes));
+}
+
+/// What was said to a node so far, which has gone.
+fn said(streams: &mut Streams, to: (NodeId, Incarnation)) -> Vec<(Kind, u64)> {
+    let all = std::mem::take(&mut streams.out).into_iter().filter(|word| word.to == to);
+    all.filter_map(|word| Some((wire::parse(word.tag)?.0, *word.bytes.first().unwrap_or(&0) as u64))).collect()
+}
+
+#[test]
+fn a_node_that_fills_its_backlog_leaves_room_for_others() {
+    let mut streams = Streams::default();
+    let backlog = Backlog::new(8);
+    streams.serve(b"service", &backlog);
+    (1..100).for_each(|number| open(&mut streams, STRANGER, number));
+    let answers = said(&mut streams, STRANGER);
+    assert!(answers[..8].iter().all(|(kind, _)| *kind == Kind::Accepted));
+    assert!(answers[8..].iter().all(|answer| *answer == (Kind::Refused, wire::BUSY)));
+    // Another life of it has no more.
+    open(&mut streams, (STRANGER.0, Incarnation(8)), 1);
+    assert_eq!(said(&mut streams, (STRANGER.0, Incarnation(8))), [(Kind::Refused, wire::BUSY)]);
+    open(&mut streams, FRIEND, 1);
+    assert_eq!(said(&mut streams, FRIEND)[0].0, Kind::Accepted);
+}
+
+#[test]
+fn a_node_that_has_all_streams_it_may_leaves_some_for_others() {
+    let mut streams = Streams::default();
+    let backlog = Backlog::new(usize::MAX);
+    streams.serve(b"service", &backlog);
+    let mut count = 0;
+    // All are accepted by the service at once, and kept.
+    let mut kept = Vec::new();
+    for number in 1..100_000 {
+        open(&mut streams, STRANGER, number);
+        kept.extend(backlog.next());
+        if said(&mut streams, STRANGER)[0].0 == Kind::Refused {
+            break;
+        }
+        count += 1;
+    }
+    assert_eq!(count, 1 << 14);
+    open(&mut streams, FRIEND, 1);
+    assert_eq!(said(&mut streams, FRIEND)[0].0, Kind::Accepted);
+    // One that it ends makes room for another; and all are gone with its life.
+    streams.reset(&kept[7]);
+    said(&mut streams, STRANGER);
+    open(&mut streams, STRANGER, 1);
+    assert_eq!(said(&mut streams, STRANGER)[0].0, Kind::Accepted);
+    streams.fail(STRANGER.0, STRANGER.1, true);
+    (1..10).for_each(|number| open(&mut streams, STRANGER, number));
+    assert!(said(&mut streams, STRANGER).iter().all(|(kind, _)| *kind == Kind::Accepted));
+}
+
+#[test]
+fn little_may_come_before_a_stream_is_accepted() {
+    let mut streams = Streams::default();
+    let backlog = Backlog::new(8);
+    streams.serve(b"service", &backlog);
+    open(&mut streams, STRANGER, 1);
+    let end = backlog.next().unwrap();
+    let tag = wire::tag(Kind::Data, end.number);
+    let first = vec![1; WINDOW_FIRST as usize];
+    assert_eq!(streams.take(STRANGER, tag, Payload::private(&first)), doorbell_fabric::Verdict::Taken);
+    assert!(matches!(streams.take(STRANGER, tag, Payload::private(&[1])), doorbell_fabric::Verdict::Broken(_)));
+}
+
+/// Requests that went, and whose connectors gave up, are remembered: only so many, until they are answered or the life of the node that was asked ends.
+#[test]
+fn a_node_that_does_not_answer_is_asked_no_more_after_a_while() {
+    let mut streams = Streams::default();
+    let give_up = |streams: &mut Streams| {
+        let mut given_up = Vec::new();
+        while streams.may_ask(STRANGER) {
+            let end = far(streams, STRANGER, State::Opening);
+            streams.let_go(&end);
+            given_up.push(end.number);
+            assert!(given_up.len() <= 16);
+        }
+        given_up
+    };
+    let given_up = give_up(&mut streams);
+    assert_eq!(given_up.len(), 16);
+    assert!(streams.may_ask(FRIEND));
+    // An answer of either kind.
+    let _ = streams.take(STRANGER, wire::tag(Kind::Accepted, given_up[0]), Payload::private(&wire::words(&[1])));
+    assert!(streams.may_ask(STRANGER));
+    let _ = streams.take(STRANGER, wire::tag(Kind::Refused, given_up[1]), Payload::private(&wire::words(&[wire::BUSY])));
+    // Said twice it counts once.
+    let _ = streams.take(STRANGER, wire::tag(Kind::Refused, given_up[1]), Payload::private(&wire::words(&[wire::BUSY])));
+    assert_eq!(give_up(&mut streams).len(), 2);
+    streams.fail(STRANGER.0, STRANGER.1, true);
+    assert_eq!(give_up(&mut streams).len(), 16);
+    // One that is withdrawn before it went is none.
+    let end = far(&mut streams, FRIEND, State::Opening);
+    streams.ask(&end, Vec::new());
+    streams.let_go(&end);
+    assert_eq!(streams.asks.len(), 0);
 }

@@ -1,4 +1,4 @@
-//! A board as somebody else sees it: a private copy of one moment.
+//! A private copy of another node's board.
 
 use super::{Board, COUNTERS, Decided, Figures, Latencies, LinkRow, ModeFigures, Recorded, Status};
 use crate::layout::{
@@ -10,7 +10,7 @@ use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Incarnation, NodeId};
 use std::sync::Arc;
 
-/// A copy of a node's board. The node is not asked and not disturbed; it may be busy, stopped or dead.
+/// A copy of a node's board at one moment. Copying neither asks nor disturbs the node, which may be busy, stopped or dead.
 #[derive(Clone, Debug)]
 pub struct BoardCopy {
     segment: Arc<Segment>,
@@ -20,18 +20,18 @@ pub struct BoardCopy {
 /// A DMA counter as its owner shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterShown {
-    /// Which one.
+    /// Its index.
     pub index: usize,
     /// Bytes still to move.
     pub value: u64,
-    /// The bytes with which it began.
+    /// The number of bytes that the current use began with.
     pub size: u64,
     /// Whether its bit in the status register is set.
     pub zero: bool,
 }
 
 impl BoardCopy {
-    /// Checks what was copied of a board's file.
+    /// Checks the copied bytes of a board file.
     pub(crate) fn check(segment: Segment) -> Result<Self, HeaderFault> {
         let len = segment.len();
         // SAFETY: a segment is page-aligned and readable for its length.
@@ -43,46 +43,46 @@ impl BoardCopy {
     }
 
     fn board(&self) -> Board<'_> {
-        // SAFETY: page-aligned, BOARD_BYTES long (checked), and kept by `self`; nothing is written.
+        // SAFETY: page-aligned, BOARD_BYTES long (checked), and kept mapped by `self`; nothing is written.
         unsafe { Board::at(self.segment.ptr()) }
     }
 
-    /// Whose board it is.
+    /// The owner of the board.
     pub fn node(&self) -> NodeId {
         self.facts.node
     }
 
-    /// Which life of that node.
+    /// The incarnation of that node.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation(self.facts.incarnation)
     }
 
-    /// The figures.
+    /// The metrics.
     pub fn figures(&self) -> Figures {
         self.board().figures()
     }
 
-    /// How long sampled messages took to arrive.
+    /// The delays of sampled messages.
     pub fn latencies(&self) -> Latencies {
         self.board().latencies()
     }
 
-    /// What the engine did last, oldest first.
+    /// The latest steps of the engine, oldest first.
     pub fn records(&self) -> Vec<Recorded> {
         self.board().records()
     }
 
-    /// The links by which it sends, in the order of their rows.
+    /// The links that the node sends by, in row order.
     pub fn links(&self) -> Vec<LinkRow> {
         self.board().links()
     }
 
-    /// How its messages went.
+    /// The counts of transfer modes.
     pub fn modes(&self) -> ModeFigures {
         self.board().modes()
     }
 
-    /// Its latest decisions that were not as asked, oldest first.
+    /// The latest decisions that differ from the request, oldest first.
     pub fn decisions(&self) -> Vec<Decided> {
         self.board().decisions()
     }

@@ -1,12 +1,12 @@
-//! DMA counters: bytes still to move, and a bit that says that there are none.
+//! DMA counters: the number of bytes still to move, and a status bit for zero.
 //!
-//! The authoritative count is private memory of the owner; what lies on the board is a display. A counter is **set** to a
-//! number of bytes, which begins a *use* of it with a generation of its own, and **lowered** by whoever moved some. Whichever
-//! call brings it to zero is told so, once; the counter's bit in the status register is set, and stays so until the
-//! owner clears it or sets the counter anew. What comes late for an earlier use changes nothing.
+//! The authoritative count is private memory of the owner; the board only displays it. **Setting** a counter to a number of bytes
+//! begins a *use*, which has its own generation. The code that moves bytes **lowers** the counter. The call that brings it to
+//! zero learns so, once. It also sets the counter's bit in the status register, which stays set until the owner clears it or sets
+//! the counter again. A call that arrives late for an earlier use changes nothing.
 //!
-//! Each use has a random **secret** as well. Other nodes name a use by its secret. The secret is never shown, neither on the board
-//! nor in the flight recorder; the generation may be.
+//! Each use also has a random **secret**, by which other nodes name it. Neither the board nor the flight recorder ever shows the
+//! secret; the generation may be shown.
 
 use super::Home;
 use crate::layout::{COUNTER_STATUS_OFFSET, COUNTERS as LAYOUT_COUNTERS, COUNTERS_OFFSET, COUNTERS_USED_OFFSET};
@@ -15,33 +15,33 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many DMA counters a node has.
+/// The number of DMA counters of a node.
 pub const COUNTERS: usize = LAYOUT_COUNTERS;
 
-/// Bits of the word of a counter that hold its value; the others hold the low bits of its generation.
+/// Bits of a counter's word that hold its value. The other bits hold the low bits of its generation.
 const VALUE_BITS: u32 = 44;
 const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
 
-/// The most bytes that a counter counts: 16 TiB less one.
+/// The largest number of bytes that a counter can count: 16 TiB less one.
 pub const COUNTER_BYTES_MAX: u64 = VALUE_MASK;
 
-/// The counter status register: bit `index % 64` of word `index / 64` is set if that counter has reached zero.
+/// The counter status register: bit `index % 64` of word `index / 64` is set once that counter has reached zero.
 pub type Status = [u64; COUNTERS / 64];
 
-/// What lowering a counter did.
+/// The result of lowering a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Lowered {
-    /// So many bytes are left.
+    /// This many bytes are left.
     Left(u64),
-    /// This call brought it to zero: told once for each use. It was lowered by `excess` bytes more than were left.
+    /// This call brought the counter to zero, which happens once for each use. It asked for `excess` bytes more than were left.
     Zero {
-        /// Bytes too many.
+        /// Surplus bytes.
         excess: u64,
     },
-    /// It was at zero already; nothing changed.
+    /// The counter was at zero already; nothing changed.
     Already,
-    /// This use of the counter is over, or there is no such counter; nothing changed.
+    /// This use of the counter has ended, or there is no such counter; nothing changed.
     Stale,
 }
 
@@ -52,24 +52,24 @@ impl Lowered {
     }
 }
 
-/// How a counter stands, seen while nothing can begin or end its use.
+/// The state of a counter, read while its use can neither begin nor end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Which use of the counter it is.
+    /// The generation of the use.
     pub generation: u32,
-    /// What names that use to other nodes.
+    /// The secret by which other nodes name the use.
     pub secret: u64,
-    /// The bytes with which it began.
+    /// The number of bytes that the use began with.
     pub size: u64,
-    /// Whether it has reached zero, and that was told.
+    /// Whether it has reached zero and a caller has been told.
     pub zero: bool,
     /// Whether it was set since it was taken.
     pub set: bool,
 }
 
-/// The DMA counters of a node. Thread-safe. `T` is what the owner keeps beside each counter: who is to be told.
+/// The DMA counters of a node. Thread-safe. `T` is the owner's data for each counter, such as the callback for zero.
 ///
-/// Lowering is one compare-and-swap and a store to the board. What begins or ends a use takes a short lock of that counter.
+/// Lowering is one compare-and-swap and one store to the board. Beginning or ending a use takes the counter's own short lock.
 pub struct Counters<T> {
     home: Home,
     slots: Box<[Slot<T>]>,
@@ -89,11 +89,11 @@ struct Slot<T> {
 #[derive(Debug, Default)]
 struct Life<T> {
     size: u64,
-    /// Random, new with each use.
+    /// Random, new for each use.
     secret: u64,
-    /// It has not been brought to zero yet.
+    /// The use has not reached zero yet.
     counting: bool,
-    /// It was set since it was taken.
+    /// The counter was set since it was taken.
     set: bool,
     kept: T,
 }
@@ -103,7 +103,7 @@ fn pack(generation: u32, value: u64) -> u64 {
 }
 
 impl<T: Default> Counters<T> {
-    /// The counters of a node, all free and at zero.
+    /// Counters that are all free and at zero.
     pub fn new(home: Home) -> Self {
         let slot = |_| {
             let life = Mutex::new(Life { secret: secret(), ..Life::default() });
@@ -113,7 +113,7 @@ impl<T: Default> Counters<T> {
         Self { home, slots, status: [const { AtomicU64::new(0) }; COUNTERS / 64], used: Mutex::default() }
     }
 
-    /// Takes a free counter, the lowest; `None` if all are in use. It is at zero, without its bit in the register.
+    /// Takes the lowest free counter, or `None` if all are in use. The counter is at zero and its status bit is clear.
     pub fn take(&self) -> Option<usize> {
         let mut used = lock(&self.used);
         let word = used.iter().position(|word| *word != u64::MAX)?;
@@ -123,7 +123,7 @@ impl<T: Default> Counters<T> {
         Some(word * 64 + bit)
     }
 
-    /// Gives a counter back: its use is over, its bit cleared, and what was kept beside it returned.
+    /// Gives a counter back: ends its use, clears its bit, and returns the owner's data.
     pub fn give_back(&self, index: usize) -> T {
         let Some(slot) = self.slots.get(index) else { return T::default() };
         let kept = {
@@ -140,13 +140,14 @@ impl<T: Default> Counters<T> {
         kept
     }
 
-    /// How many are in use.
+    /// The number of counters in use.
     pub fn used(&self) -> usize {
         lock(&self.used).iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Begins a use with so many bytes to move, and returns its generation; `None` if the counter cannot count them, or there
-    /// is no such counter. Its bit is cleared; with no bytes it is at zero at once. `begun` runs before anybody can lower it.
+    /// Begins a use with this many bytes and returns its generation. Returns `None` if the counter cannot count them or does not
+    /// exist. Clears the status bit; with zero bytes the counter is at zero at once. `begun` runs before any thread can lower the
+    /// counter.
     pub fn set(&self, index: usize, bytes: u64, begun: impl FnOnce(&mut T, Standing)) -> Option<u32> {
         let slot = self.slots.get(index).filter(|_| bytes <= COUNTER_BYTES_MAX)?;
         let mut life = lock(&slot.life);
@@ -163,17 +164,17 @@ impl<T: Default> Counters<T> {
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
         (life.size, life.counting, life.set) = (bytes, bytes > 0, true);
         slot.generation.store(generation, Ordering::Relaxed);
-        // Release: who lowers this use sees what was written before it began. The word as a whole changes at once, so that
-        // what lowers the former use finds another generation.
+        // Release: a thread that lowers this use sees everything written before it began. The whole word changes at once, so a
+        // late call for the former use finds another generation.
         slot.word.swap(pack(generation, bytes), Ordering::AcqRel);
         self.home.board().word(size_word(index)).store(bytes, Ordering::Relaxed);
         self.show_value(index, slot);
     }
 
-    /// Lowers a use of a counter by bytes that were moved. Never below zero. `index` and `generation` may come from outside.
+    /// Subtracts moved bytes from a use of a counter, down to zero at most. `index` and `generation` may come from outside.
     ///
-    /// If this call brings it to zero, its bit is set and `zero` runs with what is kept beside it, unless another use has begun
-    /// by then. Acquire and release: who sees zero sees all that those did who lowered it, before they did so.
+    /// The call that brings it to zero sets the status bit and runs `zero` with the owner's data, unless another use has begun by
+    /// then. Acquire and release: a thread that sees zero also sees everything that the lowering threads did before.
     pub fn lower(&self, index: usize, generation: u32, bytes: u64, zero: impl FnOnce(&mut T, Standing)) -> Lowered {
         let Some(slot) = self.slots.get(index) else { return Lowered::Stale };
         let mut word = slot.word.load(Ordering::Acquire);
@@ -196,7 +197,7 @@ impl<T: Default> Counters<T> {
             }
         };
         let mut life = lock(&slot.life);
-        // Else the owner saw zero and has begun another use already.
+        // Otherwise the owner has seen zero and begun another use already.
         if slot.generation.load(Ordering::Relaxed) == generation {
             self.show_value(index, slot);
             life.counting = false;
@@ -207,8 +208,7 @@ impl<T: Default> Counters<T> {
         Lowered::Zero { excess: left }
     }
 
-    /// Looks at a counter and at what is kept beside it, while nothing can begin or end its use. `None` if there is no such
-    /// counter.
+    /// Runs `look` on a counter and the owner's data while its use can neither begin nor end. `None` if there is no such counter.
     pub fn with<R>(&self, index: usize, look: impl FnOnce(&mut T, Standing) -> R) -> Option<R> {
         let slot = self.slots.get(index)?;
         let mut life = lock(&slot.life);
@@ -217,13 +217,13 @@ impl<T: Default> Counters<T> {
         Some(look(&mut life.kept, standing))
     }
 
-    /// The generation of the present use, if this is its secret. Both may come from outside.
+    /// The generation of the current use if its secret is `secret`. Both arguments may come from outside.
     pub fn named(&self, index: usize, secret: u64) -> Option<u32> {
-        // The generation that is returned tells `lower` if another use begins meanwhile.
+        // If another use begins meanwhile, the returned generation makes `lower` reject the call.
         self.with(index, |_, standing| (standing.secret == secret).then_some(standing.generation)).flatten()
     }
 
-    /// Bytes still to move. Acquire: who reads zero sees all that those did who lowered it.
+    /// Bytes still to move. Acquire: a thread that reads zero sees everything that the lowering threads did before.
     pub fn value(&self, index: usize) -> u64 {
         self.slots.get(index).map_or(0, |slot| slot.word.load(Ordering::Acquire) & VALUE_MASK)
     }
@@ -233,7 +233,7 @@ impl<T: Default> Counters<T> {
         std::array::from_fn(|word| self.status[word].load(Ordering::Acquire))
     }
 
-    /// Clears bits of the status register: those that are set in `mask`.
+    /// Clears the bits of the status register that are set in `mask`.
     pub fn clear(&self, mask: &Status) {
         for (word, mask) in mask.iter().enumerate() {
             self.status[word].fetch_and(!mask, Ordering::AcqRel);
@@ -241,7 +241,7 @@ impl<T: Default> Counters<T> {
         }
     }
 
-    /// Shows all counters as they are now.
+    /// Writes all counters to the board.
     pub fn show(&self) {
         let used = *lock(&self.used);
         for (index, slot) in self.slots.iter().enumerate().filter(|(index, _)| used[index / 64] >> (index % 64) & 1 != 0) {
@@ -270,7 +270,7 @@ impl<T: Default> Counters<T> {
     }
 }
 
-/// Not to be guessed: from the random number generator of the system, by way of a hash.
+/// An unpredictable number: a hash seeded by the system's random number generator.
 fn secret() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -279,7 +279,7 @@ fn size_word(index: usize) -> usize {
     COUNTERS_OFFSET + index * 16 + 8
 }
 
-/// Of several threads that show one value, the last to store looks once more: what is shown becomes what is.
+/// If several threads show one value, the last one to store checks again, so the shown value becomes the actual one.
 fn show_latest(shown: &AtomicU64, value: impl Fn() -> u64) {
     loop {
         let now = value();
@@ -290,7 +290,7 @@ fn show_latest(shown: &AtomicU64, value: impl Fn() -> u64) {
     }
 }
 
-/// What is kept may have been left by a closure that panicked: it is the owner's, and whole in Rust's sense.
+/// A closure that panicked may have left the owner's data as it is. The data is still a valid value, so poisoning is ignored.
 fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -344,7 +344,7 @@ mod tests {
         let first = set(&counters, index, 10);
         let second = set(&counters, index, 10);
         assert_eq!(lower(&counters, index, first, 10), Lowered::Stale);
-        // The same low bits, another use.
+        // A generation with the same low bits, but of another use.
         assert_eq!(lower(&counters, index, second.wrapping_add(1 << 20), 10), Lowered::Stale);
         assert_eq!(lower(&counters, index, second, 4), Lowered::Left(6));
         counters.give_back(index);
@@ -363,11 +363,17 @@ mod tests {
             let generation = set(&counters, index, 10);
             let (secret, now) = look();
             assert_eq!((now, counters.named(index, secret)), (generation, Some(generation)));
-            assert!(secrets.iter().all(|former| counters.named(index, *former).is_none()), "a secret of a former use");
+            assert!(
+                secrets.iter().all(|former| counters.named(index, *former).is_none()),
+                "the secret of a former use names nothing"
+            );
             secrets.push(secret);
         }
         counters.give_back(index);
-        assert!(secrets.iter().all(|former| counters.named(index, *former).is_none()), "the use is over");
+        assert!(
+            secrets.iter().all(|former| counters.named(index, *former).is_none()),
+            "the secret of an ended use names nothing"
+        );
         assert_eq!(counters.named(COUNTERS, 0), None);
     }
 
@@ -436,7 +442,7 @@ mod tests {
             prop_assert_eq!(zeros.into_inner(), 1);
             prop_assert_eq!(counters.with(index, |told, standing| (*told, standing.zero)), Some((1, true)));
             prop_assert_eq!(counters.value(index), 0);
-            // What is shown became what is.
+            // The shown value became the actual one.
             prop_assert_eq!(room.home.board().word(COUNTERS_OFFSET).load(Ordering::Relaxed), 0);
             prop_assert_eq!(room.home.board().word(COUNTER_STATUS_OFFSET).load(Ordering::Relaxed), 1);
         }

@@ -1,35 +1,35 @@
-//! The figures of a node: one array of words, each with a name.
+//! The metrics of a node: one array of named words.
 
 #[cfg(not(loom))]
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::ops::{Index, IndexMut};
 
-/// How a figure moves.
+/// The behaviour of a metric over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FigureKind {
-    /// Only grows: the difference between two looks is a rate.
+    /// A counter that only grows. The difference between two readings is a rate.
     Total,
-    /// Goes up and down.
+    /// A gauge that goes up and down.
     Level,
-    /// The highest that a level has been.
+    /// The highest value that a gauge has had.
     Most,
 }
 
 macro_rules! figures {
     ($($(#[doc = $doc:literal])+ $name:ident $word:literal $kind:ident $unit:ident;)+) => {
-        /// One figure of a node. The list is the same for all that show or read figures.
+        /// One metric of a node. The list is the same for all builds that show or read metrics.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         #[repr(usize)]
         pub enum Figure { $($(#[doc = $doc])+ $name,)+ }
 
-        /// What is known of each figure, in their order.
+        /// Name, kind and unit of each metric, in order.
         const TABLE: &[(Figure, &str, FigureKind, Unit)] = &[$((Figure::$name, $word, FigureKind::$kind, Unit::$unit),)+];
-        /// How many there are.
+        /// The number of metrics.
         const COUNT: usize = TABLE.len();
 
         impl Figure {
-            /// All figures, in the order of their words.
+            /// All metrics, in the order of their words.
             pub const ALL: &[Figure] = &[$(Figure::$name,)+];
         }
     };
@@ -42,7 +42,7 @@ enum Unit {
 }
 
 figures! {
-    /// Messages that arrived whole.
+    /// Messages that arrived in full.
     MessagesIn "messages_in" Total Count;
     /// Their bytes.
     BytesIn "bytes_in" Total Bytes;
@@ -50,17 +50,17 @@ figures! {
     MessagesOut "messages_out" Total Count;
     /// Their bytes.
     BytesOut "bytes_out" Total Bytes;
-    /// Messages that wait because nobody has asked for them yet.
+    /// Messages that wait for a matching receive.
     Pooled "pooled" Level Count;
-    /// Bytes that they take.
+    /// Bytes of those messages.
     PooledBytes "pooled_bytes" Level Bytes;
     /// Times a thread slept on the doorbell.
     Parks "parks" Total Count;
-    /// The most bytes that waiting messages ever took.
+    /// The most bytes that waiting messages ever occupied.
     PooledBytesMost "pooled_bytes_most" Most Bytes;
-    /// Messages that arrived before anybody asked for them.
+    /// Messages that arrived before a matching receive was posted.
     Unexpected "unexpected" Total Count;
-    /// Messages that the poller thread took in.
+    /// Messages that the poller thread received.
     ByPoller "by_poller" Total Count;
     /// Turns of the engine.
     Turns "turns" Total Count;
@@ -84,7 +84,7 @@ figures! {
     RemoteGets "remote_gets" Total Count;
     /// Request-to-send descriptors executed.
     Rts "rts" Total Count;
-    /// Bytes of transfers that went as memory-FIFO packets.
+    /// Bytes of transfers that travelled as memory-FIFO packets.
     BytesFifo "bytes_fifo" Total Bytes;
     /// Bytes of transfers that this node put as their origin.
     BytesPut "bytes_put" Total Bytes;
@@ -94,7 +94,7 @@ figures! {
     BytesPutByKey "bytes_put_by_key" Total Bytes;
     /// Bytes got by key.
     BytesGotByKey "bytes_got_by_key" Total Bytes;
-    /// Bytes of loans sent.
+    /// Bytes of the loans sent.
     BytesLoaned "bytes_loaned" Total Bytes;
     /// Transfers that this node completed, as origin or as target.
     Transfers "transfers" Total Count;
@@ -104,21 +104,21 @@ figures! {
     CounterZeros "counter_zeros" Total Count;
     /// Peers that died.
     PeersDied "peers_died" Total Count;
-    /// Collectives of which this node has its result.
+    /// Collectives that completed on this node.
     Collectives "collectives" Total Count;
-    /// Turns of teams' channels that were acquired at once.
+    /// Turns of team channels that were acquired at once.
     TurnsAcquired "turns_acquired" Total Count;
     /// Turns that found no channel available, and were queued.
     TurnsQueued "turns_queued" Total Count;
     /// Background synchronisations that were posted.
     TurnsSynchronised "turns_synchronised" Total Count;
-    /// Turns of which posts of the others had said that the channel is available.
+    /// Turns whose channel the other members had already reported available in their posts.
     TurnsForeseen "turns_foreseen" Total Count;
 }
 
 const _: () = assert!(COUNT <= crate::layout::FIGURE_WORDS);
 
-/// A number that differs when names or their order differ: part of the layout, as both sides must give a word the same name.
+/// A hash of the names and their order. It is part of the layout, because both sides must give a word the same name.
 pub const FIGURES_HASH: u64 = {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut at = 0;
@@ -136,12 +136,12 @@ pub const FIGURES_HASH: u64 = {
 };
 
 impl Figure {
-    /// Its name in output: `messages_in`.
+    /// Its name in output, such as `messages_in`.
     pub const fn word(self) -> &'static str {
         TABLE[self as usize].1
     }
 
-    /// How it moves.
+    /// Its behaviour over time.
     pub const fn kind(self) -> FigureKind {
         TABLE[self as usize].2
     }
@@ -151,7 +151,7 @@ impl Figure {
         matches!(TABLE[self as usize].3, Unit::Bytes)
     }
 
-    /// The figure with this name.
+    /// The metric with this name.
     ///
     /// ```
     /// use doorbell_shm::board::Figure;
@@ -162,7 +162,7 @@ impl Figure {
     }
 }
 
-/// The figures of one node at one moment.
+/// The metrics of one node at one moment.
 ///
 /// ```
 /// use doorbell_shm::board::{Figure, Figures};
@@ -180,14 +180,14 @@ impl Default for Figures {
 }
 
 impl Figures {
-    /// Figures by what a function says of each.
+    /// Collects the metrics that a function returns.
     pub fn collect(mut value: impl FnMut(Figure) -> u64) -> Self {
         let mut figures = Self::default();
         Figure::ALL.iter().for_each(|figure| figures[*figure] = value(*figure));
         figures
     }
 
-    /// All figures with their values, in their order.
+    /// All metrics with their values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Figure, u64)> + '_ {
         Figure::ALL.iter().map(|figure| (*figure, self[*figure]))
     }
@@ -207,8 +207,8 @@ impl IndexMut<Figure> for Figures {
     }
 }
 
-/// Where a node counts its figures, in private memory, from any of its threads. Each call is one atomic operation of some
-/// nanoseconds: for what happens once a transfer or chunk, not for the path of a small message.
+/// The node's own copy of its metrics, in private memory. Any of its threads may update it. An update is one atomic operation of
+/// some nanoseconds, so it is meant for transfers and chunks, not for the path of a small message.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct Tallies([AtomicU64; COUNT]);
@@ -222,38 +222,38 @@ impl Default for Tallies {
 
 #[cfg(not(loom))]
 impl Tallies {
-    /// Adds to a total or a level.
+    /// Adds to a counter or a gauge.
     #[inline]
     pub fn add(&self, figure: Figure, amount: u64) {
         self.0[figure as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Takes from a level.
+    /// Subtracts from a gauge.
     #[inline]
     pub fn sub(&self, figure: Figure, amount: u64) {
         self.0[figure as usize].fetch_sub(amount, Ordering::Relaxed);
     }
 
-    /// Sets a level.
+    /// Sets a gauge.
     #[inline]
     pub fn set(&self, figure: Figure, value: u64) {
         self.0[figure as usize].store(value, Ordering::Relaxed);
     }
 
-    /// Raises a most to a value, if that is higher.
+    /// Raises a highest value to `value` if that is higher.
     #[inline]
     pub fn raise(&self, figure: Figure, value: u64) {
         self.0[figure as usize].fetch_max(value, Ordering::Relaxed);
     }
 
-    /// Says how many descriptors the injection FIFO of a priority holds: the level and the most.
+    /// Records how many descriptors the injection FIFO of a priority holds, in the gauge and in the highest value.
     pub fn fifo_depth(&self, priority: doorbell_fabric::Priority, depth: usize) {
         let at = priority.index();
         self.set([Figure::FifoHigh, Figure::FifoNormal, Figure::FifoLow][at], depth as u64);
         self.raise([Figure::FifoHighMost, Figure::FifoNormalMost, Figure::FifoLowMost][at], depth as u64);
     }
 
-    /// All of them, as they are now.
+    /// The current values.
     pub fn read(&self) -> Figures {
         Figures::collect(|figure| self.0[figure as usize].load(Ordering::Relaxed))
     }

@@ -1,14 +1,14 @@
-//! Latencies of sampled messages: how many took how long from being published to being taken.
+//! A histogram of the delay from publishing to taking a sampled message.
 //!
-//! Two buckets for each doubling, so that a figure is right to a quarter or better. Of the lane's packets every 64th bears a
+//! Each power of two has two buckets, so a quantile is accurate to a quarter or better. Every 64th packet of a lane carries a
 //! time stamp: see [`crate::lane`].
 
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 
-/// Buckets of the histogram: two for each power of two of nanoseconds.
+/// Buckets of the histogram: two for each power of two in nanoseconds.
 pub const LATENCY_BUCKETS: usize = 64;
 
-/// The bucket of a latency.
+/// The bucket that a latency belongs to.
 fn bucket(ns: u32) -> usize {
     match ns {
         0 | 1 => ns as usize,
@@ -19,7 +19,7 @@ fn bucket(ns: u32) -> usize {
     }
 }
 
-/// The least latency of a bucket, in nanoseconds.
+/// The lowest latency of a bucket, in nanoseconds.
 fn least(bucket: usize) -> u64 {
     match bucket {
         0 | 1 => bucket as u64,
@@ -27,7 +27,7 @@ fn least(bucket: usize) -> u64 {
     }
 }
 
-/// The histogram that a node fills in, in private memory. One thread at a time adds; any thread reads.
+/// The histogram that a node fills, in private memory. One thread at a time adds; any thread reads.
 #[derive(Debug)]
 pub struct LatencyHistogram([AtomicU64; LATENCY_BUCKETS]);
 
@@ -40,18 +40,18 @@ impl Default for LatencyHistogram {
 impl LatencyHistogram {
     /// Adds a latency in nanoseconds.
     pub fn add(&self, ns: u32) {
-        // One thread at a time adds: a plain load and store.
+        // Only one thread at a time adds, so a plain load and store suffice.
         let count = &self.0[bucket(ns)];
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// The counts as they are now.
+    /// The current counts.
     pub fn read(&self) -> Latencies {
         Latencies::collect(|bucket| self.0[bucket].load(Ordering::Relaxed))
     }
 }
 
-/// The histogram of one moment, or of the time between two.
+/// The histogram at one moment, or of the interval between two moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latencies([u64; LATENCY_BUCKETS]);
 
@@ -66,24 +66,24 @@ impl Latencies {
         Self(std::array::from_fn(count))
     }
 
-    /// How many samples are in each bucket.
+    /// The number of samples in each bucket.
     pub fn counts(&self) -> &[u64; LATENCY_BUCKETS] {
         &self.0
     }
 
-    /// How many samples there are.
+    /// The number of samples.
     pub fn count(&self) -> u64 {
         self.0.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// The samples that came after an earlier look at the same node.
+    /// The samples that were added after the earlier reading of the same node.
     #[must_use]
     pub fn since(&self, earlier: &Latencies) -> Latencies {
         Self(std::array::from_fn(|bucket| self.0[bucket].saturating_sub(earlier.0[bucket])))
     }
 
-    /// The latency in nanoseconds below which this share of the samples lies, from 0 to 1; `None` without samples. Within a
-    /// bucket samples are taken to lie evenly.
+    /// The latency in nanoseconds below which this share (0 to 1) of the samples lies; `None` without samples. Assumes that the
+    /// samples of a bucket are spread evenly.
     ///
     /// ```
     /// use doorbell_shm::board::LatencyHistogram;

@@ -1,20 +1,20 @@
-//! The board: what a node shows of itself to whoever may read its memory, without being asked.
+//! The board: the memory in which a node displays its state. Others read it without asking the node.
 //!
-//! Only its owner writes it; peers and the command line read it, of living, stopped and dead nodes alike.
+//! Only the owner writes it. Peers and the command line read it, whether the node lives, is stopped or is dead.
 //!
 //! ```text
 //! board | header | figures | counter status register | DMA counters | latencies |
 //!       | links | modes | decisions | flight recorder (second half) |
 //! ```
 //!
-//! - [`Figures`]: named words, written now and then. [`Tallies`] are where the owner counts them.
-//! - [`Counters`]: the DMA counters. Their words here are a display; the count that completes a transfer is private.
-//! - [`Latencies`]: how long sampled messages took to arrive.
-//! - [`LinkRow`]: the links by which the node sends, and what waits there. [`ModeFigures`]: how its messages went, and why;
-//!   [`DecisionRing`]: the latest that went otherwise than asked.
-//! - [`Recorder`]: what the engine did last.
+//! - [`Figures`]: the metrics, written now and then. The owner counts them in [`Tallies`].
+//! - [`Counters`]: the DMA counters. The words here are a display; the count that completes a transfer is private.
+//! - [`Latencies`]: the delays of sampled messages.
+//! - [`LinkRow`]: the links that the node sends by, and their backlog. [`ModeFigures`]: the modes that its messages took, and
+//!   why. [`DecisionRing`]: the latest decisions that differ from the request.
+//! - [`Recorder`]: the latest steps of the engine.
 //!
-//! A reader may see words of different moments, never a torn one; a record that was being written is left out.
+//! A reader may see words of different moments, but never a torn word. It skips a record that is being written.
 
 #[cfg(not(loom))]
 mod copy;
@@ -57,7 +57,7 @@ mod home {
     use std::marker::PhantomData;
     use std::sync::Arc;
 
-    /// A board's memory, for as long as `'a`.
+    /// The memory of a board, valid for `'a`.
     #[derive(Clone, Copy, Debug)]
     pub struct Board<'a> {
         ptr: *mut u8,
@@ -68,14 +68,14 @@ mod home {
         /// The board that begins at `ptr`.
         ///
         /// # Safety
-        /// `ptr` is the page-aligned start of `BOARD_BYTES` bytes that stay readable for `'a`, and writable if anything is
-        /// shown on it.
+        /// `ptr` is the page-aligned start of `BOARD_BYTES` bytes that stay readable for `'a`. They must be writable if the
+        /// caller shows anything on the board.
         pub unsafe fn at(ptr: *mut u8) -> Self {
             debug_assert!(ptr.addr().is_multiple_of(128));
             Self { ptr, _memory: PhantomData }
         }
 
-        /// The word at an offset; a constant of [`crate::layout`] plus an index in range.
+        /// The word at an offset. The offset is a constant of [`crate::layout`] plus an index in range.
         #[inline]
         pub(super) fn word(self, offset: usize) -> &'a AtomicU64 {
             debug_assert!(offset.is_multiple_of(8) && offset < BOARD_BYTES);
@@ -83,7 +83,7 @@ mod home {
             unsafe { &*self.ptr.add(offset).cast() }
         }
 
-        /// Shows figures. For the owner.
+        /// Shows metrics. For the owner.
         pub fn show(self, figures: &Figures) {
             for figure in Figure::ALL {
                 self.word(FIGURES_OFFSET + *figure as usize * 8).store(figures[*figure], Ordering::Relaxed);
@@ -97,7 +97,7 @@ mod home {
             }
         }
 
-        /// Reads the figures.
+        /// Reads the metrics.
         pub fn figures(self) -> Figures {
             Figures::collect(|figure| self.word(FIGURES_OFFSET + figure as usize * 8).load(Ordering::Relaxed))
         }
@@ -108,15 +108,15 @@ mod home {
         }
     }
 
-    /// A node's own board, mapped for as long as this value lives. Clones are cheap. Not to be touched in a forked child, where
-    /// the mapping is not there.
+    /// A node's own board, mapped as long as this value lives. Clones are cheap. A forked child must not touch it, because the
+    /// child does not have the mapping.
     #[derive(Clone, Debug)]
     pub struct Home {
         ptr: *mut u8,
         _membership: Option<Arc<Membership>>,
     }
 
-    // SAFETY: an address of memory that is reached through atomics only, and kept mapped by the membership.
+    // SAFETY: the address of memory that is accessed through atomics only and that the membership keeps mapped.
     unsafe impl Send for Home {}
     // SAFETY: as above.
     unsafe impl Sync for Home {}
@@ -127,10 +127,10 @@ mod home {
             Self { ptr: membership.board().ptr(), _membership: Some(membership.clone()) }
         }
 
-        /// A board somewhere else.
+        /// A board at any address, such as in a test's heap.
         ///
         /// # Safety
-        /// As [`Board::at`], writable, for as long as this value or a clone lives.
+        /// The same as for [`Board::at`], and the memory is writable, as long as this value or a clone lives.
         pub unsafe fn at(ptr: *mut u8) -> Self {
             Self { ptr, _membership: None }
         }
@@ -142,7 +142,7 @@ mod home {
             unsafe { Board::at(self.ptr) }
         }
 
-        /// Shows figures, latencies and counters as they are now.
+        /// Shows the current metrics, latencies and counters.
         pub fn show<T: Default>(&self, figures: &Figures, latencies: &LatencyHistogram, counters: &Counters<T>) {
             self.board().show(figures);
             self.board().show_latencies(latencies);
@@ -168,7 +168,7 @@ pub(crate) mod testing {
     impl HeapBoard {
         pub fn new() -> Self {
             let room = Box::into_raw(Box::new(Room([0; BOARD_BYTES])));
-            // SAFETY: leaked until `drop`, and tests drop what uses it first.
+            // SAFETY: the box is leaked until `drop`, and tests first drop everything that uses it.
             Self { home: unsafe { Home::at(room.cast()) }, room }
         }
     }

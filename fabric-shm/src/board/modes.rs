@@ -1,7 +1,7 @@
-//! What a node shows of the links by which it sends, and of how its messages went.
+//! The board's rows for links, and its counts of the modes that messages took.
 //!
-//! Fabrics, protocols and reasons are numbers here: the driver gives them their names. A row or record has a word that checks the
-//! others, as those of the flight recorder: what was being written, or is not as an owner writes it, is left out.
+//! Fabrics, protocols and reasons are numbers here; the driver gives them names. Each row or record has a check word, like those
+//! of the flight recorder. The reader skips a row that is being written or that no owner would write.
 
 use super::recorder::{WORDS, check};
 use super::{Board, Home};
@@ -13,51 +13,51 @@ use crate::layout::{
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId};
 
-/// Links that a board shows. Further ones are not shown.
+/// The number of links that a board shows. Further links are not shown.
 pub const LINK_ROWS: usize = LAYOUT_ROWS;
-/// Decisions that a board shows, the latest.
+/// The number of latest decisions that a board shows.
 pub const DECISIONS: usize = LAYOUT_DECISIONS;
 /// Kinds of fabrics.
 pub const FABRICS: usize = 2;
 /// Protocols.
 pub const PROTOCOLS: usize = 4;
-/// Reasons for not doing as asked, at most.
+/// The largest number of reasons for a decision that differs from the request.
 pub const REFUSALS: usize = 12;
-/// Classes of lengths: up to 64 bytes, up to 256, and so on by fours.
+/// Classes of lengths: up to 64 bytes, up to 256, and so on in steps of four.
 pub const SIZE_CLASSES: usize = 16;
 
-/// The link that an owner did not ask for.
+/// Stands for a link that the sender did not ask for.
 const NO_LINK: u64 = 0xffff;
-/// The fabric or protocol that an owner did not ask for.
+/// Stands for a fabric or protocol that the sender did not ask for.
 const NONE: u64 = 0xff;
-/// Words before those of latencies.
+/// The number of words before the words of the latencies.
 const COUNT_WORDS: usize = 32;
 
 const _: () = assert!(1 + FABRICS + FABRICS * PROTOCOLS + 1 + REFUSALS <= COUNT_WORDS);
 const _: () = assert!(COUNT_WORDS + FABRICS * PROTOCOLS * SIZE_CLASSES * 2 == MODE_WORDS);
 
-/// A link by which a node sends to another, and what waits there. Of all priorities together.
+/// A link by which a node sends to another, and its backlog, summed over all priorities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkRow {
-    /// To which node.
+    /// The target node.
     pub node: NodeId,
-    /// To which life of it.
+    /// The incarnation of the target.
     pub incarnation: Incarnation,
     /// The number of its kind of fabric, below [`FABRICS`].
     pub fabric: u8,
-    /// Which of that kind.
+    /// The index of the link within that kind.
     pub link: u8,
-    /// Messages and packets that the target has not taken yet, as far as is known.
+    /// Messages and packets that the target has not taken yet, as far as the sender knows.
     pub depth: u32,
-    /// Messages that wait in the node itself, for room.
+    /// Messages that wait in the sending node for room.
     pub queued: u32,
     /// Bytes that the target has not taken yet.
     pub bytes: u64,
-    /// The bytes that there is room for.
+    /// The capacity of the link in bytes.
     pub room: u64,
     /// DMA transfers that are not complete.
     pub transfers: u32,
-    /// How full it is, in thousandths: of its lanes, the fullest.
+    /// The fill level of its fullest lane, in thousandths.
     pub occupancy: u16,
     /// Messages sent so far.
     pub messages: u64,
@@ -101,25 +101,25 @@ impl LinkRow {
     }
 }
 
-/// What is counted of modes.
+/// One count of the modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModeWord {
-    /// Messages for which this fabric was asked for, or none.
+    /// Messages that asked for this fabric, or for none.
     Requested(Option<u8>),
     /// Messages that took this fabric and protocol.
     Used(u8, u8),
-    /// Messages that went as asked, or as is usual.
+    /// Messages that went as requested, or by default.
     Honoured,
-    /// Messages that did not, for the reason of this number.
+    /// Messages that did not go as requested, for the reason with this number.
     Refused(u8),
-    /// Sampled messages of a fabric, a protocol and a class of lengths.
+    /// Sampled messages by fabric, protocol and class of lengths.
     Samples(u8, u8, u8),
-    /// Nanoseconds that they took.
+    /// The total time of those samples, in nanoseconds.
     Nanoseconds(u8, u8, u8),
 }
 
 impl ModeWord {
-    /// The class of a length.
+    /// The class that a length belongs to.
     ///
     /// ```
     /// use doorbell_shm::board::ModeWord;
@@ -130,7 +130,7 @@ impl ModeWord {
         doublings.saturating_sub(6).div_ceil(2).min(SIZE_CLASSES as u32 - 1) as u8
     }
 
-    /// The longest messages of a class, in bytes; the last class has no longest.
+    /// The longest message of a class, in bytes. The last class has no limit.
     pub fn class_bytes(class: u8) -> u64 {
         if usize::from(class) < SIZE_CLASSES - 1 { 64 << (2 * class) } else { u64::MAX }
     }
@@ -159,7 +159,7 @@ impl ModeWord {
     }
 }
 
-/// The counts of one moment.
+/// The counts at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModeFigures(Box<[u64; MODE_WORDS]>);
 
@@ -174,18 +174,19 @@ impl ModeFigures {
         Self(Box::new(std::array::from_fn(value)))
     }
 
-    /// One of them; 0 of what is not counted.
+    /// One count; 0 for a combination that is not counted.
     pub fn get(&self, word: ModeWord) -> u64 {
         word.at().map_or(0, |at| self.0[at])
     }
 
-    /// Adds those of another node.
+    /// Adds the counts of another node.
     pub fn add(&mut self, other: &ModeFigures) {
         self.0.iter_mut().zip(other.0.iter()).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
     }
 }
 
-/// Where a node counts them, in private memory. Plain loads and stores: one thread at a time changes a word, or its count is about right.
+/// The node's own counts, in private memory. They use plain loads and stores: if two threads change a word at once, its count is
+/// only approximate.
 #[derive(Debug)]
 pub struct ModeTallies(Box<[AtomicU64; MODE_WORDS]>);
 
@@ -205,7 +206,7 @@ impl ModeTallies {
         }
     }
 
-    /// Takes one from a count.
+    /// Subtracts one from a count.
     pub fn lower(&self, word: ModeWord) {
         if let Some(at) = word.at() {
             let count = &self.0[at];
@@ -213,18 +214,18 @@ impl ModeTallies {
         }
     }
 
-    /// All counts, as they are now.
+    /// The current counts.
     pub fn read(&self) -> ModeFigures {
         ModeFigures::collect(|at| self.0[at].load(Ordering::Relaxed))
     }
 }
 
-/// A mode, or the parts of one that were asked for.
+/// A mode, or the requested parts of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ModeParts {
     /// The number of its kind of fabric.
     pub fabric: Option<u8>,
-    /// Which of that kind.
+    /// The index of the link within that kind.
     pub link: Option<u8>,
     /// The number of its protocol.
     pub protocol: Option<u8>,
@@ -252,41 +253,41 @@ impl ModeParts {
     }
 }
 
-/// How a message went that did not go as it was asked for.
+/// A message that did not go as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecisionRecord {
-    /// To which node.
+    /// The target node.
     pub to: NodeId,
-    /// The number of the call.
+    /// The number of the API call.
     pub call: u8,
-    /// How many bytes.
+    /// The length of the message in bytes.
     pub len: u64,
-    /// Whether they lay in a region of the node.
+    /// Whether the message lay in a region of the sending node.
     pub in_region: bool,
-    /// What was asked for.
+    /// The requested mode.
     pub requested: ModeParts,
-    /// What was done.
+    /// The mode that was used.
     pub used: ModeParts,
-    /// A bit for each further link that carried a part, below 16.
+    /// One bit for each further link, below 16, that carried a part.
     pub beside: u8,
     /// The number of the reason, below [`REFUSALS`].
     pub reason: u8,
-    /// The reason's figures: what was seen, and what it was compared with.
+    /// The numbers behind the reason: the observed value, and the value it was compared with.
     pub figures: [u64; 2],
 }
 
-/// A decision as it was found on a board.
+/// A decision as read from a board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decided {
     /// Its number: the first decision of a node has 1.
     pub number: u64,
     /// When it was made, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// What it was.
+    /// The decision.
     pub record: DecisionRecord,
 }
 
-/// The owner's end of the latest decisions. Any thread of the owner may write, as to the [recorder](super::Recorder).
+/// The owner's handle on the latest decisions. Any thread of the owner may write, as with the [recorder](super::Recorder).
 #[derive(Debug)]
 pub struct DecisionRing {
     home: Home,
@@ -294,12 +295,12 @@ pub struct DecisionRing {
 }
 
 impl DecisionRing {
-    /// On a board that has no decisions yet.
+    /// Starts on a board that has no decisions yet.
     pub fn new(home: Home) -> Self {
         Self { home, next: AtomicU64::new(0) }
     }
 
-    /// Writes a decision over the oldest one: some 30 ns.
+    /// Writes a decision over the oldest one. Takes some 30 ns.
     pub fn write(&self, record: &DecisionRecord) {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let DecisionRecord { to, call, len, in_region, requested, used, beside, reason, figures } = record;
@@ -310,7 +311,7 @@ impl DecisionRing {
     }
 }
 
-/// Bits of links.
+/// The width of the field of further links, in bits.
 const BESIDE: u8 = 15;
 
 fn place(number: u64) -> usize {
@@ -324,13 +325,13 @@ impl Board<'_> {
         }
     }
 
-    /// The words of a row or record, if they are of one time.
+    /// The words of a row or record, if the check word confirms that they were written together.
     fn read_checked(self, base: usize) -> Option<[u64; WORDS - 1]> {
         let words = std::array::from_fn(|index| self.word(base + index * 8).load(Ordering::Relaxed));
         (self.word(base + (WORDS - 1) * 8).load(Ordering::Relaxed) == check(&words)).then_some(words)
     }
 
-    /// Shows a link in a row, below [`LINK_ROWS`], or that the row is free. For the owner.
+    /// Shows a link in a row below [`LINK_ROWS`], or marks the row as free. For the owner.
     pub fn show_link(self, row: usize, link: Option<&LinkRow>) {
         let base = LINK_ROWS_OFFSET + row.min(LINK_ROWS - 1) * RECORD_BYTES;
         match link {
@@ -339,7 +340,7 @@ impl Board<'_> {
         }
     }
 
-    /// The links, in the order of their rows.
+    /// The links, in row order.
     pub fn links(self) -> Vec<LinkRow> {
         let rows = (0..LINK_ROWS).map(|row| LINK_ROWS_OFFSET + row * RECORD_BYTES);
         rows.filter_map(|base| LinkRow::of(&self.read_checked(base)?)).collect()
@@ -446,7 +447,7 @@ mod tests {
                 word.store(kept, Ordering::Relaxed);
             }
         }
-        // Whole, and still not what an owner writes.
+        // These rows are whole, but no correct owner writes them.
         let forged = [row(1, 1), LinkRow { fabric: 2, ..row(1, 1) }, LinkRow { occupancy: 1001, ..row(1, 1) }];
         let found = forged.map(|row| {
             board.show_link(0, Some(&row));
@@ -513,12 +514,12 @@ mod tests {
 
     proptest! {
         #[test]
-        // Many cases: not for Miri.
+        // Miri is too slow for this many cases.
         #[cfg_attr(miri, ignore)]
         fn whatever_lies_on_a_board_can_be_read(words in proptest::collection::vec(any::<u64>(), WORDS - 1), at in 0..32_usize) {
             let room = HeapBoard::new();
             let words = <[u64; WORDS - 1]>::try_from(words).unwrap();
-            // As a hostile owner can: with a word that fits.
+            // A hostile owner can write any words with a correct check word.
             for base in [LINK_ROWS_OFFSET, DECISIONS_OFFSET] {
                 room.home.board().write_checked(base + at * RECORD_BYTES, &words);
             }

@@ -1,4 +1,4 @@
-//! The flight recorder: the last things that a node's engine did, to be read when the node is dead, too.
+//! The flight recorder: the latest steps of a node's engine, readable even after the node died.
 
 use super::{Board, Home};
 use crate::clock::now_ns;
@@ -7,19 +7,19 @@ use doorbell_fabric::sync::{AtomicU64, Ordering};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use std::cell::Cell;
 
-/// How many records are kept.
+/// The number of records kept.
 pub const RECORDS: usize = LAYOUT_RECORDS;
 
-/// Words of a record; the last one checks the others.
+/// Words of a record. The last one checks the others.
 pub(super) const WORDS: usize = RECORD_BYTES / 8;
-/// Stands for no peer.
+/// Means no peer.
 const NO_PEER: u64 = 0xffff;
-/// Stands for no priority.
+/// Means no priority.
 const NO_PRIORITY: u64 = 0xff;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident $number:literal $word:literal;)+) => {
-        /// What happened. Numbers are never used again for something else.
+        /// The kind of an event. A number is never used again for another kind.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[repr(u8)]
@@ -29,7 +29,7 @@ macro_rules! kinds {
             /// All kinds.
             pub const ALL: &[RecordKind] = &[$(RecordKind::$name,)+];
 
-            /// Its name in output: `memory-fifo`.
+            /// Its name in output, such as `memory-fifo`.
             pub const fn word(self) -> &'static str {
                 match self { $(RecordKind::$name => $word,)+ }
             }
@@ -42,7 +42,7 @@ kinds! {
     Rts 1 "rts";
     /// A chunk went out as memory-FIFO packets.
     MemoryFifo 2 "memory-fifo";
-    /// A remote get was sent: it brings a descriptor back to its origin for injection.
+    /// A remote get was sent. It carries a descriptor back to the origin, which injects it.
     RemoteGet 3 "remote-get";
     /// A chunk was put into the target's buffer.
     DirectPut 4 "direct-put";
@@ -52,19 +52,19 @@ kinds! {
     Completed 7 "completed";
     /// A peer died.
     PeerDied 9 "peer-died";
-    /// A DMA counter reached zero: `transfer` is its index, `offset` its generation, `bytes` what it began with.
+    /// A DMA counter reached zero: `transfer` is its index, `offset` its generation, `bytes` its initial value.
     CounterZero 10 "counter-zero";
     /// A loan was sent.
     LoanSent 11 "loan-sent";
-    /// A loan came back, or was given back.
+    /// A loan came back to its owner, or its reader gave it back.
     LoanReturned 13 "loan-returned";
-    /// A node joined; without a peer, this one.
+    /// A node joined. Without a peer, it was this node.
     Joined 14 "joined";
-    /// A node left; without a peer, this one.
+    /// A node left. Without a peer, it was this node.
     Left 15 "left";
     /// A peer broke the rules of the shared memory.
     Damaged 16 "damaged";
-    /// Whatever a tool or a test wants to be found again.
+    /// A mark that a tool or a test sets to find it again.
     Mark 21 "mark";
 }
 
@@ -74,7 +74,7 @@ impl RecordKind {
     }
 }
 
-/// One thing that happened. What does not apply stays as [`Record::new`] makes it.
+/// One event. Fields that do not apply keep the values of [`Record::new`].
 ///
 /// ```
 /// use doorbell_fabric::{NodeId, Priority};
@@ -84,81 +84,81 @@ impl RecordKind {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What happened.
+    /// The kind of the event.
     pub kind: RecordKind,
-    /// With which node.
+    /// The other node.
     pub peer: Option<NodeId>,
-    /// With which life of it; 0 if that was not said.
+    /// The incarnation of that node; 0 if unknown.
     pub incarnation: Incarnation,
-    /// At which priority.
+    /// The priority.
     pub priority: Option<Priority>,
-    /// Which transfer, or what else has a number.
+    /// The id of the transfer, or of another numbered object.
     pub transfer: u64,
-    /// Where in it, in bytes.
+    /// The offset in it, in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
 impl Record {
-    /// Something that happened, and nothing more of it.
+    /// An event of this kind without further data.
     #[inline]
     pub const fn new(kind: RecordKind) -> Self {
         Self { kind, peer: None, incarnation: Incarnation(0), priority: None, transfer: 0, offset: 0, bytes: 0 }
     }
 
-    /// With this node.
+    /// Sets the other node.
     #[inline]
     pub const fn peer(self, peer: NodeId) -> Self {
         Self { peer: Some(peer), ..self }
     }
 
-    /// With this life of the node.
+    /// Sets the incarnation of the other node.
     #[inline]
     pub const fn incarnation(self, incarnation: Incarnation) -> Self {
         Self { incarnation, ..self }
     }
 
-    /// At this priority.
+    /// Sets the priority.
     #[inline]
     pub const fn priority(self, priority: Priority) -> Self {
         Self { priority: Some(priority), ..self }
     }
 
-    /// Of this transfer.
+    /// Sets the transfer id.
     #[inline]
     pub const fn transfer(self, transfer: u64) -> Self {
         Self { transfer, ..self }
     }
 
-    /// At this offset, in bytes.
+    /// Sets the offset in bytes.
     #[inline]
     pub const fn at(self, offset: u64) -> Self {
         Self { offset, ..self }
     }
 
-    /// So many bytes.
+    /// Sets the number of bytes.
     #[inline]
     pub const fn bytes(self, bytes: u64) -> Self {
         Self { bytes, ..self }
     }
 }
 
-/// A record as it was found on a board.
+/// A record as read from a board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// Its number: the first record of a node has 1.
     pub number: u64,
-    /// When it was made, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When it was written, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// By which thread, as the kernel counts them.
+    /// The kernel's id of the thread that wrote it.
     pub thread: u32,
-    /// What it says.
+    /// The event.
     pub record: Record,
 }
 
-/// The owner's end of the recorder. Any thread of the owner may record at any time: places are handed out by a private
-/// counter, and a thread that is overtaken in the middle of a record spoils that one alone, which readers notice.
+/// The owner's handle on the recorder. Any thread of the owner may record at any time. A private counter hands out the slots. A
+/// thread that is overtaken in the middle of a record spoils only that record, and readers notice.
 ///
 /// ```no_run
 /// # fn of(membership: &std::sync::Arc<doorbell_shm::domain::Membership>) {
@@ -174,12 +174,13 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder on a board that has no records yet.
+    /// Starts on a board that has no records yet.
     pub fn new(home: Home) -> Self {
         Self { home, next: AtomicU64::new(0) }
     }
 
-    /// Writes a record over the oldest one. The clock (20 ns) and some plain stores; no system call but for a thread's first.
+    /// Writes a record over the oldest one. Costs one clock reading (20 ns) and some plain stores. Only a thread's first call
+    /// makes a system call.
     pub fn record(&self, record: &Record) {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let peer = record.peer.map_or(NO_PEER, |peer| u64::from(peer.0));
@@ -199,7 +200,7 @@ impl Recorder {
             board.word(base + index * 8).store(*word, Ordering::Relaxed);
         }
         board.word(base + (WORDS - 1) * 8).store(check(&words), Ordering::Relaxed);
-        // Release: whoever reads this number from mapped memory sees the rest.
+        // Release: a reader of this number in mapped memory sees the rest of the record.
         board.word(base).store(number, Ordering::Release);
     }
 }
@@ -208,14 +209,14 @@ fn place(number: u64) -> usize {
     RECORDER_OFFSET + ((number - 1) % RECORDS as u64) as usize * RECORD_BYTES
 }
 
-/// A word that fits to these seven and hardly to others: a record of which parts are of another time is found out.
+/// A check word that matches these seven words and hardly any others, so that a reader detects a record with parts of two events.
 pub(super) fn check(words: &[u64; WORDS - 1]) -> u64 {
     words.iter().enumerate().fold(!0, |sum: u64, (index, word)| {
         sum.wrapping_add((word ^ (index as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * (index as u64) * 0x0101_0101))
     })
 }
 
-/// The number that the kernel gave to this thread.
+/// The kernel's id of this thread.
 pub fn thread() -> u32 {
     if cfg!(miri) {
         return 1;
@@ -223,7 +224,7 @@ pub fn thread() -> u32 {
     thread_local!(static THREAD: Cell<u32> = const { Cell::new(0) });
     THREAD.with(|thread| {
         if thread.get() == 0 {
-            // SAFETY: takes nothing and touches no memory.
+            // SAFETY: the call takes no argument and touches no memory.
             thread.set(unsafe { libc::gettid() } as u32);
         }
         thread.get()
@@ -231,7 +232,7 @@ pub fn thread() -> u32 {
 }
 
 impl Board<'_> {
-    /// The records on a board, oldest first. What was being written, or is not as an owner writes it, is left out.
+    /// The records on a board, oldest first. Skips a record that is being written or that no owner would write.
     pub fn records(self) -> Vec<Recorded> {
         let slots = (0..RECORDS).map(|slot| RECORDER_OFFSET + slot * RECORD_BYTES);
         let mut records: Vec<Recorded> = slots.filter_map(|base| self.recorded(base)).collect();
@@ -240,7 +241,7 @@ impl Board<'_> {
     }
 
     fn recorded(self, base: usize) -> Option<Recorded> {
-        // Acquire: pairs with the release in `record`. What is of another time nevertheless, the check finds.
+        // Acquire: pairs with the release in `record`. The check word finds parts of another event that slip through.
         let number = self.word(base).load(Ordering::Acquire);
         let mut words = [number; WORDS - 1];
         for (index, word) in words.iter_mut().enumerate().skip(1) {
@@ -304,7 +305,7 @@ mod tests {
         let room = HeapBoard::new();
         let recorder = Recorder::new(room.home.clone());
         (0..3).for_each(|at| recorder.record(&Record::new(RecordKind::Mark).transfer(at)));
-        // Any word of another time.
+        // Replace each word in turn with one of another event.
         for index in 0..WORDS {
             let word = room.home.board().word(place(2) + index * 8);
             let kept = word.load(Ordering::Relaxed);

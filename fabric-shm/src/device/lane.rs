@@ -50,7 +50,9 @@ impl Writer {
     /// Takes a lane that nobody sends by, or one of a process that does not live (`lives` says so); goes on behind what is in it. With a
     /// `client`, messages are of that node, and a lane that was that sender's is taken before others: its [`sequence`](Self::sequence) goes on.
     ///
-    /// `None`: all lanes are taken.
+    /// One node can never take all lanes: it gets another one as long as more are free than it has.
+    ///
+    /// `None`: there is no lane for this node now.
     pub fn claim(
         view: &View<'_>,
         me: (NodeId, Incarnation),
@@ -69,12 +71,22 @@ impl Writer {
             words if words.client.load(Ordering::Relaxed) == 0 => 1,
             _ => 2,
         };
-        let ranked = (0..3).flat_map(|wanted| (0..view.lanes.len()).filter(move |lane| rank(lane) == wanted));
+        let is_free = |was: u64| was == 0 || was != owner && !lives(NodeId((was >> 32) as u16), Incarnation(was as u32));
+        let (mut has, mut free, mut former) = (0, 0, 0_u64);
+        for (lane, words) in view.lanes.iter().enumerate().filter(|(_, words)| words.broken.load(Ordering::Relaxed) == 0) {
+            let (was, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
+            let (is_free, is_this_nodes) = (is_free(was), if client == 0 { was } else { client } >> 32 == source >> 32);
+            // One that was kept for a client that may come back is that client's still.
+            has += usize::from(is_this_nodes && (client != 0 || !is_free));
+            free += usize::from(is_free && !(is_this_nodes && client != 0));
+            former |= u64::from(is_free && is_this_nodes && client != 0) << lane;
+        }
+        let may_take = |lane: &usize| has < free || former & 1 << lane != 0;
+        let ranked = (0..3).flat_map(|wanted| (0..view.lanes.len()).filter(move |lane| rank(lane) == wanted)).filter(may_take);
         let lane = ranked.filter(|lane| view.lanes[*lane].broken.load(Ordering::Relaxed) == 0).find(|lane| {
             let word = &view.lanes[*lane].owner;
             let was = word.load(Ordering::Acquire);
-            let is_free = was == 0 || was != owner && !lives(NodeId((was >> 32) as u16), Incarnation(was as u32));
-            is_free && word.compare_exchange(was, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            is_free(was) && word.compare_exchange(was, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })?;
         let words = &view.lanes[lane];
         let (mut at, mut sequence, latest) = words.published();

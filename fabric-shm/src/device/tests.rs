@@ -472,3 +472,32 @@ proptest! {
         }
     }
 }
+
+/// However a node asks for lanes, it leaves some for others: by itself, by the network, and by what was kept for senders that may come back.
+#[test]
+fn no_node_has_all_lanes() {
+    let device = Device::new(8);
+    let (feeder, lives) = ((NodeId(1), LIFE), |_, _| true);
+    let claim = |node: u16, stream: u32| {
+        let client = Client { node: NodeId(node), life: LIFE, stream };
+        Writer::claim(&device.view(), feeder, Some(client), lives)
+    };
+    let near: Vec<_> = (0..20).map_while(|_| Writer::claim(&device.view(), (NodeId(5), LIFE), None, lives)).collect();
+    assert_eq!(near.len(), 4);
+    let far: Vec<_> = (0..20).map_while(|stream| claim(6, stream)).collect();
+    assert_eq!(far.len(), 2);
+    // A third node has one lane, and a fourth, too.
+    let others = [claim(7, 1).unwrap(), claim(8, 1).unwrap()];
+    assert!(claim(9, 1).is_none());
+    assert_eq!(Writer::claim(&device.view(), feeder, None, lives).map(|writer| writer.lane()), None);
+    near.iter().chain(&others).for_each(|writer| writer.release(&device.view()));
+    // Those of a client that may come back are its own still; it gets them back, and no more.
+    far.iter().for_each(|writer| writer.release(&device.view()));
+    let again: Vec<_> = (0..20).map_while(|stream| claim(6, 100 + stream)).collect();
+    assert!(again.len() <= 4, "{} lanes", again.len());
+    let back: Vec<_> = [0, 1].into_iter().filter_map(|stream| claim(6, stream)).collect();
+    assert!(again.len() + back.len() <= 4, "{} and {} lanes", again.len(), back.len());
+    let more = (0..20).filter_map(|stream| claim(6, 200 + stream)).count();
+    assert!(again.len() + back.len() + more <= 4);
+    assert!(claim(7, 9).is_some());
+}

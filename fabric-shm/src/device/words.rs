@@ -247,6 +247,15 @@ impl<'a> View<'a> {
         &self.rings[lane * ring as usize + (at & (ring - 1)) as usize]
     }
 
+    /// Whose messages come by a lane now: those of the node that writes there; of another only where that node feeds the device from the network.
+    pub fn sender(&self, lane: usize) -> Option<(NodeId, Incarnation)> {
+        let words = self.lanes.get(lane)?;
+        let (owner, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
+        let is_fed = client != 0 && owner == self.root.port.0.load(Ordering::Acquire);
+        let word = if is_fed { client } else { owner };
+        (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
+    }
+
     /// The slot that is for this thread.
     #[inline]
     pub fn slot_of(&self, thread: u32) -> Option<usize> {

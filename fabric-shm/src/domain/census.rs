@@ -1,4 +1,4 @@
-//! Who lives and who died, told by what the system says of the files and by nothing that a node wrote.
+//! Finds living and dead nodes by the system's view of their files. It believes nothing that a node wrote.
 
 use crate::error::ShmError;
 use crate::space::{DomainLock, Names, Part, Space, parse};
@@ -8,22 +8,22 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The files of one domain.
 #[derive(Debug, Default)]
 pub(super) struct Census {
-    /// The files of each node: its inbox, its board, and whatever else bears its id.
+    /// The files of each node: its inbox, its board, and every other file that carries its id.
     pub nodes: BTreeMap<NodeId, Vec<String>>,
-    /// The nodes whose inbox is held by a living owner.
+    /// The nodes whose inbox a living owner holds.
     pub living: BTreeSet<NodeId>,
     /// Devices, which belong to no node.
     pub devices: Vec<String>,
-    /// Other files that are no node's, neither the domain segment nor the lock file.
+    /// Other files that belong to no node and are neither the domain segment nor the lock file.
     pub others: Vec<String>,
-    /// There is a domain segment.
+    /// Whether there is a domain segment.
     pub domain: bool,
-    /// There is a lock file.
+    /// Whether there is a lock file.
     pub lock: bool,
 }
 
 impl Census {
-    /// Looks at the files of one domain. Without the domain's lock it is true for a moment only.
+    /// Examines the files of one domain. Without the domain's lock the result is valid for a moment only.
     pub fn take(space: &Space, names: &Names) -> Result<Self, ShmError> {
         let mut census = Self::default();
         for name in space.list()? {
@@ -57,12 +57,12 @@ impl Census {
         self.nodes.is_empty() && self.devices.is_empty() && self.others.is_empty() && !self.domain && !self.lock
     }
 
-    /// Removes the files of nodes that do not live; returns their names.
+    /// Removes the files of dead nodes and returns their names.
     pub fn remove_dead(&mut self, lock: &DomainLock) -> Result<Vec<String>, ShmError> {
         let mut removed = Vec::new();
         for (id, files) in &mut self.nodes {
             if !self.living.contains(id) {
-                // The inbox last: as long as it is there, the rest is known to be its.
+                // The inbox goes last: as long as it exists, the other files are known to belong to it.
                 let inbox = lock.names().inbox(*id);
                 files.sort_by_key(|name| *name == inbox);
                 for name in files.iter() {
@@ -77,7 +77,7 @@ impl Census {
         Ok(removed)
     }
 
-    /// Removes all files but the lock file, if nobody lives; returns their names.
+    /// If no node lives, removes all files but the lock file and returns their names.
     pub fn remove_all(&mut self, lock: &DomainLock) -> Result<Vec<String>, ShmError> {
         if !self.living.is_empty() {
             return Ok(Vec::new());
@@ -98,7 +98,7 @@ impl Census {
     }
 }
 
-/// Whether a file is held; a file that is gone, or that is none of ours, is not.
+/// Whether an owner holds a file. A missing file, or one that is not Doorbell's, is not held.
 fn is_held(space: &Space, name: &str) -> Result<bool, ShmError> {
     match space.open(name) {
         Ok(Some(file)) => file.is_held().map_err(|error| ShmError::os("ask for the owner of", name, error)),

@@ -1,4 +1,4 @@
-//! Domains seen from outside: what there is, who lives, and what can go.
+//! Domains seen from outside: lists them and removes leftovers.
 
 use super::census::Census;
 use super::directory::{Directory, DirectoryFault, Member};
@@ -14,10 +14,10 @@ use doorbell_fabric::NodeId;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// How long to wait for the lock of a domain that is to be cleaned.
+/// The timeout for the lock of a domain that is to be cleaned.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A domain as it was a moment ago.
+/// The state of a domain at one moment.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DomainStatus {
@@ -25,41 +25,41 @@ pub struct DomainStatus {
     pub name: String,
     /// Whether this program could join it.
     pub layout: DomainLayout,
-    /// How many nodes it can have, if its layout is ours.
+    /// The number of nodes it can have, if this build knows its layout.
     pub max_nodes: Option<usize>,
     /// Its nodes, living and dead, by id.
     pub nodes: Vec<NodeStatus>,
     /// Bytes of all its segments.
     pub bytes: u64,
-    /// The keys of its lock registry, as they were a moment ago.
+    /// The locks of its lock registry.
     pub keys: Vec<KeyFacts>,
-    /// Its shared devices, as they were a moment ago.
+    /// Its shared devices.
     pub devices: Vec<DeviceFacts>,
 }
 
-/// Whether a domain can be read by this program.
+/// Whether this program can read a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DomainLayout {
-    /// It can.
+    /// This program can read it.
     Ours,
-    /// Made by another build.
+    /// Another build made it.
     Other {
         /// Its layout version.
         version: u64,
         /// Its layout hash.
         hash: u64,
     },
-    /// The domain segment holds what no build writes.
+    /// The domain segment holds values that no build writes.
     Damaged {
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// There is no domain segment, only other files.
     Missing,
 }
 
-/// A node as it was a moment ago.
+/// The state of a node at one moment.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NodeStatus {
@@ -67,23 +67,23 @@ pub struct NodeStatus {
     pub id: NodeId,
     /// Whether its owner lives.
     pub alive: bool,
-    /// What it says of itself, if the directory can be read.
+    /// Its directory entry, if the directory can be read.
     pub member: Option<Member>,
     /// Bytes of its segments.
     pub bytes: u64,
-    /// What it shows of itself, as copied a moment ago; `None` if there is no board of this life, or one of another layout.
+    /// A copy of its board; `None` if this incarnation has no board, or one of another layout.
     pub board: Option<BoardCopy>,
 }
 
-/// What was cleaned.
+/// The result of cleaning.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CleanReport {
-    /// The files that were removed.
+    /// The removed files.
     pub removed: Vec<String>,
-    /// Bytes given back.
+    /// The freed bytes.
     pub bytes: u64,
-    /// The domains of which something was kept.
+    /// The domains that were kept in part or in whole.
     pub kept: Vec<Kept>,
 }
 
@@ -93,18 +93,18 @@ pub struct CleanReport {
 pub struct Kept {
     /// Its name.
     pub domain: String,
-    /// How many of its nodes live.
+    /// The number of its living nodes.
     pub living: usize,
     /// Why it was kept.
     pub reason: String,
 }
 
-/// All domains of this user. Takes no lock and changes nothing, so what it tells is true for a moment only; does not block.
+/// Lists all domains of this user. Takes no lock and changes nothing, so the result is valid for a moment only. Does not block.
 pub fn list_domains(space: &Space) -> Result<Vec<DomainStatus>, ShmError> {
     domain_names(space)?.iter().map(|name| status(space, &Names::new(space.uid(), name))).collect()
 }
 
-/// The files of one domain by name, with their bytes. Takes no lock and changes nothing.
+/// The files of one domain and their sizes. Takes no lock and changes nothing.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -114,11 +114,11 @@ pub fn files(space: &Space, domain: &str) -> Result<Vec<(String, u64)>, ShmError
     Ok(names.map(|name| (file_bytes(space, &name), name)).map(|(bytes, name)| (name, bytes)).collect())
 }
 
-/// Removes what dead nodes left behind, in one domain or in all of this user's; and domains in which nobody lives, with
-/// their lock files. Never touches what belongs to the living. A domain of another layout is left alone unless `force`, and
-/// then only removed if nobody lives in it.
+/// Removes the leftovers of dead nodes, in one domain or in all of this user's. Removes a domain without living nodes together
+/// with its lock file. Never touches files of living nodes. A domain of another layout is removed only with `force`, and only if
+/// no node in it lives.
 ///
-/// Blocks for up to two seconds a domain if its lock is held; such a domain is kept, and the report says so.
+/// Blocks for up to two seconds for each domain whose lock is held. If that fails, the domain is kept, and the report says so.
 pub fn clean(space: &Space, domain: Option<&str>, force: bool) -> Result<CleanReport, ShmError> {
     let domains = match domain {
         Some(name) if !valid_domain_name(name) => return Err(ShmError::InvalidDomainName { name: name.to_owned() }),
@@ -135,7 +135,7 @@ pub fn clean(space: &Space, domain: Option<&str>, force: bool) -> Result<CleanRe
 fn clean_one(space: &Space, domain: &str, force: bool, report: &mut CleanReport) -> Result<(), ShmError> {
     const OPERATION: &str = "clean";
     let names = Names::new(space.uid(), domain);
-    // To lock makes the lock file: not for a domain that does not exist.
+    // Locking creates the lock file, which must not happen for a domain that does not exist.
     if Census::take(space, &names)?.is_empty() {
         return Ok(());
     }
@@ -155,7 +155,7 @@ fn clean_one(space: &Space, domain: &str, force: bool, report: &mut CleanReport)
         if let DomainLayout::Other { version, hash } = look(space, &names)?.0
             && !force
         {
-            keep(0, format!("nobody lives in it, but it has another layout ({version}/{hash:016x}): force removes it"));
+            keep(0, format!("no node lives in it, but it has another layout ({version}/{hash:016x}): force removes it"));
             return Ok(());
         }
         let mut removed = census.remove_all(&lock)?;
@@ -212,7 +212,7 @@ fn status(space: &Space, names: &Names) -> Result<DomainStatus, ShmError> {
     })
 }
 
-/// Looks at a private copy of a domain's directory.
+/// Reads a private copy of a domain's directory.
 fn look(space: &Space, names: &Names) -> Result<(DomainLayout, Option<Directory>), ShmError> {
     let name = names.domain();
     let file = match space.open(&name) {
@@ -230,7 +230,7 @@ fn look(space: &Space, names: &Names) -> Result<(DomainLayout, Option<Directory>
     })
 }
 
-/// A copy of a node's board, and not a mapping: what was read can neither change nor vanish under the reader.
+/// Returns a copy of a node's board and not a mapping, so the bytes can neither change nor vanish while they are read.
 fn board(space: &Space, names: &Names, id: NodeId) -> Option<BoardCopy> {
     let copy = space.open(&names.board(id)).ok()??.snapshot(BOARD_BYTES).ok()??;
     BoardCopy::check(copy).ok().filter(|board| board.node() == id)
@@ -241,7 +241,7 @@ fn file_bytes(space: &Space, name: &str) -> u64 {
 }
 
 impl Census {
-    /// Bytes of all files counted, the lock file too.
+    /// Bytes of all files of the census, including the lock file.
     fn bytes(&self, space: &Space, names: &Names) -> u64 {
         let fixed = [names.domain(), names.lock()];
         self.nodes

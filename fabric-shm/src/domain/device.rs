@@ -1,5 +1,5 @@
-//! Devices: segments that belong to no node. The first process that attaches makes one, the last removes it; what dead processes left is
-//! removed by the next who attaches, joins or cleans.
+//! Devices: segments that belong to no node. The first process that attaches creates the device, and the last one removes it. The
+//! leftovers of dead processes are removed when another process attaches, joins or cleans.
 
 use super::Membership;
 use super::census::Census;
@@ -14,11 +14,11 @@ use doorbell_fabric::{Incarnation, NodeId};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long attaching waits for the domain's lock.
+/// The timeout for the domain's lock when attaching.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Where its geometry lies in a device's first page.
+/// The offset of the geometry in a device's first page.
 const GEOMETRY_OFFSET: usize = 1024;
-/// Devices of a domain that are counted when one is made; each has a file.
+/// The most devices that a domain may have. Each has a file.
 const DEVICES_MAX: usize = 4096;
 
 /// A device, mapped. `Send` and `Sync`.
@@ -31,29 +31,29 @@ pub struct DeviceSegment {
 }
 
 impl DeviceSegment {
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How large it is.
+    /// Its dimensions.
     pub fn geometry(&self) -> DeviceGeometry {
         self.geometry
     }
 
-    /// The number that no other segment has.
+    /// A number that no other segment has.
     pub fn nonce(&self) -> u64 {
         self.nonce
     }
 
-    /// Its words. Not mapped in a forked child: ask for `forked` before.
+    /// Its shared words. They are not mapped in a forked child: check `forked` first.
     #[inline(always)]
     pub fn view(&self) -> View<'_> {
-        // SAFETY: the segment is as long as this geometry needs (open), page-aligned, and mapped as long as `self`.
+        // SAFETY: the segment is as long as this geometry needs (checked on open), page-aligned, and mapped as long as `self`.
         unsafe { View::at(self.segment.ptr(), &self.geometry) }
     }
 
-    /// Whether somebody truncated it, and a page that was gone was touched. One load.
+    /// Whether another process truncated it and this process touched a missing page. One load.
     #[inline]
     pub fn is_cut(&self) -> bool {
         self.segment.is_cut()
@@ -64,7 +64,7 @@ impl DeviceSegment {
         let fault = |error| ShmError::os("map segment", name, error);
         let found = usize::try_from(file.len()).unwrap_or(usize::MAX).min(usize::try_from(file.reserved()).unwrap_or(usize::MAX));
         if found <= PAGE {
-            return Err(damaged(format!("it has {found} bytes")));
+            return Err(damaged(format!("it has only {found} bytes")));
         }
         let first = file.map_read(0, PAGE).map_err(fault)?;
         let (geometry, nonce) = geometry_of(name, &first, found)?;
@@ -77,13 +77,13 @@ impl DeviceSegment {
     }
 }
 
-/// How large a device is, and its nonce, by its first page; `found` are the bytes of its file.
+/// The dimensions and the nonce in a device's first page; `found` is the size of its file.
 fn geometry_of(name: &str, first: &Segment, found: usize) -> Result<(DeviceGeometry, u64), ShmError> {
     let damaged = |reason: String| ShmError::Damaged { operation: "open a device", segment: name.to_owned(), reason };
     if first.len() < PAGE {
-        return Err(damaged(format!("it has {found} bytes")));
+        return Err(damaged(format!("it has only {found} bytes")));
     }
-    // SAFETY: page-aligned, and there for its length.
+    // SAFETY: page-aligned, and mapped for its length.
     let facts = unsafe { SegmentHeader::check(first.ptr(), first.len(), found, SegmentKind::Device) }
         .map_err(|fault| damaged(fault.to_string()))?;
     let [threads, senders, lane_bytes] =
@@ -94,14 +94,14 @@ fn geometry_of(name: &str, first: &Segment, found: usize) -> Result<(DeviceGeome
 }
 
 fn geometry_words(segment: &Segment) -> &[AtomicU64; 3] {
-    // SAFETY: inside the first page of a segment, aligned, and mapped as long as it; atomics need no exclusive access.
+    // SAFETY: inside the first page of a segment, aligned, and mapped as long as the segment; atomics need no exclusive access.
     unsafe { &*segment.ptr().add(GEOMETRY_OFFSET).cast() }
 }
 
 impl Membership {
-    /// Attaches this process to a device: makes it if nobody living is attached. If there is one, it stays as large as it is.
+    /// Attaches this process to a device. Creates it if no living process is attached; an existing device keeps its dimensions.
     ///
-    /// Control path: makes system calls. Blocks on the domain's lock for up to a second.
+    /// This is a control path: it makes system calls, and blocks on the domain's lock for up to a second.
     pub fn attach_device(&self, name: &str, geometry: DeviceGeometry) -> Result<DeviceSegment, ShmError> {
         const OPERATION: &str = "attach to a device of";
         let invalid =
@@ -114,7 +114,7 @@ impl Membership {
             return Err(ShmError::Forked { operation: OPERATION });
         }
         let lock = self.space().lock(OPERATION, self.names(), Instant::now() + PATIENCE)?;
-        // Asked under the lock: who leaves later finds nothing of this process that would keep a device.
+        // Check this under the lock: a node that leaves later must find no entry of this process that would keep a device.
         if self.has_left() {
             return Err(ShmError::Left { operation: OPERATION, domain: self.domain().to_owned() });
         }
@@ -130,9 +130,9 @@ impl Membership {
                 }
                 Ok(device) => device.view().end(),
                 Err(error @ ShmError::Damaged { .. }) => {
-                    tracing::info!(%error, device = name, "a device that nobody could use is made anew");
+                    tracing::info!(%error, device = name, "an unusable device is created anew");
                 }
-                // What this process can't map now others may be using.
+                // Other processes may be using a device that this one cannot map now.
                 Err(error) => return Err(error),
             }
             lock.remove(&file_name, None)?;
@@ -145,18 +145,19 @@ impl Membership {
             let header = unsafe { SegmentHeader::init(segment.ptr(), SegmentKind::Device, NodeId(0), 0, segment.len(), 0) };
             let words = [geometry.threads, geometry.senders, geometry.lane_bytes];
             geometry_words(segment).iter().zip(words).for_each(|(word, value)| word.store(value as u64, Ordering::Relaxed));
-            // SAFETY: as long as the geometry needs (`View::bytes` below).
+            // SAFETY: the segment is as long as the geometry needs (`View::bytes` below).
             unsafe { View::at(segment.ptr(), &geometry) }.enter(me, |_, _| true);
             header.publish();
         };
         let created = lock.create(&file_name, View::bytes(&geometry), false, &init)?;
         fault_point!("device.named");
-        // SAFETY: page-aligned; its header was made above.
+        // SAFETY: page-aligned; its header was initialised above.
         let nonce = unsafe { SegmentHeader::at(created.segment.ptr()) }.nonce();
         Ok(DeviceSegment { name: name.to_owned(), segment: created.segment, geometry, nonce })
     }
 
-    /// Opens a device to send to it; `None` if there is none in this machine's shared memory to which anybody living is attached. Control path.
+    /// Opens a device to send to it. Returns `None` if this machine has no such device with a living process attached. Control
+    /// path.
     pub fn open_device(&self, name: &str) -> Result<Option<DeviceSegment>, ShmError> {
         if !valid_device_name(name) {
             return Ok(None);
@@ -170,8 +171,8 @@ impl Membership {
         Ok(is_used.then_some(device))
     }
 
-    /// Takes one entry of this process out, and removes the device if nobody living is attached any more. Blocks on the domain's lock for up to
-    /// a second; if that is in vain the device stays until somebody else cleans up.
+    /// Removes one entry of this process, and removes the device if no living process is attached any more. Blocks on the
+    /// domain's lock for up to a second. If that fails, the device stays until another process cleans up.
     pub fn detach_device(&self, device: &DeviceSegment) -> Result<(), ShmError> {
         if forked() {
             return Err(ShmError::Forked { operation: "detach from a device" });
@@ -183,7 +184,7 @@ impl Membership {
         }
         device.view().end();
         let name = self.names().device(&device.name);
-        // Another of that name may have been made.
+        // Another device of that name may exist by now.
         let is_it = |file: &OpenFile| DeviceSegment::check(&device.name, file).is_ok_and(|found| found.nonce == device.nonce);
         match self.space().open(&name)? {
             Some(file) if is_it(&file) => lock.remove(&name, None).map(drop),
@@ -191,8 +192,8 @@ impl Membership {
         }
     }
 
-    /// Whether whoever has a device's lock, or receives by one of its slots, lives: its process, and its thread where the system shows it: of a
-    /// slot `tid`, else the one whose number the owner has. Some system calls.
+    /// Whether the holder of a device's lock, or the receiver of one of its slots, lives. Checks the process, and the thread
+    /// where the system shows it: thread `tid` for a slot, else the thread in the owner's number. Some system calls.
     pub fn is_receiver_living(&self, owner: OwnerId, tid: u64) -> bool {
         let (node, life) = (owner.node(), owner.life());
         if !self.is_living(node, life) {
@@ -210,23 +211,23 @@ impl Membership {
     }
 }
 
-/// Devices as they were a moment ago; those that can't be read are left out.
+/// The state of the devices at one moment. Skips devices that cannot be read.
 pub(super) fn look(space: &Space, names: &Names, census: &Census) -> Vec<DeviceFacts> {
     let prefix = names.device("");
     let facts = |file_name: &String| {
         let name = file_name.strip_prefix(&prefix)?;
         let file = space.open(file_name).ok()??;
-        // A copy of what lies before the rings: nobody can truncate it away meanwhile.
+        // A copy of everything before the rings, so that a truncation cannot take it away meanwhile.
         let head = file.snapshot(head_bytes_most()).ok()??;
         let found = usize::try_from(file.len()).unwrap_or(usize::MAX);
         let (geometry, _) = geometry_of(name, &head, found).ok()?;
-        // SAFETY: page-aligned, and as long as it says.
+        // SAFETY: page-aligned, and as long as stated.
         unsafe { facts(head.ptr(), head.len(), geometry, name.to_owned(), file.len()) }
     };
     census.devices.iter().filter_map(facts).collect()
 }
 
-/// Removes devices to which nobody living is attached; returns their names.
+/// Removes devices without a living process attached, and returns their names.
 pub(super) fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result<Vec<String>, ShmError> {
     let lives = |(node, life): (NodeId, Incarnation)| census.living.contains(&node) && directory.incarnation(node) == Some(life);
     let mut removed = Vec::new();
@@ -235,7 +236,7 @@ pub(super) fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory
         let device = match lock.space().open(&name).map(|file| file.map(|file| DeviceSegment::check(&name, &file))) {
             Ok(Some(Ok(device))) => Some(device),
             Ok(None | Some(Err(ShmError::Damaged { .. }))) => None,
-            // What this process can't map now others may be using.
+            // Other processes may be using a device that this one cannot map now.
             Ok(Some(Err(_))) | Err(_) => {
                 kept.push(name);
                 continue;

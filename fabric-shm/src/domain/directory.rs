@@ -1,4 +1,5 @@
-//! Who is attached: the entries of a domain segment, written under the domain's lock and read by anybody at any time.
+//! The directory of attached nodes: the entries of a domain segment. They are written under the domain's lock and can be read at
+//! any time.
 
 use super::layout::{DIRECTORY_HASH, DomainFacts, ENTRIES_OFFSET, Entry, Head, MAX_LABEL, PRESENT, domain_bytes, keys_offset};
 use crate::keys::KeyTable;
@@ -9,44 +10,44 @@ use std::mem::size_of;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-/// What a node says of itself, copied from the directory and checked. The process behind it may be dead.
+/// A checked copy of a node's directory entry. The process behind it may be dead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Member {
-    /// Its place in the domain.
+    /// Its id in the domain.
     pub id: NodeId,
-    /// Which life of that place.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// What it is to the domain.
+    /// Its role.
     pub role: Role,
     /// Its process id, in its own pid namespace.
     pub pid: u32,
-    /// Which pid namespace that is: an inode number; 0 if not known.
+    /// The inode number of that pid namespace; 0 if unknown.
     pub pid_namespace: u64,
-    /// A word for people, without control characters, at most 31 bytes as written.
+    /// A label for people: no control characters, at most 31 bytes as written.
     pub label: String,
     /// Bytes of its inbox.
     pub inbox_bytes: u64,
-    /// When it joined, since 1970.
+    /// When it joined, as the time since 1970.
     pub joined: Duration,
-    /// Whether it can be reached by a network, too.
+    /// Whether it can also be reached over a network.
     pub networked: bool,
 }
 
 impl Member {
-    /// A node that is in no directory of this machine, and joined just now as far as is known.
+    /// A node that is in no directory of this machine. Its join time is set to now.
     pub fn remote(id: NodeId, incarnation: Incarnation, role: Role, pid: u32, label: String) -> Self {
         let joined = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         Self { id, incarnation, role, pid, pid_namespace: 0, label, inbox_bytes: 0, joined, networked: true }
     }
 }
 
-/// Why a segment is no directory of ours.
+/// Why a segment is not a valid directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DirectoryFault {
     /// Another build made it.
     OtherLayout { version: u64, hash: u64, ours: u64 },
-    /// Nobody made it like this.
+    /// No build writes such values.
     Damaged(String),
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Fills in a new domain segment of `domain_bytes(facts.max_nodes)` zeroed bytes.
+    /// Initialises a new domain segment of `domain_bytes(facts.max_nodes)` zeroed bytes.
     pub fn init(segment: &Segment, facts: &DomainFacts, first: Incarnation) {
         // SAFETY: page-aligned, and at least as long as a head.
         let (header, head) = unsafe {
@@ -117,14 +118,16 @@ impl Directory {
         if id.index() >= self.facts.max_nodes {
             return None;
         }
-        // SAFETY: aligned, and within the segment: its length was checked against `max_nodes`, of which this is our copy.
+        // SAFETY: aligned, and within the segment: its length was checked against `max_nodes`, and `facts` is a private copy of
+        // that.
         Some(unsafe { &*self.segment.ptr().add(ENTRIES_OFFSET).cast::<Entry>().add(id.index()) })
     }
 
     /// The lock registry.
     #[inline(always)]
     pub fn keys(&self) -> KeyTable<'_> {
-        // SAFETY: a page within the segment, whose length was checked against `max_nodes`; the segment is mapped as long as `self`.
+        // SAFETY: a page within the segment, whose length was checked against `max_nodes`; the segment is mapped as long as
+        // `self`.
         unsafe { KeyTable::at(self.segment.ptr().add(keys_offset(self.facts.max_nodes))) }
     }
 
@@ -133,14 +136,14 @@ impl Directory {
         self.head().generation.0.load(Ordering::Acquire)
     }
 
-    /// Says that the directory changed, to all who wait for it.
+    /// Tells all waiting nodes that the directory changed.
     pub fn bump(&self) {
         let word = &self.head().generation.0;
         word.fetch_add(1, Ordering::Release);
         futex_wake_all(word);
     }
 
-    /// Sleeps while the generation is `seen`, `timeout` at most.
+    /// Sleeps while the generation is `seen`, for `timeout` at most.
     pub fn wait(&self, seen: u32, timeout: Duration) {
         let word = &self.head().generation.0;
         if word.load(Ordering::Acquire) == seen {
@@ -148,11 +151,12 @@ impl Directory {
         }
     }
 
-    /// The next incarnation from `least` on that `in_use` does not say no to. Under the domain's lock. The counter may hold anything.
+    /// Takes the next incarnation from `least` on for which `in_use` is false. Under the domain's lock. The shared counter may
+    /// hold anything.
     pub fn take_incarnation(&self, least: u32, in_use: impl Fn(u32) -> bool) -> Incarnation {
         let counter = &self.head().next_incarnation.0;
         let mut next = counter.load(Ordering::Relaxed).max(least);
-        // Ends: no more numbers are in use than there are nodes.
+        // The loop ends: at most as many numbers are in use as there are nodes.
         while next == 0 || in_use(next) {
             next = next.wrapping_add(1);
         }
@@ -164,7 +168,7 @@ impl Directory {
     pub fn write(&self, member: &Member) {
         let Some(entry) = self.entry(member.id) else { return };
         entry.state.store(0, Ordering::Relaxed);
-        // Pairs with the fence in `read`: who saw any of the new words sees the state cleared.
+        // Pairs with the fence in `read`: a reader that saw any of the new words sees the state cleared.
         fence(Ordering::Release);
         entry.pid.store(member.pid, Ordering::Relaxed);
         entry.role.store(member.role as u32, Ordering::Relaxed);
@@ -182,8 +186,8 @@ impl Directory {
         entry.state.store((member.incarnation.0 as u64) << 32 | PRESENT, Ordering::Release);
     }
 
-    /// Empties an entry; with `incarnation`, only if it is still of that life. Says whether there was anything to empty.
-    /// Under the domain's lock.
+    /// Empties an entry; with `incarnation`, only if the entry still belongs to that incarnation. Returns whether there was
+    /// anything to empty. Under the domain's lock.
     pub fn clear(&self, id: NodeId, incarnation: Option<Incarnation>) -> bool {
         let Some(entry) = self.entry(id) else { return false };
         let state = entry.state.load(Ordering::Relaxed);
@@ -194,14 +198,13 @@ impl Directory {
         true
     }
 
-    /// The incarnation that the entry names now; `None` if it is empty.
+    /// The incarnation in the entry, or `None` if the entry is empty.
     pub fn incarnation(&self, id: NodeId) -> Option<Incarnation> {
         let state = self.entry(id)?.state.load(Ordering::Acquire);
         (state as u32 as u64 == PRESENT && state >> 32 != 0).then_some(Incarnation((state >> 32) as u32))
     }
 
-    /// A checked copy of an entry; `None` if nobody is there, or if it holds what no node writes, or if it is changing
-    /// again and again.
+    /// A checked copy of an entry. `None` if the entry is empty, holds values that no node writes, or keeps changing.
     pub fn read(&self, id: NodeId) -> Option<Member> {
         let entry = self.entry(id)?;
         for _ in 0..8 {
@@ -223,7 +226,7 @@ impl Directory {
                 networked: entry.networked.load(Ordering::Relaxed) != 0,
             };
             fence(Ordering::Acquire);
-            // An incarnation never comes back, so the same state means that nothing was rewritten in between.
+            // An incarnation is never reused, so an unchanged state means that the entry was not rewritten meanwhile.
             if entry.state.load(Ordering::Relaxed) == state {
                 return Some(member);
             }
@@ -231,7 +234,7 @@ impl Directory {
         None
     }
 
-    /// All that are attached, by id.
+    /// All attached nodes, by id.
     pub fn members(&self) -> Vec<Member> {
         self.ids().filter_map(|id| self.read(id)).collect()
     }
@@ -248,12 +251,13 @@ fn read_label(entry: &Entry) -> String {
         *bytes = word.load(Ordering::Relaxed).to_le_bytes();
     }
     let len = usize::try_from(entry.label_len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(MAX_LABEL);
-    // It will be shown on terminals.
+    // The label will be shown on terminals.
     String::from_utf8_lossy(&bytes[..len]).chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn futex_wake_all(word: &AtomicU32) {
-    // SAFETY: the word outlives the call, and waking reads nothing but its address. Not private: others map it elsewhere.
+    // SAFETY: the word outlives the call, and waking uses only its address. The futex is not private, because other processes map
+    // it.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
@@ -261,6 +265,6 @@ fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
     let longest = Duration::from_secs(60 * 60);
     let timeout = timeout.min(longest);
     let timeout = libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos() as libc::c_long };
-    // SAFETY: word and timeout outlive the call. Any result is as good as any other: the caller looks again.
+    // SAFETY: word and timeout outlive the call. The result does not matter: the caller checks the generation again.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout) };
 }

@@ -1,4 +1,4 @@
-//! The lock registry, as a node of the domain uses it.
+//! A node's access to the lock registry of its domain.
 
 use super::Membership;
 use crate::error::ShmError;
@@ -12,17 +12,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// A key of the registry in this node's domain segment, looked up.
+/// A lock of the registry in this node's domain segment.
 #[derive(Clone, Copy)]
 pub struct Key<'a> {
     membership: &'a Membership,
     slot: &'a Slot,
-    /// 0 in a forked child.
+    /// The word is 0 in a forked child.
     alive: &'static AtomicU32,
     key: KeyRef,
 }
 
-/// The same, for as long as one likes: it keeps the domain segment mapped.
+/// A lock without a lifetime: it keeps the domain segment mapped.
 #[derive(Clone)]
 pub struct OpenKey {
     membership: Arc<Membership>,
@@ -31,19 +31,19 @@ pub struct OpenKey {
     key: KeyRef,
 }
 
-// SAFETY: the slot consists of atomics, and is mapped as long as the membership that is held beside it.
+// SAFETY: the slot consists of atomics, and the membership held beside it keeps it mapped.
 unsafe impl Send for OpenKey {}
 // SAFETY: as above.
 unsafe impl Sync for OpenKey {}
 
 impl OpenKey {
-    /// The key in this place; `None` if it was destroyed.
+    /// The lock at this place, or `None` if it was destroyed.
     pub fn new(membership: Arc<Membership>, key: KeyRef) -> Option<Self> {
         let slot = NonNull::from(membership.key(key)?.slot);
         Some(Self { membership, slot, alive: fork_word(), key })
     }
 
-    /// To do something with it.
+    /// Borrows the lock to use it.
     #[inline(always)]
     pub fn get(&self) -> Key<'_> {
         // SAFETY: a slot of the domain segment of this membership, which keeps it mapped.
@@ -52,18 +52,18 @@ impl OpenKey {
 }
 
 impl Membership {
-    /// Makes a key. Blocks on the domain's lock file, until the deadline.
+    /// Creates a lock. Blocks on the domain's lock file until the deadline.
     ///
     /// # Errors
-    /// [`ShmError::Key`]: there is one of that name, it is no name, or the registry is full.
+    /// [`ShmError::Key`]: the name is taken or invalid, or the registry is full.
     pub fn init_key(&self, name: &str, resource: Resource, deadline: Instant) -> Result<KeyRef, ShmError> {
         self.init_key_for((self.id(), self.incarnation()), name, resource, deadline)
     }
 
-    /// The same on behalf of a node that shares no memory with this one.
+    /// Creates a lock on behalf of a node that shares no memory with this one.
     ///
     /// # Errors
-    /// As [`init_key`](Self::init_key).
+    /// The same as for [`init_key`](Self::init_key).
     pub fn init_key_for(
         &self,
         creator: (NodeId, Incarnation),
@@ -88,32 +88,32 @@ impl Membership {
         Ok(())
     }
 
-    /// The key of this name.
+    /// The lock with this name.
     pub fn find_key(&self, name: &str) -> Option<KeyRef> {
         self.directory().keys().find(name)
     }
 
-    /// All keys of the registry in this node's domain segment.
+    /// All locks of the registry in this node's domain segment.
     pub fn keys(&self) -> Vec<KeyFacts> {
         self.directory().keys().all()
     }
 
-    /// Where the registry of this node's domain segment is, if it is here: how often it has moved, and its home.
+    /// If this node's domain segment holds the registry: its term (how often it has moved) and its coordinator.
     pub fn seat(&self) -> Option<(u64, Option<(NodeId, Incarnation)>)> {
         let keys = self.directory().keys();
         Some((keys.seat().term()?, keys.seat().home()))
     }
 
-    /// Is home instead of a life of a node that has ended. False if another was faster.
+    /// Makes this node the coordinator in place of a dead incarnation. Returns false if another node was faster.
     pub fn take_home(&self, was: Option<(NodeId, Incarnation)>) -> bool {
         self.directory().keys().seat().take(was, (self.id(), self.incarnation()))
     }
 
-    /// Says that this node serves a life of a node that shares no memory with it, and knows when it ends; or that this has ended.
+    /// Records whether this node serves an incarnation of a node that shares no memory with it, and will notice its end.
     pub fn serve(&self, node: NodeId, life: Incarnation, is_served: bool) {
         let seat = self.directory().keys().seat();
         if is_served {
-            // Of those with whom memory is shared that memory tells.
+            // Shared memory itself tells about the nodes that share it.
             if self.directory().incarnation(node) != Some(life) {
                 seat.serve(node, life);
             }
@@ -122,36 +122,37 @@ impl Membership {
         }
     }
 
-    /// Whether the home of the registry lives, and others can reach it.
+    /// Whether the coordinator of the registry lives and other nodes can reach it.
     pub fn is_home_living(&self) -> bool {
         let home = self.directory().keys().seat().home();
         let member = home.and_then(|(node, life)| self.member(node).filter(|member| member.incarnation == life));
         member.is_some_and(|member| member.networked && self.is_living(member.id, member.incarnation))
     }
 
-    /// Whether another node lives that could be home.
+    /// Whether another living node could become the coordinator.
     pub fn has_other_heir(&self) -> bool {
         let members = self.members();
         let mut others = members.iter().filter(|member| member.id != self.id());
         others.any(|member| member.networked && self.is_living(member.id, member.incarnation))
     }
 
-    /// Whether a node lives that could be home.
+    /// Whether any living node could become the coordinator.
     fn has_heir(&self) -> bool {
         let members = self.members();
         members.iter().any(|member| member.networked && self.is_living(member.id, member.incarnation))
     }
 
-    /// The lives of nodes that the home serves.
+    /// The incarnations that the coordinator serves.
     pub fn served(&self) -> Vec<(NodeId, Incarnation)> {
         self.directory().keys().seat().all_served(self.max_nodes())
     }
 
-    /// Brings the registry here, with this node as its home if it has a network, and with what is known of its keys. False if it is here already, or
-    /// there is no room for a key that somebody has. Blocks on the domain's lock file, until the deadline.
+    /// Moves the registry into this node's domain segment, with the known state of its locks. This node becomes the coordinator
+    /// if it has a network. Returns false if the registry is here already, or if there is no room for a lock that is held. Blocks
+    /// on the domain's lock file until the deadline.
     ///
     /// # Errors
-    /// As [`init_key`](Self::init_key).
+    /// The same as for [`init_key`](Self::init_key).
     pub fn found_registry(&self, term: u64, known: &[Restored], deadline: Instant) -> Result<bool, ShmError> {
         const OPERATION: &str = "bring the lock registry here";
         self.check_key_call(OPERATION)?;
@@ -189,27 +190,28 @@ impl Membership {
         Ok(true)
     }
 
-    /// A key by its place; `None` if it was destroyed.
+    /// The lock at this place, or `None` if it was destroyed.
     #[inline(always)]
     pub fn key(&self, key: KeyRef) -> Option<Key<'_>> {
         let slot = self.directory().keys().slot(key.slot)?;
         slot.is_current(key.generation).then_some(Key { membership: self, slot, alive: fork_word(), key })
     }
 
-    /// Whether a life of a node lives, as the system says, or the home of the registry vouches for it. Some system calls. Where the system does
-    /// not answer it lives.
+    /// Whether an incarnation of a node lives, according to the system or to the coordinator that serves it. Makes some system
+    /// calls. If the system does not answer, the node counts as alive.
     pub fn is_living(&self, node: NodeId, life: Incarnation) -> bool {
         if (node, life) == (self.id(), self.incarnation()) {
             return !self.has_left();
         }
         if self.directory().incarnation(node) != Some(life) {
-            // Who is served over a network lives as long as somebody is there to notice when it does not.
+            // A node that is served over a network counts as alive as long as a coordinator or a possible successor can notice
+            // its death.
             let seat = self.directory().keys().seat();
             return seat.serves(node, life) && (self.is_home_living() || self.has_heir());
         }
         let file = match self.space().open(&self.names().inbox(node)) {
             Ok(Some(file)) => file,
-            // It is dead and was swept in part, or has left.
+            // The node is dead and its files were removed in part, or it has left.
             Ok(None) => return false,
             Err(_) => return true,
         };
@@ -221,64 +223,65 @@ impl Membership {
         facts.is_ok_and(|facts| facts.incarnation == life.0)
     }
 
-    /// The circle that a wait closes, if it does and came last to it. Enters it among those who wait.
+    /// Enters the waiter in the list of waiters, and returns the deadlock that it completes, if any. Only the last waiter of a
+    /// deadlock completes it.
     pub fn circle(&self, waiter: &mut Waiter<'_>) -> Option<Circle> {
         let keys = self.directory().keys();
         let circle = keys.waits().circle(waiter.enter()?, |slot| keys.seen(slot))?;
-        // What a dead one holds is inherited by who waits for it, which opens the circle.
+        // The waiter for a dead owner's lock inherits it, which breaks the cycle. So only a cycle of living owners is a deadlock.
         circle.iter().all(|waiting| self.is_living(waiting.who.node(), waiting.who.life())).then_some(circle)
     }
 
-    /// The name of the key that somebody waits for.
+    /// The name of the lock that a waiter waits for.
     pub fn name_of(&self, waiting: &Waiting) -> Option<String> {
         Some(self.directory().keys().facts(waiting.slot as u16)?.name)
     }
 }
 
 impl<'a> Key<'a> {
-    /// Its place.
+    /// Its place in the registry.
     pub fn place(&self) -> KeyRef {
         self.key
     }
 
-    /// The words that are locked.
+    /// The lock words.
     #[inline(always)]
     pub fn words(&self) -> &'a LockWords {
         &self.slot.words
     }
 
-    /// Whether this process is a forked child, whose keys are its parent's. One load.
+    /// Whether this process is a forked child, whose locks belong to its parent. One load.
     #[inline(always)]
     pub fn is_forked(&self) -> bool {
         !cfg!(miri) && self.alive.load(Ordering::Relaxed) == 0
     }
 
-    /// Takes the key if it is free, sound and nobody's turn: the shortest way. If not, nothing was done.
+    /// The fast path: takes the lock if it is free and sound, and no waiter is due. Otherwise changes nothing.
     #[inline(always)]
     pub fn take_free(&self, me: OwnerId) -> bool {
         if self.slot.words.take_free(me) {
             if self.is_current() {
                 return true;
             }
-            // It was destroyed, and its words are another key's.
+            // The lock was destroyed, and its words belong to another lock now.
             let _ = self.slot.words.release(me);
         }
         false
     }
 
-    /// Gives up a key that was locked and is marked in no way: the shortest way. If not, nothing was done.
+    /// The fast path: releases a lock that carries no marks. Otherwise changes nothing.
     #[inline(always)]
     pub fn release_unmarked(&self, me: OwnerId) -> bool {
         !self.is_forked() && self.is_current() && self.slot.words.release_unmarked(me)
     }
 
-    /// Whether it was not destroyed meanwhile.
+    /// Whether the lock still exists.
     #[inline(always)]
     pub fn is_current(&self) -> bool {
         self.slot.is_current(self.key.generation)
     }
 
-    /// What is known of it; `None` if it was destroyed.
+    /// The state of the lock, or `None` if it was destroyed.
     pub fn facts(&self) -> Option<KeyFacts> {
         self.membership.directory().keys().facts(self.key.slot).filter(|facts| facts.key == self.key)
     }
@@ -288,12 +291,12 @@ impl<'a> Key<'a> {
         self.slot.dead()
     }
 
-    /// Comes to the end of the line of those who wait for it.
+    /// Joins the end of the waiting line.
     pub fn wait(&self, me: OwnerId) -> Waiter<'a> {
         Waiter::new(&self.slot.words, self.membership.directory().keys().waits(), self.key.slot as usize, me)
     }
 
-    /// Takes the key of an owner whose life has ended, for one who waits. Says who died, before anybody else can come in.
+    /// Takes the lock of a dead owner for a waiter. Records who died before any other thread can take the lock.
     pub fn inherit(&self, waiter: &mut Waiter<'_>, seen: Seen) -> Look {
         let Some(dead) = seen.owner() else { return Look::Not(seen) };
         if seen.is_barred() {
@@ -308,19 +311,21 @@ impl<'a> Key<'a> {
         Look::Taken(Taken { damaged: true })
     }
 
-    /// Lets nobody have the key of an owner whose life has ended: it stays free, or barred, and damaged. False if it changed meanwhile.
+    /// Takes the lock away from a dead owner and gives it to no one. It stays free or frozen, and damaged. Returns false if it
+    /// changed meanwhile.
     pub fn bury(&self, seen: Seen) -> bool {
         let Some(dead) = seen.owner() else { return false };
         self.slot.set_dead(dead);
         self.slot.words.let_go_dead(seen)
     }
 
-    /// Says that a node uses it, or does not any more.
+    /// Records whether a node uses the lock.
     pub fn set_user(&self, node: NodeId, uses: bool) {
         self.slot.set_user(node, uses);
     }
 
-    /// Ends it, unless somebody else has it who lives: says who. Blocks on the domain's lock file, until the deadline. Who waits for it is told.
+    /// Destroys the lock, unless another living owner holds it; then returns that owner. Blocks on the domain's lock file until
+    /// the deadline. Waiters are told.
     ///
     /// # Errors
     /// [`ShmError::LockTimeout`], [`ShmError::Left`], [`ShmError::Forked`].
@@ -331,7 +336,7 @@ impl<'a> Key<'a> {
         if !self.is_current() {
             return Ok(None);
         }
-        // From here on nobody comes in.
+        // From here on no thread can take the lock.
         let (seen, first) = self.slot.words.bar();
         let lives = |owner: &OwnerId| Some(*owner) != me && self.membership.is_living(owner.node(), owner.life());
         if let Some(owner) = seen.owner().filter(lives) {
@@ -345,17 +350,17 @@ impl<'a> Key<'a> {
     }
 }
 
-/// What is known of a key when the registry comes to another group of nodes.
+/// The known state of a lock when the registry moves to another shared-memory group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restored {
     /// Its name.
     pub name: String,
-    /// What it guards.
+    /// The resource that it guards.
     pub resource: Resource,
-    /// Who has it, of those that live.
+    /// Its living owner.
     pub owner: Option<OwnerId>,
-    /// Who died with it, or may have.
+    /// The owner that died, or may have died, while holding it.
     pub dead: Option<OwnerId>,
-    /// Whether the module locked it.
+    /// Whether its module froze it.
     pub barred: bool,
 }

@@ -7,7 +7,7 @@
 //! then, from the next page on, the lock registry: see `crate::keys`
 //! ```
 //!
-//! Whoever is attached may write any of them at any time, so every field is an atomic, and what is read is checked.
+//! Any attached process may write any of them at any time, so every field is an atomic, and readers check what they copy.
 
 use crate::keys::{KEYS_HASH, TABLE_BYTES};
 use crate::layout::{LAYOUT_HASH, LaneGeometry, PAGE, SegmentHeader, extend_hash};
@@ -15,17 +15,17 @@ use doorbell_fabric::PRIORITIES;
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The fewest nodes a domain can be made for.
+/// The smallest size of a domain in nodes.
 pub const MIN_NODES: usize = 2;
-/// The most nodes a domain can be made for.
+/// The largest size of a domain in nodes.
 pub const MAX_NODES: usize = 1024;
-/// Bytes of a label.
+/// The most bytes of a label.
 pub const MAX_LABEL: usize = 31;
 
-/// Where the entries begin.
+/// The offset of the entries.
 pub(super) const ENTRIES_OFFSET: usize = PAGE;
 
-/// What a domain is, for as long as it is.
+/// The properties of a domain. They never change.
 #[repr(C, align(128))]
 pub(super) struct Facts {
     /// [`DIRECTORY_HASH`] of the creator.
@@ -45,16 +45,16 @@ pub(super) struct Head {
     _unused: [u64; 48],
     pub facts: Facts,
     _unused_too: [u64; 48],
-    /// Changes whenever a node joins or leaves. Waited for.
+    /// Changes whenever a node joins or leaves. Nodes wait on it.
     pub generation: Alone,
-    /// The next incarnation to give out.
+    /// The next incarnation to hand out.
     pub next_incarnation: Alone,
 }
 
-/// What the directory says of one node.
+/// The directory entry of one node.
 #[repr(C, align(256))]
 pub(super) struct Entry {
-    /// 0, or the incarnation in the upper half and [`PRESENT`] in the lower. Written last and cleared first.
+    /// 0, or the incarnation in the upper half and [`PRESENT`] in the lower half. Written last and cleared first.
     pub state: AtomicU64,
     pub pid: AtomicU32,
     pub role: AtomicU32,
@@ -63,7 +63,7 @@ pub(super) struct Entry {
     pub inbox_bytes: AtomicU64,
     pub label_len: AtomicU64,
     pub label: [AtomicU64; 4],
-    /// Not zero: it can be reached by a network, too.
+    /// Not zero if the node can also be reached over a network.
     pub networked: AtomicU64,
 }
 
@@ -76,10 +76,10 @@ const _: () = assert!(size_of::<Head>() == ENTRIES_OFFSET);
 const _: () = assert!(size_of::<Entry>() == 256);
 const _: () = assert!(size_of::<[AtomicU64; 4]>() > MAX_LABEL);
 
-/// No domain segment is longer.
+/// The largest size of a domain segment.
 pub(super) const MAX_DOMAIN_BYTES: usize = domain_bytes(MAX_NODES);
 
-/// Two builds with the same number agree on every byte of a domain.
+/// Two builds with the same number agree on every byte of a domain segment.
 pub(super) const DIRECTORY_HASH: u64 = extend_hash(
     LAYOUT_HASH,
     &[
@@ -104,17 +104,17 @@ pub(super) const DIRECTORY_HASH: u64 = extend_hash(
     ],
 );
 
-/// Bytes of the segment of a domain for this many nodes.
+/// The size of the segment of a domain for this many nodes.
 pub(super) const fn domain_bytes(max_nodes: usize) -> usize {
     keys_offset(max_nodes) + TABLE_BYTES
 }
 
-/// Where the lock registry begins.
+/// The offset of the lock registry.
 pub(super) const fn keys_offset(max_nodes: usize) -> usize {
     (ENTRIES_OFFSET + max_nodes * size_of::<Entry>()).next_multiple_of(PAGE)
 }
 
-/// The facts of a domain, in private memory.
+/// The properties of a domain, in private memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DomainFacts {
     pub max_nodes: usize,
@@ -122,7 +122,7 @@ pub(super) struct DomainFacts {
 }
 
 impl Facts {
-    /// Before the segment is published.
+    /// Writes the properties before the segment is published.
     pub fn write(&self, facts: &DomainFacts) {
         self.hash.store(DIRECTORY_HASH, Ordering::Relaxed);
         self.max_nodes.store(facts.max_nodes as u32, Ordering::Relaxed);

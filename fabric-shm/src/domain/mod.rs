@@ -1,12 +1,12 @@
-//! A node joins a domain, finds its peers, and leaves; and whoever died is cleaned up after.
+//! Membership of a domain: a node joins, finds its peers, and leaves. The others clean up after a node that died.
 //!
-//! [`Membership::join`] is the way in: under the domain's lock it opens or makes the domain segment, removes what dead
-//! nodes left, picks an id and an incarnation, makes this node's inbox and board, and enters them in the directory. A
-//! process killed anywhere on that way is a dead node to the next one that comes. [`Membership::open_peer`] leads to
-//! another node's inbox. [`list_domains`] and [`clean`] work from outside.
+//! [`Membership::join`] takes the domain's lock, opens or creates the domain segment, removes the leftovers of dead nodes, picks
+//! an id and an incarnation, creates this node's inbox and board, and enters them in the directory. If a process is killed
+//! anywhere on that path, the next one that joins sees a dead node. [`Membership::open_peer`] opens another node's inbox.
+//! [`list_domains`] and [`clean`] work from outside.
 //!
-//! Who lives is asked of the kernel, and what is read from the directory is copied, checked, and believed no further
-//! than it harms only the one who wrote it.
+//! The kernel tells which nodes live. A node copies and checks everything that it reads from the directory. It trusts a value
+//! only as far as a wrong one would harm its writer alone.
 
 mod census;
 mod clean;
@@ -41,36 +41,36 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long leaving waits for the domain's lock.
+/// The timeout for the domain's lock when leaving.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What to join, and as whom.
+/// The domain to join, and the properties of the new node.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
     /// The domain's name: 1 to 64 of `A-Z a-z 0-9 _ -`.
     pub domain: String,
-    /// Where its segments live.
+    /// The space that holds its segments.
     pub space: Space,
-    /// Which node to be; `None` takes the lowest free id.
+    /// The id to take; `None` takes the lowest free id.
     pub id: Option<NodeId>,
-    /// What to be to the domain.
+    /// The node's role.
     pub role: Role,
-    /// A word for people: at most [`MAX_LABEL`] bytes.
+    /// A label for people: at most [`MAX_LABEL`] bytes.
     pub label: String,
-    /// How many nodes the domain can have, [`MIN_NODES`] to [`MAX_NODES`]. Counts for whoever creates the domain.
+    /// The number of nodes that the domain can have, [`MIN_NODES`] to [`MAX_NODES`]. Only the creator of the domain sets it.
     pub max_nodes: usize,
-    /// How large its lanes are. Counts for whoever creates the domain.
+    /// The size of its lanes. Only the creator of the domain sets it.
     pub lanes: LaneGeometry,
-    /// The incarnation is this one or a later one: for who is known elsewhere, too, where nothing of this domain's numbers is known.
+    /// The lowest allowed incarnation. It is for a node that is also known elsewhere, where this domain's numbers are not known.
     pub least_incarnation: Incarnation,
-    /// Whether it can be reached by a network, too.
+    /// Whether the node can also be reached over a network.
     pub networked: bool,
-    /// Until when to wait for the domain's lock file.
+    /// The deadline for taking the domain's lock file.
     pub deadline: Instant,
 }
 
 impl JoinOptions {
-    /// A host without a label, any id, 32 nodes, lanes of default size, and ten seconds of patience.
+    /// A host without a label, any id, 32 nodes, lanes of default size, and a timeout of ten seconds.
     pub fn new(domain: impl Into<String>, space: Space) -> Self {
         Self {
             domain: domain.into(),
@@ -101,11 +101,11 @@ impl JoinOptions {
     }
 }
 
-/// This node's place in a domain, and its segments. `Send` and `Sync`. Dropping it leaves the domain, and may block for
-/// up to a second if another process holds the domain's lock.
+/// This node's membership of a domain, and its segments. `Send` and `Sync`. Dropping it leaves the domain, and may block for up
+/// to a second if another process holds the domain's lock.
 ///
-/// In a forked child it is nobody's place: calls fail with [`ShmError::Forked`] or find nothing, and dropping it there
-/// does nothing to the parent's. The inbox and the board must not be touched there.
+/// A forked child does not inherit the membership: calls fail with [`ShmError::Forked`] or find nothing, and dropping it there
+/// does not affect the parent. The child must not touch the inbox or the board.
 #[derive(Debug)]
 pub struct Membership {
     space: Space,
@@ -115,14 +115,14 @@ pub struct Membership {
     inbox: Segment,
     board: Segment,
     identities: [(String, Identity); 2],
-    /// What makes this node count as alive; `None` once it left.
+    /// Makes this node count as alive; `None` once it left.
     holds: Mutex<Option<Holds>>,
     regions: Arc<Registry>,
-    /// What others probe: see [`crate::cma`].
+    /// Other nodes probe this word: see [`crate::cma`].
     _beacon: Beacon,
 }
 
-/// What makes a node count as alive. Empty once it [resigned](Membership::resign).
+/// The held files that make a node count as alive. Empty once it [resigned](Membership::resign).
 #[derive(Debug, Default)]
 struct Holds {
     _board: Option<Hold>,
@@ -130,10 +130,10 @@ struct Holds {
 }
 
 impl Membership {
-    /// Joins a domain, and creates it if nobody lives in it. Blocks on the domain's lock file, until the deadline.
+    /// Joins a domain, and creates it if no node lives in it. Blocks on the domain's lock file until the deadline.
     ///
-    /// Fails if an option is out of range, the id is taken, the domain full or of another layout, or if there is no room
-    /// for the segments; then nothing of this node is left behind.
+    /// Fails if an option is out of range, the id is taken, the domain is full or has another layout, or there is no room for the
+    /// segments. A failed call leaves nothing behind.
     pub fn join(options: JoinOptions) -> Result<Self, ShmError> {
         const OPERATION: &str = "join";
         if forked() {
@@ -223,29 +223,29 @@ impl Membership {
         self.me.id
     }
 
-    /// Which life of that id this is.
+    /// The incarnation of that id.
     #[inline]
     pub fn incarnation(&self) -> Incarnation {
         self.me.incarnation
     }
 
-    /// The number in this node's inbox that no other inbox has.
+    /// A number in this node's inbox that no other inbox has.
     pub fn nonce(&self) -> u64 {
         // SAFETY: an inbox begins with its header, and is mapped as long as `self`.
         unsafe { SegmentHeader::at(self.inbox.ptr()) }.nonce()
     }
 
-    /// This node as the directory has it.
+    /// This node's directory entry.
     pub fn me(&self) -> &Member {
         &self.me
     }
 
-    /// What this node is to its domain.
+    /// This node's role.
     pub fn role(&self) -> Role {
         self.me.role
     }
 
-    /// The word for people that it joined with.
+    /// The label that it joined with.
     pub fn label(&self) -> &str {
         &self.me.label
     }
@@ -255,53 +255,54 @@ impl Membership {
         self.names.domain_name()
     }
 
-    /// How many nodes the domain can have, as fixed by its creator: ids are below it.
+    /// The number of nodes that the domain can have, as fixed by its creator. Ids are below it.
     #[inline]
     pub fn max_nodes(&self) -> usize {
         self.directory.facts().max_nodes
     }
 
-    /// How large the domain's lanes are, as fixed by its creator.
+    /// The size of the domain's lanes, as fixed by its creator.
     #[inline]
     pub fn lanes(&self) -> LaneGeometry {
         self.directory.facts().lanes
     }
 
-    /// This node's inbox: `inbox_bytes(max_nodes, lanes)` bytes, which peers write.
+    /// This node's inbox: `inbox_bytes(max_nodes, lanes)` bytes that peers write.
     pub fn inbox(&self) -> &Segment {
         &self.inbox
     }
 
-    /// This node's board: `BOARD_BYTES` bytes, which only it writes.
+    /// This node's board: `BOARD_BYTES` bytes that only this node writes.
     pub fn board(&self) -> &Segment {
         &self.board
     }
 
-    /// A number that changes whenever a node joins, leaves, or is found dead by one that joins. One acquire load.
+    /// A number that changes when a node joins or leaves, or when a joining node finds a dead one. One acquire load.
     #[inline]
     pub fn generation(&self) -> u32 {
         self.directory.generation()
     }
 
-    /// Sleeps until the generation is no longer `seen`, for `timeout` (an hour at most). May return early for no reason.
+    /// Sleeps while the generation is `seen`, for `timeout` at most (an hour at most). May return early for no reason.
     pub fn wait_change(&self, seen: u32, timeout: Duration) {
         if !forked() {
             self.directory.wait(seen, timeout);
         }
     }
 
-    /// What the directory says of a node; `None` if none with this id is attached. It may be dead: ask
+    /// The directory entry of a node; `None` if no node with this id is attached. The node may be dead: ask
     /// [`PeerInbox::is_alive`].
     pub fn member(&self, id: NodeId) -> Option<Member> {
         (!forked()).then(|| self.directory.read(id)).flatten()
     }
 
-    /// All that are attached, this node too, by id.
+    /// The entries of all attached nodes, this one included, by id.
     pub fn members(&self) -> Vec<Member> {
         if forked() { Vec::new() } else { self.directory.members() }
     }
 
-    /// Opens the inbox of a node, to send to it. Control path: makes system calls and allocates; does not wait for the peer.
+    /// Opens the inbox of a node to send to it. This is a control path: it makes system calls and allocates, but does not wait
+    /// for the peer.
     pub fn open_peer(&self, id: NodeId) -> Result<PeerInbox, ShmError> {
         const OPERATION: &str = "open the inbox of a peer";
         if forked() {
@@ -313,9 +314,9 @@ impl Membership {
         PeerInbox::open(self, id)
     }
 
-    /// Leaves the domain: removes this node's entry and segments, its regions too, and with the last node all the rest. What is mapped stays
-    /// mapped until the value is dropped. A second call does nothing. Blocks on the domain's lock for up to a second; if that
-    /// is in vain, this node is dead to the others all the same, and whoever joins next cleans up.
+    /// Leaves the domain: removes this node's entry, segments and regions. The last node also removes everything else. Mappings
+    /// stay until the value is dropped. A second call does nothing. Blocks on the domain's lock for up to a second. If that
+    /// fails, the other nodes still see this node as dead, and the next one that joins cleans up.
     pub fn leave(&self) -> Result<(), ShmError> {
         if forked() {
             return Err(ShmError::Forked { operation: "leave a domain" });
@@ -337,7 +338,7 @@ impl Membership {
         result
     }
 
-    /// Is dead to the others from now on, as if the process had been killed: nothing is removed. For tests.
+    /// Makes this node look dead to the others, as if its process had been killed. Removes nothing. For tests.
     pub fn abandon(&self) {
         if !forked() {
             self.regions.abandon();
@@ -345,9 +346,9 @@ impl Membership {
         drop(self.take_holds());
     }
 
-    /// Is dead to the others from now on, as it can't keep up its part: they notice as they notice any death. [`leave`](Self::leave)
-    /// still cleans up, unless a successor has done so. Before this, nothing may be left that could write into a lane: it may be
-    /// another's soon. A second call does nothing.
+    /// Makes this node look dead to the others because it cannot do its part any more. They notice as they notice any death.
+    /// [`leave`](Self::leave) still cleans up, unless a successor has done so. Before this call, nothing may be left that could
+    /// write into a lane, because the lane may soon belong to another node. A second call does nothing.
     pub fn resign(&self) {
         if !forked()
             && let Some(holds) = &mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner)
@@ -364,7 +365,7 @@ impl Membership {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|holds| holds.inbox.is_none())
     }
 
-    /// Where the segments of its domain live.
+    /// The space that holds the domain's segments.
     pub fn space(&self) -> &Space {
         &self.space
     }
@@ -377,18 +378,19 @@ impl Membership {
         &self.regions
     }
 
-    /// Whether somebody truncated this node's inbox: what others send it may be lost. One system call.
+    /// Whether another process truncated this node's inbox, so that messages to it may be lost. One system call.
     pub fn is_severed(&self) -> bool {
         let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
         self.inbox.is_cut() || holds.as_ref().is_some_and(|holds| holds.inbox.as_ref().is_some_and(|inbox| !inbox.is_whole()))
     }
 
-    /// What else of this node somebody truncated, as far as a page that was gone was touched here. Messages go on without it.
+    /// Names another segment of this node that was truncated, if this process has touched a missing page of it. Messages still
+    /// work without it.
     pub fn truncated(&self) -> Option<&'static str> {
         let parts = [
-            (self.board.is_cut(), "its board was truncated: its figures are not to be seen"),
-            (self.directory.is_cut(), "the domain's directory was truncated: whoever joins is not seen"),
-            (self.regions.is_cut(), "a region of its own was truncated: what was in it is lost"),
+            (self.board.is_cut(), "its board was truncated: other nodes cannot see its metrics"),
+            (self.directory.is_cut(), "the domain's directory was truncated: this node does not see new nodes"),
+            (self.regions.is_cut(), "one of its regions was truncated: the data in it is lost"),
         ];
         parts.into_iter().find_map(|(is_cut, what)| is_cut.then_some(what))
     }
@@ -412,13 +414,13 @@ impl Drop for Membership {
     }
 }
 
-/// The directory of the domain: the one that is there if anybody lives in it, else a new one.
+/// The directory of the domain: the existing one if any node lives in it, else a new one.
 fn open_directory(lock: &DomainLock, census: &mut Census, options: &JoinOptions) -> Result<Directory, ShmError> {
     const OPERATION: &str = "join";
     let found = find_directory(OPERATION, lock, census)?;
     let first = match found {
         Some(directory) if !census.living.is_empty() => return Ok(directory),
-        // Nobody lives: what the dead agreed on binds nobody. Only their incarnations must not come back.
+        // No node lives, so the old properties bind no one. Only the incarnations must not be reused.
         Some(directory) => directory.take_incarnation(0, |_| false),
         None => Incarnation(1),
     };
@@ -431,7 +433,7 @@ fn open_directory(lock: &DomainLock, census: &mut Census, options: &JoinOptions)
     Directory::check(created.segment).map_err(|fault| refusal(OPERATION, lock.names(), census, fault))
 }
 
-/// The directory that is there; `None` if there is none of use, and nobody lives who would miss it.
+/// The existing directory; `None` if it is missing or unusable and no living node needs it.
 fn find_directory(operation: &'static str, lock: &DomainLock, census: &Census) -> Result<Option<Directory>, ShmError> {
     let name = lock.names().domain();
     let Some(file) = lock.space().open(&name)? else {
@@ -452,7 +454,7 @@ fn find_directory(operation: &'static str, lock: &DomainLock, census: &Census) -
     match checked {
         Ok(directory) => Ok(Some(directory)),
         Err(fault) if census.living.is_empty() => {
-            tracing::info!(domain = lock.names().domain_name(), ?fault, "nobody lives in the domain that was there");
+            tracing::info!(domain = lock.names().domain_name(), ?fault, "no node lives in the existing domain; creating it anew");
             Ok(None)
         }
         Err(fault) => Err(refusal(operation, lock.names(), census, fault)),
@@ -474,7 +476,7 @@ fn refusal(operation: &'static str, names: &Names, census: &Census, fault: Direc
     }
 }
 
-/// Removes what dead nodes left in a domain that lives, and says so to the living; returns the names removed.
+/// Removes the leftovers of dead nodes in a living domain, notifies the living nodes, and returns the removed names.
 fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result<Vec<String>, ShmError> {
     let mut removed = census.remove_dead(lock)?;
     removed.extend(device::reap(lock, census, directory)?);
@@ -491,7 +493,7 @@ fn reap(lock: &DomainLock, census: &mut Census, directory: &Directory) -> Result
     Ok(removed)
 }
 
-/// The id to be: free is what no living owner holds, whatever the directory says.
+/// Picks the id. An id is free if no living owner holds it, whatever the directory says.
 fn pick_id(options: &JoinOptions, census: &Census, directory: &Directory) -> Result<NodeId, ShmError> {
     let DomainFacts { max_nodes, .. } = *directory.facts();
     let domain = || options.domain.clone();
@@ -512,7 +514,8 @@ fn pick_id(options: &JoinOptions, census: &Census, directory: &Directory) -> Res
     }
 }
 
-/// Removes all that is left of a domain in which nobody lives, the lock file last; else devices that nobody needs any more.
+/// Removes everything of a domain in which no node lives, the lock file last. Otherwise removes devices that are no longer
+/// needed.
 fn tidy(lock: DomainLock, directory: Option<&Directory>) {
     let tidied = Census::take(lock.space(), lock.names()).and_then(|mut census| {
         if census.living.is_empty() {
@@ -524,11 +527,11 @@ fn tidy(lock: DomainLock, directory: Option<&Directory>) {
         Ok(())
     });
     if let Err(error) = tidied {
-        tracing::warn!(%error, "leftovers stay until the next join or 'doorbell clean'");
+        tracing::warn!(%error, "could not clean up; leftovers stay until the next join or 'doorbell clean'");
     }
 }
 
-/// Which pid namespace this process is in; 0 where that cannot be told or does not matter.
+/// The pid namespace of this process; 0 where it is unknown or does not matter.
 fn pid_namespace(space: &Space) -> u64 {
     use std::os::unix::fs::MetadataExt;
     match space {

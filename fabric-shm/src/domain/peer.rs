@@ -1,4 +1,4 @@
-//! Another node's inbox, as far as it concerns us.
+//! The parts of another node's inbox that this node uses.
 
 use super::Membership;
 use crate::cma::Reach;
@@ -15,8 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The two parts of a peer's inbox that this node may write: the header page, and the block of its own lanes. No other
-/// block is mapped. `Send` and `Sync`; the parts stay mapped until the value is dropped, whether or not the peer lives.
+/// The two parts of a peer's inbox that this node may write: the header page, and the block of its own lanes. No other block is
+/// mapped. `Send` and `Sync`. The parts stay mapped until the value is dropped, whether or not the peer lives.
 #[derive(Debug)]
 pub struct PeerInbox {
     id: NodeId,
@@ -26,13 +26,13 @@ pub struct PeerInbox {
     header: Segment,
     block: Segment,
     owner: Arc<Owner>,
-    /// Its process, if that number means something in this pid namespace.
+    /// Its process, if that number is valid in this pid namespace.
     pid: Option<u32>,
     here: bool,
     reach: OnceLock<Option<Reach>>,
 }
 
-/// Tells whether one life of a peer lives.
+/// Tells whether one incarnation of a peer lives.
 #[derive(Debug)]
 pub(crate) struct Owner {
     file: OpenFile,
@@ -41,7 +41,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// Whether it is this process that holds the inbox, by this descriptor.
+    /// Whether this process holds the inbox through this descriptor.
     pub fn is_process(&self, pid: libc::pid_t, descriptor: i32) -> bool {
         self.file.is_held_by(pid, descriptor)
     }
@@ -51,7 +51,7 @@ impl Owner {
         if self.dead.load(Ordering::Acquire) || forked() {
             return false;
         }
-        // If the system does not answer, nothing says that the peer died.
+        // If the system does not answer, the peer does not count as dead.
         let alive = self.file.is_held().unwrap_or(true) && !self.process.as_ref().is_some_and(has_exited);
         if !alive {
             self.dead.store(true, Ordering::Release);
@@ -64,7 +64,7 @@ impl PeerInbox {
     pub(super) fn open(membership: &Membership, id: NodeId) -> Result<Self, ShmError> {
         const OPERATION: &str = "open the inbox of a peer";
         let domain = || membership.domain().to_owned();
-        // The file is opened without the domain's lock, so entry and file may be of two lives; then look again.
+        // The file is opened without the domain's lock, so entry and file may belong to two incarnations. Then look again.
         for _ in 0..4 {
             let Some(member) = membership.member(id) else {
                 return Err(ShmError::NoSuchNode { operation: OPERATION, domain: domain(), id });
@@ -93,13 +93,13 @@ impl PeerInbox {
                 .map_err(|fault| damaged(fault.to_string()))?;
             if facts.node != id || facts.incarnation != member.incarnation.0 {
                 if membership.directory().incarnation(id) == Some(member.incarnation) {
-                    return Err(damaged(format!("it says it is of node {}, life {}", facts.node, facts.incarnation)));
+                    return Err(damaged(format!("its header names node {}, incarnation {}", facts.node, facts.incarnation)));
                 }
                 continue;
             }
             let lanes = membership.lanes();
             let block = file.map(block_offset(membership.id(), &lanes), lanes.block_bytes()).map_err(fault)?;
-            // A pid means something in its own namespace only, and only while its owner is known to live: see below.
+            // A pid is valid only in its own namespace and only while its owner is known to live: see below.
             let namespace = membership.pid_namespace();
             let process = (namespace != 0 && namespace == member.pid_namespace).then(|| process_of(member.pid)).flatten();
             let incarnation = member.incarnation;
@@ -108,7 +108,7 @@ impl PeerInbox {
             let owner = Arc::new(Owner { file, process, dead: AtomicBool::new(false) });
             let reach = OnceLock::new();
             let peer = Self { id, incarnation, flags: facts.flags, nonce: facts.nonce, header, block, owner, pid, here, reach };
-            // The owner held its file after the process was opened, so that process is the owner and no later one.
+            // The owner still held its file after the process was opened, so that process is the owner and not a later one.
             if !peer.is_alive() {
                 return Err(ShmError::NodeDead { operation: OPERATION, domain: domain(), id, incarnation });
             }
@@ -117,22 +117,22 @@ impl PeerInbox {
         Err(ShmError::NodeChanging { operation: OPERATION, domain: domain(), id })
     }
 
-    /// Whose inbox it is.
+    /// The owner of the inbox.
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// Which life of that node.
+    /// The incarnation of that node.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
 
-    /// The `FLAG_…` bits that its header had when it was opened.
+    /// The `FLAG_…` bits of its header at the time of opening.
     pub fn flags(&self) -> u64 {
         self.flags
     }
 
-    /// The number that no other inbox has, as its header had it when it was opened.
+    /// The nonce of its header at the time of opening. No other inbox has the same.
     pub fn nonce(&self) -> u64 {
         self.nonce
     }
@@ -143,37 +143,37 @@ impl PeerInbox {
         self.header.ptr()
     }
 
-    /// The block of the lanes that this node fills, and its length.
+    /// The block of lanes that this node fills, and its length.
     #[inline]
     pub fn block(&self) -> (*mut u8, usize) {
         (self.block.ptr(), self.block.len())
     }
 
-    /// Whether somebody truncated it, and a page that was gone was touched here. Two loads.
+    /// Whether another process truncated it and this process touched a missing page. Two loads.
     pub fn is_cut(&self) -> bool {
         self.header.is_cut() || self.block.is_cut()
     }
 
-    /// Wakes the peer if it sleeps: something changed in what it shares with this node. To be called after the change.
+    /// Wakes the peer if it sleeps. Call it after changing anything in the memory shared with the peer.
     pub fn ring(&self) {
         // SAFETY: the header page is mapped as long as `self`.
         unsafe { Bell::at(self.header.ptr()) }.ring(!Barriers::join().machine || self.flags & FLAG_FENCE != 0);
     }
 
-    /// Whether the peer lives: it has neither left nor died. Once `false`, always `false`; what the peer wrote before is
-    /// then visible. Two system calls, half a microsecond; never blocks; thread-safe. `false` in a forked child.
+    /// Whether the peer lives: it has neither left nor died. Once false, it stays false, and everything that the peer wrote
+    /// before is visible. Two system calls, half a microsecond; never blocks; thread-safe. Always `false` in a forked child.
     pub fn is_alive(&self) -> bool {
         self.owner.is_alive()
     }
 
-    /// Whether [`is_alive`](Self::is_alive) has said once that the peer is dead. One load.
+    /// Whether [`is_alive`](Self::is_alive) has already found the peer dead. One load.
     #[inline]
     pub fn is_known_dead(&self) -> bool {
         self.owner.dead.load(Ordering::Acquire)
     }
 
-    /// A way into the peer's private memory; `None` if the system refuses it, or in a forked child. Probed at the first call,
-    /// with a few system calls; afterwards a load. Thread-safe.
+    /// Access to the peer's private memory; `None` if the system refuses it, or in a forked child. The first call probes with a
+    /// few system calls; later calls are one load. Thread-safe.
     pub fn reach(&self) -> Option<&Reach> {
         if forked() {
             return None;
@@ -182,8 +182,8 @@ impl PeerInbox {
         self.reach.get_or_init(|| unsafe { Reach::probe(self.header.ptr(), &self.owner, self.pid, self.here) }).as_ref()
     }
 
-    /// A descriptor that becomes readable when the peer's process exits, to wait for; `None` if the peer is in another
-    /// pid namespace, or in the heap. A peer that left its domain and lives on is not noticed by it.
+    /// A descriptor that becomes readable when the peer's process exits; `None` if the peer is in another pid namespace, or in
+    /// the heap. It does not notice a peer that leaves its domain and lives on.
     pub fn process(&self) -> Option<BorrowedFd<'_>> {
         self.owner.process.as_ref().filter(|_| !forked()).map(|process| process.as_fd())
     }

@@ -33,7 +33,7 @@ fn names(space: &Space) -> Vec<String> {
 fn make_foreign(space: &Space, name: &str) {
     let file = space.open(name).unwrap().unwrap();
     let segment = file.map(0, PAGE).unwrap();
-    // SAFETY: the third word of a mapped page: the layout hash of the header.
+    // SAFETY: the third word of a mapped page, which is the layout hash of the header.
     unsafe { (*segment.ptr().cast::<AtomicU64>().add(2)).fetch_xor(1, Ordering::Relaxed) };
 }
 
@@ -174,10 +174,10 @@ fn the_dead_are_noticed_and_reaped_by_the_next() {
         assert_eq!(heir.id(), NodeId(1));
         assert_ne!(heir.incarnation(), dead);
         assert_ne!(first.generation(), generation);
-        assert!(!peer.is_alive(), "a new life is not the old one");
+        assert!(!peer.is_alive(), "a new incarnation does not revive the old one");
         assert!(first.open_peer(NodeId(1)).unwrap().is_alive());
         drop(second);
-        assert!(first.open_peer(NodeId(1)).unwrap().is_alive(), "who is dead removes nothing of its heir");
+        assert!(first.open_peer(NodeId(1)).unwrap().is_alive(), "a dead node removes nothing of its successor");
     });
 }
 
@@ -281,7 +281,8 @@ fn a_lock_that_is_held_is_waited_for_until_the_deadline() {
         thread::scope(|scope| {
             let joined = scope.spawn(|| join(space));
             thread::sleep(Duration::from_millis(10));
-            // Removed, as by one who leaves: the other must not take the lock of a file without a name for the domain's.
+            // Remove the lock file, as a leaving node does: the other must not mistake the lock of a file without a name for the
+            // domain's.
             lock.dissolve().unwrap();
             joined.join().unwrap();
         });
@@ -359,7 +360,7 @@ fn errors_say_what_to_do() {
     assert_eq!(std::io::Error::from(held).kind(), std::io::ErrorKind::TimedOut);
 }
 
-/// A directory as a test wants it, without its segment's owner.
+/// A directory made of the bytes of a test, with no owner behind it.
 fn directory(bytes: &[u8]) -> Result<Directory, DirectoryFault> {
     let space = HeapSpace::new();
     space.plant("x", bytes);
@@ -373,7 +374,7 @@ fn valid_directory() -> Vec<u8> {
     let file = space.open(&node.names.domain()).unwrap().unwrap();
     let segment = file.map(0, domain_bytes(4)).unwrap();
     let words = (0..segment.len() / 8).map(|i| {
-        // SAFETY: within the segment, and aligned; nobody else uses it.
+        // SAFETY: within the segment, and aligned; nothing else uses it.
         unsafe { segment.ptr().cast::<u64>().add(i).read_volatile() }
     });
     words.flat_map(u64::to_ne_bytes).collect()
@@ -429,7 +430,7 @@ proptest! {
     fn a_damaged_directory_never_panics(changes in proptest::collection::vec((0usize..5120, any::<u8>()), 1..400)) {
         let mut bytes = valid_directory();
         for (offset, byte) in changes {
-            // Mostly behind the header and the facts, or little would get past them.
+            // Mostly change bytes behind the header and the facts, or the check would reject almost every case early.
             let offset = if offset % 64 == 0 { offset } else { 1024 + offset % 4096 };
             bytes[offset] = byte;
         }

@@ -1,4 +1,4 @@
-//! One lane, as its reader sees it; and the shortest way from it.
+//! One lane from the reader's viewpoint, and the fast path that reads the busiest lane.
 
 use crate::board::LatencyHistogram;
 use crate::domain::PeerInbox;
@@ -7,7 +7,7 @@ use crate::region::PeerRegion;
 use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketKind, Payload, Priority};
 use std::sync::Arc;
 
-/// Looks for the next packet of a message before its reader lets others in: some microseconds.
+/// How often a reader looks for the next packet of a message before it lets other work in: some microseconds.
 const REST_LOOKS: u32 = 256;
 
 /// A lane of this node's inbox.
@@ -20,17 +20,18 @@ pub(super) struct Lane {
     pub(super) producer: Option<Arc<PeerInbox>>,
     pub(super) idle_looks: u32,
     pub(super) busy: bool,
-    /// Read no further.
+    /// The reader takes nothing more from this lane.
     pub(super) damaged: bool,
-    /// It is damaged for what its node did elsewhere: its life may never have claimed it.
+    /// The lane is damaged because its node broke the rules elsewhere, so this incarnation may never have claimed it.
     pub(super) by_association: bool,
-    /// What comes before its first message is on its way by another link.
+    /// An earlier message than the lane's first one is still on its way by another link.
     pub(super) later: bool,
-    /// Nothing came meanwhile by the network: at the next look it is found out of sequence; and that this was asked once before.
+    /// Set once the network has had time to bring the missing message: at the next look the lane is out of sequence.
+    /// `asked_before` says that [`judge_later`](super::ShmFabric::judge_later) has asked once already.
     pub(super) judged: bool,
     pub(super) asked_before: bool,
     pub(super) latencies: Arc<LatencyHistogram>,
-    /// What its producer's bulk ring lies in.
+    /// The region that holds the producer's bulk ring.
     pub(super) bulk: Option<PeerRegion>,
 }
 
@@ -42,13 +43,13 @@ impl Lane {
         }
     }
 
-    /// A packet with a time stamp was taken.
+    /// Records the latency of a packet with a time stamp.
     #[cold]
     pub(super) fn sample(&self, age: Option<u32>) {
         age.into_iter().for_each(|ns| self.latencies.add(ns));
     }
 
-    /// The producer waits for room, and may be asleep.
+    /// Rings the producer, which waits for room and may be asleep.
     #[cold]
     pub(super) fn ring_producer(&self) {
         if let Some(inbox) = &self.producer {
@@ -68,8 +69,8 @@ impl Lane {
         self.consumer.is_news() && !self.damaged && !self.later && self.is_of_known_life()
     }
 
-    /// Whether what lies here comes from the life that we take it for. A later one may have claimed the lane already, if the
-    /// earlier one never did. Only the first packet can tell: after that the lane stays claimed until it is reset.
+    /// Whether the packets here come from the incarnation that the reader expects. If that one never claimed the lane, a later
+    /// one may have done so. Only the first packet can tell: after it the lane stays claimed until it is reset.
     #[inline(always)]
     pub(super) fn is_of_known_life(&self) -> bool {
         self.consumer.taken() != 0 || self.consumer.owner() == self.incarnation.0 as u64
@@ -83,19 +84,19 @@ pub struct Hot<'a> {
 }
 
 impl Hot<'_> {
-    /// Which lane: node times priorities, plus priority.
+    /// The lane's index: node times priorities, plus priority.
     #[inline(always)]
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Which life of which node sends here.
+    /// The node and the incarnation that send here.
     #[inline(always)]
     pub fn source(&self) -> (NodeId, Incarnation) {
         (self.lane.source, self.lane.incarnation)
     }
 
-    /// Looks up to `rounds` times for a packet.
+    /// Looks for a packet up to `rounds` times.
     #[inline(always)]
     pub fn watch(&self, rounds: u32) -> Option<FirstWord> {
         let expected = self.lane.consumer.expected_line();
@@ -107,8 +108,8 @@ impl Hot<'_> {
         })
     }
 
-    /// Takes the first packet if it is a whole message that `buf` holds, with this number, no time stamp, and an accepted tag.
-    /// What only other messages need is left out: this is the way of most.
+    /// The fast path for most messages: takes the first packet if it is a whole message that fits into `buf`, has this sequence
+    /// number and an accepted tag, and carries no time stamp. Leaves out everything that only other messages need.
     #[inline(always)]
     pub fn take_whole(
         &mut self,
@@ -124,7 +125,7 @@ impl Hot<'_> {
         }
         let tag = consumer.tag();
         let place = if accepts(tag) { consumer.place(len, false)? } else { return None };
-        // SAFETY: its place, and nothing is taken before.
+        // SAFETY: `place` returned this place, and nothing was taken since.
         unsafe { consumer.payload_at(place, len) }.copy_to(buf);
         if consumer.take_from(place, len) {
             self.lane.ring_producer();
@@ -133,7 +134,7 @@ impl Hot<'_> {
         Some(Envelope { source, incarnation, tag, len, sequence, priority })
     }
 
-    /// The first packet, whose first word was seen.
+    /// Checks the first packet, whose first word was seen.
     #[inline(always)]
     pub fn examine(&self, first: FirstWord) -> Option<Seen> {
         match self.lane.consumer.examine(first) {
@@ -142,7 +143,7 @@ impl Hot<'_> {
         }
     }
 
-    /// What it says of itself.
+    /// The description of its message.
     #[inline(always)]
     pub fn envelope(&self, seen: &Seen) -> Envelope {
         Envelope {
@@ -162,19 +163,18 @@ impl Hot<'_> {
         unsafe { self.lane.consumer.payload(seen) }
     }
 
-    /// Takes it: copies as much of it as `buf` holds, and gives its place back.
+    /// Takes the packet: copies as much of it as fits into `buf`, and frees its place.
     #[inline(always)]
     pub fn take_into(&mut self, seen: &Seen, buf: &mut [u8]) {
         if seen.stamp != 0 {
             self.lane.sample(age(seen.stamp));
         }
-        // SAFETY: `seen` comes from `first`, and nothing was taken since, as this is the only handle to the lane.
+        // SAFETY: `seen` comes from `first`, and nothing was taken since, because this is the only handle on the lane.
         unsafe { self.lane.consumer.payload(seen) }.copy_to(buf);
         self.lane.take(seen);
     }
 
-    /// Takes the packets that follow a first one, for as long as they keep coming. Returns how much of the message there
-    /// is then.
+    /// Takes the packets that follow a first one as long as they keep coming. Returns how much of the message has arrived.
     pub fn take_rest(&mut self, mut received: usize, total: usize, buf: &mut [u8]) -> usize {
         let mut looks = 0;
         while received < total && looks < REST_LOOKS {
@@ -184,7 +184,7 @@ impl Hot<'_> {
                     received += seen.len;
                     looks = 0;
                 }
-                // Something else: the long way will deal with it.
+                // A packet of another kind: the slow path handles it.
                 Some(_) => break,
                 None => {
                     doorbell_fabric::sync::spin_hint();

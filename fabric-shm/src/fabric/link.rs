@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The sending half of one lane.
 pub struct ShmLink {
     pub(super) producer: Producer<RawMemory>,
-    /// What its bulk ring lies in.
+    /// The region that holds its bulk ring.
     pub(super) bulk: Option<OwnRegion>,
     /// The header page of the target's inbox.
     pub(super) bell: *mut u8,
@@ -21,34 +21,35 @@ pub struct ShmLink {
     pub(super) _inbox: Arc<PeerInbox>,
 }
 
-// SAFETY: `bell` points into the mapping that `_inbox` keeps; it is reached through atomics only.
+// SAFETY: `bell` points into the mapping that `_inbox` keeps, and is accessed through atomics only.
 unsafe impl Send for ShmLink {}
 
 impl ShmLink {
-    /// The longest message that finds room in an idle lane whatever came before it.
+    /// The longest message that always fits into an idle lane.
     #[inline]
     pub fn most_at_once(&self) -> usize {
         self.producer.data_bytes() / 2
     }
 
-    /// What the target has not read yet, as far as is known. `None`: the lane is damaged, as the next push will say.
+    /// The backlog that the target has not read yet, as far as is known. `None` if the lane is damaged; the next push reports
+    /// that.
     #[inline]
     pub fn outstanding(&mut self) -> Option<Outstanding> {
         self.producer.outstanding().ok()
     }
 
-    /// Whether a message of `len` bytes in packets of `packet` bytes fits now, as a whole.
+    /// Whether a whole message of `len` bytes fits now, in packets of `packet` bytes.
     pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
         self.producer.has_room(len, packet)
     }
 
-    /// Says whether messages wait for room on this link: see [`Producer::wait_for_room`].
+    /// Records whether messages wait for room on this link: see [`Producer::wait_for_room`].
     #[inline]
     pub fn wait_for_room(&mut self, waits: bool) {
         self.producer.wait_for_room(waits);
     }
 
-    /// Makes the processor own the lines that a message like the last would fill, while the caller waits for an answer.
+    /// Makes the processor own the lines that a message like the last one would fill, while the caller waits for an answer.
     #[inline]
     pub fn own_ahead(&self) {
         self.producer.own_ahead(self.last_len);
@@ -56,31 +57,32 @@ impl ShmLink {
 }
 
 impl ShmLink {
-    /// Offers a region as a bulk ring, once: from then on, if the target takes it, long payloads go there. Gives back one that can't be.
+    /// Offers a region as a bulk ring, once. If the target accepts it, long payloads go there from then on. Returns a region that
+    /// cannot be offered.
     pub fn offer_bulk(&mut self, region: OwnRegion) -> Option<OwnRegion> {
-        // SAFETY: the link keeps the region as long as the producer, which is dropped before it.
+        // SAFETY: the link drops the producer before the region.
         let ring = unsafe { BulkMemory::new(region.ptr(), region.len()) };
         let (Some(ring), None) = (ring, &self.bulk) else { return Some(region) };
-        // SAFETY: as above; the region is this node's own.
+        // SAFETY: the region is mapped as long as above and belongs to this node.
         unsafe { self.producer.offer_bulk(ring, region.number()) };
         self.bulk = Some(region);
         None
     }
 
-    /// Ends the link, and gives its bulk ring back.
+    /// Ends the link and returns its bulk ring.
     pub fn into_bulk(self) -> Option<OwnRegion> {
         self.bulk
     }
 }
 
 impl ShmLink {
-    /// A whole message, if there is room as far as is known. False if not: then push it.
+    /// Pushes a whole message if the link is known to have room. Otherwise returns false: use `push` then.
     ///
     /// # Safety
-    /// It is at most as long as [`packet_bytes`](Link::packet_bytes).
+    /// The message is at most as long as [`packet_bytes`](Link::packet_bytes).
     #[inline(always)]
     pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: &[u8]) -> bool {
-        // SAFETY: a slice; its length: caller.
+        // SAFETY: the slice is readable; the caller guarantees its length.
         let done = self.faults.is_none() && unsafe { self.producer.push_whole(tag, sequence, bytes.as_ptr(), bytes.len()) };
         if done {
             self.last_len = bytes.len();
@@ -94,7 +96,7 @@ impl ShmLink {
 impl Link for ShmLink {
     #[inline]
     unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
-        // The producer keeps room for it, and whoever gives up does not come again.
+        // A `GivenUp` packet gets no injected fault: the producer keeps room for it, and the sender does not try it twice.
         if head.kind != PacketKind::GivenUp
             && let Some(faults) = &mut self.faults
             && faults.full()

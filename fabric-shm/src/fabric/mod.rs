@@ -1,7 +1,7 @@
 //! All lanes of one node: the shared-memory [`Fabric`].
 //!
-//! A look costs about the same with one peer as with sixty: lanes that were busy lately are looked at every time, the
-//! others a few at a time, in turn.
+//! A poll costs about the same with one peer as with sixty. It looks at the recently busy lanes every time, and at a few of the
+//! others in turn.
 
 mod hot;
 mod link;
@@ -23,68 +23,68 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Lanes that are looked at every time.
+/// The most lanes that every poll looks at.
 const BUSY_MAX: usize = 8;
-/// Looks that may find nothing before a busy lane counts as idle.
+/// The number of empty looks after which a busy lane counts as idle.
 const BUSY_LOOKS: u32 = 4096;
-/// Idle lanes looked at in one look.
+/// The number of idle lanes in one poll.
 const IDLE_PER_LOOK: usize = 2;
-/// Packets taken from one lane before the others have their turn.
+/// The most packets to take from one lane before the others have their turn.
 const BURST: usize = 32;
-/// Looks after which the idle lanes and the directory have a turn even if the busy lanes had something each time.
+/// The number of polls after which the idle lanes and the directory get a turn even if the busy lanes always had packets.
 const IDLE_LOOKS: u32 = 128;
 
-/// What happened to a node of the domain.
+/// A change of another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// It attached.
     Joined(NodeId, Incarnation),
-    /// It left in good order. Messages it sent may still be on their way up.
+    /// It left in good order. Its messages may still be waiting to be delivered.
     Left(NodeId, Incarnation),
-    /// It died. Messages it published before may still be on their way up.
+    /// It died. Messages that it published before may still be waiting to be delivered.
     Died(NodeId, Incarnation),
-    /// Everything that a node which left or died had published has been delivered.
+    /// Everything that a node published before it left or died has been delivered.
     Drained(NodeId, Incarnation),
-    /// The other fabric by which it sends as well is gone, though it lives: what went by it may be lost.
+    /// The other fabric that the node also sends by is gone although the node lives. Messages on that fabric may be lost.
     Parted(NodeId, Incarnation),
-    /// Its inbox was truncated under our mapping: its lanes are read no more.
+    /// The node's inbox was truncated under our mapping, so its lanes are no longer read.
     Cut(NodeId),
-    /// This node's own inbox was truncated, by whomever: no lane is read any more.
+    /// This node's own inbox was truncated, so no lane is read any more.
     Severed,
-    /// Something else of this node was truncated, on which no messages depend.
+    /// Another segment of this node was truncated. Messages do not depend on it.
     Truncated(&'static str),
 }
 
 enum Slot {
     Vacant,
     Live(Arc<PeerInbox>),
-    /// Gone; what it published is still being read.
+    /// The node is gone, but its published packets are still being read.
     Closing(Incarnation),
 }
 
 /// The lanes of one node.
 pub struct ShmFabric {
-    // Declared before `membership`, whose segments they point into.
+    // Declared before `membership`, which owns the segments that they point into.
     lanes: Vec<Lane>,
     slots: Vec<Slot>,
-    /// The latest life of each node that was told of.
+    /// The latest incarnation of each node that was reported.
     told: Vec<Incarnation>,
     busy: Vec<usize>,
-    /// Lanes of live or closing nodes, busy or not.
+    /// Lanes of living or closing nodes, busy or idle.
     open: Vec<usize>,
     next_busy: usize,
     next_idle: usize,
     looks: u32,
     generation: u32,
     closing: usize,
-    /// The life of each node that sends by another fabric as well.
+    /// For each node, the incarnation that also sends by another fabric.
     beside: Vec<Option<Incarnation>>,
-    /// Lanes of which the first message waits for one that comes by another link.
+    /// Lanes whose first message waits for one that comes by another link.
     later: Vec<usize>,
     networked: bool,
-    /// Somebody truncated this node's inbox, and that was told.
+    /// This node's inbox was truncated, and that was reported.
     severed: bool,
-    /// What else of this node was truncated, and told.
+    /// The other truncated segment of this node that was reported.
     truncated: Option<&'static str>,
     changes: VecDeque<Change>,
     faults: Option<Faults>,
@@ -100,7 +100,8 @@ impl ShmFabric {
         let latencies = Arc::<LatencyHistogram>::default();
         let lane_of = |index: usize| {
             let (source, priority) = (NodeId((index / PRIORITIES) as u16), Priority::ALL[index % PRIORITIES]);
-            // SAFETY: the membership made its inbox `inbox_bytes(max_nodes, geometry)` long; `self.membership` keeps it mapped.
+            // SAFETY: the membership created its inbox with `inbox_bytes(max_nodes, geometry)` bytes; `self.membership` keeps it
+            // mapped.
             let memory = unsafe { RawMemory::new(inbox.add(block_offset(source, &geometry)), geometry.lane(priority)) };
             let consumer = Consumer::new(memory);
             Lane {
@@ -146,12 +147,12 @@ impl ShmFabric {
         fabric
     }
 
-    /// The membership whose lanes these are.
+    /// The membership that the lanes belong to.
     pub fn membership(&self) -> &Arc<Membership> {
         &self.membership
     }
 
-    /// How long sampled messages took from being published to being taken.
+    /// The latencies of sampled messages, from publishing to taking.
     pub fn latencies(&self) -> &LatencyHistogram {
         &self.latencies
     }
@@ -162,7 +163,7 @@ impl ShmFabric {
         unsafe { Bell::at(self.membership.inbox().ptr()) }
     }
 
-    /// What happened to other nodes, oldest first.
+    /// The next change of another node, oldest first.
     #[inline]
     pub fn next_change(&mut self) -> Option<Change> {
         if self.changes.is_empty() { None } else { self.changes.pop_front() }
@@ -199,9 +200,9 @@ impl ShmFabric {
             match lane.consumer.peek() {
                 Peek::Empty => break,
                 Peek::Packet(seen) => {
-                    // Before it is used, which may be a callback of the application.
+                    // Read the clock before the packet is used, because its use may call the application.
                     let age = if seen.stamp != 0 { age(seen.stamp) } else { None };
-                    // SAFETY: from the latest peek; the payload is gone before the packet is taken.
+                    // SAFETY: from the latest peek; the payload is dropped before the packet is taken.
                     let payload = unsafe { lane.consumer.payload(&seen) };
                     match sink.packet(lane.source, lane.incarnation, lane.priority, &seen.head, payload) {
                         Verdict::Taken => {
@@ -228,7 +229,7 @@ impl ShmFabric {
                                 taken += 1;
                                 continue;
                             }
-                            // Once, and not at every look: the producer would be woken again and again for nothing.
+                            // Refuse once and not at every look, or the producer would wake again and again for nothing.
                             let news = !lane.consumer.refusing() || lane.consumer.has_untold();
                             lane.consumer.refuse(true);
                             if news && lane.consumer.tell() {
@@ -243,7 +244,8 @@ impl ShmFabric {
                                 lane.later = true;
                                 self.later.push(index);
                             } else {
-                                // What comes before it never will. Of a life that is over it was lost with it.
+                                // The missing message will never come. If this incarnation has ended, the message was lost with
+                                // it.
                                 lane.damaged = true;
                                 if is_live {
                                     sink.damaged(lane.source, lane.priority, "a message out of sequence");
@@ -271,8 +273,8 @@ impl ShmFabric {
         (taken, false)
     }
 
-    /// A life of a node sends by another fabric as well, or (`false`) does so no more, and all that came by it was delivered. Until then what it
-    /// published is not [drained](Change::Drained).
+    /// Records that an incarnation of a node also sends by another fabric, or (`false`) that it no longer does and everything
+    /// from there was delivered. Until then the fabric does not report its lanes as [drained](Change::Drained).
     pub fn set_beside(&mut self, node: NodeId, life: Incarnation, is_beside: bool) {
         let beside = &mut self.beside[node.index()];
         if is_beside {
@@ -283,12 +285,13 @@ impl ShmFabric {
         }
     }
 
-    /// This node is on a network: who shares memory with it may send by that as well, before this end knows.
+    /// Records that this node is on a network. A node that shares memory may then also send over the network before this end
+    /// knows.
     pub fn set_networked(&mut self) {
         self.networked = true;
     }
 
-    /// What waits for something of a node that sends by no other link is waited for no longer: for the network had the time to bring it.
+    /// Stops waiting for missing messages of nodes that send by no other link: the network had time to bring them.
     pub fn judge_later(&mut self) {
         for &index in &self.later {
             let lane = &mut self.lanes[index];
@@ -300,18 +303,18 @@ impl ShmFabric {
         self.later.retain(|index| lanes[*index].later);
     }
 
-    /// Whether messages wait for some that come by another link.
+    /// Whether messages wait for earlier ones that come by another link.
     #[inline(always)]
     pub fn has_later(&self) -> bool {
         !self.later.is_empty()
     }
 
-    /// Whether what a life of a node that is gone had published is still being read.
+    /// Whether packets of a departed incarnation of a node are still being read.
     pub fn is_closing(&self, node: NodeId) -> bool {
         matches!(self.slots.get(node.index()), Some(Slot::Closing(_)))
     }
 
-    /// Whether all that is left of a node waits for something that comes by another link.
+    /// Whether everything left of a node waits for messages that come by another link.
     pub fn is_put_off(&self, node: NodeId) -> bool {
         let lanes = &self.lanes[node.index() * PRIORITIES..][..PRIORITIES];
         let is_over = |lane: &Lane| {
@@ -320,7 +323,7 @@ impl ShmFabric {
         lanes.iter().all(is_over)
     }
 
-    /// Something came by another link: what waited for it is asked for again.
+    /// A message came by another link, so the lanes that waited for it are polled again.
     pub fn try_again(&mut self) {
         for index in self.later.drain(..) {
             self.lanes[index].later = false;
@@ -364,23 +367,23 @@ impl ShmFabric {
         (taken, false)
     }
 
-    /// Looks up to `rounds` times at the lane that was busy last, and returns it if it has something: the shortest way from
-    /// a published word to its reader. Now and then it says `None` unasked, so that the caller polls all lanes.
+    /// The fast path from a published word to its reader: returns the lane that was busy last. Now and then it returns `None`, so
+    /// that the caller polls all lanes.
     #[inline(always)]
     pub fn hot(&mut self) -> Option<Hot<'_>> {
         let &index = self.busy.get(self.next_busy)?;
-        // Before every look of all lanes that is due, so that `poll` does it.
+        // Return `None` whenever a look at all lanes is due, so that `poll` does it.
         if self.looks + 1 >= IDLE_LOOKS || self.busy.len() > 1 || self.faults.is_some() || !self.changes.is_empty() {
             return None;
         }
         self.looks += 1;
         let lane = &mut self.lanes[index];
-        // As `is_news` asks; nothing of it changes while this is watched.
+        // The same conditions as in `is_news`; none of them changes while the caller watches the lane.
         let is_open = !lane.damaged && !lane.later && !lane.consumer.refusing() && lane.consumer.taken() != 0;
         is_open.then_some(Hot { lane, index })
     }
 
-    /// Looks up to `rounds` times at the lanes that were busy lately. True as soon as one has something.
+    /// Looks at the recently busy lanes up to `rounds` times. Returns true as soon as one has a packet.
     pub fn spin(&self, rounds: u32) -> bool {
         !self.busy.is_empty()
             && (0..rounds).any(|_| {
@@ -389,16 +392,16 @@ impl ShmFabric {
             })
     }
 
-    /// Whether anything waits in any lane, or the directory changed. For the last look before sleeping; lanes that the
-    /// driver refused don't count, as it can't take them however often it looks.
+    /// Whether a packet waits in any lane, or the directory changed. For the last look before sleeping. Lanes that the driver
+    /// refused do not count, because the driver cannot take their packets however often it looks.
     pub fn has_news(&self) -> bool {
         self.membership.generation() != self.generation || self.open.iter().any(|&lane| self.lanes[lane].is_news())
     }
 
-    /// Arms the bell and looks at every lane once more. If that found nothing: how long the caller may sleep on the
-    /// bell, `timeout` at most. Disarm the bell after the sleep.
-    pub fn arm(&mut self, timeout: Duration) -> Option<Duration> {
-        let timeout = if self.bell().arm() { timeout } else { timeout.min(Duration::from_millis(1)) };
+    /// Arms the bell for the sleeper of this number and looks at every lane once more. If it finds nothing, returns how long the
+    /// caller may sleep on the bell, `timeout` at most. Disarm the bell after the sleep.
+    pub fn arm(&mut self, sleeper: u32, timeout: Duration) -> Option<Duration> {
+        let timeout = if self.bell().arm_as(sleeper) { timeout } else { timeout.min(Duration::from_millis(1)) };
         if self.has_news() {
             self.bell().disarm();
             return None;
@@ -406,7 +409,7 @@ impl ShmFabric {
         Some(timeout)
     }
 
-    /// Whether some sender was told that its messages are not taken for now.
+    /// Whether any sender was told to stop sending for now.
     pub fn refusing(&self) -> bool {
         self.open.iter().any(|&lane| self.lanes[lane].consumer.refusing())
     }
@@ -443,13 +446,13 @@ impl Fabric for ShmFabric {
         }
         let mut taken = 0;
         if !self.changes.is_empty() {
-            // First the caller has to know whose packets these are: the numbers of a new life begin anew.
+            // The caller must first learn which incarnation sent these packets: a new one starts its sequence numbers from 0.
             return 0;
         }
         self.looks = (self.looks + 1) % IDLE_LOOKS;
         let idle_first = self.looks == 0;
         if idle_first {
-            // A lane that always has something must not keep the idle ones waiting for ever.
+            // A lane that always has packets must not starve the idle ones.
             let (more, stop) = self.poll_idle(sink, budget);
             if stop || more >= budget {
                 return more;
@@ -475,7 +478,7 @@ impl Fabric for ShmFabric {
                 return taken;
             }
         }
-        // Once a call at most: between a node's end and its next life the driver must have seen the changes.
+        // At most once a call: between a node's end and its next incarnation the driver must have seen the changes.
         if taken == 0 && !idle_first {
             taken = self.poll_idle(sink, budget).0;
         }

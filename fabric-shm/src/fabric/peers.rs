@@ -1,4 +1,4 @@
-//! Who came and who went, and what that means for their lanes.
+//! Tracks nodes that join and leave, and opens and closes their lanes.
 
 use super::hot::Lane;
 use super::{Change, ShmFabric, Slot};
@@ -11,7 +11,7 @@ use doorbell_fabric::{Incarnation, NodeId, PRIORITIES};
 use std::sync::Arc;
 
 impl ShmFabric {
-    /// Reads nothing more of what the present life of a node publishes: it broke the rules.
+    /// Stops reading packets of a node's current incarnation, which broke the rules.
     pub fn close_lanes(&mut self, node: NodeId) {
         if self.slots.get(node.index()).is_some_and(|slot| !matches!(slot, Slot::Vacant)) {
             for lane in self.lanes[node.index() * PRIORITIES..][..PRIORITIES].iter_mut() {
@@ -21,7 +21,7 @@ impl ShmFabric {
         }
     }
 
-    /// Whether everything that this life of a node published has been delivered, and no more can come.
+    /// Whether everything that this incarnation published has been delivered and no more can come.
     pub fn drained(&self, node: NodeId, incarnation: Incarnation) -> bool {
         match self.slots.get(node.index()) {
             Some(Slot::Live(inbox)) => inbox.incarnation() != incarnation,
@@ -30,7 +30,7 @@ impl ShmFabric {
         }
     }
 
-    /// Looks at the directory if it changed. A load where it did not.
+    /// Reads the directory if it changed. Costs one load if it did not.
     #[inline]
     pub fn glance(&mut self) {
         if self.membership.generation() != self.generation {
@@ -38,7 +38,7 @@ impl ShmFabric {
         }
     }
 
-    /// Asks of every known peer whether it lives: some 500 ns each.
+    /// Checks for every known peer whether it lives. Costs some 500 ns for each.
     pub fn check_peers(&mut self) {
         self.glance();
         if !self.severed && self.membership.is_severed() {
@@ -72,26 +72,27 @@ impl ShmFabric {
         self.close_drained();
     }
 
-    /// A producer offers a bulk ring for its lane. One that can't be mapped, or is none, is declined: then long messages take the lane's own.
+    /// Answers a producer's offer of a bulk ring. Declines a region that is no ring or cannot be mapped; long messages then use
+    /// the lane's own data ring.
     #[cold]
     pub(super) fn take_bulk_ring(&mut self, index: usize) {
         let lane = &mut self.lanes[index];
         let Some(number) = lane.consumer.offered() else { return };
         let region = self.membership.open_region(lane.source, lane.incarnation, number, false);
-        let region = region.inspect_err(|error| tracing::debug!(node = lane.source.0, %error, "a bulk ring is not taken")).ok();
+        let region = region.inspect_err(|error| tracing::debug!(node = lane.source.0, %error, "declined a bulk ring")).ok();
         // SAFETY: the lane keeps the region until it is reset.
         let ring = region.as_ref().and_then(|region| unsafe { BulkMemory::new(region.ptr(), region.len()) });
-        // SAFETY: as above.
+        // SAFETY: the lane keeps the region until it is reset.
         unsafe { lane.consumer.answer(ring) };
         lane.bulk = region;
     }
 
     #[cold]
     fn read_directory(&mut self) {
-        // The generation first: what changes while we read brings us here again.
+        // Read the generation first: a change during the rest of this function brings the reader here again.
         self.generation = self.membership.generation();
         let members = self.membership.members();
-        // Whoever we know and the directory no longer names may have left: ask the kernel, not the directory.
+        // A known node that the directory no longer names may have left. Ask the kernel and not the directory.
         if (0..self.slots.len()).any(|index| match &self.slots[index] {
             Slot::Live(inbox) => !members.iter().any(|m| m.id.index() == index && m.incarnation == inbox.incarnation()),
             _ => false,
@@ -111,7 +112,7 @@ impl ShmFabric {
             match self.membership.open_peer(member.id) {
                 Ok(inbox) if inbox.incarnation() == member.incarnation => self.open_slot(index, inbox),
                 Ok(_) => {}
-                // It died before we looked. It is told of once, though it stays listed until the next node joins.
+                // The node died before this look. Report it once, although it stays listed until the next node joins.
                 Err(ShmError::NodeDead { incarnation, .. }) => {
                     if self.told[index] != incarnation {
                         self.close_slot(index, incarnation, true);
@@ -134,25 +135,25 @@ impl ShmFabric {
         self.slots[index] = Slot::Live(inbox);
     }
 
-    /// A life that came, sent and went between two looks is heard all the same: what it published lies in its lanes.
+    /// Handles an incarnation that joined, sent and ended between two looks: its published packets are still in its lanes.
     fn close_unseen(&mut self, index: usize) {
         let lanes = &self.lanes[index * PRIORITIES..][..PRIORITIES];
         let owners: [u64; PRIORITIES] = std::array::from_fn(|priority| lanes[priority].consumer.owner());
         if owners == [0; PRIORITIES] {
             return;
         }
-        // After the owners: whoever has claimed a lane is listed by then, or has gone. One lane may be the next life's already
-        // while another still holds what the former sent.
+        // Read the directory after the owners: by then every incarnation that claimed a lane is listed or has gone. One lane may
+        // already belong to the next incarnation while another still holds packets of the former.
         let listed = self.membership.member(NodeId(index as u16)).map(|member| member.incarnation.0 as u64);
         let Some(owner) = owners.into_iter().find(|owner| *owner != 0 && Some(*owner) != listed) else { return };
         match u32::try_from(owner) {
             Ok(owner) => self.close_slot(index, Incarnation(owner), false),
-            // Nobody of ours writes that.
+            // No correct node writes such an owner.
             Err(_) => self.lanes[index * PRIORITIES..][..PRIORITIES].iter_mut().for_each(Lane::reset),
         }
     }
 
-    /// A life that nobody here has seen is gone, and its lanes are to be read.
+    /// Closes the slot of an incarnation that ended before this node saw it. Its lanes are still to be read.
     fn close_slot(&mut self, index: usize, incarnation: Incarnation, died: bool) {
         let node = NodeId(index as u16);
         for lane in &mut self.lanes[index * PRIORITIES..][..PRIORITIES] {
@@ -165,11 +166,11 @@ impl ShmFabric {
         self.closing += 1;
     }
 
-    /// Makes the list of lanes to look at anew. Small and rare.
+    /// Rebuilds the list of lanes to poll. Small and rare.
     fn reopen(&mut self) {
         self.open.clear();
         for (index, slot) in self.slots.iter().enumerate() {
-            // What is in one's own lanes is nobody's any more once they were cut off.
+            // After this node's inbox was cut off, nothing in its lanes is valid.
             if !matches!(slot, Slot::Vacant) && !self.severed {
                 self.open.extend((0..PRIORITIES).map(|p| index * PRIORITIES + p));
             }
@@ -183,7 +184,7 @@ impl ShmFabric {
         }
     }
 
-    /// Frees the lanes of nodes that are gone once all they published was taken.
+    /// Frees the lanes of departed nodes once everything published there was taken.
     #[cold]
     pub(super) fn close_drained(&mut self) {
         if self.closing == 0 {
@@ -200,7 +201,7 @@ impl ShmFabric {
                 |lane: &Lane| lane.damaged || !lane.is_of_known_life() || !matches!(lane.consumer.peek(), Peek::Packet(_));
             if lanes.iter().all(is_drained) {
                 for lane in lanes {
-                    // A lane that this life never claimed may by now be claimed by the next.
+                    // The next incarnation may already have claimed a lane that this one never claimed.
                     let was_its = lane.consumer.taken() != 0 || lane.consumer.owner() == incarnation.0 as u64;
                     if was_its || (lane.damaged && !lane.by_association) {
                         lane.reset();
@@ -216,7 +217,7 @@ impl ShmFabric {
             }
         }
         if changed {
-            // The next life may be listed already.
+            // The next incarnation may be listed already.
             self.generation = self.generation.wrapping_sub(1);
             self.reopen();
         }

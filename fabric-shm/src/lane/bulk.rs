@@ -1,25 +1,26 @@
-//! The bulk ring: a second data ring of a lane, in memory of its producer's own.
+//! The bulk ring: a second data ring of a lane, in memory that belongs to its producer.
 //!
-//! An inbox has lanes for all nodes that may come, so that a lane's own data ring is small; and a small ring is slow for long messages.
-//! Between processors that share a cache, its lines go from one core's own cache to the other's, which takes longer than from the cache
-//! that they share; between others, each line that is written is one that the other side still holds. So whoever sends long messages makes a
-//! larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it, to be read only.
+//! An inbox has lanes for all possible nodes, so a lane's own data ring is small, and a small ring is slow for long messages.
+//! Between processors that share a cache, its lines move from one core's private cache to the other's, which takes longer than
+//! from the shared cache. Between other processors, every written line is still held by the other side. So a sender of long
+//! messages creates a larger ring, offers it with a control word of the lane, and uses it once the consumer has mapped it
+//! read-only.
 //!
-//! Positions and rules are those of the data ring; the lowest bit of a cell's place says which of the two is meant.
+//! Positions and rules are those of the data ring. The lowest bit of a cell's place tells the two rings apart.
 
 use super::data_room;
 use crate::copies::Distance;
 use doorbell_fabric::LinkDown;
 
-/// Payloads from this length on go to the bulk ring, if there is one.
+/// The shortest payload that goes to the bulk ring.
 pub const BULK_LEAST: usize = 8 << 10;
-/// So much of a bulk ring is used between processors that share a cache, which is to hold it.
+/// The part of a bulk ring that is used between processors that share a cache, so that the cache can hold it.
 const NEAR_BYTES: u64 = 2 << 20;
-/// The consumer tells how far it has read at least so often.
+/// The consumer reports its progress at least once for this many bytes.
 const TOLD_WITHIN: u64 = 256 << 10;
-/// How long a bulk ring may be: a power of two.
+/// The allowed lengths of a bulk ring. The length is a power of two.
 pub const BULK_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 30;
-/// Set in a cell's place if it is one of the bulk ring. Places are multiples of a line.
+/// Marks a place in the bulk ring. Places are multiples of a line, so the bit is free.
 pub(super) const IN_BULK: u64 = 1;
 
 /// The memory of a bulk ring.
@@ -29,25 +30,25 @@ pub struct BulkMemory {
     bytes: usize,
 }
 
-// SAFETY: reached through copies whose order the lane protocol keeps; `new`'s caller keeps it mapped.
+// SAFETY: accessed by copies in the order of the lane protocol; the caller of `new` keeps it mapped.
 unsafe impl Send for BulkMemory {}
 
 impl BulkMemory {
-    /// `None` if no ring can have so many bytes.
+    /// Returns `None` if a ring cannot have this length.
     ///
     /// # Safety
-    /// `bytes` bytes are mapped at `start` as long as this value or a copy is used; writable at the producer's end.
+    /// `bytes` bytes are mapped at `start` as long as this value or a copy is used. At the producer's end they are writable.
     pub unsafe fn new(start: *mut u8, bytes: usize) -> Option<Self> {
         (bytes.is_power_of_two() && BULK_BYTES.contains(&bytes)).then_some(Self { start, bytes })
     }
 
-    /// Bytes.
+    /// The number of bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Where a position lies.
+    /// The address of a position.
     #[inline(always)]
     pub(super) fn at(&self, position: u64) -> *mut u8 {
         self.start.wrapping_add((position & (self.bytes as u64 - 1)) as usize)
@@ -58,11 +59,11 @@ impl BulkMemory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filled {
     pub bytes: u64,
-    /// Of them, those that are used: the others are skipped.
+    /// The bytes of a lap that are used; the rest of the ring is skipped.
     pub used: u64,
     /// Position of the next byte.
     pub tail: u64,
-    /// How far the consumer had read when last looked.
+    /// The consumer's position when last read.
     pub head_seen: u64,
 }
 
@@ -71,8 +72,8 @@ impl Filled {
         Self { bytes: bytes as u64, used: bytes as u64, tail: 0, head_seen: 0 }
     }
 
-    /// Where the next `len` bytes go: at the tail, or at the ring's start if they would not fit in one piece. `None` if there is no room,
-    /// as far as is known.
+    /// The place of the next `len` bytes: at the tail, or at the ring's start if they would not fit in one piece. `None` if there
+    /// is no known room.
     #[inline(always)]
     pub fn place(&self, len: usize) -> Option<u64> {
         let offset = self.tail & (self.bytes - 1);
@@ -82,24 +83,25 @@ impl Filled {
 
     /// Whether `len` bytes fit, in packets of `packet` bytes.
     pub fn fits(&self, len: usize, packet: usize) -> bool {
-        // What was skipped at the end of a lap is not in use.
+        // Bytes that were skipped at the end of a lap are not in use.
         let skipped = if self.tail / self.bytes == self.head_seen / self.bytes { 0 } else { self.bytes - self.used };
         (self.tail - self.head_seen).saturating_sub(skipped) + data_room(len) + packet as u64 <= self.used
     }
 
-    /// Whether it takes payloads of this length: a quarter of it at most, so that one of them, the waste at its end and what was read but not
-    /// yet told of always fit together.
+    /// Whether the ring accepts payloads of this length: at most a quarter of the ring. Then one payload, the waste at the ring's
+    /// end, and the bytes that were read but not yet reported always fit together.
     #[inline(always)]
     pub fn takes(&self, len: usize) -> bool {
         len >= BULK_LEAST && len as u64 <= self.used / 4
     }
 
-    /// Between processors that share a cache, a part of the ring is enough.
+    /// Uses only a part of the ring between processors that share a cache.
     pub fn adapt(&mut self, distance: Distance) {
         self.used = if distance == Distance::Near { self.bytes.min(NEAR_BYTES) } else { self.bytes };
     }
 
-    /// What the consumer says of itself: as a distance, a forged word can at worst look like a full or an empty ring, or it is found out.
+    /// Takes the consumer's reported position. It is compared as a distance, so a forged word looks like a full or an empty ring
+    /// at worst, or is detected.
     pub fn see(&mut self, head: u64) -> Result<(), LinkDown> {
         if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {
             return Err(LinkDown::Damaged);
@@ -115,7 +117,7 @@ pub(super) struct Drained {
     pub bytes: u64,
     /// Position of the next byte.
     pub head: u64,
-    /// What the producer was last told.
+    /// The position that was last reported to the producer.
     pub told: u64,
 }
 
@@ -124,7 +126,7 @@ impl Drained {
         Self { bytes: bytes as u64, head: 0, told: 0 }
     }
 
-    /// Whether `len` bytes at a place, which another process wrote, are in the ring and in one piece.
+    /// Whether `len` bytes at a place, which another process wrote, lie in the ring in one piece.
     #[inline(always)]
     pub fn holds(&self, place: u64, len: usize) -> bool {
         let (ahead, offset) = (place.wrapping_sub(self.head), place & (self.bytes - 1));
@@ -134,7 +136,8 @@ impl Drained {
             && offset + len as u64 <= self.bytes
     }
 
-    /// After `len` bytes at `place` were read. Whether it is time to tell the producer: once a quarter lap at least.
+    /// Records that `len` bytes at `place` were read. Returns whether to report that to the producer, at least once a quarter
+    /// lap.
     #[inline(always)]
     pub fn take(&mut self, place: u64, len: usize) -> bool {
         self.head = place + data_room(len);

@@ -1,4 +1,4 @@
-//! The end of a lane that reads.
+//! The reading end of a lane.
 
 #[cfg(not(loom))]
 use super::RawMemory;
@@ -9,40 +9,40 @@ use doorbell_fabric::Payload;
 use doorbell_fabric::sync::{Ordering, light_barrier};
 use doorbell_fabric::{PacketHead, PacketKind};
 
-/// How many cells ahead of the one it reads the consumer asks for. In a stream they are written by then, and each line would be a
-/// journey that only the next few instructions overlap; in a conversation the line is here already, from the lap before.
+/// The number of cells by which the consumer prefetches ahead. In a stream those cells are written by then, and only the next few
+/// instructions would overlap the journey of each line. In a conversation the line is here already, from the lap before.
 const ASK_AHEAD: u64 = 16;
 
-/// The only reader of a lane. Its positions are private; what it publishes is for the producer alone.
+/// The only reader of a lane. Its positions are private; it publishes its progress only for the producer.
 pub struct Consumer<M> {
     memory: M,
     /// Position of the next packet.
     head: u64,
-    /// What the producer was last told.
+    /// The position that was last reported to the producer.
     head_told: u64,
     data: Drained,
     bulk: Option<(BulkMemory, Drained)>,
-    /// The bulk ring that is offered, until that is answered.
+    /// The offered bulk ring, until the offer is answered.
     offered: u64,
     answered: bool,
-    /// Bytes of the last payload that did not fit into its cell.
+    /// Length of the last payload that did not fit into its cell.
     last_len: usize,
     refusing: bool,
 }
 
-/// A packet that is first in its lane, checked and in private memory but for its payload.
+/// The first packet of a lane: checked, and in private memory except for its payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     /// The packet's head.
     pub head: PacketHead,
-    /// Bytes of its payload.
+    /// The length of its payload.
     pub len: usize,
-    /// The time at which it was published, if it was sampled; else 0. As its producer says.
+    /// The publishing time that the producer states, if the packet was sampled; else 0.
     pub stamp: u32,
     place: Place,
 }
 
-/// Where the payload of the first packet lies.
+/// The place of the first packet's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
     /// In its cell.
@@ -53,7 +53,7 @@ pub enum Place {
     Bulk(u64),
 }
 
-/// The first word of the packet that is first in its lane.
+/// The first word of the first packet in a lane.
 #[derive(Clone, Copy, Debug)]
 pub struct FirstWord(u64);
 
@@ -64,26 +64,26 @@ impl FirstWord {
         (self.0 >> 32) as u8 == PacketKind::Whole as u8
     }
 
-    /// Bytes of its payload.
+    /// The length of its payload.
     #[inline(always)]
     pub fn payload_bytes(self) -> usize {
         (self.0 >> 40) as usize
     }
 }
 
-/// What is first in a lane.
+/// The state of the first cell of a lane.
 #[derive(Clone, Copy, Debug)]
 pub enum Peek {
     /// Nothing.
     Empty,
     /// A packet.
     Packet(Seen),
-    /// Something no producer writes.
+    /// Values that no producer writes.
     Damaged(&'static str),
 }
 
 impl<M: LaneMemory> Consumer<M> {
-    /// The reader of a lane that is blank, or was [`reset`](Self::reset).
+    /// The reader of a lane that is blank or was [`reset`](Self::reset).
     pub fn new(memory: M) -> Self {
         let data = Drained::new(memory.data_bytes());
         Self {
@@ -102,7 +102,7 @@ impl<M: LaneMemory> Consumer<M> {
     /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
-        // As `peek` says it: a word without a kind is no packet, whoever wrote it.
+        // The same condition as in `peek`: a word without a kind is not a packet, whoever wrote it.
         let check = self.first_word();
         check as u32 == (self.head + 1) as u32 && check >> 32 != 0
     }
@@ -124,7 +124,8 @@ impl<M: LaneMemory> Consumer<M> {
         self.memory.cell_word(self.cell(), word::CHECK).load(Ordering::Acquire)
     }
 
-    /// Looks up to `rounds` times for a packet, and does `between` after each look in vain. What the packet's first word said.
+    /// Looks for a packet up to `rounds` times, and calls `between` after each look that finds none. Returns the packet's first
+    /// word.
     #[inline(always)]
     pub fn watch(&self, rounds: u32, mut between: impl FnMut()) -> Option<FirstWord> {
         // Acquire: pairs with PUBLISH.
@@ -139,7 +140,7 @@ impl<M: LaneMemory> Consumer<M> {
         None
     }
 
-    /// Where the payload of the first packet lies, of which the first word says that it has `len` bytes. `None` if that is not within the
+    /// The place of the first packet's payload, whose length `len` comes from the first word. `None` if it is not within the
     /// lane.
     #[inline(always)]
     pub fn place(&self, len: usize, has_total: bool) -> Option<Place> {
@@ -154,13 +155,13 @@ impl<M: LaneMemory> Consumer<M> {
         self.data.holds(place, len).then_some(Place::Data(place))
     }
 
-    /// Looks at the first packet, without taking it.
+    /// Examines the first packet without taking it.
     #[inline(always)]
     pub fn peek(&self) -> Peek {
         self.watch(1, || ()).map_or(Peek::Empty, |first| self.examine(first))
     }
 
-    /// Looks at the first packet, whose first word was seen since the last was taken.
+    /// Examines the first packet, whose first word was read since the last packet was taken.
     #[inline(always)]
     pub fn examine(&self, FirstWord(check): FirstWord) -> Peek {
         let cell = self.cell();
@@ -214,27 +215,27 @@ impl<M: LaneMemory> Consumer<M> {
         self.memory.cell_word(self.cell(), word::TAG).load(Ordering::Relaxed)
     }
 
-    /// The sequence number of the first packet, unless it bears a time stamp.
+    /// The sequence number of the first packet, unless it carries a time stamp.
     #[inline(always)]
     pub fn unstamped_sequence(&self) -> Option<u32> {
         u32::try_from(self.memory.cell_word(self.cell(), word::SEQUENCE).load(Ordering::Relaxed)).ok()
     }
 
-    /// Gives the first packet's place back. `seen` comes from the latest `peek`. True if the producer's bell is to be rung: it
-    /// waits for room, and there is some now.
+    /// Frees the first packet's place. `seen` comes from the latest `peek`. Returns true if the producer waits for room and its
+    /// bell is to be rung, because there is some now.
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, seen: &Seen) -> bool {
         self.take_from(seen.place, seen.len)
     }
 
-    /// The same, of `len` bytes that lie at `place`.
+    /// Like [`take`](Self::take), for `len` bytes that lie at `place`.
     #[inline(always)]
     #[must_use]
     pub fn take_from(&mut self, place: Place, len: usize) -> bool {
         self.head += 1;
         self.memory.ask_for_cell(((self.head + ASK_AHEAD) & (self.memory.cell_count() as u64 - 1)) as usize);
-        // Once a quarter lap: the line with these words is the producer's to read, and every store here costs it a miss.
+        // Report once a quarter lap: the producer reads the line with these words, and every store here costs it a cache miss.
         let mut is_due = self.head - self.head_told >= self.memory.cell_count() as u64 / 4;
         if let Place::Data(place) = place {
             self.last_len = len;
@@ -245,8 +246,8 @@ impl<M: LaneMemory> Consumer<M> {
         is_due && self.tell()
     }
 
-    /// Takes the first packet and the parts that follow it, if they are of a message that its sender gave up. For a message that
-    /// nobody wants: what comes after it must not wait for it.
+    /// Takes the first packet and the following parts if their sender gave the message up. For an unwanted message, so that the
+    /// messages behind it need not wait for it.
     #[cold]
     pub fn skip_given_up(&mut self) -> bool {
         let Peek::Packet(Seen { head: PacketHead { kind: PacketKind::First, total, .. }, len, .. }) = self.peek() else {
@@ -263,7 +264,7 @@ impl<M: LaneMemory> Consumer<M> {
                 return false;
             }
             if (check >> 32) as u8 != PacketKind::Next as u8 {
-                // The rest won't come: another message begins, or this one is said to be given up.
+                // The rest will not come: another message begins, or the sender reports that it gave this one up.
                 for _ in 0..parts {
                     let Peek::Packet(seen) = self.peek() else { break };
                     let _ = self.take(&seen);
@@ -275,14 +276,14 @@ impl<M: LaneMemory> Consumer<M> {
         false
     }
 
-    /// Whether there is something to tell.
+    /// Whether there is unreported progress.
     pub fn has_untold(&self) -> bool {
         let untold = |ring: &Drained| ring.head != ring.told;
         self.head != self.head_told || untold(&self.data) || self.bulk.as_ref().is_some_and(|(_, ring)| untold(ring))
     }
 
-    /// Tells the producer how far this end has read. Release: our reads happen before its next writes there. True if the
-    /// producer waits for it.
+    /// Reports this end's progress to the producer. Release: our reads happen before the producer's next writes there. Returns
+    /// true if the producer waits for the report.
     pub fn tell(&mut self) -> bool {
         self.memory.control(Control::Head).store(self.head, Ordering::Release);
         self.memory.control(Control::DataHead).store(self.data.head, Ordering::Release);
@@ -291,15 +292,15 @@ impl<M: LaneMemory> Consumer<M> {
             self.memory.control(Control::BulkHead).store(ring.head, Ordering::Release);
             ring.told = ring.head;
         } else if !self.answered {
-            // Acquire: what is offered was there before.
+            // Acquire: the offered ring exists before the offer.
             self.offered = self.memory.control(Control::Bulk).load(Ordering::Acquire);
         }
-        // As with the bell: a producer about to sleep says so, fences for both, and looks at the head once more.
+        // As with the bell: a producer that is about to sleep announces it, fences for both, and reads the head once more.
         light_barrier();
         self.memory.control(Control::Waiting).load(Ordering::Relaxed) != 0
     }
 
-    /// Tells the producer whether this end takes messages.
+    /// Tells the producer whether this end accepts messages.
     #[inline]
     pub fn refuse(&mut self, refuse: bool) {
         if self.refusing != refuse {
@@ -308,19 +309,20 @@ impl<M: LaneMemory> Consumer<M> {
         }
     }
 
-    /// Whether the producer was told that no more messages are taken.
+    /// Whether the producer was told that no more messages are accepted.
     #[inline]
     pub fn refusing(&self) -> bool {
         self.refusing
     }
 
-    /// The number of the region that the producer offers as a bulk ring, until that is answered.
+    /// The number of the region that the producer offers as a bulk ring, until the offer is answered.
     #[inline(always)]
     pub fn offered(&self) -> Option<u32> {
         if self.offered == 0 { None } else { u32::try_from(self.offered - 1).ok() }
     }
 
-    /// Answers the offer: from now on packets may lie in this ring. Without one there will be none in this life of the producer.
+    /// Answers the offer: from now on packets may lie in this ring. With `None`, this incarnation of the producer gets no bulk
+    /// ring.
     ///
     /// # Safety
     /// The memory stays mapped until the lane is [reset](Self::reset) or dropped.
@@ -330,12 +332,13 @@ impl<M: LaneMemory> Consumer<M> {
         self.answered = true;
         if let Some(memory) = ring {
             self.bulk = Some((memory, Drained::new(memory.len())));
-            // Release: pairs with the producer's look, though it only makes it write.
+            // Release: pairs with the producer's load. The mapping need not be ordered before, because the load only permits the
+            // producer to write.
             self.memory.control(Control::BulkTaken).store(offered, Ordering::Release);
         }
     }
 
-    /// Who produces here: an incarnation, or 0. A hint, as another process may write it.
+    /// The incarnation that produces here, or 0. Only a hint, because another process may write it.
     #[inline]
     pub fn owner(&self) -> u64 {
         self.memory.control(Control::Owner).load(Ordering::Acquire)
@@ -347,8 +350,8 @@ impl<M: LaneMemory> Consumer<M> {
         self.head
     }
 
-    /// Blanks the lane and lets a new incarnation claim it. Only when the former producer is dead, or has left, and all it
-    /// published was taken.
+    /// Blanks the lane and lets a new incarnation claim it. Call it only when the former producer is dead or has left, and
+    /// everything it published was taken.
     pub fn reset(&mut self) {
         for cell in 0..self.memory.cell_count() {
             self.memory.cell_word(cell, word::CHECK).store(0, Ordering::Relaxed);
@@ -370,9 +373,9 @@ impl<M: LaneMemory> Consumer<M> {
 
 #[cfg(not(loom))]
 impl Consumer<RawMemory> {
-    /// The line of the next payload, if that is likely to be one line outside its cell. Asking for it while waiting brings it
-    /// together with the cell and not after it. Of a longer payload, asking early would take lines from the producer
-    /// that it is still writing.
+    /// The line of the next payload, if it is likely to be one line outside its cell. A prefetch while waiting brings it together
+    /// with the cell and not after it. For a longer payload, an early prefetch would take lines from the producer that it is
+    /// still writing.
     #[inline(always)]
     pub fn expected_line(&self) -> Option<*const u8> {
         let at = (self.data.head & (self.memory.data_bytes() as u64 - 1)) as usize;
@@ -389,7 +392,7 @@ impl Consumer<RawMemory> {
         unsafe { self.payload_at(seen.place, seen.len) }
     }
 
-    /// The same, of `len` bytes at `place`.
+    /// The `len` payload bytes of the first packet at `place`, in place.
     ///
     /// # Safety
     /// `place` is the [place](Self::place) of `len` bytes of the first packet, and nothing is taken while the payload lives.

@@ -44,7 +44,7 @@ fn exchange(lens: &'static [usize]) {
     });
 }
 
-/// Small packets, one lap and a half of two cells.
+/// Small packets, one and a half laps of two cells.
 #[test]
 fn small_packets_arrive_whole() {
     exchange(&[8, 8, 8]);

@@ -1,4 +1,4 @@
-//! The one small interface by which lane code reaches shared words and bytes.
+//! The interface by which lane code accesses shared words and bytes.
 
 use super::word;
 use crate::copies::Distance;
@@ -8,37 +8,38 @@ use crate::hint;
 use crate::layout::{CELL_BYTES, LanePlace};
 use doorbell_fabric::sync::AtomicU64;
 
-/// The control words of a lane. The first five are written by the consumer, the others by the producer.
+/// The control words of a lane. The consumer writes the first five, the producer the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Control {
-    /// Packets read and given back.
+    /// Packets that were read and freed.
     Head = 0,
-    /// Bytes of the data ring read and given back.
+    /// Bytes of the data ring that were read and freed.
     DataHead = 1,
-    /// Not zero while the consumer takes no more messages from this lane: its pool is full.
+    /// Not zero while the consumer accepts no more messages from this lane because its pool is full.
     Refused = 2,
-    /// Bytes of the bulk ring read and given back.
+    /// Bytes of the bulk ring that were read and freed.
     BulkHead = 3,
-    /// The bulk ring that the consumer has mapped: what was [offered](Control::Bulk).
+    /// The bulk ring that the consumer has mapped: the value of the [offer](Control::Bulk).
     BulkTaken = 4,
     /// The incarnation that produces here; zero when the lane is free to be claimed.
     Owner = 16,
-    /// Not zero while the producer waits for room and may be asleep: then it wants its bell rung when there is some.
+    /// Not zero while the producer waits for room and may be asleep. The consumer then rings the producer's bell when there is
+    /// room.
     Waiting = 17,
-    /// The number of the region, and one, that the producer offers as a bulk ring.
+    /// The number, plus one, of the region that the producer offers as a bulk ring.
     Bulk = 18,
 }
 
-/// A lane's memory. What lies behind it may be written by another process at any time.
+/// The memory of a lane. Another process may write it at any time.
 pub trait LaneMemory {
-    /// A word of a cell; both indices are in range by the caller's masks.
+    /// A word of a cell. The caller's masks keep both indices in range.
     fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64;
     /// A control word.
     fn control(&self, control: Control) -> &AtomicU64;
-    /// How many cells: a power of two.
+    /// The number of cells, a power of two.
     fn cell_count(&self) -> usize;
-    /// Bytes of the data ring: a power of two.
+    /// The size of the data ring in bytes, a power of two.
     fn data_bytes(&self) -> usize;
     /// Copies into the data ring.
     ///
@@ -50,16 +51,16 @@ pub trait LaneMemory {
     /// # Safety
     /// `len` bytes are writable at `dst`; `offset + len` is at most `data_bytes()`.
     unsafe fn read_data(&self, offset: usize, dst: *mut u8, len: usize);
-    /// Asks the processor to move lines that were written to where the consumer finds them sooner.
+    /// Asks the processor to move written lines to a cache level where the consumer finds them sooner.
     #[inline(always)]
     fn offer_data(&self, _offset: usize, _len: usize) {}
-    /// Asks the processor for the line of a cell, to read it later.
+    /// Prefetches the line of a cell for reading.
     #[inline(always)]
     fn ask_for_cell(&self, _cell: usize) {}
-    /// Asks the processor for the line of a cell, to write it later.
+    /// Prefetches the line of a cell for writing.
     #[inline(always)]
     fn own_cell(&self, _cell: usize) {}
-    /// Asks the processor to own the lines that the next packet will fill, while the caller does something else.
+    /// Asks the processor to own the lines that the next packet will fill, while the caller does other work.
     #[inline(always)]
     fn own_data(&self, _offset: usize, _len: usize) {}
 }
@@ -75,8 +76,8 @@ pub struct RawMemory {
     data_bytes: usize,
 }
 
-// SAFETY: the addresses are reached through atomics, or through copies whose order the lane protocol keeps; `new`'s caller keeps them
-// mapped.
+// SAFETY: the addresses are accessed through atomics, or through copies in the order of the lane protocol; the caller of `new`
+// keeps them mapped.
 #[cfg(not(loom))]
 unsafe impl Send for RawMemory {}
 
@@ -100,19 +101,19 @@ impl RawMemory {
         }
     }
 
-    /// Where `offset` of the data ring lies.
+    /// The address of an offset in the data ring.
     #[inline(always)]
     pub(crate) fn data_at(&self, offset: usize) -> *const u8 {
         debug_assert!(offset < self.data_bytes);
-        // SAFETY: in range by the caller's mask.
+        // SAFETY: the caller's mask keeps it in range.
         unsafe { self.data.add(offset) }
     }
 
-    /// Where the payload of an inline packet lies.
+    /// The address of an inline packet's payload.
     #[inline(always)]
     pub(crate) fn inline_at(&self, cell: usize) -> *const u8 {
         debug_assert!(cell < self.cell_count);
-        // SAFETY: in range by the caller's mask.
+        // SAFETY: the caller's mask keeps it in range.
         unsafe { self.cells.add(cell * CELL_BYTES + word::PAYLOAD * 8) }
     }
 }
@@ -122,7 +123,7 @@ impl LaneMemory for RawMemory {
     #[inline(always)]
     fn cell_word(&self, cell: usize, word: usize) -> &AtomicU64 {
         debug_assert!(cell < self.cell_count && word < word::COUNT);
-        // SAFETY: in range by the caller's mask, aligned by `new`, atomic on all sides.
+        // SAFETY: the caller's mask keeps it in range, `new` aligned it, and all sides access it atomically.
         unsafe { &*self.cells.add(cell * CELL_BYTES + word * 8).cast() }
     }
 
@@ -186,7 +187,7 @@ impl LaneMemory for RawMemory {
 #[cfg(not(loom))]
 const _: () = assert!((Control::Bulk as usize + 1) * 8 <= crate::layout::CONTROL_BYTES);
 
-/// Lane memory that loom watches.
+/// Lane memory that loom observes.
 #[cfg(loom)]
 pub struct LoomMemory {
     words: Vec<AtomicU64>,
@@ -201,7 +202,7 @@ impl LoomMemory {
         Self {
             words: (0..cells * word::COUNT).map(|_| AtomicU64::new(0)).collect(),
             controls: (0..=Control::Bulk as usize).map(|_| AtomicU64::new(0)).collect(),
-            // One watched byte stands for a whole cache line: enough to see two sides touch it at once.
+            // One observed byte stands for a whole cache line. That is enough to detect two sides that touch it at once.
             data: (0..data_bytes / 64).map(|_| loom::cell::UnsafeCell::new(0)).collect(),
         }
     }

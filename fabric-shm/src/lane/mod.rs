@@ -1,21 +1,21 @@
 //! The lane: a single-producer, single-consumer ring of packets in shared memory.
 //!
-//! A lane has **cells** of one cache line and a **data ring**. A packet takes one cell; what does not fit into the cell goes
-//! to the data ring, in one piece. The cell's first word is written last, with release: it carries the position of
-//! the packet, so that what an earlier lap left in the cell is never taken for news. Payload bytes never lie where a first
-//! word is expected.
+//! A lane has **cells** of one cache line and a **data ring**. A packet takes one cell. A payload that does not fit into the cell
+//! goes to the data ring, in one piece. The producer writes the cell's first word last, with release. That word carries the
+//! position of the packet, so the consumer never mistakes leftovers of an earlier lap for a new packet. Payload bytes never lie
+//! where the consumer expects a first word.
 //!
 //! ```text
 //! cell   | 0 position, kind, length | 8 tag | 16 sequence, time stamp | 24 payload (40 bytes), or place and total |
 //! ```
 //!
-//! Cost of one small message, from publish to seen: the consumer's polled line moves to the producer and back; nothing
-//! else that is shared is written. The consumer publishes how far it has read once a quarter lap.
+//! The cost of one small message, from publishing to being seen: the polled line moves to the producer and back. No other shared
+//! line is written. The consumer publishes its progress once a quarter lap.
 //!
-//! Every 64th packet bears the time at which it was published; the consumer finds out how long it took, for the board.
+//! Every 64th packet carries the time of its publication. The consumer computes the latency for the board.
 //!
-//! A producer that dies at any instruction has either published its packet or not; what it wrote without publishing is
-//! never seen. The consumer trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
+//! A producer that dies at any instruction has either published its packet or not. The consumer never sees unpublished bytes. It
+//! trusts nothing in a lane: it copies a cell's words once, checks the copy, and uses that.
 
 mod bulk;
 mod consumer;
@@ -32,7 +32,7 @@ pub use producer::{Outstanding, Producer};
 #[cfg(loom)]
 pub use memory::LoomMemory;
 
-/// Payload bytes that fit into a cell.
+/// The longest payload that fits into a cell.
 pub const INLINE_BYTES: usize = 40;
 
 /// Words of a cell, by index.
@@ -52,21 +52,21 @@ pub(crate) fn check_word(position: u64, kind: u8, len: usize) -> u64 {
     position as u32 as u64 | (kind as u64) << 32 | (len as u64) << 40
 }
 
-/// Of so many packets of a lane one bears a time stamp: a power of two.
+/// One in this many packets of a lane carries a time stamp. A power of two.
 pub(crate) const STAMP_EVERY: u64 = 64;
 
-/// Whether packets bear time stamps: loom has no clock, and under Miri time means nothing.
+/// Whether packets carry time stamps. Loom has no clock, and under Miri time has no meaning.
 pub(crate) const STAMPED: bool = cfg!(not(any(loom, miri)));
 
-/// The time, as a packet bears it: never zero, which stands for none.
+/// The current time as a packet carries it. Never zero, which means no stamp.
 #[cold]
 #[inline(never)]
 pub(crate) fn stamp() -> u32 {
     (crate::clock::now_ns() as u32).max(1)
 }
 
-/// Nanoseconds since a packet was stamped, up to two seconds; `None` for stamps that are older or not of this clock. Of stamps
-/// older than four seconds it cannot tell.
+/// Nanoseconds since a packet was stamped, up to two seconds. `None` for older stamps and for stamps of another clock. It cannot
+/// recognise stamps older than four seconds.
 #[cfg(not(loom))]
 #[cold]
 #[inline(never)]
@@ -75,7 +75,7 @@ pub(crate) fn age(stamp: u32) -> Option<u32> {
     (age <= i32::MAX as u32).then_some(age)
 }
 
-/// Bytes that a payload takes in the data ring: whole cache lines.
+/// The bytes that a payload occupies in the data ring: whole cache lines.
 #[inline(always)]
 pub(crate) fn data_room(len: usize) -> u64 {
     (len as u64 + 63) & !63

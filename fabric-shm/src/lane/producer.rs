@@ -1,4 +1,4 @@
-//! The end of a lane that writes.
+//! The writing end of a lane.
 
 use super::bulk::{BulkMemory, Filled, IN_BULK};
 use super::{Control, INLINE_BYTES, LaneMemory, STAMP_EVERY, STAMPED, check_word, data_room, stamp, word};
@@ -7,45 +7,45 @@ use doorbell_fabric::sync::{Ordering, planted_bug};
 use doorbell_fabric::{LinkDown, PacketHead, PacketKind, Push};
 use std::time::Instant;
 
-/// The longest packet whose lines are worth owning ahead: with more, the requests stand in the way of the answer.
+/// The longest packet whose lines are worth owning ahead. The requests for a longer one delay the reply.
 const OWN_AHEAD_BYTES: usize = 2048;
 
-/// The longest packet whose lines are offered to the consumer: of a longer one the consumer asks for the next while it reads the
-/// first, and the processor has better things to do.
+/// The longest packet whose lines are offered to the consumer. Of a longer one, the consumer prefetches the next line while it
+/// reads the first, and the offers would only cost time.
 const OFFER_BYTES: usize = 1024;
 
-/// Ticks of the processor's clock between two packets, from which the consumer is likely to wait for the next one.
+/// The number of ticks between two packets from which the consumer is likely to be waiting for the next one.
 const SELDOM_TICKS: u64 = 768;
 
-/// The longest length that a cell's first word can tell, in whole lines.
+/// The greatest length that a cell's first word can state, in whole lines.
 const LENGTH_MAX: usize = (1 << 24) - 64;
 
-/// The only writer of a lane. Its position is private; the shared memory holds no copy of it that could be forged.
+/// The only writer of a lane. Its position is private: the shared memory holds no copy that could be forged.
 pub struct Producer<M> {
     memory: M,
     /// Position of the next packet.
     tail: u64,
-    /// How far the consumer had read when last looked.
+    /// The consumer's position when last read.
     head_seen: u64,
     data: Filled,
     bulk: Option<Bulk>,
-    /// How far the consumer's processor was when last looked.
+    /// The distance of the consumer's processor when last measured.
     distance: Distance,
     waiting: bool,
-    /// When a packet that might be offered was last pushed, in ticks.
+    /// The time, in ticks, of the last push of a packet that might be offered.
     pushed_at: u64,
 }
 
-/// What a consumer has not read yet, as far as its producer knows.
+/// The backlog that a consumer has not read yet, as far as its producer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outstanding {
     /// Packets.
     pub packets: u64,
-    /// Of so many that there is room for.
+    /// The number of packets that the lane has room for.
     pub places: u64,
-    /// Bytes of payloads that lie in a ring, with what is unused at its end.
+    /// Bytes of payloads in a ring, including the unused bytes at its end.
     pub bytes: u64,
-    /// Of so many.
+    /// The size of that ring in bytes.
     pub room: u64,
 }
 
@@ -54,16 +54,17 @@ struct Bulk {
     memory: BulkMemory,
     ring: Filled,
     offer: u64,
-    /// The consumer has it, too.
+    /// The consumer has mapped it.
     taken: bool,
 }
 
 impl<M: LaneMemory> Producer<M> {
-    /// Claims a free lane for an incarnation. `None` while it still belongs to another: the consumer has not yet read
-    /// all that the former producer left behind.
+    /// Claims a free lane for an incarnation. `None` while the lane still belongs to another: the consumer has not yet read
+    /// everything that the former producer left behind.
     pub fn claim(memory: M, incarnation: u32) -> Option<Self> {
         let owner = memory.control(Control::Owner);
-        // Acquire: pairs with the release of `Consumer::reset`, whose blank cells this producer must not overtake.
+        // Acquire: pairs with the release of `Consumer::reset`. This producer's writes must not overtake the blanking of the
+        // cells.
         owner.compare_exchange(0, incarnation as u64, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         fault_point!("lane.claimed");
         let data = Filled::new(memory.data_bytes());
@@ -79,8 +80,8 @@ impl<M: LaneMemory> Producer<M> {
         })
     }
 
-    /// The most bytes one packet carries: a quarter of the data ring, so that a packet, the waste at the ring's end and what
-    /// the consumer has read but not yet given back always fit together.
+    /// The most bytes that one packet carries: a quarter of the data ring. Then a packet, the waste at the ring's end, and the
+    /// bytes that the consumer has read but not yet freed always fit together.
     #[inline]
     pub fn packet_bytes(&self) -> usize {
         (self.memory.data_bytes() / 4).min(LENGTH_MAX)
@@ -91,8 +92,8 @@ impl<M: LaneMemory> Producer<M> {
         self.memory.data_bytes()
     }
 
-    /// Whether `len` bytes in packets of `packet` bytes fit now, all of them. Errs on the side of no: of a message that does not
-    /// fit as a whole, not even the first packet should take room.
+    /// Whether a whole message of `len` bytes fits now, in packets of `packet` bytes. It errs towards false: if a message does
+    /// not fit as a whole, not even its first packet should take room.
     pub fn has_room(&mut self, len: usize, packet: usize) -> bool {
         let packets = len.div_ceil(packet) as u64;
         let fits = |lane: &Self| {
@@ -108,14 +109,13 @@ impl<M: LaneMemory> Producer<M> {
         fits(self) || (self.look_at_head().is_ok() && fits(self))
     }
 
-    /// Whether the consumer said that it takes no more messages for now.
+    /// Whether the consumer said that it accepts no more messages for now.
     #[inline]
     pub fn refused(&self) -> bool {
         self.memory.control(Control::Refused).load(Ordering::Relaxed) != 0
     }
 
-    /// Says that this end waits for room, or that it does not any more. Say so, arm the bell, and try once more before
-    /// sleeping.
+    /// Announces that this end waits for room, or no longer waits. Announce it, arm the bell, and try once more before sleeping.
     pub fn wait_for_room(&mut self, waits: bool) {
         if self.waiting != waits {
             self.waiting = waits;
@@ -123,7 +123,8 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    /// What the consumer has not read yet, as far as it has told: it tells once a quarter lap. Looks for news only where there can be some.
+    /// The backlog that the consumer has not read yet, as of its latest report: it reports once a quarter lap. Reads the shared
+    /// words only where they can have changed.
     #[inline]
     pub fn outstanding(&mut self) -> Result<Outstanding, LinkDown> {
         let cells = self.memory.cell_count() as u64;
@@ -140,7 +141,7 @@ impl<M: LaneMemory> Producer<M> {
         };
         if let Some(Bulk { ring, taken: true, .. }) = &self.bulk {
             let bytes = ring.tail - ring.head_seen;
-            // Of two rings the fuller one says how full the lane is.
+            // The fuller of the two rings determines how full the lane is.
             if bytes * all.room > all.bytes * ring.used {
                 (all.bytes, all.room) = (bytes, ring.used);
             }
@@ -161,7 +162,7 @@ impl<M: LaneMemory> Producer<M> {
     #[inline]
     pub unsafe fn push(&mut self, head: &PacketHead, bytes: *const u8, len: usize) -> Push {
         let cells = self.memory.cell_count() as u64;
-        // One cell is kept for giving up what was begun.
+        // One cell is reserved for giving up a message that was begun.
         let room = if head.kind == PacketKind::GivenUp { cells } else { cells - 1 };
         if self.tail - self.head_seen >= room {
             match self.look_at_head() {
@@ -182,10 +183,11 @@ impl<M: LaneMemory> Producer<M> {
         Push::Done
     }
 
-    /// A whole message: as [`push`](Self::push), without what only others need. False if there is no room as far as is known: then push it.
+    /// Pushes a whole message: [`push`](Self::push) without the steps that only other packets need. Returns false if there is no
+    /// known room: use `push` then.
     ///
     /// # Safety
-    /// As of [`push`](Self::push).
+    /// The same as for [`push`](Self::push).
     #[inline(always)]
     pub unsafe fn push_whole(&mut self, tag: u64, sequence: u32, bytes: *const u8, len: usize) -> bool {
         let cells = self.memory.cell_count() as u64;
@@ -201,7 +203,7 @@ impl<M: LaneMemory> Producer<M> {
         is_written
     }
 
-    /// Writes a payload into a cell, or into the data ring and its place into the cell.
+    /// Writes a payload into a cell, or into a ring and its place into the cell.
     ///
     /// # Safety
     /// `len` bytes are readable at `bytes`, and `len` is at most `packet_bytes()`.
@@ -212,8 +214,8 @@ impl<M: LaneMemory> Producer<M> {
             unsafe { self.write_inline(cell, bytes, len) };
             return Ok(());
         }
-        // Chunks of a transfer are to keep its target at work until the next one's RTS is seen: a long ring of them would hold that up,
-        // and more chunks would come meanwhile.
+        // Chunks of a transfer should keep the target busy until it sees the next RTS. A long ring of chunks would delay that
+        // RTS, and more chunks would come meanwhile. So chunks use the data ring only.
         let place = self.reserve(len, kind != PacketKind::Chunk)?;
         if place & IN_BULK != 0 {
             if let Some(bulk) = &mut self.bulk {
@@ -235,14 +237,14 @@ impl<M: LaneMemory> Producer<M> {
         Ok(())
     }
 
-    /// Makes the packet seen whose payload is written.
+    /// Publishes the packet whose payload is written.
     #[inline(always)]
     fn publish(&mut self, cell: usize, kind: PacketKind, tag: u64, sequence: u32, len: usize) {
         self.memory.cell_word(cell, word::TAG).store(tag, Ordering::Relaxed);
         let stamp = if STAMPED && self.tail & (STAMP_EVERY - 1) == 0 { stamp() } else { 0 };
         self.memory.cell_word(cell, word::SEQUENCE).store(sequence as u64 | (stamp as u64) << 32, Ordering::Relaxed);
         fault_point!("lane.written");
-        // PUBLISH: release, so that whoever sees this word sees the rest of the cell and the data.
+        // PUBLISH: release, so that a consumer that sees this word sees the rest of the cell and the data.
         let publish = if planted_bug("publish") { Ordering::Relaxed } else { Ordering::Release };
         self.memory.cell_word(cell, word::CHECK).store(check_word(self.tail + 1, kind as u8, len), publish);
         self.tail += 1;
@@ -250,7 +252,8 @@ impl<M: LaneMemory> Producer<M> {
         fault_point!("lane.published");
     }
 
-    /// Whether the consumer likely waits for these lines. In a stream it is behind, and offering them would only cost time.
+    /// Whether the consumer is likely to wait for these lines. In a stream it lags behind, and offering them would only cost
+    /// time.
     #[inline(always)]
     fn is_worth_offering(&mut self, len: usize) -> bool {
         if !(64 + 1..=OFFER_BYTES).contains(&len) {
@@ -260,8 +263,8 @@ impl<M: LaneMemory> Producer<M> {
         now.wrapping_sub(std::mem::replace(&mut self.pushed_at, now)) > SELDOM_TICKS
     }
 
-    /// Makes the processor own the lines that a packet of `len` bytes would fill next. Worth it when the caller waits
-    /// now and sends later: the lines come while it waits.
+    /// Makes the processor own the lines that a packet of `len` bytes would fill next. Worthwhile when the caller waits now and
+    /// sends later: the lines arrive while it waits.
     #[inline]
     pub fn own_ahead(&self, len: usize) {
         if len > INLINE_BYTES && len <= OWN_AHEAD_BYTES {
@@ -269,7 +272,7 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    /// Whole words, then the rest without reading beyond the end of the source.
+    /// Writes whole words, then the rest without reading beyond the end of the source.
     #[inline(always)]
     unsafe fn write_inline(&self, cell: usize, bytes: *const u8, len: usize) {
         let store = |index: usize, value: u64| self.memory.cell_word(cell, word::PAYLOAD + index).store(value, Ordering::Relaxed);
@@ -287,7 +290,7 @@ impl<M: LaneMemory> Producer<M> {
         }
     }
 
-    /// Where the next `len` bytes go, in the data ring or, if they may, in the bulk ring.
+    /// The place of the next `len` bytes, in the data ring or, if allowed, in the bulk ring.
     #[inline(always)]
     fn reserve(&mut self, len: usize, may_bulk: bool) -> Result<u64, Push> {
         let place = |lane: &Self| match &lane.bulk {
@@ -309,11 +312,11 @@ impl<M: LaneMemory> Producer<M> {
     pub unsafe fn offer_bulk(&mut self, memory: BulkMemory, number: u32) {
         let offer = u64::from(number) + 1;
         self.bulk = Some(Bulk { memory, ring: Filled::new(memory.len()), offer, taken: false });
-        // Release: the region is there before it is offered.
+        // Release: the region exists before the offer.
         self.memory.control(Control::Bulk).store(offer, Ordering::Release);
     }
 
-    /// Reads how far the consumer is, and how far away.
+    /// Reads the consumer's position, and measures its distance.
     #[cold]
     fn look_at_head(&mut self) -> Result<(), LinkDown> {
         if cfg!(any(loom, miri)) {
@@ -322,19 +325,19 @@ impl<M: LaneMemory> Producer<M> {
         let began = Instant::now();
         let head = self.memory.control(Control::Head).load(Ordering::Relaxed);
         std::hint::black_box(head);
-        // The consumer wrote this line since we last looked, so the load took one journey of a line.
+        // The consumer wrote this line since the last look, so the load took one journey of a line.
         if let Some(distance) = Distance::measured(began.elapsed().as_nanos()) {
             self.distance = distance;
         }
         self.see_head()
     }
 
-    /// Reads how far the consumer is. Acquire: its reads of what it gave back happen before our next writes there.
+    /// Reads the consumer's position. Acquire: the consumer's reads of freed places happen before our next writes there.
     fn see_head(&mut self) -> Result<(), LinkDown> {
         let acquire = if planted_bug("head") { Ordering::Relaxed } else { Ordering::Acquire };
         let head = self.memory.control(Control::Head).load(acquire);
         let data_head = self.memory.control(Control::DataHead).load(acquire);
-        // As with the data rings: as a distance.
+        // Compare as a distance, as in the data rings.
         if head.wrapping_sub(self.head_seen) > self.tail - self.head_seen {
             return Err(LinkDown::Damaged);
         }

@@ -4,7 +4,7 @@ use doorbell_fabric::{PacketHead, PacketKind, Priority, Push};
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// A block in the heap; one lane of it is used.
+/// A block in the heap. The tests use one lane of it.
 struct Block {
     ptr: *mut u8,
     layout: Layout,
@@ -20,7 +20,7 @@ impl Block {
     }
 
     fn memory(&self) -> RawMemory {
-        // SAFETY: the block is as long as its geometry says and outlives the lanes of each test.
+        // SAFETY: the block is as long as its geometry needs and outlives the lanes of each test.
         unsafe { RawMemory::new(self.ptr, self.lanes.lane(Priority::Normal)) }
     }
 }
@@ -68,20 +68,20 @@ fn every_64th_packet_says_when_it_was_published() {
     for sequence in 0..200 {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, b"x"), Push::Done);
         let Peek::Packet(seen) = consumer.peek() else { panic!("nothing came") };
-        assert_eq!(seen.head.sequence, sequence, "the stamp is no part of it");
+        assert_eq!(seen.head.sequence, sequence, "the stamp is not part of the sequence number");
         assert_eq!(seen.stamp != 0, STAMPED && sequence % 64 == 0, "{sequence}");
         assert!(seen.stamp == 0 || age(seen.stamp).is_some());
         let _ = consumer.take(&seen);
     }
-    // Of another clock, or forged: no sample.
+    // A stamp of another clock, or a forged one, gives no sample.
     assert_eq!(age((crate::clock::now_ns() as u32).wrapping_add(1 << 30)), None);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 128 }, failure_persistence: None, ..Default::default() })]
 
-    /// Against a plain queue: whatever the sizes and the turns, packets come out whole and in order, and a lane of which
-    /// everything was taken is never full.
+    /// Compares a lane with a plain queue. Whatever the sizes and the turns, packets come out whole and in order, and a lane
+    /// whose packets were all taken is never full.
     #[test]
     fn a_lane_is_a_queue(steps in prop::collection::vec((any::<bool>(), prop_oneof![0..=48_usize, 0..=4096_usize]), 1..if cfg!(miri) { 60 } else { 1500 })) {
         let block = Block::new(16, 16 << 10);
@@ -114,7 +114,8 @@ proptest! {
         }
     }
 
-    /// A cell filled with anything is empty, a packet inside the lane, or damage; never a read outside (Miri watches).
+    /// A cell with any content is empty, holds a packet inside the lane, or is damaged. It never causes a read outside the lane
+    /// (Miri watches).
     #[test]
     fn forged_cells_stay_inside(words in prop::array::uniform8(any::<u64>()), small in any::<bool>()) {
         let block = Block::new(16, 16 << 10);
@@ -178,7 +179,7 @@ fn only_what_was_given_up_is_skipped() {
     assert!(!consumer.skip_given_up(), "the rest may still come");
     long(PacketKind::Next, 1000);
     long(PacketKind::First, 1000);
-    assert!(!consumer.skip_given_up(), "it is whole, and another follows");
+    assert!(!consumer.skip_given_up(), "the message is whole, and another follows");
     for _ in 0..3 {
         pop(&mut consumer).unwrap();
     }
@@ -227,19 +228,19 @@ fn a_lane_is_claimed_once_until_it_is_reset() {
     assert_eq!(consumer.owner(), 1);
     consumer.reset();
     let mut second = Producer::claim(block.memory(), 2).unwrap();
-    assert!(pop(&mut consumer).is_none(), "nothing of the first producer's is left");
+    assert!(pop(&mut consumer).is_none(), "a packet of the first producer is left");
     assert_eq!(push(&mut second, PacketKind::Whole, 0, b"hello"), Push::Done);
     assert_eq!(pop(&mut consumer).unwrap().1, b"hello");
 }
 
 /// A bulk ring in the heap.
 fn bulk(room: &mut Vec<u8>) -> BulkMemory {
-    // SAFETY: the tests keep the vector as it is for as long as their lanes.
+    // SAFETY: the tests do not touch the vector as long as their lanes live.
     unsafe { BulkMemory::new(room.as_mut_ptr(), room.len()) }.unwrap()
 }
 
 #[test]
-// Half a million bytes, one by one: not for Miri.
+// Miri is too slow for half a million single bytes.
 #[cfg_attr(miri, ignore)]
 fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
     let block = Block::new(16, 64 << 10);
@@ -247,10 +248,10 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
     let mut consumer = Consumer::new(block.memory());
     assert_eq!(consumer.offered(), None);
-    // SAFETY: the vector outlives both.
+    // SAFETY: the vector outlives both ends.
     unsafe { producer.offer_bulk(bulk(&mut room), 6) };
     let long = message(1, BULK_LEAST);
-    // Not before the consumer has it.
+    // The producer must not use the ring before the consumer has it.
     let mut sequence = 0;
     while consumer.offered().is_none() {
         assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &long), Push::Done);
@@ -259,10 +260,10 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
     }
     assert!(room.iter().all(|byte| *byte == 0));
     assert_eq!(consumer.offered(), Some(6));
-    // SAFETY: as above.
+    // SAFETY: the vector outlives both ends.
     unsafe { consumer.answer(Some(bulk(&mut room))) };
     assert_eq!(consumer.offered(), None);
-    // More than the ring holds, so that it is gone round several times, and short ones between.
+    // More than the ring holds, so that it wraps several times, with short messages in between.
     for number in 0..200_u32 {
         let len = [BULK_LEAST, 16 << 10, 7, BULK_LEAST + 13, 100][number as usize % 5];
         let sent = message(sequence, len);
@@ -271,7 +272,7 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
         sequence += 1;
     }
     assert!(room.iter().filter(|byte| **byte != 0).count() > room.len() / 2);
-    // As much as there is room for, and no more; everything in order.
+    // Push as much as there is room for; everything arrives in order.
     let mut sent = Vec::new();
     loop {
         let next = message(sequence, 16 << 10);
@@ -281,13 +282,13 @@ fn long_payloads_go_to_the_bulk_ring_once_both_ends_have_it() {
         }
         sequence += 1;
     }
-    // More than the data ring holds.
+    // The messages exceed the data ring.
     assert!(sent.len() > 4, "{}", sent.len());
     for expected in sent {
         assert_eq!(pop(&mut consumer).unwrap().1, expected);
     }
     assert!(pop(&mut consumer).is_none());
-    // A chunk of a transfer keeps to the data ring.
+    // A chunk of a transfer uses the data ring only.
     let (before, chunk) = (room.clone(), message(sequence + 1, 16 << 10));
     assert_eq!(push(&mut producer, PacketKind::Chunk, sequence, &chunk), Push::Done);
     assert_eq!(pop(&mut consumer).unwrap().1, chunk);
@@ -301,14 +302,14 @@ fn a_bulk_ring_that_is_declined_or_was_another_lifes_is_not_used() {
     for answered in [false, true] {
         let mut producer = Producer::claim(block.memory(), 1).unwrap();
         let mut consumer = Consumer::new(block.memory());
-        // SAFETY: the vector outlives both.
+        // SAFETY: the vector outlives both ends.
         unsafe { producer.offer_bulk(bulk(&mut room), 0) };
         let long = message(1, BULK_LEAST);
         for sequence in 0..24 {
             assert_eq!(push(&mut producer, PacketKind::Whole, sequence, &long), Push::Done);
             assert_eq!(pop(&mut consumer).unwrap().1, long);
             if answered && consumer.offered().is_some() {
-                // SAFETY: no memory.
+                // SAFETY: there is no memory.
                 unsafe { consumer.answer(None) };
             }
             assert!(!answered || sequence < 20 || consumer.offered().is_none());
@@ -330,7 +331,7 @@ fn forged_places_in_a_bulk_ring_are_found_out() {
             let mut producer = Producer::claim(block.memory(), 1).unwrap();
             let mut consumer = Consumer::new(block.memory());
             if with_ring {
-                // SAFETY: the vector outlives it.
+                // SAFETY: the vector outlives the consumer.
                 unsafe { consumer.answer(Some(bulk(&mut room))) };
             }
             assert_eq!(push(&mut producer, PacketKind::Whole, 0, &message(0, 16 << 10)), Push::Done);
@@ -355,7 +356,7 @@ fn a_consumer_that_says_it_read_what_was_not_written_is_found_out() {
     let block = Block::new(16, 64 << 10);
     let mut room = vec![0; 64 << 10];
     let mut producer = Producer::claim(block.memory(), 1).unwrap();
-    // SAFETY: the vector outlives it.
+    // SAFETY: the vector outlives the producer.
     unsafe { producer.offer_bulk(bulk(&mut room), 3) };
     let control = |control, value| block.memory().control(control).store(value, std::sync::atomic::Ordering::Relaxed);
     control(Control::BulkTaken, 4);
@@ -365,7 +366,8 @@ fn a_consumer_that_says_it_read_what_was_not_written_is_found_out() {
             Push::Done => None,
             end => Some(end),
         });
-    // The data ring is full first, and with that it looks: the ring counts as taken, of which nothing can have been read.
+    // The data ring is full first, and that makes the producer look at the consumer's words. Then the bulk ring counts as taken
+    // although nothing can have been read from it.
     let end =
         if end == Some(Push::Full) { push(&mut producer, PacketKind::Whole, 100, &message(0, 16 << 10)) } else { end.unwrap() };
     assert!(matches!(end, Push::Down(_)), "{end:?}");

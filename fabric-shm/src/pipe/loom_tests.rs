@@ -1,4 +1,4 @@
-//! Models of a pipe. Its ring has a word for each byte, which loom watches.
+//! Models of a pipe. Its ring has one word for each byte, which loom observes.
 
 use super::{Apart, NoRead, NoWrite, Reader, Ring, View, Words, Writer};
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 struct Pipe {
     words: Words,
     ring: Vec<AtomicU64>,
-    /// How the one wakes the other.
+    /// The means by which each side wakes the other.
     woken: (Mutex<[bool; 2]>, Condvar),
 }
 
@@ -54,7 +54,7 @@ impl Pipe {
                 Err(NoWrite::Full) => {
                     let _ = writer.wait(&self.view());
                     if writer.is_ready(&self.view()) {
-                        // Who wakes it all the same does so for nothing.
+                        // If another thread wakes this side anyway, the wake-up is merely superfluous.
                         if self.words.writer_waits.0.swap(0, Ordering::AcqRel) == 0 {
                             self.sleep(1);
                         }
@@ -94,7 +94,7 @@ impl Pipe {
     }
 }
 
-/// Bytes come in order through a ring of two, and then the end; both sleep when they have to, and no wake-up is lost.
+/// Bytes arrive in order through a ring of two, followed by the end. Both sides sleep when they must, and no wake-up is lost.
 #[test]
 fn bytes_come_in_order_and_then_the_end() {
     loom::model(|| {

@@ -1,17 +1,18 @@
-//! A pipe: bytes from one process to another, in order, through a ring in shared memory. One writer, one reader, and no system call unless one of them
-//! sleeps.
+//! A pipe: an ordered stream of bytes from one process to another, through a ring in shared memory. It has one writer and one
+//! reader, and makes no system call unless one of them sleeps.
 //!
 //! ```text
 //! pipe | written, ended | read, gone | the reader waits | the writer waits | ring |
 //! ```
 //!
-//! Each word is written by one side, but for those that say who waits: these are set by who is about to sleep, who then makes all processors fence and looks
-//! once more, and cleared by who then wakes it ([`doorbell`](crate::doorbell) has the pairing). How to wake is not this module's business: whoever
-//! writes or reads is told that the other side is to be woken.
+//! Each word is written by one side, except for the two that record who waits. A side that is about to sleep sets its word, makes
+//! all processors fence, and looks once more; the side that then wakes it clears the word ([`doorbell`](crate::doorbell) explains
+//! the pairing). This module does not wake anyone: it tells the caller that the other side must be woken.
 //!
-//! **What survives a death.** Bytes are seen once they are whole; what a dead writer left in the middle was never there.
+//! **Deaths.** The reader sees bytes only once they are whole. Bytes that a dead writer did not finish never appear.
 //!
-//! **Trust.** The other side may write anything here. Counts are checked before they are used, and what is wrong ends the stream by name.
+//! **Trust.** The other side may write anything here. Counts are checked before use, and a wrong one ends the stream with a named
+//! error.
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -20,25 +21,25 @@ mod tests;
 
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering, Reach, heavy_barrier, light_barrier, planted_bug};
 
-/// Bytes of a pipe's words: its ring begins behind them.
+/// The size of a pipe's words. Its ring begins behind them.
 #[cfg(not(loom))]
 pub const HEAD: usize = size_of::<Words>();
-/// So many bytes are copied between two notes of how far it is: the other side copies meanwhile.
+/// The number of bytes copied between two updates of the position, so that the other side can copy meanwhile.
 const PIECE: usize = if cfg!(loom) { 1 } else { 16 << 10 };
-/// Of `written`: no more will be. Of `read`: nobody reads any more.
+/// In `written`: no more bytes will be written. In `read`: the reader has left.
 const LAST: u64 = 1 << 63;
-/// Of `written`, besides: there was to be more.
+/// In `written`, in addition: the stream was cut short.
 const CUT: u64 = 1 << 62;
-/// Of either, last of all: this side touches nothing of the pipe any more.
+/// In either, as the very last flag: this side no longer touches the pipe.
 const DONE: u64 = 1 << 61;
-/// What is counted.
+/// The bits that hold the count.
 const COUNT: u64 = DONE - 1;
 
-/// In cache lines of its own.
+/// Keeps a value in cache lines of its own.
 #[repr(C, align(128))]
 struct Apart<T>(T);
 
-/// The words of a pipe. All zero is one that is empty.
+/// The words of a pipe. All zero is an empty pipe.
 #[repr(C)]
 pub struct Words {
     written: Apart<AtomicU64>,
@@ -55,12 +56,12 @@ struct Ring {
     bytes: usize,
 }
 
-/// A byte a word, which loom watches.
+/// One word for each byte, which loom observes.
 #[cfg(loom)]
 #[derive(Clone, Copy)]
 struct Ring<'a>(&'a [AtomicU64]);
 
-/// A pipe, wherever it lies.
+/// A pipe, in any memory.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     words: &'a Words,
@@ -75,37 +76,37 @@ pub struct View<'a> {
 pub enum NoWrite {
     /// There is no room now.
     Full,
-    /// Nobody reads any more.
+    /// The reader has left.
     Gone,
-    /// The other side wrote what no reader writes.
+    /// The other side wrote a value that no reader writes.
     Broken,
 }
 
 /// Why nothing was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRead {
-    /// There is nothing now.
+    /// No bytes are there now.
     Empty,
-    /// There is nothing, and will be no more.
+    /// No bytes are there, and no more will come.
     End,
-    /// The same, but the writer gave up in the middle.
+    /// No bytes are there, and the writer gave up in the middle.
     Cut,
-    /// The other side wrote what no writer writes.
+    /// The other side wrote a value that no writer writes.
     Broken,
 }
 
-/// What came of writing or reading.
+/// The result of writing or reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// Bytes.
     pub bytes: usize,
-    /// The other side waits for them: whoever moved them has to wake it.
+    /// The other side waits for this, and the caller must wake it.
     pub wake: bool,
 }
 
 #[cfg(not(loom))]
 impl<'a> View<'a> {
-    /// The pipe at `base`, with a ring of so many bytes, a power of two.
+    /// The pipe at `base`, with a ring of `ring` bytes, a power of two.
     ///
     /// # Safety
     /// At `base`, aligned to 128, begin [`HEAD`] and `ring` readable and writable bytes, mapped for `'a`.
@@ -124,9 +125,9 @@ impl<'a> View<'a> {
         let Ring { base, bytes } = self.ring;
         let first = at as usize & (bytes - 1);
         let one = from.len().min(bytes - first);
-        assert!(from.len() <= bytes, "more than a ring holds");
-        // SAFETY: both pieces lie in the ring (View::at). They are the writer's until it says that they are written; a reader that copies them all the same
-        // copies raw bytes.
+        assert!(from.len() <= bytes, "the piece exceeds the ring");
+        // SAFETY: both pieces lie in the ring (View::at). They belong to the writer until it publishes them; a reader that copies
+        // them earlier only copies raw bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), base.add(first), one);
             std::ptr::copy_nonoverlapping(from.as_ptr().add(one), base, from.len() - one);
@@ -138,8 +139,8 @@ impl<'a> View<'a> {
         let Ring { base, bytes } = self.ring;
         let first = at as usize & (bytes - 1);
         let one = into.len().min(bytes - first);
-        assert!(into.len() <= bytes, "more than a ring holds");
-        // SAFETY: as in `put`; what changes meanwhile is a hostile writer's, and bytes are bytes.
+        assert!(into.len() <= bytes, "the piece exceeds the ring");
+        // SAFETY: as in `put`; only a hostile writer changes them meanwhile, and any value of raw bytes is valid.
         unsafe {
             std::ptr::copy_nonoverlapping(base.add(first), into.as_mut_ptr(), one);
             std::ptr::copy_nonoverlapping(base, into.as_mut_ptr().add(one), into.len() - one);
@@ -167,40 +168,42 @@ impl View<'_> {
 }
 
 impl View<'_> {
-    /// Whether neither side uses it any more, as both have said.
+    /// Whether both sides have recorded that they no longer use it.
     pub fn is_over(&self) -> bool {
         let [written, read] = [&self.words.written.0, &self.words.read.0].map(|word| word.load(Ordering::Acquire));
         written & read & DONE != 0
     }
 
-    /// Whether a reader that is [so far](Reader::at) would find something: bytes, the end, or an error. One load; for who is not the reader.
+    /// Whether a reader [at this position](Reader::at) would find bytes, the end, or an error. One load. For threads other than
+    /// the reader.
     pub fn has_news(&self, at: u64) -> bool {
         self.words.written.0.load(Ordering::Acquire) != at
     }
 
-    /// Whether a writer that is [so far](Writer::at) would find something: room, that nobody reads any more, or an error. One load; for who is
-    /// not the writer.
+    /// Whether a writer [at this position](Writer::at) would find room, a departed reader, or an error. One load. For threads
+    /// other than the writer.
     pub fn has_room(&self, at: u64) -> bool {
         let read = self.words.read.0.load(Ordering::Acquire);
         read & LAST != 0 || at.wrapping_sub(read) != self.capacity()
     }
 
-    /// Says that the reader waits, without a barrier: who does this for many makes one for all, and looks once more after it.
+    /// Records that the reader waits, without a barrier. A caller that marks many pipes makes one barrier for all, and then looks
+    /// once more.
     pub fn mark_reader(&self) {
         self.words.reader_waits.0.swap(1, Ordering::AcqRel);
     }
 
-    /// The same of the writer.
+    /// Records that the writer waits; otherwise like [`mark_reader`](Self::mark_reader).
     pub fn mark_writer(&self) {
         self.words.writer_waits.0.swap(1, Ordering::AcqRel);
     }
 
-    /// Says for both sides that they do not use it. Nobody may be.
+    /// Records for both sides that they no longer use the pipe. Neither side may be using it.
     pub fn give_up(&self) {
         [&self.words.written.0, &self.words.read.0].into_iter().for_each(|word| word.store(LAST | DONE, Ordering::Release));
     }
 
-    /// Makes it one that is empty. Nobody may be using it.
+    /// Empties the pipe. Neither side may be using it.
     pub fn clear(&self) {
         let Words { written, read, reader_waits, writer_waits } = self.words;
         [written, read].into_iter().for_each(|word| word.0.store(0, Ordering::Release));
@@ -208,23 +211,25 @@ impl View<'_> {
     }
 }
 
-/// Takes back that the other side waits, if it does: then it is to be woken.
+/// Clears the other side's waiting mark. Returns true if it was set, so that the other side must be woken.
 fn claim(waits: &AtomicU32) -> bool {
-    // What was moved, before the look who waits: pairs with the heavy barrier of who sleeps.
+    // Orders the moved bytes before the load of the mark. Pairs with the heavy barrier of the side that sleeps.
     light_barrier();
     waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::AcqRel) != 0
 }
 
-/// A side says that it was the last, and then that it is done. Whether the other side is to be woken.
+/// Records that this was a side's last step, and then that the side is done. Returns whether the other side must be woken.
 fn finish(word: &AtomicU64, last: u64, waits: &AtomicU32) -> bool {
     word.store(last, Ordering::Release);
     let wake = claim(waits);
-    // Release, and not before the claim: once both are done the pipe is another stream's, whose mark is not ours to take.
+    // Release, and not before the claim: once both sides are done, the pipe belongs to another stream, and its mark is not ours
+    // to take.
     word.store(last | DONE, Ordering::Release);
     wake
 }
 
-/// Says that this side waits. Look once more after it. False where heavy barriers don't reach: then look again within a millisecond.
+/// Records that this side waits. Look once more after it. Returns false where heavy barriers do not reach: then look again within
+/// a millisecond.
 fn arm(waits: &AtomicU32) -> bool {
     waits.swap(1, Ordering::AcqRel);
     heavy_barrier(Reach::Machine)
@@ -234,24 +239,24 @@ fn arm(waits: &AtomicU32) -> bool {
 #[derive(Debug, Default)]
 pub struct Writer {
     at: u64,
-    /// Up to where it was read when this was looked at last.
+    /// The reader's position when last read.
     read: u64,
 }
 
 impl Writer {
-    /// How far it is.
+    /// Its position.
     pub fn at(&self) -> u64 {
         self.at
     }
 
-    /// Bytes for which there is room.
+    /// The bytes that there is room for.
     fn room(&mut self, view: &View<'_>, wanted: u64) -> Result<u64, NoWrite> {
         let room = |read: u64| view.capacity().checked_sub(self.at.wrapping_sub(read)).ok_or(NoWrite::Broken);
         let known = room(self.read)?;
         if known >= wanted {
             return Ok(known);
         }
-        // Acquire: what is written there comes after it was read.
+        // Acquire: the reader's reads come before the next writes there.
         let read = view.words.read.0.load(Ordering::Acquire);
         if read & LAST != 0 {
             return Err(NoWrite::Gone);
@@ -263,7 +268,7 @@ impl Writer {
 
     /// Writes as much of `from` as there is room for. Does not block.
     ///
-    /// Cost of few bytes: their line, and one that says how far it is written; one that is only read.
+    /// A few bytes cost two written cache lines (the bytes and the position) and one line that is only read.
     pub fn try_write(&mut self, view: &View<'_>, from: &[u8]) -> Result<Moved, NoWrite> {
         let mut done = 0;
         while done < from.len() {
@@ -279,7 +284,7 @@ impl Writer {
             }
             view.put(self.at, &from[done..done + piece]);
             self.at = self.at.wrapping_add(piece as u64) & COUNT;
-            // Release: who sees the count sees the bytes.
+            // Release: a reader that sees the count sees the bytes.
             let order = if planted_bug("pipe-write") { Ordering::Relaxed } else { Ordering::Release };
             view.words.written.0.store(self.at, order);
             fault_point!("pipe.written");
@@ -291,22 +296,22 @@ impl Writer {
         Ok(Moved { bytes: done, wake: claim(&view.words.reader_waits.0) })
     }
 
-    /// Whether writing would do something: there is room, or an error.
+    /// Whether a write would make progress or report an error.
     pub fn is_ready(&mut self, view: &View<'_>) -> bool {
         self.room(view, 1) != Ok(0)
     }
 
-    /// This side waits for room, and is to be woken. Look once more after it.
+    /// Records that this side waits for room and must be woken. Look once more after it.
     pub fn wait(&self, view: &View<'_>) -> bool {
         arm(&view.words.writer_waits.0)
     }
 
-    /// No more will be written. Whether the other side is to be woken.
+    /// Ends the stream. Returns whether the other side must be woken.
     pub fn end(&self, view: &View<'_>) -> bool {
         finish(&view.words.written.0, self.at | LAST, &view.words.reader_waits.0)
     }
 
-    /// The same, though there was to be more.
+    /// Ends the stream although there was to be more. Returns whether the other side must be woken.
     pub fn cut(&self, view: &View<'_>) -> bool {
         finish(&view.words.written.0, self.at | LAST | CUT, &view.words.reader_waits.0)
     }
@@ -316,17 +321,17 @@ impl Writer {
 #[derive(Debug, Default)]
 pub struct Reader {
     at: u64,
-    /// Up to where it was written when this was looked at last.
+    /// The writer's position when last read.
     written: u64,
 }
 
 impl Reader {
-    /// How far it is.
+    /// Its position.
     pub fn at(&self) -> u64 {
         self.at
     }
 
-    /// Bytes that are there.
+    /// The number of bytes that are there.
     fn there(&mut self, view: &View<'_>) -> Result<u64, NoRead> {
         if self.written == self.at {
             let written = view.words.written.0.load(Ordering::Acquire);
@@ -337,7 +342,7 @@ impl Reader {
             if there == 0 {
                 return Err(match written & !COUNT {
                     0 => NoRead::Empty,
-                    // No writer says only that: who looks for news would find them for ever.
+                    // No writer sets only these flags. A reader that looks for news would find news forever.
                     flags if flags & LAST == 0 => NoRead::Broken,
                     flags if flags & CUT == 0 => NoRead::End,
                     _ => NoRead::Cut,
@@ -348,7 +353,7 @@ impl Reader {
         Ok(self.written.wrapping_sub(self.at))
     }
 
-    /// Reads what is there, as much as fits. Does not block.
+    /// Reads as much as is there and fits. Does not block.
     pub fn try_read(&mut self, view: &View<'_>, into: &mut [u8]) -> Result<Moved, NoRead> {
         let mut done = 0;
         while done < into.len() {
@@ -360,24 +365,24 @@ impl Reader {
             let piece = (into.len() - done).min(PIECE).min(usize::try_from(there).unwrap_or(usize::MAX));
             view.get(self.at, &mut into[done..done + piece]);
             self.at = self.at.wrapping_add(piece as u64) & COUNT;
-            // Release: who writes there afterwards does so after it was read.
+            // Release: the reads come before the writer's next writes there.
             view.words.read.0.store(self.at, Ordering::Release);
             done += piece;
         }
         Ok(Moved { bytes: done, wake: claim(&view.words.writer_waits.0) })
     }
 
-    /// Whether reading would do something: there is something, the end, or an error.
+    /// Whether a read would return bytes, the end, or an error.
     pub fn is_ready(&mut self, view: &View<'_>) -> bool {
         self.there(view) != Err(NoRead::Empty)
     }
 
-    /// This side waits for bytes, and is to be woken. Look once more after it.
+    /// Records that this side waits for bytes and must be woken. Look once more after it.
     pub fn wait(&self, view: &View<'_>) -> bool {
         arm(&view.words.reader_waits.0)
     }
 
-    /// Nobody will read any more. Whether the other side is to be woken.
+    /// Records that the reader has left. Returns whether the other side must be woken.
     pub fn leave(&self, view: &View<'_>) -> bool {
         finish(&view.words.read.0, self.at | LAST, &view.words.writer_waits.0)
     }

@@ -14,7 +14,7 @@ fn memory(ring: usize) -> Segment {
 }
 
 fn view(memory: &Segment, ring: usize) -> View<'_> {
-    // SAFETY: so many bytes, page-aligned.
+    // SAFETY: the memory has that many bytes and is page-aligned.
     unsafe { View::at(memory.ptr(), ring) }
 }
 
@@ -68,7 +68,7 @@ fn a_full_pipe_takes_what_fits_and_says_who_waits() {
     let mut buf = vec![0; 1000];
     assert_eq!(reader.try_read(&view, &mut buf), Ok(Moved { bytes: 1000, wake: true }));
     assert_eq!(buf, data[..1000]);
-    // Once for each time that it waits.
+    // The mark is taken once for each wait.
     assert_eq!(reader.try_read(&view, &mut buf), Ok(Moved { bytes: 1000, wake: false }));
     assert!(writer.is_ready(&view));
     reader.wait(&view);
@@ -96,7 +96,7 @@ fn what_no_other_side_writes_ends_the_stream() {
     // SAFETY: within the memory, aligned; all words are atomics.
     let word = |at: usize| unsafe { &*memory.ptr().add(128 * at).cast::<AtomicU64>() };
     let (mut writer, mut reader) = (Writer::default(), Reader::default());
-    // What is written over a side's own word is nothing new for it.
+    // A side does not read its own word, so a forged value there changes nothing.
     word(1).store(RING as u64 / 2, Ordering::Relaxed);
     assert!(!view.has_news(reader.at()) && !reader.is_ready(&view));
     word(1).store(0, Ordering::Relaxed);
@@ -122,7 +122,7 @@ enum Op {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 300 }, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Beside a plain queue.
+    /// Compares a pipe with a plain queue.
     #[test]
     fn a_pipe_is_a_queue_of_bytes(ops in proptest::collection::vec(
         prop_oneof![(0..6000_usize).prop_map(Op::Write), (0..6000_usize).prop_map(Op::Read)], 1..if cfg!(miri) { 8 } else { 60 })) {

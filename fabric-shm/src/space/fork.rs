@@ -1,8 +1,8 @@
-//! What happens to a node when its process forks: nothing to the parent, and everything to the child.
+//! The effect of a fork on a node: the parent keeps everything, and the child has nothing.
 //!
-//! The child has none of the mappings (they are advised `DONTFORK`), and must not keep the parent's locks: a lock on an
-//! open file lives as long as any descriptor of it, so a child that slept on would make a dead parent look alive. Every
-//! descriptor of this crate is therefore in a table, which the child closes before `fork` returns in it.
+//! The child does not have the mappings (they are advised `DONTFORK`), and must not keep the parent's locks. A lock on an open
+//! file lives as long as any descriptor of it, so a sleeping child would make a dead parent look alive. Therefore a table holds
+//! every descriptor of this crate, and the child closes them all before `fork` returns in it.
 
 use std::fs::File;
 use std::io;
@@ -11,34 +11,34 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-/// Reads 1 in the process that called [`watch`] and 0 in its forked children. Points into a page that the kernel wipes on
-/// fork, so that children made by a bare `clone` know it too.
+/// Is 1 in the process that called [`watch`] and 0 in its forked children. It points into a page that the kernel wipes on fork,
+/// so it also works in children made by a bare `clone`.
 static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const PLAIN_WORD).cast_mut());
 static PLAIN_WORD: AtomicU32 = AtomicU32::new(1);
 
-/// Whether this process is a forked child of one that had joined a domain. Two loads; thread- and signal-safe.
+/// Whether this process is a forked child of one that had joined a domain. Two loads; thread-safe and signal-safe.
 #[inline]
 pub fn forked() -> bool {
     if cfg!(miri) {
         return false;
     }
-    // SAFETY: points to a static or to a page that is never unmapped, both of them initialised.
+    // SAFETY: points to a static or to a page that is never unmapped; both are initialised.
     unsafe { (*WORD.load(Ordering::Acquire)).load(Ordering::Relaxed) == 0 }
 }
 
-/// What [`forked`] asks, for who has joined a domain and asks often: it is 0 in a forked child.
+/// The word behind [`forked`], for code that checks it often after joining a domain. It is 0 in a forked child.
 pub(crate) fn word() -> &'static AtomicU32 {
-    // SAFETY: points to a static or to a page that is never unmapped, both of them initialised.
+    // SAFETY: points to a static or to a page that is never unmapped; both are initialised.
     unsafe { &*WORD.load(Ordering::Acquire) }
 }
 
-/// How many descriptors a process can have in the table. Two for each own node, and two for each open peer: four, if
-/// its regions are used.
+/// The number of descriptors that the table can hold. Each own node needs two, and each open peer two, or four if its regions are
+/// used.
 const SLOTS: usize = 8192;
 const EMPTY: i32 = -1;
 static OPEN: [AtomicI32; SLOTS] = [const { AtomicI32::new(EMPTY) }; SLOTS];
 
-/// Closed while something is half-done that a child must not inherit.
+/// Closed while a thread does something that a child must not inherit half-done.
 static GATE: AtomicBool = AtomicBool::new(false);
 
 fn enter_gate(mut patience: u32) -> bool {
@@ -52,8 +52,8 @@ fn enter_gate(mut patience: u32) -> bool {
     true
 }
 
-/// Runs `section` while no thread forks. Short, and never nested. If the gate stays closed it runs all the same, for then only
-/// a fork at this moment is at risk.
+/// Runs `section` while no thread forks. Keep it short, and never nest it. If the gate stays closed, it runs anyway: then only a
+/// fork at this moment is at risk.
 pub(super) fn gated<T>(section: impl FnOnce() -> T) -> T {
     struct Open(bool);
     impl Drop for Open {
@@ -72,7 +72,7 @@ thread_local! {
 }
 
 extern "C" fn before_fork() {
-    // Bounded: a fork out of a signal handler that interrupted a section would wait for itself.
+    // Bounded: a fork in a signal handler that interrupted a section would deadlock.
     FORK_HOLDS_GATE.set(enter_gate(100_000));
 }
 
@@ -83,14 +83,14 @@ extern "C" fn after_fork_in_parent() {
 }
 
 extern "C" fn after_fork_in_child() {
-    // Only what is safe in a signal handler may stand here: loads, stores and close.
+    // Async-signal-safe: only loads, stores and close are allowed here.
     PLAIN_WORD.store(0, Ordering::Relaxed);
     // SAFETY: as in `forked`.
     unsafe { (*WORD.load(Ordering::Acquire)).store(0, Ordering::Relaxed) };
     for slot in &OPEN {
         let fd = slot.swap(EMPTY, Ordering::Relaxed);
         if fd != EMPTY {
-            // SAFETY: the descriptor belongs to a `HeldFile`, which in a forked child neither uses nor closes it.
+            // SAFETY: the descriptor belongs to a `HeldFile`, which neither uses nor closes it in a forked child.
             unsafe { libc::close(fd) };
         }
     }
@@ -98,20 +98,20 @@ extern "C" fn after_fork_in_child() {
     GATE.store(false, Ordering::Release);
 }
 
-/// Begins to watch for forks. Once a process; cheap afterwards.
+/// Starts to watch for forks. Works once a process; later calls are cheap.
 pub(crate) fn watch() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         if cfg!(miri) {
             return;
         }
-        // SAFETY: a new private page, wherever the kernel likes.
+        // SAFETY: a new private page at an address of the kernel's choice.
         let page = unsafe {
             let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             libc::mmap(std::ptr::null_mut(), crate::layout::PAGE, protection, flags, -1, 0)
         };
         if page != libc::MAP_FAILED {
-            // SAFETY: the page just made; it is aligned, zeroed, and never unmapped.
+            // SAFETY: the new page is aligned, zeroed, and never unmapped.
             let wiped = unsafe { libc::madvise(page, crate::layout::PAGE, libc::MADV_WIPEONFORK) == 0 };
             if wiped {
                 let word: *mut AtomicU32 = page.cast();
@@ -123,7 +123,10 @@ pub(crate) fn watch() {
         // SAFETY: the handlers live as long as the program.
         let rc = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
         if rc != 0 {
-            tracing::warn!(rc, "no fork handler: a forked child that lives on may hide the death of this process");
+            tracing::warn!(
+                rc,
+                "could not install the fork handler: a forked child that lives on may hide the death of this process"
+            );
         }
     });
 }
@@ -136,7 +139,7 @@ pub(crate) struct HeldFile {
 }
 
 impl HeldFile {
-    /// Opens a file and enters it into the table, with no fork in between.
+    /// Opens a file and enters it into the table, without a fork in between.
     pub fn open(open: impl FnOnce() -> io::Result<File>) -> io::Result<Self> {
         use std::os::fd::AsRawFd;
         watch();
@@ -170,7 +173,7 @@ impl AsFd for HeldFile {
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
-        // In a forked child the number is closed, and may by now be somebody else's.
+        // In a forked child the number is closed and may belong to another file by now.
         if !forked() {
             gated(|| {
                 OPEN[self.slot].store(EMPTY, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Segments in the heap of one process, so that tests and interpreters can run many nodes in one.
+//! Segments in the heap of one process, so that tests and interpreters can run many nodes in one process.
 
 use super::{Created, Hold, Identity, Names};
 use crate::error::ShmError;
@@ -49,13 +49,13 @@ impl HeapSpace {
         Self::with_capacity(usize::MAX)
     }
 
-    /// An empty space that is full when its named segments have `bytes` bytes.
+    /// An empty space that is full once its named segments have `bytes` bytes.
     pub fn with_capacity(bytes: usize) -> Self {
         Self { files: Mutex::default(), unlocked: Condvar::new(), capacity: bytes }
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
-        // No step in here leaves the maps half-changed.
+        // No step under the lock leaves the maps half-changed, so poisoning is ignored.
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -116,7 +116,7 @@ impl HeapSpace {
         self.files().by_name.keys().cloned().collect()
     }
 
-    /// Puts a segment of these bytes under a name, replacing what was there, as a program of another build might.
+    /// Puts a segment of these bytes under a name, as a program of another build might, and replaces an existing one.
     #[cfg(test)]
     pub(crate) fn plant(&self, name: &str, bytes: &[u8]) {
         let mut block = HeapBlock::new(bytes.len()).expect("memory for a test");

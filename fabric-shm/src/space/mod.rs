@@ -1,7 +1,7 @@
-//! Where segments live: as files of a directory that is memory (`/dev/shm`), or in the heap of one process.
+//! The place where segments live: as files of a directory in memory (`/dev/shm`), or in the heap of one process.
 //!
-//! Both have names, lengths, identities, owners that live or don't, and a lock for each domain. Whatever is made, named
-//! or removed is so under the lock of its domain, and not otherwise.
+//! In both, segments have names, lengths, identities and owners that live or do not, and each domain has a lock. A segment is
+//! created, named or removed only under the lock of its domain.
 
 mod fork;
 mod heap;
@@ -24,12 +24,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Where segments live. Nodes that are to meet must name the same space. Cheap to clone.
+/// The place where segments live. Nodes that are to meet must use the same space. Cheap to clone.
 #[derive(Clone, Debug)]
 pub enum Space {
     /// In a directory, for all processes of one user; see [`Space::posix`].
     Posix(PosixSpace),
-    /// In the heap of one process, for tests: nodes are threads, and everything above is the same code.
+    /// In the heap of one process, for tests. The nodes are threads, and everything above is the same code.
     Heap(Arc<HeapSpace>),
 }
 
@@ -39,7 +39,7 @@ impl Space {
         Self::posix_at("/dev/shm")
     }
 
-    /// Another directory. It should be on a tmpfs: elsewhere everything works, but memory is written back to a disk.
+    /// Another directory. It should be on a tmpfs: elsewhere everything works, but the system writes the memory back to a disk.
     pub fn posix_at(directory: impl Into<PathBuf>) -> Self {
         Self::Posix(PosixSpace::new(directory.into()))
     }
@@ -49,7 +49,7 @@ impl Space {
         Self::Heap(Arc::new(HeapSpace::new()))
     }
 
-    /// Bytes that are free in it; `None` if it has no limit, or does not say.
+    /// The free bytes; `None` if the space has no limit, or does not report it.
     pub fn free_bytes(&self) -> Option<u64> {
         match self {
             Self::Posix(space) => space.free(),
@@ -57,7 +57,7 @@ impl Space {
         }
     }
 
-    /// The user whose domains these are: part of every name.
+    /// The user that owns these domains. Part of every name.
     pub(crate) fn uid(&self) -> u32 {
         match self {
             Self::Posix(_) => nix::unistd::geteuid().as_raw(),
@@ -65,7 +65,7 @@ impl Space {
         }
     }
 
-    /// Takes the lock of a domain, waiting for it until `deadline`.
+    /// Takes the lock of a domain, waiting until `deadline`.
     pub(crate) fn lock(&self, operation: &'static str, names: &Names, deadline: Instant) -> Result<DomainLock, ShmError> {
         let kind = match self {
             Self::Posix(space) => LockKind::Posix { _lock: space.lock(operation, names, deadline)? },
@@ -74,7 +74,7 @@ impl Space {
         Ok(DomainLock { space: self.clone(), names: names.clone(), kind })
     }
 
-    /// Opens what has this name; `None` if nothing has.
+    /// Opens the segment with this name; `None` if there is none.
     pub(crate) fn open(&self, name: &str) -> Result<Option<OpenFile>, ShmError> {
         match self {
             Self::Posix(space) => space.open(name),
@@ -82,7 +82,7 @@ impl Space {
         }
     }
 
-    /// The names of everything of this user's domains.
+    /// The names of all files of this user's domains.
     pub(crate) fn list(&self) -> Result<Vec<String>, ShmError> {
         match self {
             Self::Posix(space) => space.list(self.uid()),
@@ -91,7 +91,7 @@ impl Space {
     }
 }
 
-/// The right to make, name and remove the segments of one domain, until it is dropped.
+/// The right to create, name and remove the segments of one domain. It ends when the value is dropped.
 pub(crate) struct DomainLock {
     space: Space,
     names: Names,
@@ -112,8 +112,8 @@ impl DomainLock {
         &self.space
     }
 
-    /// Makes a segment of `bytes` zeroed bytes, lets `init` fill it in, and only then gives it its name: whoever can open
-    /// it sees it whole. With `owned`, it counts as held until the [`Hold`] is dropped or the process dies.
+    /// Creates a segment of `bytes` zeroed bytes, lets `init` fill it in, and only then gives it its name: any process that can
+    /// open it sees it whole. With `owned`, it counts as held until the [`Hold`] is dropped or the process dies.
     pub fn create(&self, name: &str, bytes: usize, owned: bool, init: &dyn Fn(&Segment)) -> Result<Created, ShmError> {
         match &self.space {
             Space::Posix(space) => space.create(&self.names, name, bytes, owned, init),
@@ -121,7 +121,7 @@ impl DomainLock {
         }
     }
 
-    /// Removes a name; with `identity`, only if it still names that segment. Says whether it did.
+    /// Removes a name; with `identity`, only if it still names that segment. Returns whether it did.
     pub fn remove(&self, name: &str, identity: Option<Identity>) -> Result<bool, ShmError> {
         match &self.space {
             Space::Posix(space) => space.remove(name, identity),
@@ -129,7 +129,7 @@ impl DomainLock {
         }
     }
 
-    /// Gives the lock back and removes its file: for the last of a domain. Who waits for the lock notices.
+    /// Releases the lock and removes its file. For the last node of a domain. Waiters for the lock notice.
     pub fn dissolve(self) -> Result<bool, ShmError> {
         match &self.kind {
             LockKind::Posix { .. } => self.remove(&self.names.lock(), None),
@@ -138,14 +138,14 @@ impl DomainLock {
     }
 }
 
-/// Tells one segment from another that later has its name.
+/// Tells a segment from a later one with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub device: u64,
     pub inode: u64,
 }
 
-/// A segment just made and named.
+/// A segment that was just created and named.
 #[derive(Debug)]
 pub(crate) struct Created {
     pub segment: Segment,
@@ -158,12 +158,12 @@ pub(crate) struct Created {
 pub(crate) enum Hold {
     /// The open file whose first byte is locked.
     Posix(posix::PosixFile),
-    /// The flag that says so.
+    /// The flag that the owner lives.
     Heap(Arc<AtomicBool>),
 }
 
 impl Hold {
-    /// The descriptor by which the system can be asked who holds it; -1 if there is none.
+    /// The descriptor by which the system can tell who holds the segment; -1 if there is none.
     pub fn descriptor(&self) -> i32 {
         match self {
             Self::Posix(file) => file.file().as_raw_fd(),
@@ -171,8 +171,8 @@ impl Hold {
         }
     }
 
-    /// Whether the segment is as long as it was made, and has all its memory: nobody truncated it, not even for a moment. A moment is
-    /// seen on tmpfs only. One system call; if the system does not answer, nothing says that it is not.
+    /// Whether the segment has its original length and all its memory, so that no process truncated it, not even for a moment.
+    /// Only tmpfs shows a momentary truncation. One system call; if the system does not answer, the segment counts as whole.
     pub fn is_whole(&self) -> bool {
         match self {
             Self::Posix(file) => file.is_whole().unwrap_or(true),
@@ -184,9 +184,9 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         match self {
-            // Release: who sees the owner dead sees all that it wrote.
+            // Release: a process that sees the owner dead sees everything that it wrote.
             Self::Heap(alive) => alive.store(false, Ordering::Release),
-            // To close the descriptor is not enough: a mapping keeps the open file, and so the lock.
+            // Closing the descriptor is not enough: a mapping keeps the open file, and so the lock.
             Self::Posix(file) if !forked() => posix::unlock(file.file()),
             Self::Posix(_) => {}
         }
@@ -201,7 +201,7 @@ pub(crate) enum OpenFile {
 }
 
 impl OpenFile {
-    /// Its length in bytes, as the system knows it.
+    /// Its length in bytes, according to the system.
     pub fn len(&self) -> u64 {
         match self {
             Self::Posix(file) => file.len(),
@@ -209,7 +209,7 @@ impl OpenFile {
         }
     }
 
-    /// Bytes for which there was memory when it was opened: fewer than its length if it has holes, where the file system can tell.
+    /// The bytes that had memory when it was opened. They are fewer than its length if it has holes and the file system can tell.
     pub fn reserved(&self) -> u64 {
         match self {
             Self::Posix(file) => file.reserved(),
@@ -217,7 +217,7 @@ impl OpenFile {
         }
     }
 
-    /// Whether this process holds it by its descriptor `fd`: whether it is the owner, as far as the system says.
+    /// Whether process `pid` holds it by its descriptor `fd`, according to the system.
     pub fn is_held_by(&self, pid: libc::pid_t, fd: i32) -> bool {
         match self {
             Self::Posix(file) => posix::is_held_by(file.identity(), pid, fd),
@@ -233,7 +233,7 @@ impl OpenFile {
         }
     }
 
-    /// Maps a part of it, which must be within its length; `offset` in whole pages.
+    /// Maps a part of it, which must be within its length; `offset` must be a multiple of a page.
     pub fn map(&self, offset: usize, len: usize) -> io::Result<Segment> {
         self.check_part(offset, len)?;
         match self {
@@ -244,7 +244,7 @@ impl OpenFile {
         }
     }
 
-    /// As [`map`](Self::map), but only to be read. In the heap that is the caller's word.
+    /// Like [`map`](Self::map), but read-only. In the heap only the caller's discipline ensures that.
     pub fn map_read(&self, offset: usize, len: usize) -> io::Result<Segment> {
         match self {
             Self::Heap(_) => self.map(offset, len),
@@ -262,7 +262,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Its first bytes, `limit` at most, to look at from outside: nobody can truncate them away meanwhile.
+    /// A copy of its first bytes, `limit` at most, so that no process can truncate them away meanwhile.
     pub fn snapshot(&self, limit: usize) -> io::Result<Option<Segment>> {
         let len = usize::try_from(self.len()).unwrap_or(usize::MAX).min(limit);
         match self {

@@ -1,5 +1,5 @@
-//! How segments are called: `doorbell.<uid>.<domain>` and what follows it. The pattern is the same in every layout, so
-//! that any build can tell whether a domain of any other build still lives.
+//! The names of segments: `doorbell.<uid>.<domain>` and a suffix. The pattern is the same in every layout, so that any build can
+//! tell whether a domain of another build still lives.
 
 use doorbell_fabric::NodeId;
 
@@ -10,31 +10,31 @@ pub(crate) struct Names {
     domain: String,
 }
 
-/// Which file of a domain a name means.
+/// The part of a domain that a file name denotes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The domain segment.
     Domain,
     /// The lock file.
     Lock,
-    /// The inbox of a node: whether it is held says whether the node lives.
+    /// The inbox of a node. The node lives while the inbox is held.
     Inbox(NodeId),
-    /// Anything else of a node.
+    /// Any other file of a node.
     OfNode(NodeId),
     /// A device, which belongs to no node.
     Device,
-    /// Anything else of the domain: a segment that was being made, or something another layout has.
+    /// Any other file of the domain: an unfinished segment, or a file of another layout.
     Other,
 }
 
-/// Node ids end here, whatever a domain allows.
+/// Node ids are below this number, whatever a domain allows.
 const MAX_ID: u16 = 1024;
 
 pub(crate) fn valid_domain_name(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
-/// What a device may be called: it is part of a file's name.
+/// Whether a device may have this name. It is part of a file name.
 pub(crate) fn valid_device_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     (1..=64).contains(&name.len()) && name.bytes().all(allowed)
@@ -75,13 +75,13 @@ impl Names {
         format!("{}.device-{device}", self.domain())
     }
 
-    /// A name for a segment that is being made, where it can't be made nameless.
+    /// A name for an unfinished segment, where it cannot be created without a name.
     pub fn unfinished(&self, number: u32) -> String {
         format!("{}.new-{}-{number}", self.domain(), std::process::id())
     }
 }
 
-/// The domain and the part that a file name of this user means; `None` if it is none of ours.
+/// The domain and the part that a file name of this user denotes; `None` if it is not Doorbell's.
 pub(crate) fn parse(uid: u32, name: &str) -> Option<(&str, Part)> {
     let rest = name.strip_prefix("doorbell.")?.strip_prefix(uid.to_string().as_str())?.strip_prefix('.')?;
     let (domain, part) = match rest.split_once('.') {
@@ -96,7 +96,7 @@ pub(crate) fn parse(uid: u32, name: &str) -> Option<(&str, Part)> {
 fn node_part(rest: &str) -> Option<Part> {
     let (number, kind) = rest.split_once('.')?;
     let id: u16 = number.parse().ok().filter(|id| *id < MAX_ID)?;
-    // One spelling an id, or two files could claim to be one inbox.
+    // Each id has one spelling, or two files could claim to be one inbox.
     (id.to_string() == number).then_some(match kind {
         "inbox" => Part::Inbox(NodeId(id)),
         _ => Part::OfNode(NodeId(id)),

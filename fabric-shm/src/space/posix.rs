@@ -1,8 +1,8 @@
 //! Segments as files of a directory, usually `/dev/shm`.
 //!
-//! A segment is made without a name, reserved, mapped, initialised, locked, and then linked: a process killed at any of
-//! these steps leaves nothing, and a name that exists names a whole segment. A lock on a file's first byte (an "open file
-//! description" lock) says that the file's owner lives; the kernel drops it however the owner dies.
+//! A segment is created without a name, reserved, mapped, initialised, locked, and then linked. A process killed at any of these
+//! steps leaves nothing behind, and an existing name always denotes a whole segment. A lock on a file's first byte (an "open file
+//! description" lock) means that the file's owner lives. The kernel drops it however the owner dies.
 
 use super::fork::{HeldFile, forked, gated};
 use super::{Created, Hold, Identity, Names, OpenFile};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub struct PosixSpace {
     directory: Arc<Path>,
-    /// Whether to try to make files without a name first.
+    /// Whether to try first to create files without a name.
     nameless: bool,
 }
 
@@ -34,7 +34,7 @@ impl PosixSpace {
         Self { directory: directory.into(), nameless: true }
     }
 
-    /// As on a file system without `O_TMPFILE`.
+    /// A space that behaves as on a file system without `O_TMPFILE`.
     #[cfg(test)]
     pub(crate) fn without_nameless_files(directory: PathBuf) -> Self {
         Self { directory: directory.into(), nameless: false }
@@ -83,7 +83,7 @@ impl PosixSpace {
         match fs::remove_file(&path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            // Another user's file, or a directory: it can't be a segment of ours, and stays.
+            // Another user's file or a directory cannot be a segment of ours, so it stays.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EISDIR)) => Ok(false),
             Err(error) => Err(ShmError::os("remove segment", name, error)),
         }
@@ -99,11 +99,13 @@ impl PosixSpace {
             let file = PosixFile::new("open lock file", &name, file)?;
             loop {
                 if set_lock(&file.file).map_err(|error| ShmError::os("lock", &name, error))? {
-                    // The last to leave removes the file: a lock on a file without a name locks nobody out.
+                    // The last node to leave removes the file. A lock on a file without a name locks nobody out, so check that
+                    // the name still denotes this file.
                     if fs::symlink_metadata(&path)
                         .is_ok_and(|now| file.identity == (Identity { device: now.dev(), inode: now.ino() }))
                     {
-                        // For whoever waits in vain; nothing depends on it, so a full file system does no harm here.
+                        // For the error message of a waiter that times out. Nothing depends on it, so a full file system does no
+                        // harm here.
                         let _ = file.file.write_at(format!("{:<11}\n", std::process::id()).as_bytes(), 0);
                         return Ok(LockFile { file });
                     }
@@ -143,7 +145,7 @@ impl PosixSpace {
         created
     }
 
-    /// `None` if this file system has no nameless files, or no way to name them later.
+    /// Returns `None` if this file system has no nameless files, or cannot name them later.
     fn create_nameless(
         &self,
         name: &str,
@@ -166,7 +168,7 @@ impl PosixSpace {
         let linked =
             nix::unistd::linkat(AT_FDCWD, proc_path.as_str(), AT_FDCWD, &to, AtFlags::AT_SYMLINK_FOLLOW).or_else(|error| {
                 match error {
-                    // No /proc here: ask by descriptor, which older kernels allow to the privileged only.
+                    // There is no /proc here: link by descriptor, which older kernels allow only to privileged processes.
                     Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES => {
                         nix::unistd::linkat(&*file.file, "", AT_FDCWD, &to, AtFlags::AT_EMPTY_PATH)
                     }
@@ -200,7 +202,7 @@ impl PosixSpace {
         Ok(file.created(segment, owned))
     }
 
-    /// Everything between making a file and naming it.
+    /// The steps between creating a file and naming it.
     fn fill(
         &self,
         file: HeldFile,
@@ -220,9 +222,9 @@ impl PosixSpace {
         Ok((file, segment))
     }
 
-    /// Takes all the memory now, so that a full file system is an error here and not a signal later.
+    /// Reserves all the memory now, so that a full file system is an error here and not a signal later.
     fn reserve(&self, file: &File, name: &str, bytes: usize) -> Result<(), ShmError> {
-        // To fill the file system up only to find that it does not suffice would disturb others.
+        // Filling the file system up before failing would disturb others.
         if self.free().is_some_and(|free| free < bytes as u64) {
             return Err(self.no_space(name, bytes));
         }
@@ -241,7 +243,7 @@ impl PosixSpace {
         }
     }
 
-    /// Bytes free for this user; `None` if the file system has no limit or does not say.
+    /// The bytes free for this user; `None` if the file system has no limit or does not report it.
     pub fn free(&self) -> Option<u64> {
         let stat = nix::sys::statvfs::statvfs(&*self.directory).ok().filter(|stat| stat.blocks() > 0)?;
         Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
@@ -257,7 +259,7 @@ impl PosixSpace {
     }
 }
 
-/// How to open a file that should be there: not through a link, and without waiting should it be a pipe.
+/// Options to open a file that should exist: follow no link, and do not wait if it is a pipe.
 fn existing() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC).mode(0o600);
@@ -283,7 +285,7 @@ fn first_byte() -> libc::flock {
     lock
 }
 
-/// Locks a file's first byte if nobody else has; says whether it did.
+/// Locks a file's first byte unless another owner has it. Returns whether it did.
 fn set_lock(file: &File) -> io::Result<bool> {
     match fcntl(file, FcntlArg::F_OFD_SETLK(&first_byte())) {
         Ok(_) => Ok(true),
@@ -292,21 +294,21 @@ fn set_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Gives the lock on a file's first byte back.
+/// Releases the lock on a file's first byte.
 pub(super) fn unlock(file: &File) {
     let mut lock = first_byte();
     lock.l_type = libc::F_UNLCK as libc::c_short;
     if let Err(error) = fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
-        tracing::warn!(%error, "a lock stays until this process ends");
+        tracing::warn!(%error, "could not release a file lock; it stays until this process ends");
     }
 }
 
-/// Whether a descriptor of another process has the lock on the first byte of a file. The system says so of descriptors, and not of
-/// files: what a node says of its process is not believed before.
+/// Whether a descriptor of another process holds the lock on a file's first byte. The system reports locks by descriptor and not
+/// by file. A node's claim about its process counts only once this confirms it.
 pub(super) fn is_held_by(file: Identity, pid: libc::pid_t, fd: i32) -> bool {
     let Ok(facts) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")) else { return false };
     facts.lines().filter_map(|line| line.strip_prefix("lock:")).any(|lock| {
-        // As in "1: OFDLCK ADVISORY  WRITE -1 00:1a:4711 0 0".
+        // The format is "1: OFDLCK ADVISORY  WRITE -1 00:1a:4711 0 0".
         let words: Vec<&str> = lock.split_whitespace().collect();
         let [_, "OFDLCK", _, "WRITE", _, place, "0", _] = words[..] else { return false };
         let mut parts = place.splitn(3, ':');
@@ -317,8 +319,9 @@ pub(super) fn is_held_by(file: Identity, pid: libc::pid_t, fd: i32) -> bool {
     })
 }
 
-/// Bytes of a file for which there is memory: fewer than its length if it has holes, which take memory when they are read. Only tmpfs
-/// counts like this: elsewhere blocks are of a disk, compressed or allocated late, and what is read of a hole can be given up again.
+/// The bytes of a file that have memory. They are fewer than its length if it has holes, and reading a hole allocates memory.
+/// Only tmpfs counts like this. On other file systems blocks belong to a disk and may be compressed or allocated late, and the
+/// system can reclaim what was read of a hole.
 fn reserved(file: &File, found: &Metadata) -> u64 {
     let is_tmpfs = nix::sys::statfs::fstatfs(file).is_ok_and(|system| system.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC);
     if is_tmpfs { found.blocks().saturating_mul(512) } else { found.len() }
@@ -337,14 +340,14 @@ pub(super) struct LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        // Not by closing alone: a child made by a bare `clone` may have the file open too.
+        // Closing alone is not enough: a child made by a bare `clone` may have the file open too.
         if !forked() {
             unlock(&self.file.file);
         }
     }
 }
 
-/// An open file of ours.
+/// An open segment file.
 #[derive(Debug)]
 pub(crate) struct PosixFile {
     file: HeldFile,
@@ -376,7 +379,7 @@ impl PosixFile {
         self.len
     }
 
-    /// Whether it has lost nothing of its length and its memory since it was opened.
+    /// Whether it still has the length and the memory that it had when it was opened.
     pub fn is_whole(&self) -> io::Result<bool> {
         let found = self.file.metadata()?;
         Ok(found.len() >= self.len && reserved(&self.file, &found) >= self.reserved)
@@ -388,13 +391,13 @@ impl PosixFile {
         Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
     }
 
-    /// Maps a part of it; what is not `writable` is a fault to write.
+    /// Maps a part of it. Without `writable`, a write faults.
     pub fn map(&self, offset: usize, len: usize, writable: bool) -> io::Result<Segment> {
-        // No fork between mapping and advising: a mapping in a child keeps the open file, and so its owner's lock.
+        // No fork may come between mapping and advising: a mapping in a child keeps the open file, and so its owner's lock.
         gated(|| Mapping::new(&self.file, offset, len, writable)).map(Segment::mapped)
     }
 
-    /// Bytes for which there was memory when it was opened: see [`reserved`].
+    /// The bytes that had memory when it was opened: see [`reserved`].
     pub fn reserved(&self) -> u64 {
         self.reserved
     }

@@ -1,8 +1,9 @@
-//! Addresses at which other nodes are, or may be.
+//! The addresses at which other nodes are, or may be.
 //!
-//! Some of them this node's own options name: these are tried again and again. Of the others a peer tells, which may be wrong or mean harm.
-//! So they are greeted a few at a time, shared out evenly among the peers that told of them: places for sessions remain for nodes that come by
-//! themselves, and nobody is flooded. An address that does not answer gives way to others, and is dropped after three attempts.
+//! This node's own options name some of them, and the node tries these again and again. Peers tell of the others, which may be
+//! wrong or hostile. So the node greets told addresses a few at a time, shared out evenly among the peers that told of them. Thus
+//! session slots remain for nodes that come by themselves, and no address is flooded. An address that does not answer gives way
+//! to others, and is dropped after three attempts.
 
 use crate::protocol::{ADDRESSES_MAX, CloseReason, Endpoint, LinkId, Path, Rejection, SessionId, Target, Time, is_one_place};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -10,28 +11,30 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-/// How soon an address is tried again where nobody was, or nobody is any more; twice as long each time after, up to the other.
+/// The first pause before an address is tried again after no node was there or its node has gone. The pause doubles each time, up
+/// to the limit below.
 const AGAIN_FIRST: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(2);
-/// Addresses that others told of and that are tried at the same time.
+/// The number of told addresses that are tried at the same time.
 const TOLD_AT_ONCE: usize = 16;
-/// How long such an address is tried before it gives way to another: in the first attempt, and in the second. The third takes as long as any.
+/// How long a told address is tried before it gives way to another, in the first and in the second attempt. The third attempt
+/// lasts as long as any.
 const GIVES_WAY_AFTER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// How an attempt went.
+/// The state of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Nothing is known yet.
     Trying,
-    /// There is a session, or was one; whether the other end has told of others.
+    /// There is a session, or there was one. `told` says whether the other end has told of all other nodes it knows.
     Met { told: bool },
-    /// Nobody has that port.
+    /// No process has that port.
     Nobody,
-    /// It came to nothing.
+    /// The attempt failed.
     Failed(CloseReason),
 }
 
-/// What a peer told of an address.
+/// A peer's statement about an address.
 #[derive(Clone, Copy)]
 struct Told {
     by: NodeId,
@@ -42,10 +45,10 @@ struct Told {
 /// One address.
 struct Contact {
     address: SocketAddr,
-    /// Another node told of it. Otherwise this node's options name it.
+    /// The statement of the node that told of it. `None` if this node's options name it.
     told: Option<Told>,
     session: Option<SessionId>,
-    /// When it is tried next. While an address that others told of is tried: when it gives way.
+    /// The time of the next attempt. While a told address is being tried: the time at which it gives way.
     next: Time,
     pause: Duration,
     tries: usize,
@@ -58,37 +61,37 @@ impl Contact {
         Self { address, told, session, next: now, pause: AGAIN_FIRST, tries: 0, standing }
     }
 
-    /// Whether others told of it and its turn is still to come.
+    /// Whether it is a told address that still waits for its turn.
     fn waits(&self) -> bool {
         self.told.is_some() && self.session.is_none()
     }
 
-    /// Whether others told of it and it is being tried.
+    /// Whether it is a told address that is being tried.
     fn is_tried(&self) -> bool {
         self.told.is_some() && self.session.is_some() && !matches!(self.standing, Standing::Met { .. })
     }
 }
 
-/// All of them.
+/// All addresses.
 #[derive(Default)]
 pub struct Contacts {
-    /// Where this node's own links are.
+    /// The addresses of this node's own links.
     locals: Vec<SocketAddr>,
-    /// What one node may tell of at most.
+    /// The most addresses that one node may tell of.
     told_max: usize,
     list: Vec<Contact>,
-    /// Nothing is to be done before.
+    /// Nothing needs to be done before this time.
     pub due: Option<Time>,
 }
 
 impl Contacts {
-    /// None yet, for a node with links at these addresses, in a domain of so many nodes.
+    /// An empty list, for a node with links at these addresses in a domain of at most `max_nodes` nodes.
     pub fn new(locals: Vec<SocketAddr>, max_nodes: usize) -> Self {
         Self { locals, told_max: ADDRESSES_MAX * max_nodes, ..Self::default() }
     }
 
-    /// The link by which an address is tried: the one that the system's routes prefer; or those of its IP version in turn, if they prefer none of
-    /// them or that led nowhere `tries` times.
+    /// The link by which to try an address: the one that the system's routes prefer. If they prefer none of the links, or that
+    /// one failed `tries` times, the links of its IP version take turns.
     pub fn link_towards(&self, address: SocketAddr, tries: usize) -> LinkId {
         if self.locals.len() < 2 {
             return LinkId(0);
@@ -106,7 +109,7 @@ impl Contacts {
         LinkId(others.get(tries % others.len().max(1)).copied().unwrap_or(0) as u8)
     }
 
-    /// An address that is tried until a node is there. If it is known already, nothing changes.
+    /// Adds an address that is tried until a node is there. A known address changes nothing.
     pub fn add(&mut self, now: Time, address: SocketAddr) {
         if !self.list.iter().any(|contact| contact.address == address) {
             self.list.push(Contact::new(now, address, None));
@@ -114,11 +117,11 @@ impl Contacts {
         }
     }
 
-    /// The peer `by` tells that a life of a node is at an address. It may tell of as many addresses as all nodes have, and what is beyond that
-    /// is ignored, as are addresses at which no node can be.
+    /// The peer `by` tells that an incarnation of a node is at an address. A peer may tell of as many addresses as all nodes
+    /// together can have; further ones are ignored, and so are addresses at which no node can be.
     pub fn tell(&mut self, now: Time, by: NodeId, node: NodeId, incarnation: Incarnation, address: SocketAddr) {
         let is_by = |contact: &&Contact| contact.told.is_some_and(|told| told.by == by);
-        // What another peer told of the same address does not count: its turn may come late.
+        // A statement of another peer about the same address does not count, because its turn may come late.
         let is_known = |contact: &Contact| {
             let is_met = matches!(contact.standing, Standing::Met { .. });
             contact.address == address && (is_met || contact.told.is_none_or(|told| told.by == by))
@@ -133,28 +136,28 @@ impl Contacts {
         }
     }
 
-    /// There is a session with this life of a node, at this address: what else was told of either need not be tried.
+    /// Records a session with this incarnation of a node at this address. Other statements about either need not be tried.
     pub fn met(&mut self, node: NodeId, incarnation: Incarnation, address: SocketAddr) {
         let is_meant = |told: Told| (told.node, told.incarnation) == (node, incarnation);
         self.list.retain(|contact| !(contact.waits() && (contact.address == address || contact.told.is_some_and(is_meant))));
     }
 
-    /// What is known of an address.
+    /// The state of an address.
     pub fn standing(&self, address: SocketAddr) -> Option<Standing> {
         self.list.iter().find(|contact| contact.address == address).map(|contact| contact.standing)
     }
 
-    /// Whether no address is being tried for the first time, and all that were met have told of others.
+    /// Whether no address is being tried for the first time, and all nodes that were met have told of the others.
     pub fn is_settled(&self) -> bool {
         !self.list.iter().any(|contact| matches!(contact.standing, Standing::Trying | Standing::Met { told: false }))
     }
 
-    /// Whether some that others told of are still being tried.
+    /// Whether any told address is still being tried.
     pub fn is_told(&self) -> bool {
         self.list.iter().any(|contact| contact.told.is_some() && contact.standing == Standing::Trying)
     }
 
-    /// Tries those whose turn it is.
+    /// Tries the addresses whose turn has come.
     pub fn attend(&mut self, now: Time, endpoint: &mut Endpoint) {
         if self.due.is_none_or(|due| due > now) {
             return;
@@ -181,11 +184,11 @@ impl Contacts {
         self.attend_told(now, endpoint);
     }
 
-    /// Tries addresses that others told of, the next ones of those tellers and those nodes first of which the fewest are being tried.
+    /// Tries told addresses. First come those whose teller and whose node have the fewest attempts under way.
     fn attend_told(&mut self, now: Time, endpoint: &mut Endpoint) {
         let mut tried: Vec<usize> = (0..self.list.len()).filter(|at| self.list[*at].is_tried()).collect();
         if tried.len() >= TOLD_AT_ONCE && self.list.iter().any(Contact::waits) {
-            // Backwards: what gives way goes to the end.
+            // Go backwards, because an address that gives way moves to the end of the list.
             for at in tried.into_iter().rev().filter(|at| self.list[*at].next <= now).collect::<Vec<_>>() {
                 self.stop(now, at, endpoint);
             }
@@ -198,7 +201,7 @@ impl Contacts {
                 *by_node.entry(told.node).or_default() += 1;
             }
             let count = |of: &BTreeMap<NodeId, usize>, node| of.get(&node).copied().unwrap_or(0);
-            // Not twice at once, though two tell of it.
+            // Two peers may tell of one address, but it is tried only once at a time.
             let is_free =
                 |contact: &Contact| contact.waits() && !tried.iter().any(|at| self.list[*at].address == contact.address);
             let waiting = self.list.iter().enumerate().filter(|(_, contact)| is_free(contact));
@@ -208,7 +211,8 @@ impl Contacts {
                 return;
             };
             if tried.len() >= TOLD_AT_ONCE {
-                // A teller of whom more is tried gives an attempt away, until all have as many. That one does not count as made.
+                // The teller with the most attempts gives one up, until all tellers have equally many. The attempt that it gives
+                // up does not count.
                 let busiest = by_teller.iter().max_by_key(|(_, count)| **count).map(|(teller, count)| (*teller, *count));
                 let spare = busiest.filter(|(_, most)| *most > count(&by_teller, told.by) + 1).and_then(|(teller, _)| {
                     tried.iter().copied().find(|at| self.list[*at].told.is_some_and(|told| told.by == teller))
@@ -225,7 +229,7 @@ impl Contacts {
             let (address, tries) = (self.list[next].address, self.list[next].tries);
             let path = Path { link: self.link_towards(address, tries), peer: address };
             let Some(session) = endpoint.connect(now, Target { path, node: None }) else {
-                // As many sessions as may be.
+                // The endpoint has no session slot left.
                 self.due = self.due.into_iter().chain([now + AGAIN_FIRST]).min();
                 return;
             };
@@ -235,7 +239,7 @@ impl Contacts {
         }
     }
 
-    /// Ends an attempt at an address that others told of. Its next turn comes after all that wait.
+    /// Ends an attempt at a told address. Its next turn comes after those of all waiting addresses.
     fn stop(&mut self, now: Time, at: usize, endpoint: &mut Endpoint) {
         let mut contact = self.list.remove(at);
         if let Some(session) = contact.session.take() {
@@ -244,37 +248,37 @@ impl Contacts {
         self.list.push(contact);
     }
 
-    /// A session stands that was asked for here, or by the other end.
+    /// Records that a session was established, at the request of this node or of the other end.
     pub fn connected(&mut self, session: SessionId, asked: bool) {
         if asked && let Some(contact) = self.list.iter_mut().find(|contact| contact.session == Some(session)) {
             contact.standing = Standing::Met { told: false };
             (contact.pause, contact.tries) = (AGAIN_FIRST, 0);
-            // Others that wait may be tried now.
+            // A slot is free, so waiting addresses may be tried now.
             self.due = Some(Time::ZERO);
         }
     }
 
-    /// The other end of a session has told of all it knows.
+    /// Records that the other end of a session has told of all nodes it knows.
     pub fn told(&mut self, session: SessionId) {
         if let Some(contact) = self.list.iter_mut().find(|contact| contact.session == Some(session)) {
             contact.standing = Standing::Met { told: true };
         }
     }
 
-    /// A session ended, or an attempt.
+    /// Records the end of a session or of an attempt.
     pub fn closed(&mut self, now: Time, session: SessionId, reason: CloseReason) {
         let Some(at) = self.list.iter().position(|contact| contact.session == Some(session)) else { return };
         let contact = &mut self.list[at];
         contact.session = None;
         contact.standing = match reason {
-            // There is a session with that node, which the other end began; or it is this very node.
+            // The other end began a session with this node already, or the address is this very node.
             CloseReason::Duplicate | CloseReason::Rejected(Rejection::AlreadyConnected(..) | Rejection::SameNode) => {
                 Standing::Met { told: true }
             }
             reason => Standing::Failed(reason),
         };
         if contact.told.is_some() {
-            // Others that wait may be tried now.
+            // A slot is free, so waiting addresses may be tried now.
             self.list.remove(at);
             self.due = Some(now);
         } else if reason == CloseReason::Rejected(Rejection::SameNode) {
@@ -285,7 +289,7 @@ impl Contacts {
         }
     }
 
-    /// Nobody has the port there, as the network says. A hint: it is tried on.
+    /// The network reports that no process has the port. That is only a hint, so the attempts go on.
     pub fn nobody(&mut self, address: SocketAddr) {
         if let Some(contact) = self.list.iter_mut().find(|contact| contact.address == address)
             && contact.standing == Standing::Trying

@@ -1,29 +1,30 @@
-//! When packets wait for others, so that they go in one datagram.
+//! Decides when packets wait for others so that they share one datagram.
 //!
-//! A system call for each would cost more than all else that is done with a small packet. A packet that comes alone, and the first of several, are sent at
-//! once; only whoever pushes on without doing anything else between has its packets gathered.
+//! A system call for each small packet would cost more than all other work on it. A packet that comes alone, and the first
+//! packets of a series, are sent at once. Packets are gathered only if their sender pushes one after another without doing
+//! anything else in between.
 
 use crate::protocol::Time;
 
-/// Pushes that come within this time of the one before are of one series, in nanoseconds.
+/// A push belongs to a series if it comes within this many nanoseconds of the previous one.
 const CLOSE: u64 = 2_000;
-/// Pushes of a series that are sent at once.
+/// The number of packets of a series that are sent at once.
 const AT_ONCE: u32 = 4;
-/// Bytes that are gathered at most, about.
+/// The approximate limit of gathered bytes.
 const MOST: usize = 32 << 10;
-/// How long a packet waits at most as long as others follow, and when nothing follows any more; in nanoseconds.
+/// The longest that a packet waits while others follow, and the longest after the last one, in nanoseconds.
 const FOLLOWED: u64 = 20_000;
 const ALONE: u64 = 100_000;
-/// What a packet takes beside its bytes, about.
+/// The approximate overhead of a packet.
 const HEAD: usize = 28;
 
-/// Packets that were not sent yet, as others may follow.
+/// Packets that were not sent yet because others may follow.
 #[derive(Default)]
 pub(super) struct Gather {
-    /// Pushes that followed closely on another.
+    /// The number of pushes that closely followed another.
     series: u32,
     last: Time,
-    /// How many wait, of how many bytes, and since when.
+    /// The number of waiting packets, their bytes, and the time since the first waits.
     count: u32,
     bytes: usize,
     since: Time,
@@ -32,7 +33,7 @@ pub(super) struct Gather {
 }
 
 impl Gather {
-    /// Whether a packet that was pushed now should wait.
+    /// Whether a packet that was just pushed should wait.
     #[inline]
     pub fn keeps(&mut self, now: Time, len: usize) -> bool {
         self.series = if now - self.last < CLOSE { self.series.saturating_add(1) } else { 0 };
@@ -48,7 +49,7 @@ impl Gather {
         self.bytes < MOST && now - self.since < FOLLOWED
     }
 
-    /// A packet waits, as its sender said that it will say when they are to go.
+    /// Records a waiting packet whose sender will say when to send it.
     #[inline]
     pub fn hold(&mut self, now: Time, len: usize) {
         if self.count == 0 {
@@ -59,31 +60,31 @@ impl Gather {
         self.last = now;
     }
 
-    /// Whether it is the first one that waits.
+    /// Whether only one packet waits.
     #[inline]
     pub fn is_new(&self) -> bool {
         self.count == 1
     }
 
-    /// Since when those wait that are held: as long as one who sends needs for all of them.
+    /// The time since held packets wait. All packets of one burst share it.
     #[inline]
     pub fn held_since(&self) -> Option<Time> {
         (self.count > 0 && self.holds).then_some(self.since)
     }
 
-    /// Nothing waits any more.
+    /// Records that no packet waits any more.
     #[inline]
     pub fn empty(&mut self) {
         (self.count, self.bytes) = (0, 0);
     }
 
-    /// A push that was sent at once has ended now: the time in the kernel is no pause.
+    /// Records the end of a push that was sent at once, so that the time in the kernel does not count as a pause.
     #[inline]
     pub fn sent(&mut self, now: Time) {
         self.last = now;
     }
 
-    /// When what waits is to be sent at the latest.
+    /// The latest time at which the waiting packets must be sent.
     pub fn due(&self) -> Option<Time> {
         (self.count > 0).then_some(self.since + ALONE)
     }
@@ -126,7 +127,7 @@ mod tests {
             assert!(n > 3 || sent == n + 1, "the first ones go at once");
         }
         assert!((30..100).contains(&sent), "{sent} sends");
-        // After a pause the first ones go at once again.
+        // After a pause the first packets are sent at once again.
         assert!(!gather.keeps(at(now + 100_000), 8));
     }
 

@@ -1,4 +1,4 @@
-//! Asking for an id.
+//! Asks for a node id.
 
 use super::{About, GUESTS, Greeting, NOTICE_TAG, Notice, UdpError, UdpFabric, UdpOptions, make_endpoint, open_port};
 use crate::port::Kind;
@@ -6,12 +6,12 @@ use crate::protocol::{CloseReason, Event, LinkId, Path, Target};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
 use std::time::{Duration, Instant};
 
-/// What a guest was given.
+/// The grant of an id to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The node that it may be.
+    /// The id that the guest may take.
     pub node: NodeId,
-    /// How many nodes the domain can have.
+    /// The number of nodes that the domain can have.
     pub max_nodes: usize,
 }
 
@@ -34,16 +34,17 @@ impl crate::protocol::Receive for Ear {
     fn place(&mut self, _: crate::protocol::SessionId, _: crate::protocol::TransferId, _: u64, _: &[u8]) {}
 }
 
-/// Asks the first node that the options name for an id, other than those in `avoid`. Blocks until it answers, until `deadline` at most.
+/// Asks the first node that the options name for an id outside `avoid`. Blocks until that node answers, or until `deadline`.
 ///
 /// # Errors
-/// As [`UdpFabric::open`]; [`UdpError::NoRoom`].
+/// The same as for [`UdpFabric::open`], and [`UdpError::NoRoom`].
 pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, deadline: Instant) -> Result<Grant, UdpError> {
     let Some(address) = options.connect.first().copied() else {
         let reason = CloseReason::NoAnswer;
         return Err(UdpError::Ended { address: options.address(), reason });
     };
-    // A port of its own, as the guest is nobody; a plain one, as it is soon gone, and not worth a word of what the system refuses.
+    // The guest uses a port of its own because it is no node yet. It uses a plain one, because the port is soon closed and a
+    // warning about missing io_uring would be noise.
     let listen = options.listen.iter().map(|listen| (listen.ip(), 0).into()).collect();
     let options = UdpOptions { listen, port: Kind::Plain, ..options.clone() };
     let port = open_port(&options)?;
@@ -64,7 +65,7 @@ pub fn ask(domain: &str, about: &About, avoid: &[NodeId], options: &UdpOptions, 
         let now = fabric.now();
         let UdpFabric { endpoint, links, room, .. } = &mut fabric;
         for (link, direct) in (0..).map(LinkId).zip(&*links) {
-            // What fails here fails again when something is sent.
+            // An error here recurs when something is sent.
             let _ = direct.receive(room, 8, &mut |mut run: crate::Run<'_>| {
                 endpoint.handle(now, link, &mut run, &mut ear);
             });

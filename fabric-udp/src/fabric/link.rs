@@ -1,4 +1,4 @@
-//! The sending half of one way to a peer.
+//! The sending half of one connection to a peer.
 
 use super::{BytesOut, Outstanding, UdpFabric};
 use crate::protocol::TransferId;
@@ -6,31 +6,33 @@ use doorbell_fabric::{Incarnation, Link, LinkDown, NodeId, PacketHead, PacketKin
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Looks at a fabric that another thread has just now before it counts as full; and for what should find room whatever there is.
+/// The number of attempts to enter a fabric that another thread holds before the link counts as full; and the number for a packet
+/// that must always find room.
 const TRIES: u32 = 128;
 const TRIES_MOST: u32 = 100_000;
 
-/// The sending half of one way to a peer, for one priority.
+/// The sending half of one connection to a peer, for one priority.
 ///
-/// It shares the fabric with whoever polls. A thread that polls may be in a callback of the application, so nobody waits for it here: then
-/// there is no room just now.
+/// It shares the fabric with the thread that polls. That thread may be in a callback of the application, so a push does not wait
+/// for it and reports that there is no room.
 pub struct UdpLink {
     fabric: Arc<Mutex<UdpFabric>>,
     session: crate::protocol::SessionId,
     priority: Priority,
-    /// As the session last said.
+    /// As reported by the session last.
     packet_bytes: usize,
     most_at_once: usize,
 }
 
 impl UdpLink {
-    /// The way to a life of a node that was accepted, or is reached beside; `None` if it is not there any more.
+    /// The connection to an incarnation of a node that was accepted, or is reached beside; `None` if there is no such incarnation
+    /// any more.
     pub fn new(fabric: &Arc<Mutex<UdpFabric>>, node: NodeId, incarnation: Incarnation, priority: Priority) -> Option<Self> {
         Self::by(fabric, node, incarnation, 0, priority)
     }
 
-    /// As [`new`](Self::new), by one of several sessions with it: `strand` 0 is the one that is always there, and each further one begins at a link
-    /// of its own. `None` also if there is none of that number just now.
+    /// Like [`new`](Self::new), over one of several sessions with it. `strand` 0 is the session that always exists; each further
+    /// one begins at its own link. Also `None` if there is no session of that number now.
     pub fn by(
         fabric: &Arc<Mutex<UdpFabric>>,
         node: NodeId,
@@ -57,28 +59,31 @@ impl UdpLink {
         None
     }
 
-    /// Sends a part of what the peer expects, `total` bytes in all: from `from`, without a copy in between. `None`: not now.
+    /// Sends a part of a transfer that the peer expects, of `total` bytes in all, from `from` without an intermediate copy.
+    /// `None`: try again later.
     pub fn begin_transfer(&self, transfer: TransferId, part: Range<u64>, total: u64, from: Arc<dyn BytesOut>) -> Option<bool> {
         let mut fabric = self.enter(TRIES)?;
         Some(fabric.begin_transfer((self.session, transfer), (part, total), self.priority, from))
     }
 
-    /// As [`push`](Link::push), of a packet that goes with those that follow: [`UdpFabric::release`] sends them. Whoever forgets it delays them.
+    /// Like [`push`](Link::push), for a packet that may wait for the ones that follow. [`UdpFabric::release`] sends them all;
+    /// without it they are delayed.
     pub fn push_held(&mut self, head: &PacketHead, bytes: &[u8]) -> Push {
         let Some(mut fabric) = self.enter(TRIES) else { return Push::Full };
         match fabric.push_held(self.session, self.priority, head, bytes) {
-            // As in `push`.
+            // The same as in `push`.
             Push::Down(LinkDown::Damaged) => Push::Full,
             push => push,
         }
     }
 
-    /// What is under way here, and by which link. `None`: another thread has the fabric just now, or the session is over.
+    /// The traffic under way on this link, and the UDP link it uses. `None`: another thread has the fabric now, or the session
+    /// has ended.
     pub fn outstanding(&self) -> Option<Outstanding> {
         self.enter(TRIES)?.endpoint().outstanding(self.session, self.priority)
     }
 
-    /// The longest message that finds room on an idle way whatever came before it.
+    /// The longest message that always fits into an idle link.
     pub fn most_at_once(&self) -> usize {
         self.most_at_once
     }
@@ -103,7 +108,7 @@ impl Link for UdpLink {
             self.packet_bytes = packet_bytes;
         }
         match push {
-            // The session is over, and its end is about to be told: nothing was damaged.
+            // The session has ended, and its end will be reported soon. Nothing was damaged.
             Push::Down(LinkDown::Damaged) => Push::Full,
             push => push,
         }

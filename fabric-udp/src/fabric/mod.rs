@@ -1,12 +1,12 @@
-//! All peers of one node that are reached by UDP: a [`protocol`](crate::protocol) over a [`port`].
+//! All peers of one node that are reached over UDP: a [`protocol`](crate::protocol) over a [`port`].
 //!
-//! Nodes find each other by addresses. A node that was told one connects there, is told of all others that are known there, and connects
-//! to these, too. So there is one session between any two nodes, whichever began it; and where both have several links, one more for each
-//! further link ([`UdpOptions::strands`]). A node without an id asks for one where it
-//! connects first: as a *guest*, in a session of its own that ends with the answer.
+//! Nodes find each other by addresses. A node connects to the address it was given, is told of all other nodes known there, and
+//! connects to these too. So there is one session between any two nodes, whichever of them began it. If both have several links,
+//! there is one more session for each further link ([`UdpOptions::strands`]). A node without an id asks for one at its first
+//! connection: as a *guest*, in a separate session that ends with the answer.
 //!
-//! Who is met may be reached by another fabric as well; what it says of itself tells ([`About::nonce`]). Its messages are let
-//! through only after the driver said that it is reached by this one.
+//! Another fabric may reach the same node as well; the node's greeting tells ([`About::nonce`]). This fabric lets its messages
+//! through only after the driver has accepted the node here.
 
 mod contacts;
 mod gather;
@@ -42,56 +42,56 @@ use std::time::{Duration, Instant};
 use strands::Further;
 use transfers::Transfers;
 
-/// The tag of control packets that are notices between fabrics, and none of the driver's.
+/// The tag of control packets that are notices between fabrics and not the driver's.
 const NOTICE_TAG: u64 = 1;
-/// Ids from here on are those of guests.
+/// Ids from here on belong to guests.
 const GUESTS: u16 = 0x8000;
-/// How long an id that was given to a guest is not given to another.
+/// How long an id that was given to a guest stays reserved for it.
 const GIVEN_FOR: Duration = Duration::from_secs(10);
-/// Told when a node leaves.
+/// The close code of a node that leaves.
 const CODE_LEFT: u8 = 0;
-/// Told to a node that can't be one here.
+/// The close code for a node that is not admitted.
 const CODE_UNWANTED: u8 = 1;
-/// How long an address may be silent at which a node may be before joining goes on without it.
+/// How long joining waits for a sought address that does not answer.
 const SEEK_FOR: Duration = Duration::from_millis(250);
-/// How long one may be silent of which another node told.
+/// How long joining waits for a told address that does not answer.
 const TOLD_FOR: Duration = Duration::from_secs(2);
-/// Bytes of the largest run.
+/// The size of the largest run.
 const RUN_ROOM: usize = 65_536;
 
-/// What a node says of itself.
+/// A node's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// What it is to the domain.
+    /// Its role in the domain.
     pub role: Role,
-    /// Its process, on its machine.
+    /// Its process id on its machine.
     pub pid: u32,
-    /// A word for people.
+    /// A label for people.
     pub label: String,
-    /// The number in its inbox: who reads it there shares memory with it.
+    /// The nonce of its inbox. A node that can read the same number there shares memory with it.
     pub nonce: u64,
 }
 
-/// What happened to another node.
+/// A change of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// There is a session with it. Say [`UdpFabric::accept`] or [`UdpFabric::beside`].
+    /// There is a session with the node. Call [`UdpFabric::accept`] or [`UdpFabric::beside`].
     Met(NodeId, Incarnation),
-    /// One that was accepted, or is reached beside, left in good order. All it had sent was delivered.
+    /// A node that was accepted, or is reached beside, left in good order. Everything it had sent was delivered.
     Left(NodeId, Incarnation),
-    /// One that was accepted, or is reached beside, is dead, or can't be reached. All that had arrived was delivered.
+    /// A node that was accepted, or is reached beside, is dead or unreachable. Everything that had arrived was delivered.
     Died(NodeId, Incarnation),
-    /// One of several sessions with a node ended alone, that of this number: what was not acknowledged there may be lost. All that had
-    /// arrived by it was delivered. The others go on, and it comes about again.
+    /// The session with this number, one of several with a node, ended alone. Packets that were not acknowledged on it may be
+    /// lost; everything that had arrived was delivered. The other sessions go on, and this one will be opened again.
     StrandLost(NodeId, Incarnation, u8),
 }
 
 /// One other node.
 struct Peer {
     session: SessionId,
-    /// Those of numbers from 1 on.
+    /// The sessions with numbers from 1 on.
     further: [Further; LINKS_MAX - 1],
-    /// There can be several sessions with it, and what comes by one may have to wait for what comes by another.
+    /// There can be several sessions with it, so packets of one may have to wait for packets of another.
     is_several: bool,
     incarnation: Incarnation,
     about: About,
@@ -101,59 +101,61 @@ struct Peer {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The driver has not said yet how it is reached.
+    /// The driver has not yet said how the node is reached.
     Met,
-    /// By this fabric.
+    /// This fabric reaches it.
     Accepted,
-    /// By another, which says whether it lives, and by this one beside it.
+    /// Another fabric reaches it and says whether it lives. This fabric reaches it beside that.
     Beside,
-    /// The driver knows that it is no more. What it had sent is still handed over.
+    /// The driver knows that it is gone. Its packets that had arrived are still handed over.
     Gone,
-    /// What is left of it is for nobody.
+    /// Its remaining packets are discarded.
     Forgotten,
 }
 
 impl Stage {
-    /// Whether its packets are for the driver.
+    /// Whether its packets go to the driver.
     fn is_open(self) -> bool {
         matches!(self, Stage::Accepted | Stage::Beside | Stage::Gone)
     }
 
-    /// Whether it can be sent to.
+    /// Whether packets can be sent to it.
     fn is_reached(self) -> bool {
         matches!(self, Stage::Accepted | Stage::Beside)
     }
 }
 
-/// A guest that wants to be a node.
+/// A guest that asks for an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     session: SessionId,
-    /// What it can't be, as the ids are taken on its side.
+    /// The ids that are taken on the guest's side.
     pub avoid: Vec<NodeId>,
 }
 
-/// All peers of one node that are reached by UDP. One thread at a time; nothing blocks but [`open`](Self::open) and
-/// [`shut`](Self::shut).
+/// All peers of one node that are reached over UDP. One thread at a time. Only [`open`](Self::open) and [`shut`](Self::shut)
+/// block.
 pub struct UdpFabric {
     endpoint: Endpoint,
-    /// The sockets; none once they were closed.
+    /// The sockets; empty once they were closed.
     links: Vec<Direct>,
-    /// The socket that had something last, when all others were looked at, and when each had something: of each link two, the second its twin.
+    /// The socket that received last; the time of the last look at all others; and the time of the last arrival on each. Each
+    /// link has two entries, the second for its twin.
     busy: usize,
     looked: Time,
     had: Vec<Time>,
-    /// The path that has a twin, and how often one path was used since another was.
+    /// The path that has a twin, and the number of datagrams in a row by one path.
     twin: Option<Path>,
-    /// It was found empty since it was connected: nothing of others waits there.
+    /// The twin was found empty after it was connected, so it holds no datagrams of other senders.
     is_pure: bool,
     series: Option<(Path, u32)>,
-    /// When it was last seen to all that follows from what arrived.
+    /// The time of the last call of [`attend`](Self::attend).
     attended: Time,
-    /// Something of that was put off.
+    /// Some of that work was put off.
     later: bool,
     room: Room,
-    /// Datagrams on their way out; and of each link those for which the kernel had no room, with a bit for each link that has some.
+    /// The buffer of outgoing datagrams; for each link, the datagrams that found no room in the kernel; and one bit for each link
+    /// that has some.
     out: Box<[u8]>,
     ways: Vec<Way>,
     full: u32,
@@ -164,25 +166,25 @@ pub struct UdpFabric {
     epoch: Instant,
     me: (NodeId, Incarnation),
     addresses: Vec<SocketAddr>,
-    /// By id: the node that is known, and one that has taken its place, until the end of the former is told.
+    /// By id: the known node, and one that has taken its place until the end of the former was reported.
     peers: Vec<Option<Peer>>,
     next: Vec<(NodeId, Peer)>,
-    /// Whether there are to be several sessions with a peer, and when one is to be asked for.
+    /// Whether to have several sessions with a peer, and when to ask for the next one.
     wants_strands: bool,
     strands_due: Option<Time>,
     contacts: Contacts,
     changes: VecDeque<Change>,
     asks: VecDeque<Ask>,
-    /// Ids given to guests, and until when they are theirs.
+    /// Ids given to guests, and the time until which they stay reserved.
     given: Vec<(NodeId, Time)>,
-    /// Notices that arrived, and those that found no room yet.
+    /// Notices that arrived, and notices that found no room yet.
     heard: Vec<(NodeId, Vec<u8>)>,
     owed: VecDeque<(SessionId, Vec<u8>)>,
     /// The last poll brought nothing for the driver.
     chatter: bool,
 }
 
-/// Opens a port as a node's options say, and refuses what would be open to strangers.
+/// Opens a port by a node's options. Refuses one that would be open to strangers.
 fn open_port(options: &UdpOptions) -> Result<Box<dyn Port>, UdpError> {
     if options.listen.len() > LINKS_MAX {
         return Err(ConfigError { field: "listen", expected: "at most 4 addresses" }.into());
@@ -196,7 +198,7 @@ fn open_port(options: &UdpOptions) -> Result<Box<dyn Port>, UdpError> {
         return Err(UdpError::NoKey { address: *address });
     }
 
-    // On loopback datagrams are as large as can be, so that there is nothing to gather.
+    // On loopback datagrams are as large as possible, so there is nothing to gather.
     let gather = other.is_some();
     Ok(port::open(&port::Options { kind: options.port, gather, further, ..port::Options::new(address) })?)
 }
@@ -218,24 +220,25 @@ fn make_endpoint(
         dead_after: options.dead_after,
         lane_window: options.lane_bytes,
         lane_buffer: options.lane_bytes,
-        // One for each link.
+        // One set for each link.
         sessions_max: config.sessions_max * links.len(),
         ..config
     };
     let mut seed = [0; 32];
     aws_lc_rs::rand::fill(&mut seed).map_err(|_| UdpError::System {
         attempt: "get random numbers",
-        source: std::io::Error::other("the system's generator fails"),
+        source: std::io::Error::other("the system's random number generator failed"),
     })?;
     Ok(Endpoint::new(config, seed)?)
 }
 
 impl UdpFabric {
-    /// Opens the port, and meets the nodes that the options name. Blocks until all that have to answer have, and have told of others;
-    /// until `deadline` at most.
+    /// Opens the port and meets the nodes that the options name. Blocks until all required nodes have answered and told of
+    /// others, or until `deadline`.
     ///
     /// # Errors
-    /// [`UdpError`]: the address can't be had, there is no key where one is needed, a node that has to answer does not or refuses this one.
+    /// [`UdpError`]: the address cannot be used, a key is needed and missing, or a required node does not answer or refuses this
+    /// one.
     pub fn open(
         domain: &str,
         me: (NodeId, Incarnation),
@@ -299,22 +302,22 @@ impl UdpFabric {
 
     #[inline]
     fn now(&self) -> Time {
-        // Not zero, which the protocol takes for "never so far".
+        // Never zero, which the protocol reads as "never so far".
         Time::from_nanos(self.epoch.elapsed().as_nanos() as u64 + 1)
     }
 
-    /// What is called, by whoever pushes, when packets begin to be gathered and nobody may come who sends them: it should see to it
-    /// that [`poll`](Self::poll) is called within [`timeout`](Self::timeout). It must neither block nor call this fabric.
+    /// Sets a callback for the thread that begins to gather packets while no thread may come to send them. The callback must see
+    /// to it that [`poll`](Self::poll) is called within [`timeout`](Self::timeout). It must neither block nor call this fabric.
     pub fn on_gather(&mut self, call: Box<dyn Fn() + Send>) {
         self.on_gather = Some(call);
     }
 
-    /// Where others find this node: the addresses of its links, of which there is always one.
+    /// The addresses of this node's links, at which others find it. There is at least one.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// The first of them.
+    /// The first address.
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
@@ -349,17 +352,17 @@ impl UdpFabric {
         }
     }
 
-    /// Sleeps until something arrives, or is due, for `most` at most.
+    /// Sleeps until something arrives or is due, for `most` at most.
     fn wait(&mut self, most: Duration) {
         let timeout = self.timeout().map_or(most, |due| due.min(most));
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         let socket = |direct| rustix::event::PollFd::new(direct, rustix::event::PollFlags::IN);
         let mut sockets: Vec<_> = self.links.iter().flat_map(Direct::sockets).map(socket).collect();
-        // Whatever it says, the caller looks again.
+        // The result does not matter: the caller looks again.
         let _ = rustix::event::poll(&mut sockets, Some(&timeout));
     }
 
-    /// What follows from what arrived, and from the time.
+    /// Handles the consequences of what arrived and of time passing.
     fn attend(&mut self, now: Time) {
         (self.attended, self.later) = (now, false);
         while let Some(event) = self.endpoint.poll_event() {
@@ -391,7 +394,7 @@ impl UdpFabric {
             Event::Connected { session, peer, path, greeting, asked, .. } => {
                 self.contacts.connected(session, asked);
                 let Some(Greeting { about, asks }) = Greeting::decode(&greeting) else {
-                    tracing::warn!(address = %path.peer, "a node says nothing of itself that could be understood; it is not let in");
+                    tracing::warn!(address = %path.peer, "a node's greeting is malformed; it is not admitted");
                     return self.endpoint.close(now, session, CODE_UNWANTED);
                 };
                 if peer.node.0 >= GUESTS {
@@ -402,7 +405,7 @@ impl UdpFabric {
                     return;
                 }
                 if peer.node.index() >= self.peers.len() || peer.node == self.me.0 {
-                    tracing::warn!(address = %path.peer, node = peer.node.0, most = self.peers.len(), "a node of an id that this domain does not have is not let in");
+                    tracing::warn!(address = %path.peer, node = peer.node.0, most = self.peers.len(), "a node's id is out of range for this domain; it is not admitted");
                     return self.endpoint.close(now, session, CODE_UNWANTED);
                 }
                 let incarnation = peer.incarnation;
@@ -438,7 +441,7 @@ impl UdpFabric {
                     let change = if left { Change::Left } else { Change::Died };
                     self.changes.push_back(change(node, gone.incarnation));
                 } else {
-                    // The driver never heard of it, or not as of one that is reached from here.
+                    // The driver never heard of the node, or not as one that this fabric reaches.
                     self.changes.retain(|change| match change {
                         Change::Met(other, life) | Change::StrandLost(other, life, _) => {
                             (*other, *life) != (node, gone.incarnation)
@@ -452,34 +455,34 @@ impl UdpFabric {
                     self.peers[node.index()] = Some(met);
                 }
             }
-            // Somebody was told two addresses of this node; or asks for a further session before the first was used.
+            // A peer was told two addresses of this node, or asks for a further session before the first one was used.
             Event::Refused { path, why: why @ (Rejection::AlreadyConnected(..) | Rejection::NoFirst) } => {
-                tracing::debug!(address = %path.peer, ?why, "somebody asked for a second conversation");
+                tracing::debug!(address = %path.peer, ?why, "a peer asked for a second session");
             }
             Event::Refused { path, why } => {
-                tracing::warn!(address = %path.peer, ?why, "somebody asked for a conversation and was refused");
+                tracing::warn!(address = %path.peer, ?why, "refused a request for a session");
             }
             Event::Moved { session, path } => {
                 let met = self.peers.iter_mut().flatten().chain(self.next.iter_mut().map(|(_, peer)| peer));
                 for peer in met.filter(|peer| peer.session == session) {
-                    tracing::info!(from = %peer.address, to = %path.peer, link = path.link.0, "a conversation goes on by another path");
+                    tracing::info!(from = %peer.address, to = %path.peer, link = path.link.0, "a session moved to another path");
                     peer.address = path.peer;
                 }
             }
             Event::Sent { session, transfer } => self.transfers.ended(session, transfer, true),
             Event::Cancelled { session, transfer, outgoing: true } => self.transfers.ended(session, transfer, false),
-            // Whoever expects it counts, and hears from the peer that it is given up.
+            // The caller that expects the transfer counts the bytes itself, and the peer tells it when it gives up.
             Event::Arrived { .. } | Event::Cancelled { .. } => {}
         }
     }
 
-    /// Tells who has come whom else there is.
+    /// Tells a newcomer of all other nodes.
     fn introduce(&mut self, now: Time, session: SessionId, newcomer: NodeId) {
         let known = self.peers.iter().enumerate().filter_map(|(index, peer)| Some((NodeId(index as u16), peer.as_ref()?)));
         let members: Vec<_> = known
             .filter(|(node, _)| *node != newcomer)
             .flat_map(|(node, peer)| {
-                // All addresses that are known: the newcomer may be on another network.
+                // Tell all known addresses, because the newcomer may be on another network.
                 let member = move |address| Member { node, incarnation: peer.incarnation, address };
                 self.endpoint.addresses(peer.session).into_iter().map(member)
             })
@@ -495,7 +498,7 @@ impl UdpFabric {
         }
     }
 
-    /// Sends a notice, now or when there is room.
+    /// Sends a notice now, or once there is room.
     fn tell(&mut self, now: Time, session: SessionId, notice: Vec<u8>) {
         let head = PacketHead { kind: PacketKind::Control, tag: NOTICE_TAG, sequence: 0, total: notice.len() as u64 };
         if self.endpoint.push(now, session, Priority::High, &head, &notice) == Push::Full {
@@ -505,7 +508,7 @@ impl UdpFabric {
 
     fn on_notice(&mut self, now: Time, source: NodeId, bytes: &[u8]) {
         let Some(Notice::Members { members, last }) = Notice::decode(bytes) else { return };
-        // A guest is told of members, and tells of none.
+        // A guest is told of members but may not tell of any.
         if source.index() >= self.peers.len() {
             return;
         }
@@ -521,17 +524,17 @@ impl UdpFabric {
         }
     }
 
-    /// What happened to other nodes, oldest first.
+    /// The next change of another node, oldest first.
     pub fn next_change(&mut self) -> Option<Change> {
         self.changes.pop_front()
     }
 
-    /// A guest that wants an id. Answer by [`welcome`](Self::welcome).
+    /// The next guest that asks for an id. Answer it by [`welcome`](Self::welcome).
     pub fn next_ask(&mut self) -> Option<Ask> {
         self.asks.pop_front()
     }
 
-    /// Whether an id is that of a node met here, or given to one that is about to come.
+    /// Whether a node with this id was met here, or the id is reserved for a guest.
     pub fn is_taken(&mut self, node: NodeId) -> bool {
         let now = self.now();
         self.given.retain(|(_, until)| *until > now);
@@ -539,7 +542,7 @@ impl UdpFabric {
         is_met || node == self.me.0 || self.given.iter().any(|(given, _)| *given == node)
     }
 
-    /// Gives a guest an id, or none.
+    /// Gives a guest an id, or tells it that there is none.
     pub fn welcome(&mut self, ask: &Ask, node: Option<NodeId>) {
         let now = self.now();
         let notice = match node {
@@ -553,12 +556,12 @@ impl UdpFabric {
         self.flush(now);
     }
 
-    /// What a node that was met says of itself.
+    /// A node's description of itself.
     pub fn about(&self, node: NodeId) -> Option<&About> {
         self.peers.get(node.index())?.as_ref().map(|peer| &peer.about)
     }
 
-    /// Which node that was accepted, or is reached beside, is at this address.
+    /// The node at this address that was accepted, or is reached beside.
     pub fn node_at(&self, address: SocketAddr) -> Option<NodeId> {
         let is_there = |peer: &Peer| {
             peer.standing.is_reached() && (peer.address == address || self.endpoint.addresses(peer.session).contains(&address))
@@ -567,15 +570,15 @@ impl UdpFabric {
         Some(NodeId(at as u16))
     }
 
-    /// A node that was met is reached by this fabric.
+    /// Declares that this fabric reaches a node that was met.
     pub fn accept(&mut self, node: NodeId) {
         self.settle(node, Stage::Accepted);
         self.want_strands(node);
     }
 
-    /// A node that was met is reached by another fabric, and by this one, too. That other fabric says whether it lives: here its silence ends
-    /// nothing, and what is under way is asked for once in a quarter of the dead-peer time, for ever. Say [`gone`](Self::gone) when it is
-    /// no more.
+    /// Declares that another fabric reaches a node that was met, and that this one reaches it too. The other fabric says whether
+    /// the node lives. Silence here ends nothing: unanswered data is asked about once every quarter of the dead-peer time,
+    /// forever. Call [`gone`](Self::gone) when the node is gone.
     pub fn beside(&mut self, node: NodeId) {
         self.settle(node, Stage::Beside);
         if let Some(Some(peer)) = self.peers.get(node.index()) {
@@ -584,8 +587,9 @@ impl UdpFabric {
         self.want_strands(node);
     }
 
-    /// This life of a node that was accepted, or is reached beside, is no more, as another fabric says. What arrived from it is still handed
-    /// over by [`poll`](Self::poll); no [`Change`] tells of its end. Nothing if there is no such life any more.
+    /// Another fabric says that this incarnation of a node, which was accepted or is reached beside, is gone.
+    /// [`poll`](Self::poll) still hands over what had arrived from it; no [`Change`] reports its end. Does nothing if there is no
+    /// such incarnation any more.
     pub fn gone(&mut self, node: NodeId, incarnation: Incarnation) {
         let now = self.now();
         if let Some(Some(peer)) = self.peers.get_mut(node.index())
@@ -598,18 +602,18 @@ impl UdpFabric {
         }
     }
 
-    /// Whether this life of a node is known here, or something of it is still to be handed over.
+    /// Whether this incarnation of a node is known here, or has packets that are still to be handed over.
     pub fn has(&self, node: NodeId, incarnation: Incarnation) -> bool {
         self.peers.get(node.index()).and_then(Option::as_ref).is_some_and(|peer| peer.incarnation == incarnation)
     }
 
-    /// Whether all that waits of a node was put off: nothing of it was refused, or not asked about.
+    /// Whether the driver put off everything that waits of a node, so that it refused nothing and was asked about all.
     pub fn is_put_off(&self, node: NodeId) -> bool {
         let peer = self.peers.get(node.index()).and_then(Option::as_ref);
         peer.is_none_or(|peer| peer.sessions().all(|session| self.endpoint.is_put_off(session)))
     }
 
-    /// What is left of a life that is [gone](Self::gone) is not handed over any more.
+    /// Discards the remaining packets of an incarnation that is [gone](Self::gone).
     pub fn forget(&mut self, node: NodeId, incarnation: Incarnation) {
         if let Some(Some(peer)) = self.peers.get_mut(node.index())
             && peer.incarnation == incarnation
@@ -625,7 +629,7 @@ impl UdpFabric {
         }
     }
 
-    /// Talks with a node no more: it broke the rules, or its id is another's.
+    /// Ends the session with a node that broke the rules, or whose id belongs to another node.
     pub fn expel(&mut self, node: NodeId) {
         let now = self.now();
         if let Some(Some(peer)) = self.peers.get(node.index()) {
@@ -634,8 +638,8 @@ impl UdpFabric {
         }
     }
 
-    /// Expects `len` bytes of a life of a node that was accepted, or is reached beside, and names what comes: the peer has to be told. They come as long as `into` lives. `None`:
-    /// there is no such life now.
+    /// Expects `len` bytes from an incarnation of a node that was accepted, or is reached beside, and returns the transfer's id.
+    /// The caller must tell the peer that id. Bytes are stored as long as `into` lives. `None`: there is no such incarnation now.
     pub fn expect(&mut self, node: NodeId, incarnation: Incarnation, len: u64, into: &Arc<dyn BytesIn>) -> Option<TransferId> {
         self.expect_by(node, incarnation, 0, len, into)
     }
@@ -644,7 +648,7 @@ impl UdpFabric {
         &self.endpoint
     }
 
-    /// How long until something is due here that no datagram brings; `None` if there is no such thing.
+    /// The time until something is due here that no datagram announces; `None` if nothing is.
     pub fn timeout(&mut self) -> Option<Duration> {
         if self.later {
             return Some(Duration::ZERO);
@@ -654,29 +658,30 @@ impl UdpFabric {
         Some(Duration::from_nanos(due - self.now()))
     }
 
-    /// Whether there is something that the driver has not been told.
+    /// Whether there is anything that the driver has not been told.
     pub fn has_news(&self) -> bool {
         !self.changes.is_empty() || !self.asks.is_empty()
     }
 
-    /// Closes the socket and says nothing to anybody, as if the process had been killed.
+    /// Closes the socket without a word to the peers, as if the process had been killed.
     pub fn abandon(&mut self) {
         self.links.clear();
     }
 
-    /// Ends all sessions in good order, and closes the socket: what was sent is brought to its end, as long as its targets take it, until `deadline` at most.
+    /// Ends all sessions in good order and closes the socket. Sends everything that was pushed as long as the targets take it,
+    /// until `deadline` at most.
     pub fn shut(&mut self, deadline: Instant) {
         let now = self.now();
         let sessions: Vec<_> = self.peers.iter().flatten().map(|peer| peer.session).collect();
         for session in sessions {
             self.endpoint.close(now, session, CODE_LEFT);
         }
-        // Nobody is looked for any more.
+        // Stop looking for other nodes.
         self.contacts = Contacts::default();
         (self.wants_strands, self.strands_due) = (false, None);
         loop {
             self.look();
-            // What still comes is for nobody; as long as it waits, the end of its sender would not be told.
+            // Discard everything that still arrives. While it waits, the end of its sender would not be reported.
             let now = self.now();
             self.endpoint.deliver(now, &mut Waste, usize::MAX);
             self.attend(now);

@@ -1,28 +1,28 @@
-//! What nodes tell each other of themselves and of others: the greeting of a session, and notices on its lanes. Nothing here is
-//! believed before it was checked.
+//! The messages by which nodes describe themselves and others: the greeting of a session, and notices on its lanes. Everything is
+//! checked before it is believed.
 
 use super::About;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// The form of a greeting.
+/// The version of the greeting's format.
 const GREETING: u8 = 1;
-/// Bytes of the longest label.
+/// The most bytes of a label.
 const LABEL_MAX: usize = 31;
-/// Ids that a guest can name as taken on its side.
+/// The most ids that a guest can name as taken on its side.
 const AVOID_MAX: usize = 64;
-/// Bytes of the longest notice.
+/// The most bytes of a notice.
 pub const NOTICE_MAX: usize = 4 + MEMBERS_MAX * MEMBER_BYTES;
-/// Members named in one notice.
+/// The most members named in one notice.
 pub const MEMBERS_MAX: usize = 32;
 const MEMBER_BYTES: usize = 24;
 
-/// What a node says when a session begins.
+/// The greeting of a node when a session begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// Who it is.
+    /// The node's description of itself.
     pub about: About,
-    /// It wants an id, and these it can't have.
+    /// `Some` if it asks for an id: the ids that are taken on its side.
     pub asks: Option<Vec<NodeId>>,
 }
 
@@ -48,7 +48,7 @@ impl Greeting {
         if *form != GREETING || *asks > 1 || label.len() > LABEL_MAX {
             return None;
         }
-        // For people: whatever it is, it does no harm on a terminal.
+        // The label is for people; without control characters it does no harm on a terminal.
         let label = String::from_utf8_lossy(label).chars().filter(|char| !char.is_control()).collect();
         let about =
             About { role: Role::from_number(*role)?, pid: u32::from_le_bytes(*pid), label, nonce: u64::from_le_bytes(*nonce) };
@@ -57,7 +57,7 @@ impl Greeting {
     }
 }
 
-/// Another node, as one that knows it tells of it.
+/// A node as told by another node that knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     pub node: NodeId,
@@ -65,14 +65,14 @@ pub struct Member {
     pub address: SocketAddr,
 }
 
-/// A word between fabrics.
+/// A notice between two fabrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// Some of those with whom its sender has sessions. The last of several such notices says so.
+    /// Some of the nodes that its sender has sessions with. The last of several such notices is marked.
     Members { members: Vec<Member>, last: bool },
-    /// The receiver, which asked, may be this node, in a domain of so many.
+    /// The receiver asked for an id and may be this node, in a domain of at most `max_nodes` nodes.
     Welcome { node: NodeId, max_nodes: u16 },
-    /// The receiver, which asked, can be none: all ids are taken.
+    /// The receiver asked for an id, but all ids are taken.
     NoRoom,
 }
 

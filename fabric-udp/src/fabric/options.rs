@@ -1,37 +1,41 @@
-//! What a node says about its network, and what can be wrong with that.
+//! A node's network options, and the errors they can cause.
 
 use crate::port::{Kind, OpenError, is_loopback_only};
 use crate::protocol::{CloseReason, ConfigError, DomainKey, PROTOCOL_VERSION, Rejection};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Addresses at which a node listens at most.
+/// The most addresses at which a node listens.
 pub const LINKS_MAX: usize = 4;
-/// Bytes of a domain key.
+/// The length of a domain key.
 const KEY_BYTES: usize = 32;
+/// What is read of a key's file at most: digits, and blanks around them.
+const KEY_FILE_MOST: u64 = 4096;
 
-/// How a node takes part in a network.
+/// A node's network options.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Where others find it, at most [`LINKS_MAX`] addresses with a socket each: a conversation goes on by another of them when one is cut. Without one
-    /// it has whatever port is free.
+    /// The addresses at which others find it, at most [`LINKS_MAX`], each with its own socket. A session moves to another one
+    /// when one is cut off. Without an address the node takes any free port.
     pub listen: Vec<SocketAddr>,
-    /// Nodes that have to answer before it has joined. The first gives it its id, if it has none, and tells it of the others.
+    /// Nodes that must answer before the node has joined. The first one gives it an id if it has none, and tells it of the
+    /// others.
     pub connect: Vec<SocketAddr>,
-    /// Where other nodes may be, now or later: it looks there now and then.
+    /// Addresses at which other nodes may be, now or later. The node tries them now and then.
     pub seek: Vec<SocketAddr>,
-    /// The domain's key. Without one nothing but the loopback interface will do.
+    /// The domain's key. Without one only the loopback interface is allowed.
     pub key: Option<DomainKey>,
-    /// How the port waits.
+    /// The way in which the port waits.
     pub port: Kind,
-    /// A peer that does not answer for so long is dead: at least a millisecond.
+    /// A peer that does not answer for this long is dead. At least a millisecond.
     pub dead_after: Duration,
-    /// Bytes of packets that a lane holds at each end, from 8 KiB to 1 GiB.
+    /// The bytes of packets that a lane holds at each end, from 8 KiB to 1 GiB.
     pub lane_bytes: u32,
-    /// Where both ends have several links, ask for as many sessions as the end with fewer has: whoever sends can choose the link. While they are not
-    /// used they cost about a datagram a second each.
+    /// Where both ends have several links, ask for as many sessions as the end with fewer links has, so that the sender can
+    /// choose the link. Each unused session costs about one datagram a second.
     pub strands: bool,
 }
 
@@ -44,12 +48,12 @@ impl Default for UdpOptions {
 }
 
 impl UdpOptions {
-    /// Whether it takes part at all.
+    /// Whether the node uses a network at all.
     pub fn is_used(&self) -> bool {
         !self.listen.is_empty() || !self.connect.is_empty() || !self.seek.is_empty()
     }
 
-    /// What to bind to, first of all.
+    /// The first address to bind to.
     pub(super) fn address(&self) -> SocketAddr {
         let others = || self.connect.iter().chain(&self.seek);
         match self.listen.first() {
@@ -69,17 +73,17 @@ impl UdpOptions {
     }
 }
 
-/// Why a node can't take part in a network.
+/// Why a node cannot take part in a network.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UdpError {
-    /// The port can't be had.
+    /// The port cannot be opened.
     #[error(transparent)]
     Port(#[from] OpenError),
     /// An option is out of range.
     #[error(transparent)]
     Option(#[from] ConfigError),
-    /// Others than this machine could reach it, and there is no key.
+    /// Other machines could reach the address, and there is no key.
     #[error(
         "{address} can be reached from other machines, and the domain has no key: give all its nodes the same key (a file of 32 random bytes, such as `head -c 32 /dev/urandom > grid.key` makes, by key_file, --key-file or DOORBELL_KEY_FILE), or use 127.0.0.1 or [::1]"
     )]
@@ -87,30 +91,30 @@ pub enum UdpError {
         /// The address.
         address: SocketAddr,
     },
-    /// Nobody answers there.
+    /// No node answers at the address.
     #[error(
-        "no node of the domain answers at {address} (asked for {waited:?}): see that one listens there, and that UDP gets through"
+        "no node of the domain answers at {address} (asked for {waited:?}): check that one listens there, and that UDP gets through"
     )]
     NoAnswer {
         /// The address.
         address: SocketAddr,
-        /// How long it was asked.
+        /// How long the node tried.
         waited: Duration,
     },
-    /// The node there does not take this one.
+    /// The node there refuses this one.
     #[error("the node at {address} refuses this one: {}", said(*.why))]
     Rejected {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         why: Rejection,
     },
-    /// A conversation there ended before it had begun.
-    #[error("the conversation with the node at {address} ended at once: {reason:?}")]
+    /// The session ended before it had begun.
+    #[error("the session with the node at {address} ended at once: {reason:?}")]
     Ended {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         reason: CloseReason,
     },
     /// All ids are taken.
@@ -119,20 +123,20 @@ pub enum UdpError {
         /// The address.
         address: SocketAddr,
     },
-    /// The key's file can't be used.
+    /// The key file cannot be used.
     #[error("the key file {}: {reason}", .path.display())]
     KeyFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// The system does not do as it is asked.
+    /// The system refused a call.
     #[error("could not {attempt}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         attempt: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -144,7 +148,7 @@ fn said(why: Rejection) -> String {
                 "it speaks versions {lowest} to {highest} of the protocol, and this one {PROTOCOL_VERSION}; use one release of Doorbell everywhere"
             )
         }
-        Rejection::OtherDomain => "it is of another domain; see that both give the same name".into(),
+        Rejection::OtherDomain => "it belongs to another domain; check that both nodes name the same one".into(),
         Rejection::NeedsKey => {
             "its domain has a key, and this node was given none; give it the same (key_file, --key-file, DOORBELL_KEY_FILE)"
                 .into()
@@ -152,12 +156,12 @@ fn said(why: Rejection) -> String {
         Rejection::HasNoKey => "its domain has no key, and this node was given one; give both the same, or neither".into(),
         Rejection::WrongKey => "its domain has another key; give both the same".into(),
         Rejection::AlreadyConnected(node, _) => {
-            format!("it talks with a node {node} of the same incarnation already; take another id")
+            format!("it already has a session with node {node} in the same incarnation; take another id")
         }
-        Rejection::Stale => "a later life of this node has been there; join anew".into(),
-        Rejection::SameNode => "it has the id that this one was to have; take another".into(),
-        Rejection::Full => "it has as many conversations as it can have".into(),
-        Rejection::NoFirst => "it knows of no conversation that this one could be beside".into(),
+        Rejection::Stale => "it has met a later incarnation of this node; join again".into(),
+        Rejection::SameNode => "it has the id that this node asked for; take another".into(),
+        Rejection::Full => "it has no room for another session".into(),
+        Rejection::NoFirst => "it has no first session with this node".into(),
     }
 }
 
@@ -174,19 +178,30 @@ impl From<UdpError> for io::Error {
     }
 }
 
-/// Reads a domain's key from a file: 32 bytes, or 64 hexadecimal digits. Others than its owner must not be able to read it.
+/// Reads a domain's key from a file: 32 bytes, or 64 hexadecimal digits. Only its owner may have access to the file.
 ///
 /// # Errors
 /// [`UdpError::KeyFile`].
 pub fn read_key(path: &Path) -> Result<DomainKey, UdpError> {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let wrong = |reason: String| UdpError::KeyFile { path: path.to_owned(), reason };
     let unreadable = |error: io::Error| wrong(format!("{error}; make one with `head -c 32 /dev/urandom > FILE; chmod 600 FILE`"));
-    let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
-    if mode & 0o077 != 0 {
-        return Err(wrong(format!("others may use it (mode {:03o}); say `chmod 600 {}`", mode & 0o777, path.display())));
+    // Without it, opening a FIFO would wait for a writer.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(unreadable)?;
+    let facts = file.metadata().map_err(unreadable)?;
+    if !facts.is_file() {
+        return Err(wrong("it is no regular file; name a file with 32 random bytes".into()));
     }
-    let bytes = std::fs::read(path).map_err(unreadable)?;
+    let mode = facts.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(wrong(format!(
+            "other users have access to it (mode {:03o}); run `chmod 600 {}`",
+            mode & 0o777,
+            path.display()
+        )));
+    }
+    let mut bytes = Vec::new();
+    file.take(KEY_FILE_MOST).read_to_end(&mut bytes).map_err(unreadable)?;
     if let Ok(key) = <[u8; KEY_BYTES]>::try_from(&bytes[..]) {
         return Ok(DomainKey(key));
     }
@@ -197,6 +212,6 @@ pub fn read_key(path: &Path) -> Result<DomainKey, UdpError> {
     });
     match key.and_then(|key| key.try_into().ok()) {
         Some(key) => Ok(DomainKey(key)),
-        None => Err(wrong(format!("it has {} bytes; a key is 32 bytes, or 64 hexadecimal digits", bytes.len()))),
+        None => Err(wrong(format!("it has {} bytes; a key is 32 bytes, or 64 hexadecimal digits", facts.len()))),
     }
 }

@@ -1,4 +1,4 @@
-//! What arrives: taken from the sockets, sorted, and handed over.
+//! Receiving: takes datagrams from the sockets, sorts packets, and hands them over.
 
 use super::notice::NOTICE_MAX;
 use super::transfers::Transfers;
@@ -8,16 +8,16 @@ use crate::port::Direct;
 use crate::protocol::{LinkId, Path, Receive, SessionId, Time, TransferId};
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Payload, Priority, Sink, Verdict};
 
-/// Runs taken in one look.
+/// The number of runs taken in one look.
 pub(super) const RUNS: usize = 1;
-/// How long what follows from packets that were taken may wait for an answer to them, in nanoseconds.
+/// How long the consequences of taken packets may wait for the driver's reply to them, in nanoseconds.
 const LATER: u64 = 20_000;
-/// How often links are looked at that had nothing when another had, in nanoseconds.
+/// How often to look at idle links while another link is busy, in nanoseconds.
 const LOOK_EVERY: u64 = 5_000;
-/// How long a socket that had something is looked at each time.
+/// How long a link is looked at every time after it received something.
 const AWAKE: u64 = 100_000;
 
-/// Lets through what the driver is to have.
+/// Lets through the packets that the driver should get.
 struct Gate<'a, S> {
     sink: &'a mut S,
     peers: &'a [Option<Peer>],
@@ -38,7 +38,7 @@ impl<S: Sink> Sink for Gate<'_, S> {
     ) -> Verdict {
         if head.kind == PacketKind::Control && head.tag == NOTICE_TAG {
             if payload.len() > NOTICE_MAX {
-                return Verdict::Broken("a notice longer than any");
+                return Verdict::Broken("a notice is too long");
             }
             self.heard.push((source, payload.to_vec()));
             return Verdict::Taken;
@@ -50,7 +50,7 @@ impl<S: Sink> Sink for Gate<'_, S> {
             _ => return Verdict::Refused,
         }
         let verdict = match self.sink.packet(source, incarnation, priority, head, payload) {
-            // What comes before it would have come by this very link.
+            // An earlier message would have come by this very link.
             Verdict::Later if known.is_some_and(|peer| peer.standing == Stage::Accepted && !peer.is_several) => {
                 return Verdict::Broken("a message out of sequence");
             }
@@ -74,7 +74,7 @@ impl<S: Sink> Receive for Gate<'_, S> {
     }
 }
 
-/// Takes everything, and does nothing with it.
+/// Takes everything and discards it.
 pub(super) struct Waste;
 
 impl Sink for Waste {
@@ -97,13 +97,13 @@ impl Sink for Nobody {
 }
 
 impl UdpFabric {
-    /// Takes in what arrived, but gives no packet to anybody yet.
+    /// Takes in arrived datagrams, but hands no packet over yet.
     pub fn look(&mut self) {
         self.drain(true);
         self.attend(self.now());
     }
 
-    /// Takes in what arrived by all links.
+    /// Takes in arrived datagrams from all links.
     pub(super) fn drain(&mut self, stopped: bool) {
         loop {
             self.looked = Time::ZERO;
@@ -113,7 +113,7 @@ impl UdpFabric {
         }
     }
 
-    /// Takes in what arrived, and listens to notices; other packets wait, and their senders are told so.
+    /// Takes in arrived datagrams and handles notices. Other packets wait, and their senders are told so.
     pub(super) fn hear(&mut self) {
         self.drain(false);
         let now = self.now();
@@ -121,15 +121,15 @@ impl UdpFabric {
         self.attend(now);
     }
 
-    /// Hands packets that arrived to `sink`, and returns how many it took. Nothing as long as there is a change of which the
-    /// driver does not know: it has to know whose packets these are.
+    /// Hands arrived packets to `sink`, and returns how many it took. Hands over nothing while there is a change that the driver
+    /// does not know, because the driver must know which incarnation sent the packets.
     pub fn poll<S: Sink>(&mut self, sink: &mut S, budget: usize) -> usize {
         let now = self.now();
         self.chatter = false;
         if self.changes.is_empty() && self.endpoint.has_ready() {
             let taken = self.deliver(now, sink, budget);
             if taken > 0 {
-                // The rest of a datagram: whoever takes it in pieces does not ask the kernel for each.
+                // These are the rest of a datagram. A driver that takes it in pieces does not pay a system call for each.
                 return taken;
             }
         }
@@ -138,24 +138,24 @@ impl UdpFabric {
             taken += self.deliver(now, sink, budget - taken);
         }
         if taken > 0 && now - self.attended < LATER {
-            // Whoever took something may be about to answer it, and the rest goes along.
+            // A driver that took a packet may be about to reply, and the remaining work goes along with that reply.
             self.later = true;
             return taken;
         }
-        // Whoever took something may have taken its time.
+        // Handling the packets may have taken the driver some time.
         let now = if taken > 0 { self.now() } else { now };
         self.attend(now);
-        // What is acknowledged of a transfer lets it go on.
+        // An acknowledgement lets a transfer go on.
         self.chatter = taken == 0 && runs > 0 && !self.transfers.is_sending();
         taken.max(runs)
     }
 
-    /// Whether the last [`poll`](Self::poll) found nothing but what the two protocols have to tell each other.
+    /// Whether the last [`poll`](Self::poll) found only traffic between the two protocols.
     pub fn was_chatter(&self) -> bool {
         self.chatter
     }
 
-    /// Hands over packets that wait. Returns how many the driver took.
+    /// Hands over waiting packets. Returns how many the driver took.
     pub(super) fn deliver<S: Sink>(&mut self, now: Time, sink: &mut S, budget: usize) -> usize {
         let Self { endpoint, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
@@ -163,7 +163,9 @@ impl UdpFabric {
         gate.taken
     }
 
-    /// Takes one run from the link that had something last; and from the others now and then, as a look costs a third of a microsecond. Says how many there were, how many packets the driver took of it, and whether it then wanted no more.
+    /// Takes one run from the link that received last, and now and then from the others, because a look costs a third of a
+    /// microsecond. Returns the number of runs, the number of packets that the driver took, and whether the driver then wanted no
+    /// more.
     fn take_in<S: Sink>(&mut self, now: Time, sink: &mut S, mut stopped: bool) -> (usize, usize, bool) {
         let Self { endpoint, links, busy, looked, had, room, twin, is_pure, peers, heard, transfers, .. } = self;
         let mut gate = Gate { sink, peers, heard, transfers, taken: 0 };
@@ -184,7 +186,7 @@ impl UdpFabric {
             };
             *is_pure |= peer.is_some() && matches!(got, Ok(0));
             got.unwrap_or_else(|error| {
-                tracing::warn!(%error, address = %direct.local(), "the UDP socket fails");
+                tracing::warn!(%error, address = %direct.local(), "receiving from the UDP socket failed");
                 0
             })
         };
@@ -213,13 +215,13 @@ impl UdpFabric {
         self.endpoint.has_ready()
     }
 
-    /// What the driver put off ([`Verdict::Later`]) may be what it wants now: [`has_ready`](Self::has_ready) counts it again. To be said when
-    /// something was taken that others may have waited for, by whichever fabric it came.
+    /// The driver may now want packets that it had put off ([`Verdict::Later`]), so [`has_ready`](Self::has_ready) counts them
+    /// again. Call this after taking a packet that others may have waited for, on any fabric.
     pub fn try_again(&mut self) {
         self.endpoint.try_again();
     }
 
-    /// Whether some sender was told that its packets are not taken for now.
+    /// Whether any sender was told to stop sending for now.
     pub fn refusing(&self) -> bool {
         self.endpoint.refusing()
     }

@@ -1,4 +1,4 @@
-//! What goes out: packets that wait for others, datagrams that the kernel has no room for, and paths with a socket of their own.
+//! Sending: packets that wait for others, datagrams that found no room in the kernel, and paths with their own socket.
 
 use super::{BytesOut, RUN_ROOM, UdpFabric};
 use crate::Run;
@@ -8,26 +8,26 @@ use doorbell_fabric::{PacketHead, Priority, Push};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Datagrams in a row by one path after which it has a socket of its own.
+/// The number of datagrams in a row by one path after which it gets its own socket.
 const TWIN_AFTER: u32 = 256;
-/// How long there may be no room for what is to go by one path before the others go on without it, in nanoseconds: longer than a run takes on any
+/// How long a path may have no room before the other paths go on without it, in nanoseconds. It is longer than a run takes on any
 /// usual network.
 const JAMMED_AFTER: u64 = 25_000_000;
 
-/// What waits for room in the kernel on one link.
+/// The datagrams of one link that wait for room in the kernel.
 #[derive(Default)]
 pub(super) struct Way {
-    /// From where on, of which datagrams, and the buffer in which they are.
+    /// The position of the first unsent byte, the datagrams, and their buffer.
     unsent: Option<(usize, Transmit, Box<[u8]>)>,
-    /// Another buffer, once there was one.
+    /// A spare buffer, once one was allocated.
     spare: Option<Box<[u8]>>,
-    /// The path for which the kernel has no room, and since when.
+    /// The path that finds no room in the kernel, and since when.
     jam: Option<(Path, Time)>,
 }
 
 impl Way {
-    /// Whether there has been no room for a path for so long, as for one whose cable is gone, that the others should not wait for it. What is to go
-    /// there is lost, then.
+    /// Whether a path has had no room for so long that the others should not wait for it, as when its cable is gone. Its
+    /// datagrams are then lost.
     fn is_jammed(&mut self, now: Time, path: Path) -> bool {
         let since = self.jam.filter(|(jammed, _)| *jammed == path).map_or(now, |(_, since)| since);
         self.jam = Some((path, since));
@@ -36,7 +36,7 @@ impl Way {
 }
 
 impl UdpFabric {
-    /// Puts one packet on a lane, and sends it; or lets it wait for others, if they follow one another closely.
+    /// Puts one packet on a lane and sends it, or lets it wait for others if they follow closely.
     #[inline]
     pub(crate) fn push(&mut self, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
         let now = self.now();
@@ -48,16 +48,17 @@ impl UdpFabric {
                 call();
             }
         } else {
-            // Room may come of it, if there was none.
+            // Flushing may make room if there was none.
             self.flush(now);
             self.gather.sent(self.now());
         }
         push
     }
 
-    /// Puts one packet on a lane that goes with those that follow: [`release`](Self::release) sends them, or whoever comes when they are due.
+    /// Puts one packet on a lane to go with the ones that follow. [`release`](Self::release) sends them, or a thread that comes
+    /// when they are due.
     pub(crate) fn push_held(&mut self, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
-        // A reading of the clock costs as much as the rest, and those that are held wait for no time worth the name.
+        // A clock reading costs as much as the rest, and held packets wait only for a negligible time.
         let now = self.gather.held_since().unwrap_or_else(|| self.now());
         let push = self.endpoint.push(now, session, priority, head, bytes);
         if push == Push::Done {
@@ -68,14 +69,15 @@ impl UdpFabric {
         push
     }
 
-    /// Sends what was held.
+    /// Sends the held packets.
     pub fn release(&mut self) {
         if self.gather.due().is_some() {
             self.flush(self.now());
         }
     }
 
-    /// Sends a part of what the peer expects, `total` bytes in all. False if it can't be: the peer never named it so, or it was begun before.
+    /// Sends a part of a transfer that the peer expects, of `total` bytes in all. Returns false if that is impossible, because
+    /// the peer never named the transfer or it was begun before.
     pub(crate) fn begin_transfer(
         &mut self,
         name: (SessionId, TransferId),
@@ -89,7 +91,7 @@ impl UdpFabric {
         begun
     }
 
-    /// Gives the kernel what is to be sent, as far as it has room. A link that has none holds up no other.
+    /// Gives outgoing datagrams to the kernel as far as it has room. A link without room holds up no other link.
     pub(super) fn flush(&mut self, now: Time) {
         self.gather.empty();
         if self.full != 0 {
@@ -106,7 +108,7 @@ impl UdpFabric {
         }
     }
 
-    /// Gives the kernel what is in the buffer from `from` on, or keeps it until there is room.
+    /// Gives the kernel the datagrams in the buffer from `from` on, or keeps them until there is room.
     fn send(&mut self, now: Time, from: usize, transmit: Transmit) {
         let Transmit { path, len, segment, .. } = transmit;
         let at = usize::from(path.link.0);
@@ -116,7 +118,7 @@ impl UdpFabric {
             Some((front, Middle::Lane(bytes), tag)) => direct.send_pieces(path.peer, [front, bytes, tag]),
             Some((front, Middle::Transfer { session, transfer, offset, len }, tag)) => {
                 let mut sent = Sent::Sent;
-                // Bytes that are gone meanwhile are as good as lost.
+                // Bytes that are gone by now count as lost.
                 self.transfers.lend((session, transfer), offset, len, &mut |bytes| {
                     sent = direct.send_pieces(path.peer, [front, bytes, tag]);
                 });
@@ -134,7 +136,7 @@ impl UdpFabric {
             Sent::Sent if way.jam.is_none() => {}
             Sent::Sent => way.jam = way.jam.filter(|(jammed, _)| *jammed != path),
             Sent::Full { .. } if way.is_jammed(now, path) => {}
-            // A question to another path, where something waits before it: it is asked again.
+            // A Challenge to another path can be dropped if something waits before it: it will be sent again.
             Sent::Full { .. } if way.unsent.is_some() => {}
             Sent::Full { gone } => {
                 if let Some(transmit) = self.endpoint.joined(transmit, &mut self.out, &mut self.transfers) {
@@ -147,24 +149,24 @@ impl UdpFabric {
             Sent::Failed { trouble, .. } => match trouble.kind {
                 TroubleKind::TooLong { .. } => self.endpoint.too_large(path, segment),
                 TroubleKind::Refused => self.contacts.nobody(path.peer),
-                // Lost: it is sent again, or its end is noticed.
+                // The datagrams are lost. They are sent again, or the end of the session is noticed.
                 kind => tracing::debug!(peer = %path.peer, %kind, "datagrams could not be sent"),
             },
         }
     }
 
-    /// A datagram went by a path without a twin. After many in a row it gets one, in place of another's.
+    /// Counts a datagram that went by a path without a twin. After many in a row that path gets the twin in place of another.
     fn count(&mut self, path: Path) {
         let series = self.series.filter(|(latest, _)| *latest == path).map_or(1, |(_, count)| count.saturating_add(1));
         self.series = Some((path, series));
-        // A stranger that asks and is answered is no peer.
+        // A stranger whose request was answered is not a peer.
         if series != TWIN_AFTER || !self.is_of_a_peer(path) {
             return;
         }
         match self.links.get(usize::from(path.link.0)).map(|link| link.connect(path.peer)) {
             Some(Ok(())) => {
                 (self.twin, self.is_pure) = (Some(path), false);
-                // Whoever sleeps does not know that there is another socket to wait for.
+                // A sleeping thread does not know that there is another socket to wait for.
                 if let Some(call) = &self.on_gather {
                     call();
                 }
@@ -174,7 +176,7 @@ impl UdpFabric {
         }
     }
 
-    /// Whether the kernel had no room for what is to be sent.
+    /// Whether the kernel had no room for outgoing datagrams.
     pub fn is_stuck(&self) -> bool {
         self.full != 0
     }

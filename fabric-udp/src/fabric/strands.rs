@@ -1,7 +1,7 @@
-//! Further sessions with a peer that has several links, as this node has: one for each link.
+//! Further sessions with a peer if both nodes have several links: one session for each link.
 //!
-//! The node of the lower number asks for them once its driver said that it talks with that peer over the network. Such a session is made
-//! again when it ended alone; it ends with the first one.
+//! The node with the lower number asks for them once its driver uses the network to reach that peer. A further session that ended
+//! alone is opened again. All further sessions end with the first one.
 
 use super::{BytesIn, CODE_LEFT, CODE_UNWANTED, Change, Peer, Stage, UdpFabric};
 use crate::protocol::{CloseReason, Path, SessionId, Time, TransferId};
@@ -9,23 +9,24 @@ use doorbell_fabric::{Incarnation, NodeId};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How soon a session that did not come about, or ended, is asked for again; twice as long each time after, up to the other.
+/// The first pause before a further session that failed or ended is requested again. The pause doubles each time, up to the limit
+/// below.
 const AGAIN_FIRST: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// One further session with a peer, or the attempt at one.
+/// One further session with a peer, or the attempt to open it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Further {
     session: Option<SessionId>,
-    /// It can be used.
+    /// The session can be used.
     is_up: bool,
-    /// When it is asked for, if it is this node that asks.
+    /// The time of the next request, if this node is the one that asks.
     next: Option<Time>,
     tries: u32,
 }
 
 impl Further {
-    /// It is asked for again later.
+    /// Schedules the next request.
     fn again(&mut self, now: Time) {
         let pause = AGAIN_FIRST * (1 << self.tries.min(16));
         self.next = Some(now + pause.min(AGAIN_MOST));
@@ -34,7 +35,7 @@ impl Further {
 }
 
 impl Peer {
-    /// One session with it that can be used.
+    /// The session with this number, if it can be used.
     fn session_by(&self, strand: u8) -> Option<SessionId> {
         match usize::from(strand).checked_sub(1) {
             None => Some(self.session),
@@ -42,14 +43,14 @@ impl Peer {
         }
     }
 
-    /// All sessions with it that can be used.
+    /// All sessions with the peer that can be used.
     pub fn sessions(&self) -> impl Iterator<Item = SessionId> {
         (0..=self.further.len() as u8).filter_map(|strand| self.session_by(strand))
     }
 }
 
 impl UdpFabric {
-    /// The driver talks with this node: there should be as many sessions as the end with fewer has links.
+    /// The driver uses the network to reach this node, so there should be as many sessions as the end with fewer links has links.
     pub(super) fn want_strands(&mut self, node: NodeId) {
         let now = self.now();
         let Some(Some(peer)) = self.peers.get_mut(node.index()) else { return };
@@ -63,7 +64,7 @@ impl UdpFabric {
         }
     }
 
-    /// Asks for those whose time has come.
+    /// Requests the sessions whose time has come.
     pub(super) fn attend_strands(&mut self, now: Time) {
         if self.strands_due.is_none_or(|due| due > now) {
             return;
@@ -85,7 +86,7 @@ impl UdpFabric {
         }
     }
 
-    /// A further session stands.
+    /// Records that a further session was established.
     pub(super) fn on_strand(&mut self, now: Time, session: SessionId, (node, incarnation): (NodeId, Incarnation), strand: u8) {
         let Self { peers, next, endpoint, .. } = self;
         let known = peers.get_mut(node.index()).into_iter().flatten();
@@ -101,7 +102,7 @@ impl UdpFabric {
         }
     }
 
-    /// A session ended, or an attempt: whether it was a further one.
+    /// Records the end of a session or an attempt. Returns whether it was a further session.
     pub(super) fn on_strand_closed(&mut self, now: Time, session: SessionId, reason: CloseReason) -> bool {
         let peers = self.peers.iter_mut().enumerate().filter_map(|(index, peer)| Some((NodeId(index as u16), peer.as_mut()?)));
         let all = peers.chain(self.next.iter_mut().map(|(node, peer)| (*node, peer)));
@@ -113,7 +114,7 @@ impl UdpFabric {
         let further = &mut peer.further[at];
         let was_up = further.is_up;
         (further.session, further.is_up) = (None, false);
-        // It ended with the first one, or before it as its peer leaves: that end is about to be told.
+        // The session ended with the first one, or before it because its peer leaves. That end will be reported soon.
         let ends_along = matches!(reason, CloseReason::NoFirst | CloseReason::Local)
             || matches!(reason, CloseReason::ByPeer(code) if code == CODE_LEFT || code == CODE_UNWANTED);
         if ends_along && was_up {
@@ -123,21 +124,22 @@ impl UdpFabric {
             further.again(now);
             self.strands_due = self.strands_due.into_iter().chain(further.next).min();
         }
-        // Who has just been met may be talked with soon.
+        // The driver may soon use a node that has just been met.
         if was_up && (peer.standing.is_reached() || peer.standing == Stage::Met) {
-            tracing::debug!(node = node.0, strand = at + 1, ?reason, "one of several conversations with a node ended");
+            tracing::debug!(node = node.0, strand = at + 1, ?reason, "one of several sessions with a node ended");
             self.changes.push_back(Change::StrandLost(node, peer.incarnation, at as u8 + 1));
         }
         true
     }
 
-    /// How many sessions with a life of a node that was accepted, or is reached beside, can be used now: one for each link where both ends
-    /// have several, and fewer while they come about. Nothing if there is no such life. Not always those of the lowest numbers.
+    /// The number of usable sessions with an incarnation of a node that was accepted, or is reached beside. There is one for each
+    /// link where both ends have several, and fewer while they are being opened. Zero if there is no such incarnation. The usable
+    /// sessions need not have the lowest numbers.
     pub fn strands(&self, node: NodeId, incarnation: Incarnation) -> usize {
         self.reached(node, incarnation).map_or(0, |peer| peer.sessions().count())
     }
 
-    /// As [`expect`](Self::expect), of what comes by one of several sessions.
+    /// Like [`expect`](Self::expect), for bytes that arrive by one of several sessions.
     pub fn expect_by(
         &mut self,
         node: NodeId,
@@ -150,12 +152,12 @@ impl UdpFabric {
         self.transfers.expect(&mut self.endpoint, session, len, into)
     }
 
-    /// One of the sessions with a life of a node that was accepted, or is reached beside.
+    /// One of the sessions with an incarnation of a node that was accepted, or is reached beside.
     pub(crate) fn session_by(&self, node: NodeId, incarnation: Incarnation, strand: u8) -> Option<SessionId> {
         self.reached(node, incarnation)?.session_by(strand)
     }
 
-    /// Whether a session with a node goes by this path.
+    /// Whether a session with a node uses this path.
     pub(super) fn is_of_a_peer(&self, path: Path) -> bool {
         let mut sessions = self.peers.iter().flatten().flat_map(Peer::sessions);
         sessions.any(|session| self.endpoint.path(session).is_some_and(|used| used.peer == path.peer))

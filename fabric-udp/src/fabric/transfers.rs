@@ -1,4 +1,4 @@
-//! Where the bytes of transfers come from and go to: memory of whoever uses the fabric.
+//! The source and destination of transfers: memory of the fabric's user.
 
 use crate::protocol::{Endpoint, SessionId, Source, Time, TransferId};
 use doorbell_fabric::Priority;
@@ -6,20 +6,23 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// Bytes that a transfer sends, in memory of whoever began it. Called with the fabric entered, by any thread: it may neither block nor call the
-/// fabric.
+/// The bytes that a transfer sends, in memory of the caller that began it. Any thread calls it while it holds the fabric, so it
+/// must neither block nor call the fabric.
 pub trait BytesOut: Send + Sync {
-    /// Hands over `len` bytes from `at`: when they are sent, and when they are sent again. `false`: they are gone, and the transfer ends.
+    /// Passes `len` bytes from `at` to a callback, for the first transmission and for each repetition. Returns false if the bytes
+    /// are gone; then the transfer ends.
     fn lend(&self, at: u64, len: usize, to: &mut dyn FnMut(&[u8])) -> bool;
-    /// Whether it still has them.
+    /// Whether the bytes are still there.
     fn has(&self) -> bool;
-    /// It is over: all is there, or (`false`) the peer wants no more of it, or it could not be read, or the session ended.
+    /// Reports the end of the transfer. `whole` is false if the peer wants no more of it, the bytes could not be read, or the
+    /// session ended.
     fn ended(&self, whole: bool);
 }
 
-/// Where the bytes of a transfer are stored. Called with the fabric entered, by whoever polls: it may neither block nor call the fabric.
+/// The destination of a transfer's bytes. The polling thread calls it while it holds the fabric, so it must neither block nor
+/// call the fabric.
 pub trait BytesIn: Send + Sync {
-    /// Stores bytes that were not there before, in whatever order they come. They lie within the transfer.
+    /// Stores new bytes, in any order. They lie within the transfer.
     fn store(&self, at: u64, bytes: &[u8]);
 }
 
@@ -29,7 +32,7 @@ type Name = (SessionId, TransferId);
 #[derive(Default)]
 pub(super) struct Transfers {
     outgoing: HashMap<Name, Arc<dyn BytesOut>>,
-    /// Whoever expects one holds it: dropped, it is expected no more.
+    /// The caller that expects a transfer owns its destination. Dropping the destination ends the transfer.
     incoming: HashMap<Name, Weak<dyn BytesIn>>,
 }
 
@@ -54,7 +57,7 @@ impl Transfers {
         Some(transfer)
     }
 
-    /// Sends a part of a transfer that the peer expects. False if it does not, or the session is over.
+    /// Sends a part of a transfer that the peer expects. Returns false if the peer does not expect it, or the session has ended.
     pub fn begin(
         &mut self,
         endpoint: &mut Endpoint,
@@ -64,7 +67,7 @@ impl Transfers {
         priority: Priority,
         from: Arc<dyn BytesOut>,
     ) -> bool {
-        // Before it begins: its end may be told at once.
+        // Enter it before it begins, because its end may be reported at once.
         if self.outgoing.contains_key(&(session, transfer)) {
             return false;
         }
@@ -75,20 +78,20 @@ impl Transfers {
         begun
     }
 
-    /// Whether any is being sent.
+    /// Whether any transfer is being sent.
     #[inline]
     pub fn is_sending(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// One that was sent from here is over.
+    /// Reports the end of an outgoing transfer.
     pub fn ended(&mut self, session: SessionId, transfer: TransferId, whole: bool) {
         if let Some(from) = self.outgoing.remove(&(session, transfer)) {
             from.ended(whole);
         }
     }
 
-    /// A session is over, and all its transfers with it.
+    /// Ends all transfers of a session that has ended.
     pub fn end_session(&mut self, session: SessionId) {
         self.incoming.retain(|(of, _), _| *of != session);
         self.outgoing.retain(|(of, _), from| {
@@ -99,12 +102,12 @@ impl Transfers {
         });
     }
 
-    /// Hands over bytes of what is sent from here. False if they are gone.
+    /// Passes on bytes of an outgoing transfer. Returns false if they are gone.
     pub fn lend(&self, name: Name, at: u64, len: usize, to: &mut dyn FnMut(&[u8])) -> bool {
         self.outgoing.get(&name).is_some_and(|from| from.lend(at, len, to))
     }
 
-    /// Bytes arrived.
+    /// Stores bytes that arrived.
     #[inline]
     pub fn store(&self, session: SessionId, transfer: TransferId, at: u64, bytes: &[u8]) {
         if let Some(into) = self.incoming.get(&(session, transfer)).and_then(Weak::upgrade) {

@@ -1,13 +1,14 @@
-//! A doorbell that `poll(2)` hears.
+//! A doorbell that `poll(2)` can wait for.
 //!
-//! A doorbell is a word on which one sleeps by `futex(2)`, and sockets are waited for by `poll(2)`; without io_uring no call does both. So
-//! a thread of its own, the *listener*, sleeps on the word and passes a ring on to an eventfd. It stays there from one park to the
-//! next, as the word says the same whenever somebody is parked: a park costs nothing more as long as nobody rings. A ring costs a wake more
-//! than with io_uring, and the park after a ring has to wake the listener.
+//! A thread sleeps on a doorbell word by `futex(2)` and waits for sockets by `poll(2)`; without io_uring no call does both. So a
+//! separate thread, the *listener*, sleeps on the word and passes a ring on to an eventfd. It stays asleep from one park to the
+//! next, because the word has the same value whenever the same sleeper is parked. Thus a park costs nothing extra as long as
+//! nothing rings. A ring costs one more wake-up than with io_uring. The next park, or the park of another sleeper, must wake the
+//! listener.
 //!
-//! No ring is lost. The listener goes to rest only after it found the word rung, and then signals the eventfd; whoever parks clears the
-//! eventfd *before* it calls the listener up. Sleeping again on a word that is rung meanwhile is prevented by the kernel, which compares
-//! the word.
+//! No ring is lost. The listener goes to rest only after it found the word rung, and then signals the eventfd. A parking thread
+//! clears the eventfd *before* it wakes the listener. The kernel compares the word, so the listener cannot fall asleep on a word
+//! that was rung meanwhile.
 
 #![forbid(unsafe_code)]
 
@@ -23,10 +24,10 @@ const RESTS: u32 = 0;
 const LISTENS: u32 = 1;
 const ENDS: u32 = 2;
 
-/// How long the listener sleeps on a word before it looks whether it is to go on. The word may be of memory that is gone by then.
+/// How long the listener sleeps on a word before it checks whether to go on. The word's memory may be gone by then.
 const LISTEN_MOST: Duration = Duration::from_secs(1);
 
-/// The listener, as the parked thread sees it.
+/// The parked thread's handle on the listener.
 pub struct Listener(Arc<Shared>);
 
 struct Shared {
@@ -37,7 +38,7 @@ struct Shared {
 }
 
 impl Listener {
-    /// Starts the thread. It ends, at once or within a second, when this is dropped.
+    /// Starts the thread. It ends within a second after this is dropped.
     pub fn start() -> io::Result<Self> {
         let rung = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
@@ -51,19 +52,20 @@ impl Listener {
         Ok(Self(shared))
     }
 
-    /// What becomes readable when the bell rings.
+    /// Becomes readable when the bell rings.
     pub fn rung(&self) -> BorrowedFd<'_> {
         self.0.rung.as_fd()
     }
 
-    /// Makes it listen. The word says `expected` until somebody rings.
+    /// Makes the listener listen. The word is `expected` until it is rung.
     pub fn listen(&self, bell: &AtomicU32, expected: u32) {
         let shared = &*self.0;
         self.clear();
         let word = address(bell);
         let (other_value, before) = (shared.expected.swap(expected, SeqCst) != expected, shared.word.swap(word, SeqCst));
         if before != 0 && (other_value || before != word) {
-            // It may sleep on another word, or for another value. This looks like a ring to it, and to whoever parks.
+            // The listener may sleep on another word, or for another value. The wake-up looks like a ring to the listener and to
+            // the parking thread.
             futex_wake(before);
         }
         if shared.state.swap(LISTENS, SeqCst) == RESTS {
@@ -71,10 +73,10 @@ impl Listener {
         }
     }
 
-    /// Takes a ring that has been noticed.
+    /// Takes a ring that was noticed.
     pub fn clear(&self) {
         let mut count = [0; 8];
-        // Nothing to read is as good.
+        // An empty eventfd is fine too.
         let _ = (&self.0.rung).read(&mut count);
     }
 }
@@ -96,11 +98,12 @@ impl Shared {
                 _ => {
                     let (word, expected) = (self.word.load(SeqCst), self.expected.load(SeqCst));
                     if !futex_wait(word, expected, LISTEN_MOST) {
-                        continue; // The time was over.
+                        continue; // The timeout passed.
                     }
-                    // Rest first: a park that begins now finds it resting and calls it up again, after it cleared the eventfd.
+                    // Rest first: a park that begins now finds the listener at rest and wakes it again, after clearing the
+                    // eventfd.
                     let _ = self.state.compare_exchange(LISTENS, RESTS, SeqCst, SeqCst);
-                    // Full is as good: then it is readable.
+                    // A full eventfd is fine too: it is readable.
                     let _ = (&self.rung).write(&1_u64.to_ne_bytes());
                 }
             }

@@ -1,4 +1,4 @@
-//! The system calls of a datagram socket. All of the port's `unsafe` is here and in [`ring`](super::ring).
+//! The system calls of a datagram socket. All `unsafe` code of the port is here and in [`ring`](super::ring).
 
 use super::notation::{CONTROL_BYTES, NAME_BYTES, Name, Orders, Remarks, Report};
 use crate::Run;
@@ -8,12 +8,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Datagrams or runs handed to the kernel in one call.
+/// The most datagrams or runs handed to the kernel in one call.
 pub const BATCH: usize = 16;
-/// Bytes of the longest run that the kernel can hand over, and some.
+/// The length of the longest run that the kernel can hand over, rounded up.
 pub const PAYLOAD_BYTES: usize = 1 << 16;
 
-/// Room for one run that arrives. The length is odd in pages, or the beginnings of all runs would contend for a few sets of the cache.
+/// The buffer for one arriving run. Its length is an odd number of pages; otherwise the beginnings of all runs would compete for
+/// a few cache sets.
 #[repr(C, align(64))]
 pub struct Place {
     name: [u8; NAME_ROOM],
@@ -23,16 +24,16 @@ pub struct Place {
     _odd: [u8; 4096],
 }
 
-/// Bytes kept for an address, so that all that follows is aligned.
+/// Bytes reserved for an address, so that everything behind it is aligned.
 const NAME_ROOM: usize = NAME_BYTES.next_multiple_of(16);
 
 const _: () = assert!(std::mem::offset_of!(Place, payload).is_multiple_of(64));
 
-/// Places that have not been written to cost no memory.
+/// Allocates buffers. Buffers that were not written to cost no memory.
 pub fn places(count: usize) -> Box<[Place]> {
     let layout = std::alloc::Layout::array::<Place>(count).expect("places are counted in tens");
     assert!(count > 0);
-    // SAFETY: the layout has a size; a place is made of bytes, for which zero is a value; the box frees it by the same layout.
+    // SAFETY: the layout has a size; a place consists of bytes, for which zero is a value; the box frees it by the same layout.
     unsafe {
         let memory = std::alloc::alloc_zeroed(layout);
         if memory.is_null() {
@@ -42,14 +43,14 @@ pub fn places(count: usize) -> Box<[Place]> {
     }
 }
 
-/// What the kernel says of a run that it put into a place.
+/// The kernel's description of a received run.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// None if it is no address of the Internet.
+    /// The sender; `None` if it is not an Internet address.
     pub peer: Option<SocketAddr>,
     pub bytes: usize,
     pub remarks: Remarks,
-    /// It was longer than the place.
+    /// The run was longer than the buffer.
     pub truncated: bool,
 }
 
@@ -65,7 +66,7 @@ pub fn receive(socket: BorrowedFd<'_>, place: &mut Place) -> io::Result<Arrival>
     Ok(arrival(place, &header, bytes as usize))
 }
 
-/// The same for a socket whose kernel has nothing to say of a datagram but who sent it: a cheaper call.
+/// Like [`receive`], for a socket whose kernel reports nothing about a datagram but its sender. A cheaper call.
 pub fn receive_bare(socket: BorrowedFd<'_>, place: &mut Place) -> io::Result<Arrival> {
     let mut len = NAME_ROOM as libc::socklen_t;
     let (bytes, name) = (place.payload.as_mut_ptr().cast(), place.name.as_mut_ptr().cast());
@@ -75,11 +76,11 @@ pub fn receive_bare(socket: BorrowedFd<'_>, place: &mut Place) -> io::Result<Arr
         return Err(io::Error::last_os_error());
     }
     let peer = Name::read(&place.name[..NAME_ROOM.min(len as usize)]);
-    // No datagram is longer than the place.
+    // No datagram is longer than the buffer.
     Ok(Arrival { peer, bytes: bytes as usize, remarks: Remarks::default(), truncated: false })
 }
 
-/// The same for a socket that is connected, and so does not have to ask who sent it.
+/// Like [`receive`], for a connected socket, whose sender is known.
 pub fn receive_connected(socket: BorrowedFd<'_>, place: &mut Place, peer: SocketAddr) -> io::Result<Arrival> {
     let bytes = place.payload.as_mut_ptr().cast();
     // SAFETY: memory of `place` with its length.
@@ -90,9 +91,9 @@ pub fn receive_connected(socket: BorrowedFd<'_>, place: &mut Place, peer: Socket
     Ok(Arrival { peer: Some(peer), bytes: bytes as usize, remarks: Remarks::default(), truncated: false })
 }
 
-/// Datagrams for which a socket had no room, in all; the count wraps.
+/// The total number of datagrams for which a socket had no room. The count wraps.
 pub fn overflowed(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    /// Of the figures that the kernel gives: the last, and the number of all.
+    /// The index of the count among the values that the kernel returns: the last one, at index 8.
     const DROPS: usize = 8;
     let mut figures = [0_u32; DROPS + 1];
     let mut len = size_of_val(&figures) as libc::socklen_t;
@@ -104,7 +105,7 @@ pub fn overflowed(socket: BorrowedFd<'_>) -> io::Result<u32> {
     }
 }
 
-/// Takes one report about a datagram that went out, and the address it went to, from the socket's queue of errors.
+/// Takes one report about an outgoing datagram from the socket's error queue, with the address that the datagram went to.
 pub fn receive_report(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>, Option<Report>)> {
     #[repr(align(8))]
     struct Control([u8; CONTROL_BYTES]);
@@ -120,7 +121,7 @@ pub fn receive_report(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>,
     Ok((Name::read(&name[..NAME_ROOM.min(header.msg_namelen as usize)]), remarks.report))
 }
 
-/// Receives as many runs as there are, and places for, without waiting; `arrivals` gets one for each.
+/// Receives as many runs as are there and as `places` can hold, without waiting. `arrivals` gets one entry for each.
 pub fn receive_many(socket: BorrowedFd<'_>, places: &mut [Place], arrivals: &mut [Option<Arrival>; BATCH]) -> io::Result<usize> {
     let count = places.len().min(BATCH);
     let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
@@ -130,14 +131,15 @@ pub fn receive_many(socket: BorrowedFd<'_>, places: &mut [Place], arrivals: &mut
         message.write(libc::mmsghdr { msg_hdr: header(vector, &mut place.name, &mut place.control), msg_len: 0 });
     }
     let none = std::ptr::null_mut();
-    // SAFETY: the first `count` headers were written; each names memory of its own place and a local vector, all of which outlive the call.
+    // SAFETY: the first `count` headers were written; each names memory of its own place and a local vector, all of which outlive
+    // the call.
     let received =
         unsafe { libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT, none) };
     if received < 0 {
         return Err(io::Error::last_os_error());
     }
     for ((place, message), arrived) in places.iter().zip(&headers).zip(arrivals.iter_mut()).take(received as usize) {
-        // SAFETY: written above, for as many as there are places.
+        // SAFETY: written above, for as many entries as there are places.
         let message = unsafe { message.assume_init_ref() };
         *arrived = Some(arrival(place, &message.msg_hdr, message.msg_len as usize));
     }
@@ -165,7 +167,7 @@ fn arrival(place: &Place, header: &libc::msghdr, bytes: usize) -> Arrival {
     }
 }
 
-/// Where to send, from where, and cut into what.
+/// The destination, the source, and the segment size of a run.
 #[derive(Clone, Copy)]
 pub struct Label {
     name: Name,
@@ -173,7 +175,7 @@ pub struct Label {
 }
 
 impl Label {
-    /// `segment`: for the kernel to cut. `mapped`: the socket is one of IPv6.
+    /// `segment`: the size into which the kernel cuts the run. `mapped`: the socket is an IPv6 socket.
     pub fn new(peer: SocketAddr, segment: Option<u16>, source: Option<IpAddr>, mapped: bool) -> Self {
         let mut label = Self { name: Name::new(peer, mapped), orders: Orders::none() };
         if let Some(segment) = segment {
@@ -185,7 +187,7 @@ impl Label {
         label
     }
 
-    /// For a socket that sends to one peer alone.
+    /// For a connected socket.
     pub fn connected(segment: Option<u16>) -> Self {
         let mut label = Self { name: Name::none(), orders: Orders::none() };
         if let Some(segment) = segment {
@@ -241,7 +243,7 @@ pub fn send_pieces(socket: BorrowedFd<'_>, label: &Label, pieces: [&[u8]; 3]) ->
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sends up to [`BATCH`] runs without waiting, and says how many went. An error is that of the first.
+/// Sends up to [`BATCH`] runs without waiting, and returns how many were sent. An error concerns the first one.
 pub fn send_many(socket: BorrowedFd<'_>, runs: &[Run<'_>], mut label: impl FnMut(&Run<'_>) -> Label) -> io::Result<usize> {
     let count = runs.len().min(BATCH);
     let mut labels = [const { MaybeUninit::<Label>::uninit() }; BATCH];
@@ -251,13 +253,13 @@ pub fn send_many(socket: BorrowedFd<'_>, runs: &[Run<'_>], mut label: impl FnMut
         let msg_hdr = place.write(label(run)).header(vector, run.bytes);
         message.write(libc::mmsghdr { msg_hdr, msg_len: 0 });
     }
-    // SAFETY: the first `count` headers were written; each names its label, its vector and the bytes of its run, all of which outlive the
-    // call; but for the lengths in the headers the kernel only reads.
+    // SAFETY: the first `count` headers were written; each names its label, its vector and the bytes of its run, all of which
+    // outlive the call. Except for the lengths in the headers, the kernel only reads.
     let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
 }
 
-/// Sets an option of a socket that is an integer.
+/// Sets an integer option of a socket.
 pub fn set_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
     let len = size_of::<i32>() as u32;
     // SAFETY: a local integer with its length.
@@ -267,7 +269,7 @@ pub fn set_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -
     }
 }
 
-/// Sleeps until one of the descriptors has something, or the time is over.
+/// Sleeps until one of the descriptors is ready, or until the timeout.
 pub fn poll(descriptors: &mut [libc::pollfd], timeout: Duration) -> io::Result<usize> {
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
@@ -280,21 +282,21 @@ pub fn poll(descriptors: &mut [libc::pollfd], timeout: Duration) -> io::Result<u
     }
 }
 
-/// Sleeps while the word at an address holds a value, or until the time is over: then it is false. The address may be of memory that is
-/// gone.
+/// Sleeps while the word at an address has a value, or until the timeout, in which case it returns false. The memory at the
+/// address may be gone.
 pub fn futex_wait(word: usize, expected: u32, timeout: Duration) -> bool {
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     };
-    // SAFETY: the kernel checks the address and only reads there, and the time is local.
+    // SAFETY: the kernel checks the address and only reads there; the time is a local variable.
     let woken = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, expected, &timeout, std::ptr::null::<u32>(), 0) };
     woken == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
 }
 
-/// Wakes whoever sleeps on the word at an address. The address may be of memory that is gone.
+/// Wakes all sleepers on the word at an address. The memory at the address may be gone.
 pub fn futex_wake(word: usize) {
-    // SAFETY: the kernel uses the address as a name only.
+    // SAFETY: the kernel uses the address only as a name.
     unsafe {
         libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX);
     }

@@ -1,4 +1,4 @@
-//! Direct calls on the socket: by any thread, none of which waits.
+//! Direct calls on the socket, for any thread. None of them waits.
 
 #![forbid(unsafe_code)]
 
@@ -14,14 +14,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// Datagrams that older kernels cut from one run.
+/// The most datagrams that older kernels cut from one run.
 const SEGMENTS_MOST: usize = 64;
-/// Bytes of a run, as an IPv4 packet holds them.
+/// The most bytes of a run, as an IPv4 packet holds them.
 const RUN_BYTES_MOST: usize = 65_507;
-/// Errors of other datagrams that a call gets over before it gives up.
+/// The number of errors about other datagrams that a call tolerates before it gives up.
 const STRANGERS_ERRORS: usize = 32;
 
-/// The socket of a port, for any thread. Clones are the same socket; it closes with the last of them and the port.
+/// The socket of a port, for any thread. Clones share the socket. It closes when the port and the last clone are dropped.
 #[derive(Clone)]
 pub struct Direct(Arc<Shared>);
 
@@ -33,23 +33,23 @@ struct Shared {
     /// Whether the kernel cuts runs. Becomes false if an interface turns out to be unable to.
     gso: AtomicBool,
     gro: bool,
-    /// Whether it is a socket of IPv6.
+    /// Whether it is an IPv6 socket.
     mapped: bool,
-    /// Which address was asked by whom, if the socket has all addresses.
+    /// The local address that each peer wrote to, if the socket is bound to all addresses.
     sources: Option<Sources>,
-    /// Whether there may be something in the socket's queue of errors.
+    /// Whether the socket's error queue may hold a report.
     troubled: AtomicBool,
-    /// There was no room when something was to be sent last.
+    /// The last send found no room.
     full: AtomicBool,
     counts: Counts,
-    /// As it was opened.
+    /// The options it was opened with.
     options: Options,
-    /// Whether it is a twin, which sends to one peer alone.
+    /// Whether it is a twin, which sends to one peer only.
     connected: bool,
     twin: OnceLock<Direct>,
 }
 
-/// No locked instruction: what threads count at the same instant may be counted once.
+/// Uses no locked instruction. If two threads count at the same instant, one count may be lost.
 #[derive(Default)]
 struct Counter(AtomicU64);
 
@@ -68,15 +68,15 @@ struct Counts {
     unusable: Counter,
 }
 
-/// Where runs arrive. Whoever receives has one of its own.
+/// Buffers for arriving runs. Each receiving thread has its own.
 pub struct Room {
     places: Box<[Place]>,
-    /// Whether the last look found something and ended before the socket was empty.
+    /// Whether the last look found runs and ended before the socket was empty.
     more: bool,
 }
 
 impl Room {
-    /// Room for so many runs in one call: 1 to 16, of 68 KiB each, which cost memory as they are used.
+    /// Buffers for `runs` runs in one call: 1 to 16, of 68 KiB each. They cost memory only as they are used.
     pub fn new(runs: usize) -> Self {
         Self { places: calls::places(runs.clamp(1, BATCH)), more: false }
     }
@@ -129,10 +129,10 @@ impl Direct {
         }))
     }
 
-    /// Has a [twin](Self::twin) for what goes to and comes from this peer, in place of the one before.
+    /// Opens a [twin](Self::twin) for the traffic with this peer, in place of the former one.
     ///
     /// # Errors
-    /// The socket has all addresses of the machine, or is a twin; or the system can't.
+    /// The socket is bound to all addresses of the machine or is a twin, or the system refuses.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         let shared = &*self.0;
         if shared.sources.is_some() || shared.connected || peer.is_ipv4() != shared.local.is_ipv4() {
@@ -141,13 +141,15 @@ impl Direct {
         let twin = match shared.twin.get() {
             Some(twin) => twin,
             None => {
-                // For this moment only: to share an address takes both, and nobody else is to have this one.
+                // Allow it only for this moment: two sockets share an address only if both allow it, and no other socket should
+                // get this one.
                 shared.socket.set_reuse_address(true)?;
                 let made = socket::make(shared.local, &shared.options, true);
                 shared.socket.set_reuse_address(false)?;
                 let made = made?;
                 made.socket.set_reuse_address(false)?;
-                // Until then what comes from others arrives there as well; so one that can't be connected must not stay.
+                // Until the twin is connected, datagrams of others arrive there as well. So a twin that cannot be connected must
+                // not stay.
                 made.socket.connect(&peer.into())?;
                 shared.twin.get_or_init(|| Self::made(made, true));
                 return Ok(());
@@ -156,28 +158,28 @@ impl Direct {
         twin.0.socket.connect(&peer.into())
     }
 
-    /// A second socket of the same address, for one peer. Sending there is cheaper, as the kernel looks for the way once; what that peer sends
-    /// arrives there, so whoever receives has to look at both. A park waits for both.
+    /// A second socket with the same address, connected to one peer. Sending there is cheaper, because the kernel looks up the
+    /// route only once. That peer's datagrams arrive there, so a receiver must look at both sockets. A park waits for both.
     pub fn twin(&self) -> Option<&Direct> {
         self.0.twin.get()
     }
 
-    /// This socket, and its twin.
+    /// This socket and its twin.
     pub(crate) fn sockets(&self) -> impl Iterator<Item = &Direct> {
         std::iter::once(self).chain(self.twin())
     }
 
-    /// The address it is bound to.
+    /// The address that it is bound to.
     pub fn local(&self) -> SocketAddr {
         self.0.local
     }
 
-    /// Bytes that wait in the socket at most, as the kernel counts them: with its overhead, which for small datagrams is most of it.
+    /// The size of the receive buffer as the kernel counts it: including its overhead, which for small datagrams is most of it.
     pub fn receive_buffer(&self) -> usize {
         self.0.receive_buffer
     }
 
-    /// Bytes on their way out at most, as the kernel counts them.
+    /// The size of the send buffer as the kernel counts it.
     pub fn send_buffer(&self) -> usize {
         self.0.send_buffer
     }
@@ -187,21 +189,22 @@ impl Direct {
         (self.0.gso.load(Relaxed), self.0.gro)
     }
 
-    /// Takes what has arrived: up to `budget` runs, each given to `each` in place. Says how many there were; none if the socket was empty.
-    /// Does not wait. Any thread, with a room of its own.
+    /// Takes up to `budget` arrived runs and passes each to `each` in place. Returns their number, zero if the socket was empty.
+    /// Does not wait. Any thread may call it with its own buffers.
     ///
-    /// A run after a look that emptied the socket is handed over by itself, in one call: to ask whether there is a second one would cost a
-    /// lone datagram, whose sender waits for an answer, as much again. The look after that takes further runs several in a call, until the
+    /// After a look that emptied the socket, the next run is taken alone, in one call. Asking for a second one would double the
+    /// cost of a lone datagram, whose sender waits for a reply. The look after that takes several runs in a call, until the
     /// budget is used up or the socket is empty.
     ///
     /// # Errors
-    /// Those of the socket itself, which does not happen as long as it is open. What became of a datagram that went out is not one: see
+    /// Errors of the socket itself, which do not happen while it is open. The fate of an outgoing datagram is not one: see
     /// [`trouble`](Self::trouble).
     pub fn receive<F: FnMut(Run<'_>) + ?Sized>(&self, room: &mut Room, budget: usize, each: &mut F) -> io::Result<usize> {
         self.receive_by(None, room, budget, each)
     }
 
-    /// The same for a twin that was found empty since it was connected to `peer`: so that is who sent what waits there, and the kernel is not asked.
+    /// Like [`receive`](Self::receive), for a twin that was found empty after it was connected to `peer`. Then every waiting
+    /// datagram comes from `peer`, and the kernel is not asked.
     pub(crate) fn receive_from<F: FnMut(Run<'_>) + ?Sized>(
         &self,
         peer: SocketAddr,
@@ -267,7 +270,7 @@ impl Direct {
         Ok(delivered)
     }
 
-    /// Whether the kernel has nothing to say of a datagram but who sent it.
+    /// Whether the kernel reports nothing about a datagram but its sender.
     fn is_bare(&self) -> bool {
         !self.0.gro && self.0.sources.is_none()
     }
@@ -291,7 +294,8 @@ impl Direct {
 
     /// Sends a run. Does not wait. Any thread.
     ///
-    /// A run of up to 64 datagrams and 65 507 bytes takes one call, and goes whole or not at all; a longer one takes several.
+    /// A run of up to 64 datagrams and 65 507 bytes takes one call and is sent whole or not at all. A longer one takes several
+    /// calls.
     pub fn send(&self, run: &Run<'_>) -> Sent {
         let (len, segment) = (run.bytes.len(), run.segment.max(1));
         let mut gone = 0;
@@ -302,7 +306,7 @@ impl Direct {
                 Ok(()) if (gone + most) * segment >= len => return Sent::Sent,
                 Ok(()) => gone += most,
                 Err(error) if error.raw_os_error() == Some(libc::EIO) && part.len() > segment => {
-                    // The interface cannot cut and has nobody who can. The loop goes on with datagrams one by one.
+                    // The interface cannot cut runs and has no helper that can. The loop goes on with single datagrams.
                     if self.0.gso.swap(false, Relaxed) {
                         tracing::warn!(peer = %run.peer, "an interface cannot cut runs into datagrams (UDP_SEGMENT); each takes a call now");
                     }
@@ -323,15 +327,15 @@ impl Direct {
         }
     }
 
-    /// Sends runs, several in a call, and says of each what became of it. Ends with the first that found no room: it and those behind it
-    /// remain the caller's. Does not wait. Any thread.
+    /// Sends several runs in a call, and reports the result of each. Stops at the first run that finds no room; that one and the
+    /// rest remain the caller's. Does not wait. Any thread.
     pub fn send_all<F: FnMut(usize, Sent) + ?Sized>(&self, runs: &[Run<'_>], told: &mut F) {
         let mut next = 0;
         while next < runs.len() {
             let together = runs[next..].iter().take(BATCH).take_while(|run| self.is_one_send(run)).count();
             let batch = &runs[next..next + together];
             let many = || calls::send_many(self.as_fd(), batch, |run| self.label(run, run.bytes.len()));
-            // Of an error the call says nothing but that it was the first run's, or another datagram's: that one by itself, then.
+            // An error says only that it concerns the first run or an earlier datagram. So send that run alone.
             let count = if together < 2 { 0 } else { many().unwrap_or(0) };
             if count == 0 {
                 let sent = self.send(&runs[next]);
@@ -352,8 +356,8 @@ impl Direct {
         }
     }
 
-    /// What became of a datagram that went out earlier, if somebody on its way or at its end said so. Unauthenticated: a hint, and never a
-    /// proof. Does not wait, and makes no system call as long as there is nothing. Any thread.
+    /// The fate of an earlier outgoing datagram, if a router or the receiver reported it. The report is unauthenticated: a hint,
+    /// and never a proof. Does not wait, and makes no system call as long as there is no report. Any thread.
     pub fn trouble(&self) -> Option<Trouble> {
         if let Some(trouble) = self.twin().and_then(Self::trouble) {
             return Some(trouble);
@@ -366,14 +370,14 @@ impl Direct {
             let (peer, report) = match calls::receive_report(self.as_fd()) {
                 Ok(found) => found,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                // Errors of datagrams are reported by any call, even by this one.
+                // Any call reports errors of earlier datagrams, even this one.
                 Err(_) => continue,
             };
             let (Some(peer), Some(report)) = (peer, report) else { continue };
             let kind = TroubleKind::of_errno(report.errno);
             let kind = match kind {
                 Some(TroubleKind::TooLong { .. }) => TroubleKind::TooLong { mtu: Some(report.mtu).filter(|mtu| *mtu > 0) },
-                // Told by the call that sent it.
+                // The call that sent it has reported that already.
                 _ if report.local => continue,
                 Some(kind) => kind,
                 None => TroubleKind::Other { errno: report.errno },
@@ -385,22 +389,22 @@ impl Direct {
         None
     }
 
-    /// Whether something is known to be in the queue of errors.
+    /// Whether the error queue is known to hold a report.
     pub(super) fn has_trouble(&self) -> bool {
         self.sockets().any(|direct| direct.0.troubled.load(Relaxed))
     }
 
-    /// Whether there was no room when something was to be sent last.
+    /// Whether the last send found no room.
     pub(super) fn is_full(&self) -> bool {
         self.0.full.load(Relaxed)
     }
 
-    /// What a park waits for on this socket, which is one of several or the `only` one.
+    /// The events that a park waits for on this socket. `only` says whether it is the only one.
     pub(super) fn events(&self, writable: bool, only: bool) -> i16 {
         if writable && (only || self.is_full()) { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN }
     }
 
-    /// Notes what `poll(2)` said of the socket.
+    /// Records what `poll(2)` reported about the socket.
     pub(super) fn polled(&self, events: i16, woken: &mut Woken) {
         if events & libc::POLLERR != 0 {
             self.0.troubled.store(true, Relaxed);
@@ -409,7 +413,7 @@ impl Direct {
         woken.writable |= events & libc::POLLOUT != 0;
     }
 
-    /// What was counted since the port was opened.
+    /// The counts since the port was opened.
     pub fn statistics(&self) -> Statistics {
         let own = self.own_statistics();
         self.twin().map_or(own, |twin| own.and(&twin.own_statistics()))
@@ -426,7 +430,7 @@ impl Direct {
         Statistics {
             received: traffic(&counts.received),
             sent: traffic(&counts.sent),
-            // Kernels before 4.12 do not say.
+            // Kernels before 4.12 do not report this.
             overflowed: calls::overflowed(self.as_fd()).map_or(0, u64::from),
             full: read(&counts.full),
             failed: read(&counts.failed),
@@ -461,7 +465,7 @@ impl Direct {
         self.0.counts.sent[2].add(len as u64);
     }
 
-    /// One call. Nothing is said to have gone that did not.
+    /// Makes one call. It never reports as sent what was not sent.
     fn send_part(&self, run: &Run<'_>, part: &[u8]) -> io::Result<()> {
         let label = self.label(run, part.len());
         self.send_call(part.len(), run.segment, || calls::send(self.as_fd(), &label, part))
@@ -479,8 +483,8 @@ impl Direct {
                     }
                     return Ok(());
                 }
-                // What an earlier datagram met with, be it to somebody else, is handed to whoever calls next, and once. So whatever is
-                // said a third time is about this one.
+                // The kernel reports the error of an earlier datagram, perhaps to another peer, once to the next call. So a third
+                // error in a row concerns this datagram.
                 Err(error) if tries < 2 && TroubleKind::of(&error).is_some() => {
                     self.0.troubled.store(true, Relaxed);
                     tries += 1;
@@ -502,7 +506,8 @@ impl Direct {
         self.0.counts.failed.add(1);
         let kind = match TroubleKind::of_errno(errno) {
             Some(kind) => kind,
-            // What older kernels say of datagrams that are too long for the interface and would have to be cut from a run.
+            // This is what older kernels report for datagrams that exceed the interface's MTU and would have to be cut from a
+            // run.
             None if cut && errno == libc::EINVAL => TroubleKind::TooLong { mtu: None },
             None => TroubleKind::Other { errno },
         };

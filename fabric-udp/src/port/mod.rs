@@ -1,14 +1,16 @@
-//! Datagrams between the kernel and memory. Knows no protocol.
+//! Moves datagrams between the kernel and memory. Knows no protocol.
 //!
-//! A port is a bound socket, or several, with two ends. [`Direct`] is the end for every thread: calls that never wait. The [`Port`] is the end of
-//! whoever waits, in one place for everything: a datagram, the doorbell word, and the clock. There are two gears:
+//! A port is one bound socket or several, with two ends. [`Direct`] is the end for every thread: its calls never wait. The
+//! [`Port`] is the end for the waiting thread, which waits in one place for a datagram, the doorbell word and the clock. There
+//! are two ways to wait:
 //!
-//! - **hot**: [`Direct::receive`] asks the socket. A system call a look, and the shortest way for a datagram.
-//! - **cold**: [`Port::park`] sleeps. Any thread may, one at a time. Datagrams stay in the socket, for the hot gear to take, and nothing
-//!   stays armed: what is taken in the hot gear later wakes nobody.
+//! - **hot**: [`Direct::receive`] polls the socket. Each look is a system call, and a datagram arrives by the shortest path.
+//! - **cold**: [`Port::park`] sleeps. Any thread may park, one at a time. Datagrams stay in the socket until they are received.
+//!   Nothing stays armed, so a datagram that is received by polling later wakes no thread.
 //!
-//! [`Uring`] waits by io_uring, and [`Plain`] by `ppoll(2)` and a second thread where io_uring is forbidden or too old; [`open`] chooses. Datagrams
-//! go by plain calls of the socket with both, in [`Run`]s: the kernel cuts (GSO) and gathers (GRO) them.
+//! [`Uring`] waits by io_uring. [`Plain`] waits by `ppoll(2)` and a second thread where io_uring is forbidden or too old.
+//! [`open`] chooses between them. Both move datagrams by plain socket calls in [`Run`]s, which the kernel cuts (GSO) and gathers
+//! (GRO).
 
 mod bell;
 mod calls;
@@ -35,127 +37,128 @@ use std::str::FromStr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Runs that a port takes from the socket in one call.
+/// The most runs that a port takes from the socket in one call.
 const RUNS: usize = 8;
 
-/// The end of a socket at which a thread waits: any thread, and now this one, now that one.
+/// The end of a port at which a thread waits: any thread, one after another.
 pub trait Port: Send {
-    /// The other end of each socket, in the order of the addresses: for any thread.
+    /// The other end of each socket, in the order of the addresses, for any thread.
     fn links(&self) -> &[Direct];
 
-    /// The other end of the first.
+    /// The other end of the first socket.
     fn direct(&self) -> &Direct {
         &self.links()[0]
     }
 
-    /// What it is, for people.
+    /// The kind of the port, for people.
     fn kind(&self) -> Kind;
 
-    /// As [`Direct::receive`] of each socket in turn, with a room of the port's own.
+    /// Like [`Direct::receive`] of each socket in turn, with the port's own buffers.
     ///
     /// # Errors
-    /// As there.
+    /// The same as there.
     fn receive(&mut self, budget: usize, each: &mut dyn FnMut(Run<'_>)) -> io::Result<usize>;
 
-    /// Sleeps until something happens, and says what did. What arrived is still to be [received](Direct::receive); as long as something
-    /// waits in the socket, parks end at once.
+    /// Sleeps until something happens, and returns what happened. Arrived datagrams must still be [received](Direct::receive); as
+    /// long as one waits in the socket, a park ends at once.
     ///
     /// # Errors
-    /// Those of the ring, or of the system: the port is to be closed.
+    /// Errors of the ring or of the system. The port must then be closed.
     fn park(&mut self, park: Park<'_>) -> io::Result<Woken>;
 
-    /// What [`watch`](Self::watch) makes readable: the same as long as the port is there. For event loops.
+    /// The descriptor that [`watch`](Self::watch) makes readable. It is the same for the port's whole life. For event loops.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// As [`park`](Self::park), but who waits is an event loop, of this or another thread: from now on the [descriptor](Self::descriptor) becomes
-    /// readable when something happens, and sometimes for no reason. False if something has happened already. The time is up to the event loop.
+    /// Like [`park`](Self::park), for an event loop of this or another thread. From now on the [descriptor](Self::descriptor)
+    /// becomes readable when something happens, and sometimes for no reason. Returns false if something has happened already. The
+    /// event loop handles the timeout.
     ///
     /// # Errors
-    /// As of `park`.
+    /// The same as for `park`.
     fn watch(&mut self, park: Park<'_>) -> io::Result<bool>;
 
-    /// Ends a watch, if there is one; before the next, or a park.
+    /// Ends a watch if there is one. Call it before the next watch or park.
     ///
     /// # Errors
-    /// As of `park`.
+    /// The same as for `park`.
     fn unwatch(&mut self) -> io::Result<()>;
 }
 
-/// What a parked thread waits for, beside datagrams.
+/// The events that a parked thread waits for beside datagrams.
 #[derive(Clone, Copy, Debug)]
 pub struct Park<'a> {
-    /// The doorbell word, which may be shared with other processes. Whoever changes it wakes its sleepers by `futex(2)`.
+    /// The doorbell word, which may be shared with other processes. A thread that changes it wakes its sleepers by `futex(2)`.
     pub bell: &'a AtomicU32,
-    /// What it says as long as nobody rang; if it says something else the park ends at once.
+    /// The word's value as long as nothing rang. If it differs, the park ends at once.
     pub expected: u32,
-    /// The longest it lasts.
+    /// The longest duration of the park.
     pub timeout: Duration,
-    /// Whether it also ends when there is room for datagrams on their way out, after [`Sent::Full`]; if there are several sockets, on those
-    /// that had none when they were asked last.
+    /// Whether the park also ends when there is room for outgoing datagrams, after [`Sent::Full`]. With several sockets, those
+    /// count that had no room at their last send.
     pub writable: bool,
 }
 
-/// What ended a park. Several may be true; none, if it ended early for no reason.
+/// The reasons why a park ended. Several may be true; none is true if it ended early for no reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Woken {
-    /// Something arrived, or there is [`trouble`](Direct::trouble), which ends parks until it is asked for.
+    /// A datagram arrived, or there is [`trouble`](Direct::trouble), which ends every park until it is fetched.
     pub datagram: bool,
     /// The doorbell word changed.
     pub bell: bool,
-    /// There may be room for what is to be sent.
+    /// There may be room to send.
     pub writable: bool,
-    /// The time was over.
+    /// The timeout passed.
     pub timeout: bool,
 }
 
-/// What became of a run.
+/// The result of sending a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Sent {
-    /// The kernel has all of it.
+    /// The kernel has the whole run.
     Sent,
-    /// There is no room just now. The caller keeps it, but for so many datagrams at its beginning.
+    /// There is no room now. The caller keeps the run, except for the first `gone` datagrams.
     Full {
-        /// Datagrams that the kernel has.
+        /// The number of datagrams that the kernel has.
         gone: usize,
     },
-    /// It cannot go there, but for so many datagrams at its beginning. The port is as well as ever.
+    /// The run cannot go there, except for the first `gone` datagrams. The port itself is fine.
     Failed {
-        /// Datagrams that the kernel has.
+        /// The number of datagrams that the kernel has.
         gone: usize,
-        /// Why.
+        /// The reason.
         trouble: Trouble,
     },
 }
 
-/// Something is wrong on the way to an address.
+/// A problem on the way to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("datagrams to {peer}: {kind}")]
 pub struct Trouble {
-    /// Where the datagram was to go.
+    /// The destination of the datagram.
     pub peer: SocketAddr,
-    /// What is wrong.
+    /// The problem.
     pub kind: TroubleKind,
 }
 
-/// What is wrong on the way to an address.
+/// The kind of a problem on the way to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TroubleKind {
-    /// Nobody has the port there.
+    /// No process has the port there.
     Refused,
-    /// A datagram does not fit. It may go in smaller ones.
+    /// A datagram is too long. Shorter ones may get through.
     TooLong {
-        /// Bytes of the longest packet that fits, with the headers of IP and UDP, if it was said.
+        /// The longest packet that fits, including the headers of IP and UDP, if it was reported.
         mtu: Option<u32>,
     },
-    /// There is no way there.
+    /// There is no route.
     Unreachable,
-    /// The system forbids it: a firewall, or broadcasting.
+    /// The system forbids it, by a firewall or because it is a broadcast.
     Forbidden,
-    /// Something else.
+    /// Another error.
     Other {
-        /// The number of the system's error.
+        /// The system's error number.
         errno: i32,
     },
 }
@@ -165,7 +168,7 @@ impl TroubleKind {
         error.raw_os_error().and_then(Self::of_errno)
     }
 
-    /// None if it is not about a destination.
+    /// `None` if the error does not concern a destination.
     fn of_errno(errno: i32) -> Option<Self> {
         Some(match errno {
             libc::ECONNREFUSED => Self::Refused,
@@ -183,7 +186,7 @@ impl TroubleKind {
 impl fmt::Display for TroubleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused => f.write_str("nobody has this port there"),
+            Self::Refused => f.write_str("no process has this port there"),
             Self::TooLong { mtu: Some(mtu) } => write!(f, "too long; packets of {mtu} bytes fit"),
             Self::TooLong { mtu: None } => f.write_str("too long"),
             Self::Unreachable => f.write_str("no way there"),
@@ -193,31 +196,33 @@ impl fmt::Display for TroubleKind {
     }
 }
 
-/// What went in one direction.
+/// The traffic in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// System calls that moved something.
+    /// System calls that moved datagrams.
     pub calls: u64,
     /// Datagrams.
     pub datagrams: u64,
-    /// Bytes of their payload.
+    /// Bytes of payload.
     pub bytes: u64,
 }
 
-/// What a port counted. A little less than there was if several threads called [`Direct`] at the same instant: nothing is locked to count.
+/// The counts of a port. They may be slightly low if several threads called [`Direct`] at the same instant, because counting
+/// takes no lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// What was received.
+    /// Received traffic.
     pub received: Traffic,
-    /// What was sent.
+    /// Sent traffic.
     pub sent: Traffic,
-    /// Datagrams that arrived and found the receive buffer full, or had a wrong checksum: lost here, and not on the way. Zero before Linux 4.12, which does not say.
+    /// Datagrams that arrived but found the receive buffer full, or had a wrong checksum. They were lost here and not on the way.
+    /// Zero before Linux 4.12, which does not report it.
     pub overflowed: u64,
-    /// Times that there was no room to send.
+    /// The number of sends that found no room.
     pub full: u64,
-    /// Runs that could not be sent.
+    /// The number of runs that could not be sent.
     pub failed: u64,
-    /// Datagrams that were thrown away for being longer than any can be, or from no address.
+    /// Discarded datagrams: longer than any can be, or without an Internet address.
     pub unusable: u64,
 }
 
@@ -228,7 +233,7 @@ impl Traffic {
 }
 
 impl Statistics {
-    /// What two sockets counted.
+    /// The sum of the counts of two sockets.
     fn and(self, other: &Self) -> Self {
         Self {
             received: self.received.and(other.received),
@@ -241,15 +246,15 @@ impl Statistics {
     }
 }
 
-/// How a port waits.
+/// The way in which a port waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kind {
-    /// By io_uring, else as [`Plain`](Self::Plain).
+    /// By io_uring, or else like [`Plain`](Self::Plain).
     #[default]
     Auto,
-    /// By io_uring. Datagrams go by plain calls of the socket.
+    /// By io_uring. Datagrams go by plain socket calls.
     Uring,
-    /// By `ppoll(2)` and a second thread that sleeps on the doorbell. Datagrams go as with the other.
+    /// By `ppoll(2)` and a second thread that sleeps on the doorbell. Datagrams go by plain socket calls.
     Plain,
 }
 
@@ -273,27 +278,29 @@ impl FromStr for Kind {
     }
 }
 
-/// How to open a port.
+/// The options of a port.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What to bind to. Port 0 is any that is free; a wildcard is every address of the machine, `[::]` those of both IP versions.
+    /// The address to bind to. Port 0 means any free port. A wildcard means every address of the machine; `[::]` means those of
+    /// both IP versions.
     pub address: SocketAddr,
-    /// Further addresses, each with a socket of its own.
+    /// Further addresses, each with its own socket.
     pub further: Vec<SocketAddr>,
-    /// How it waits.
+    /// The way in which the port waits.
     pub kind: Kind,
-    /// Bytes that may wait in the socket: what is asked of the system, which grants less to processes without CAP_NET_ADMIN.
+    /// The requested receive buffer in bytes. The system grants less to processes without CAP_NET_ADMIN.
     pub receive_buffer: usize,
-    /// Bytes that may be on their way out of the socket.
+    /// The requested send buffer in bytes.
     pub send_buffer: usize,
-    /// Whether the kernel cuts runs (GSO). Without, each datagram takes its own way through the kernel.
+    /// Whether the kernel cuts runs (GSO). Without it each datagram makes its own way through the kernel.
     pub cut: bool,
-    /// Whether it gathers runs (GRO). That costs each datagram some time, and is of no use where all are large.
+    /// Whether the kernel gathers runs (GRO). That costs each datagram some time, and does not help where all datagrams are
+    /// large.
     pub gather: bool,
 }
 
 impl Options {
-    /// The usual ones.
+    /// The default options.
     pub fn new(address: SocketAddr) -> Self {
         let (receive_buffer, send_buffer) = (16 << 20, 4 << 20);
         Self { address, further: Vec::new(), kind: Kind::Auto, receive_buffer, send_buffer, cut: true, gather: true }
@@ -309,24 +316,24 @@ fn receive_all(links: &[Direct], room: &mut Room, budget: usize, each: &mut dyn 
     Ok(received)
 }
 
-/// A port without a socket, at which one waits for the doorbell alone: by io_uring if that can be had.
+/// A port without a socket, for waiting on the doorbell alone. Uses io_uring if it is available.
 ///
 /// # Errors
-/// Those of the system, mostly that there are as many descriptors or threads as may.
+/// Errors of the system, mostly that the limit of descriptors or threads is reached.
 pub fn bell_only(kind: Kind) -> io::Result<Box<dyn Port>> {
     if kind != Kind::Plain {
         match Uring::new(Vec::new()) {
             Ok(port) => return Ok(Box::new(port)),
-            Err(reason) => tracing::debug!("{reason}; a doorbell wakes an event loop by way of a second thread instead"),
+            Err(reason) => tracing::debug!("{reason}; a second thread passes doorbells on to event loops instead"),
         }
     }
     Ok(Box::new(Plain::new(Vec::new())?))
 }
 
-/// Opens a port. Says once, as a warning, if io_uring was tried and could not be had.
+/// Opens a port. Logs one warning if io_uring was tried and is not available.
 ///
 /// # Errors
-/// An address cannot be had, or io_uring was insisted on.
+/// An address cannot be used, or io_uring was required and is not available.
 pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
     let addresses = std::iter::once(&options.address).chain(&options.further);
     let links =
@@ -337,7 +344,7 @@ pub fn open(options: &Options) -> Result<Box<dyn Port>, OpenError> {
             Err(reason) if options.kind == Kind::Uring => return Err(reason.into()),
             Err(reason) => tracing::warn!(
                 address = %links[0].local(),
-                "{reason}; the UDP port uses plain socket calls instead: all works, but a doorbell wakes the poller by way of a second thread"
+                "{reason}; the UDP port waits by plain calls instead: everything works, but a second thread passes doorbells on to the poller"
             ),
         }
     }

@@ -1,20 +1,21 @@
-//! How the kernel writes addresses and control messages: bytes in, bytes out.
+//! The kernel's encoding of addresses and control messages, as bytes.
 
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Bytes of the longest address of an Internet socket.
+/// The size of the longest Internet socket address.
 pub const NAME_BYTES: usize = size_of::<libc::sockaddr_in6>();
-/// Bytes of what is said beside a datagram that arrives: its segments, its destination, an error, lost ones. With room to spare.
+/// The size of the control data of an arriving datagram: its segments, its destination, an error, lost datagrams. With room to
+/// spare.
 pub const CONTROL_BYTES: usize = 144;
-/// Bytes of what is said beside a datagram that goes out: the segments, and the source.
+/// The size of the control data of an outgoing datagram: the segments and the source.
 pub const ORDERS_BYTES: usize = 64;
-/// Bytes of what stands before the contents of a control message.
+/// The size of the header of a control message.
 const CONTROL_HEADER: usize = size_of::<libc::cmsghdr>();
 const CONTROL_ALIGN: usize = align_of::<libc::cmsghdr>();
 
-/// An address as the kernel takes it.
+/// A socket address in the kernel's encoding.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub struct Name {
@@ -23,12 +24,12 @@ pub struct Name {
 }
 
 impl Name {
-    /// No address: the socket has one.
+    /// No address, for a connected socket.
     pub fn none() -> Self {
         Self { bytes: [0; NAME_BYTES], len: 0 }
     }
 
-    /// Writes an address down. A socket of IPv6 (`mapped`) reaches an address of IPv4 by another name.
+    /// Encodes an address. An IPv6 socket (`mapped`) reaches an IPv4 address by its mapped form.
     pub fn new(address: SocketAddr, mapped: bool) -> Self {
         let address = match address {
             SocketAddr::V4(v4) if mapped => SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0).into(),
@@ -52,7 +53,7 @@ impl Name {
         }
     }
 
-    /// Reads an address of IPv4 or IPv6; one of IPv4 under its other name is given by its own.
+    /// Decodes an IPv4 or IPv6 address. A mapped IPv4 address becomes a plain one.
     pub fn read(bytes: &[u8]) -> Option<SocketAddr> {
         let family = u16::from_ne_bytes(*bytes.first_chunk()?);
         let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
@@ -75,7 +76,7 @@ impl Name {
     }
 }
 
-/// What is to be said beside a datagram that goes out.
+/// The control data of an outgoing datagram.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub struct Orders {
@@ -84,21 +85,21 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Nothing to say.
+    /// No control data.
     pub const fn none() -> Self {
         Self { bytes: [0; ORDERS_BYTES], len: 0 }
     }
 
-    /// Cut it into datagrams of so many bytes.
+    /// Tells the kernel to cut the run into datagrams of this size.
     pub fn segment(&mut self, bytes: u16) {
         self.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
     }
 
-    /// Send it from this address. `mapped`: the socket is one of IPv6.
+    /// Tells the kernel to send from this address. `mapped`: the socket is an IPv6 socket.
     pub fn source(&mut self, source: IpAddr, mapped: bool) {
         match (source, mapped) {
             (IpAddr::V4(v4), false) => {
-                // in_pktinfo: the interface (any), the source, and a destination that is not looked at.
+                // in_pktinfo: the interface (any), the source, and a destination that the kernel ignores.
                 let mut info = [0; 12];
                 info[4..8].copy_from_slice(&v4.octets());
                 self.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
@@ -127,29 +128,29 @@ impl Orders {
     }
 }
 
-/// What was said beside a datagram that arrived.
+/// The control data of an arriving datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remarks {
-    /// It is several datagrams, of so many bytes each but the last.
+    /// The size of each datagram but the last, if the run holds several.
     pub segment: Option<usize>,
-    /// The address it was sent to.
+    /// The destination address of the datagram.
     pub local: Option<IpAddr>,
-    /// What was said about a datagram that went out.
+    /// A report about an outgoing datagram.
     pub report: Option<Report>,
 }
 
-/// What the kernel says about a datagram that went out.
+/// The kernel's report about an outgoing datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     pub errno: i32,
-    /// Whether this machine found it out by itself: then the call that sent it said so too.
+    /// Whether this machine detected the error. Then the call that sent the datagram has reported it too.
     pub local: bool,
-    /// Bytes of a packet that would get through, if `errno` is EMSGSIZE.
+    /// The size of a packet that would get through, if `errno` is EMSGSIZE.
     pub mtu: u32,
 }
 
 impl Remarks {
-    /// Reads what the kernel wrote. What it does not know is passed over.
+    /// Decodes the kernel's control data. Skips unknown messages.
     pub fn read(mut bytes: &[u8]) -> Self {
         let mut remarks = Self::default();
         while let Some((len, level, kind)) = header(bytes) {
@@ -169,7 +170,7 @@ impl Remarks {
                     contents.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).and_then(|n| usize::try_from(n).ok());
             }
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                // The second field is what an answer has to come from, be it that this was sent to everybody.
+                // The second field is the source address for a reply, even if the datagram was a broadcast.
                 self.local =
                     contents.get(4..8).and_then(|b| <[u8; 4]>::try_from(b).ok()).map(|octets| Ipv4Addr::from(octets).into());
             }
@@ -208,7 +209,7 @@ mod tests {
             any::<([u8; 4], u16)>().prop_map(|(octets, port)| SocketAddr::from((octets, port))),
             any::<([u8; 16], u16, u32)>().prop_map(|(octets, port, scope)| {
                 let mut octets = octets;
-                octets[0] = 0x20; // Not one of IPv4 under its other name.
+                octets[0] = 0x20; // Not a mapped IPv4 address.
                 SocketAddrV6::new(octets.into(), port, 0, scope).into()
             }),
         ]

@@ -1,6 +1,6 @@
-//! A port that waits without io_uring, for where that is forbidden or too old.
+//! A port that waits without io_uring, where that is forbidden or too old.
 //!
-//! It sleeps in `ppoll(2)`, and hears the doorbell by way of a second thread (see [`bell`](super::bell)).
+//! It sleeps in `ppoll(2)`. A second thread passes the doorbell on (see [`bell`](super::bell)).
 
 #![forbid(unsafe_code)]
 
@@ -18,11 +18,11 @@ pub struct Plain {
     links: Vec<Direct>,
     room: Room,
     listener: Listener,
-    /// What is waited for, the listener last.
+    /// The descriptors to wait for; the listener is the last.
     polled: Vec<libc::pollfd>,
-    /// All of it as one descriptor, for event loops.
+    /// All of them as one descriptor, for event loops.
     all: OwnedFd,
-    /// Sockets that are part of that.
+    /// The sockets that are part of it.
     watched: Vec<i32>,
 }
 
@@ -34,13 +34,13 @@ impl Plain {
         Ok(Self { links, room: Room::new(RUNS), listener, polled: Vec::new(), all, watched: Vec::new() })
     }
 
-    /// Has the one descriptor tell of each socket, or of none.
+    /// Makes the one descriptor report each socket, or none.
     fn include(&mut self, writable: bool) -> io::Result<()> {
         for link in &self.links {
             let only = self.links.len() == 1 && link.twin().is_none();
             for direct in link.sockets() {
                 let (socket, data) = (direct.as_fd(), epoll::EventData::new_u64(0));
-                // Both count the same events by the same bits.
+                // epoll and poll use the same bits for the same events.
                 let events = epoll::EventFlags::from_bits_retain(u32::from(direct.events(writable, only) as u16));
                 if self.watched.contains(&socket.as_raw_fd()) {
                     epoll::modify(&self.all, socket, data, events)?;
@@ -90,7 +90,7 @@ impl Port for Plain {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(woken),
             Err(error) => return Err(error),
         }
-        // One may have a twin only since: that one is waited for next time.
+        // A link may have got a twin since then. The next park waits for it.
         for direct in self.links.iter().flat_map(Direct::sockets) {
             let descriptor = direct.as_fd().as_raw_fd();
             if let Some(polled) = self.polled.iter().find(|polled| polled.fd == descriptor) {
@@ -99,7 +99,7 @@ impl Port for Plain {
         }
         if self.polled.last().is_some_and(|listener| listener.revents != 0) {
             self.listener.clear();
-            // It also signals when it was sent to another word, and when a ring came too late for the park before.
+            // The eventfd also signals when the listener moved to another word, or when a ring came too late for the park before.
             woken.bell = rung();
         }
         Ok(woken)
@@ -117,7 +117,7 @@ impl Port for Plain {
 
     fn unwatch(&mut self) -> io::Result<()> {
         self.listener.clear();
-        // Datagrams that are taken from here on are to wake nobody.
+        // Datagrams that are received from here on must not wake any thread.
         for socket in self.links.iter().flat_map(Direct::sockets) {
             if self.watched.contains(&socket.as_fd().as_raw_fd()) {
                 epoll::modify(&self.all, socket.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::empty())?;

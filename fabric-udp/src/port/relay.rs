@@ -1,7 +1,8 @@
-//! A bad network for real sockets: a relay between two addresses that loses, doubles, reorders, damages, delays and throttles.
+//! A bad network for real sockets: a relay between two addresses that loses, duplicates, reorders, corrupts, delays and
+//! throttles.
 //!
-//! Each of the two talks to the relay as if it were the other. What happens to the n-th datagram of a direction follows from the seed
-//! alone; when it happens, as with any real network, does not.
+//! Each of the two ends talks to the relay as if it were the other end. The seed alone decides what happens to the n-th datagram
+//! of a direction. When it happens depends on the machine, as with any real network.
 
 #![forbid(unsafe_code)]
 
@@ -15,32 +16,32 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Datagrams under way at most, whatever the delay.
+/// The most datagrams under way, whatever the delay.
 const WAITING_MOST: usize = 1 << 15;
 
-/// How bad the network is in one direction. Probabilities are between 0 and 1, each for itself.
+/// The faults of the network in one direction. Probabilities are between 0 and 1 and independent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Badness {
-    /// How many are lost.
+    /// The probability that a datagram is lost.
     pub loss: f64,
-    /// How many come twice.
+    /// The probability that a datagram arrives twice.
     pub duplication: f64,
-    /// How many are held back by [`held_back`](Self::held_back), so that later ones overtake them.
+    /// The probability that a datagram is held back by [`held_back`](Self::held_back), so that later ones overtake it.
     pub reordering: f64,
-    /// How many have one bit turned over.
+    /// The probability that one bit of a datagram flips.
     pub corruption: f64,
-    /// How long a datagram is on its way.
+    /// The delay of a datagram.
     pub delay: Duration,
-    /// How much longer, for those that are held back.
+    /// The additional delay of a datagram that is held back.
     pub held_back: Duration,
-    /// Bytes a second, or 0 for as many as there are.
+    /// Bytes a second, or 0 for no limit.
     pub bandwidth: u64,
-    /// Bytes that wait for their turn if the bandwidth is less than what is sent; more are lost.
+    /// Bytes that may wait if more is sent than the bandwidth allows; the excess is lost.
     pub queue: usize,
 }
 
 impl Badness {
-    /// As good as the machine allows.
+    /// A network without faults.
     pub const NONE: Self = Self {
         loss: 0.0,
         duplication: 0.0,
@@ -53,22 +54,22 @@ impl Badness {
     };
 }
 
-/// What a relay did in one direction.
+/// The counts of a relay in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relayed {
     /// Datagrams that came in.
     pub arrived: u64,
-    /// Datagrams that went on, doubled ones twice.
+    /// Datagrams that went on, duplicates included.
     pub passed: u64,
-    /// Those that chance took.
+    /// Datagrams lost by chance.
     pub lost: u64,
-    /// Those for which the queue was full, or the kernel.
+    /// Datagrams for which the queue or the kernel had no room.
     pub dropped: u64,
-    /// Those that came twice.
+    /// Duplicated datagrams.
     pub duplicated: u64,
-    /// Those that were held back.
+    /// Datagrams that were held back.
     pub reordered: u64,
-    /// Those that were damaged.
+    /// Corrupted datagrams.
     pub corrupted: u64,
 }
 
@@ -97,7 +98,7 @@ impl Counts {
     }
 }
 
-/// A relay at work, with a thread of its own. It ends when this is dropped.
+/// A running relay with its own thread. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Relay {
     fronts: [SocketAddr; 2],
@@ -120,13 +121,13 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Relay {
-    /// Begins to relay between two addresses. `badness` is that from the first to the second, and back.
+    /// Starts a relay between two addresses. `badness` holds that from the first to the second, and back.
     ///
-    /// The first says [`front`](Self::front)`(0)` for the second, the second says `front(1)` for the first. If only the first knows
-    /// where to begin, `first` may be None: it is then whoever writes to `front(0)`.
+    /// The first end uses [`front`](Self::front)`(0)` in place of the second, and the second uses `front(1)` in place of the
+    /// first. If only the first end begins, `first` may be `None`: then the first sender to `front(0)` becomes the first end.
     ///
     /// # Errors
-    /// There are no sockets to be had.
+    /// There are no sockets available.
     pub fn start(first: Option<SocketAddr>, second: SocketAddr, badness: [Badness; 2], seed: u64) -> io::Result<Self> {
         let bind = || -> io::Result<UdpSocket> {
             let unspecified: SocketAddr = match second.ip().is_loopback() {
@@ -138,7 +139,7 @@ impl Relay {
             let socket = UdpSocket::bind(unspecified)?;
             socket.set_nonblocking(true)?;
             let socket = socket2::Socket::from(socket);
-            // As much as is allowed: what is lost here unasked falsifies the numbers.
+            // Take as much as the system allows: losses in this buffer would falsify the counts.
             let _ = socket.set_recv_buffer_size(4 << 20);
             Ok(socket.into())
         };
@@ -158,17 +159,17 @@ impl Relay {
         Ok(Self { fronts, shared, thread: Some(thread) })
     }
 
-    /// Where the first (0) or the second (1) of the two reaches the other.
+    /// The address at which end 0 or end 1 reaches the other.
     pub fn front(&self, end: usize) -> SocketAddr {
         self.fronts[end]
     }
 
-    /// What was done with datagrams from the first to the second, and back.
+    /// The counts from the first end to the second, and back.
     pub fn relayed(&self) -> [Relayed; 2] {
         [self.shared.counts[0].read(), self.shared.counts[1].read()]
     }
 
-    /// From now on nothing gets through, or things are as before.
+    /// Starts or stops swallowing every datagram.
     pub fn black_hole(&self, swallow: bool) {
         self.shared.black_hole.store(swallow, Relaxed);
     }
@@ -178,13 +179,13 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic has been printed.
+            // A panic has been printed already.
             let _ = thread.join();
         }
     }
 }
 
-/// Chance, from a seed: splitmix64.
+/// Random decisions from a seed: splitmix64.
 struct Chance(u64);
 
 impl Chance {
@@ -204,7 +205,7 @@ impl Chance {
 struct Way {
     badness: Badness,
     chance: Chance,
-    /// When the last byte that waits for the bandwidth is through.
+    /// The time at which the bandwidth has let the last waiting byte through.
     through: Instant,
 }
 
@@ -221,7 +222,7 @@ struct Waiting {
     bytes: Vec<u8>,
 }
 
-// A heap gives the greatest first: here, the one that is due first.
+// A heap yields the greatest element first. Here that is the datagram that is due first.
 impl Ord for Waiting {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.due, other.order).cmp(&(self.due, self.order))
@@ -243,13 +244,13 @@ impl PartialEq for Waiting {
 impl Eq for Waiting {}
 
 struct Worker {
-    /// What each of the two talks to.
+    /// The sockets that the two ends talk to.
     sockets: [UdpSocket; 2],
     ends: [Option<SocketAddr>; 2],
     ways: [Way; 2],
     waiting: BinaryHeap<Waiting>,
     order: u64,
-    /// Memory of datagrams that went on.
+    /// Memory of forwarded datagrams, for reuse.
     free: Vec<Vec<u8>>,
     shared: Arc<Shared>,
 }
@@ -260,9 +261,9 @@ impl Worker {
         while !self.shared.stop.load(Relaxed) {
             let mut idle = true;
             for way in 0..2 {
-                // A number of each, so that neither direction waits for the other, nor those that are due.
+                // Take several from each direction, so that neither direction waits for the other, nor do datagrams that are due.
                 for _ in 0..32 {
-                    // Errors are those of datagrams that went out, to an end that is not there.
+                    // An error concerns an outgoing datagram to an end that is not there.
                     let Ok((bytes, from)) = self.sockets[way].recv_from(&mut room) else { break };
                     idle = false;
                     self.take(way, &room[..bytes], from);
@@ -281,7 +282,7 @@ impl Worker {
         }
     }
 
-    /// Something came in on one side.
+    /// Handles a datagram that came in on one side.
     fn take(&mut self, way: usize, bytes: &[u8], from: SocketAddr) {
         let counts = &self.shared.counts[way];
         counts.arrived.fetch_add(1, Relaxed);
@@ -289,7 +290,7 @@ impl Worker {
             self.ends[0] = Some(from);
         }
         let Way { badness, chance, through } = &mut self.ways[way];
-        // All dice are thrown for each datagram, so that what happens to one does not depend on what happened to another.
+        // Roll all dice for each datagram, so that the fate of one does not depend on the fate of another.
         let [loss, duplication, reordering, corruption] =
             [badness.loss, badness.duplication, badness.reordering, badness.corruption].map(|p| chance.happens(p));
         let bit = chance.next();
@@ -335,13 +336,13 @@ impl Worker {
         self.waiting.push(Waiting { due, order: self.order, way, bytes: copy });
     }
 
-    /// Something is due on the other side.
+    /// Forwards a datagram that is due on the other side.
     fn pass(&mut self, waiting: Waiting) {
         let Waiting { way, bytes, .. } = waiting;
         let counts = &self.shared.counts[way];
         let (socket, end) = (&self.sockets[1 - way], self.ends[1 - way]);
         let sent = end.is_some_and(|end| {
-            // The first error may be that of another datagram.
+            // The first error may concern another datagram.
             socket.send_to(&bytes, end).or_else(|_| socket.send_to(&bytes, end)).is_ok()
         });
         if sent { &counts.passed } else { &counts.dropped }.fetch_add(1, Relaxed);
@@ -350,7 +351,7 @@ impl Worker {
         }
     }
 
-    /// Until something comes in or is due, and 50 ms at most, so that the end is noticed.
+    /// Sleeps until a datagram comes in or is due, for 50 ms at most so that it notices the end.
     fn sleep(&self) {
         let most = Duration::from_millis(50);
         let time = self.waiting.peek().map_or(most, |waiting| waiting.due.saturating_duration_since(Instant::now()).min(most));
@@ -358,7 +359,7 @@ impl Worker {
             .sockets
             .each_ref()
             .map(|socket| rustix::event::PollFd::from_borrowed_fd(socket.as_fd(), rustix::event::PollFlags::IN));
-        // Woken early, one looks again.
+        // After an early wake-up the caller looks again.
         let _ = rustix::event::poll(&mut polled, rustix::event::Timespec::try_from(time).ok().as_ref());
     }
 }

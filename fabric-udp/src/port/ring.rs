@@ -1,6 +1,6 @@
-//! The ring of io_uring. All that is unsafe about it is here.
+//! The io_uring ring. All unsafe code of it is here.
 //!
-//! No request that is made here names memory which the kernel writes to, so none of them can outlive what it needs.
+//! No request names memory that the kernel writes to, so a request cannot outlive its memory.
 
 use super::uring::UringError;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
@@ -10,15 +10,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// More than are ever prepared at once.
+/// More than the number of requests that are ever prepared at once.
 const ENTRIES: u32 = 16;
-/// FUTEX2_SIZE_U32, without FUTEX2_PRIVATE: the word may be shared.
+/// FUTEX2_SIZE_U32 without FUTEX2_PRIVATE, because the word may be shared.
 const FUTEX_WORD: u32 = 2;
 
-/// A ring that threads use one after the other. A request belongs to the thread that hands it over, and is ended by it.
+/// A ring that threads use one after another. The thread that submits a request also ends it.
 pub struct Ring(IoUring);
 
-/// A request has ended.
+/// The completion of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
     pub tag: u64,
@@ -28,68 +28,69 @@ pub struct Completion {
 impl Ring {
     pub fn new() -> Result<Self, UringError> {
         let mut builder = IoUring::builder();
-        // Completions are made when the thread that asked is in the kernel next, and nobody is interrupted for them: it sleeps there. Not
-        // bound to one thread (SINGLE_ISSUER, DEFER_TASKRUN), which no measurement missed.
+        // The kernel makes completions when the submitting thread next enters the kernel, and interrupts no thread for them: that
+        // thread sleeps there. The ring is not bound to one thread (SINGLE_ISSUER, DEFER_TASKRUN); measurements showed no
+        // benefit.
         builder.setup_coop_taskrun().setup_clamp().dontfork();
         let ring = builder.build(ENTRIES).map_err(UringError::of)?;
         let mut probe = Probe::new();
         ring.submitter()
             .register_probe(&mut probe)
             .map_err(|source| UringError::System { attempt: "ask what it can do", source })?;
-        // Later than all else that is needed.
+        // This operation came later than all other needed ones.
         if !probe.is_supported(opcode::FutexWait::CODE) {
             return Err(UringError::TooOld);
         }
         Ok(Self(ring))
     }
 
-    /// Prepares to be told of the next event of a descriptor.
+    /// Prepares a request for the next event of a descriptor.
     pub fn arm_poll(&mut self, descriptor: BorrowedFd<'_>, events: i16, tag: u64) -> io::Result<()> {
         let entry = opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), events as u32).build();
-        // SAFETY: names no memory.
+        // SAFETY: the request names no memory.
         unsafe { self.push(entry.user_data(tag)) }
     }
 
-    /// Prepares to be told when somebody wakes the sleepers of a word, or at once if it does not say what is expected.
+    /// Prepares a request that completes when the sleepers of a word are woken, or at once if the word is not `expected`.
     pub fn arm_bell(&mut self, bell: &AtomicU32, expected: u32, tag: u64) -> io::Result<()> {
         let entry = opcode::FutexWait::new(bell.as_ptr(), u64::from(expected), u64::from(u32::MAX), FUTEX_WORD).build();
         // SAFETY: the kernel checks the address and only reads there, and only when the request is submitted.
         unsafe { self.push(entry.user_data(tag)) }
     }
 
-    /// Prepares to end all requests. Each of them has a completion of its own; this has one only if it found none.
+    /// Prepares to cancel all requests. Each of them completes; this one itself completes only if it found none.
     pub fn cancel_all(&mut self, tag: u64) -> io::Result<()> {
         let entry = opcode::AsyncCancel2::new(CancelBuilder::any()).build().flags(squeue::Flags::SKIP_SUCCESS);
-        // SAFETY: names no memory.
+        // SAFETY: the request names no memory.
         unsafe { self.push(entry.user_data(tag)) }
     }
 
     /// Queues a request.
     ///
     /// # Safety
-    /// The memory it names lives until the request has ended.
+    /// The memory that the request names lives until the request has ended.
     unsafe fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
-        // SAFETY: says the caller.
+        // SAFETY: caller.
         while unsafe { self.0.submission().push(&entry) }.is_err() {
-            // What an earlier call left behind.
+            // Requests of an earlier call are still in the queue.
             self.0.submit()?;
         }
         Ok(())
     }
 
-    /// Hands over what was prepared, and waits for so many completions, until the time is over, or until a signal comes. Which of these it
-    /// was the kernel does not say to those who handed something over.
+    /// Submits the prepared requests, and waits for `want` completions, the timeout, or a signal. The kernel does not tell a
+    /// caller that submitted requests which of these happened.
     pub fn wait(&mut self, want: usize, timeout: Duration) -> io::Result<()> {
         let time = Timespec::from(timeout.min(Duration::from_secs(1 << 30)));
         match self.0.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&time)) {
             Ok(_) => Ok(()),
-            // EBUSY: completions have to be looked at first.
+            // EBUSY: completions must be taken first.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Hands over what was prepared, and waits for nothing.
+    /// Submits the prepared requests without waiting.
     pub fn submit(&mut self) -> io::Result<()> {
         match self.0.submit() {
             Ok(_) => Ok(()),
@@ -100,7 +101,7 @@ impl Ring {
 
     /// Readable while there is a completion.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the ring, which the answer borrows.
+        // SAFETY: open as long as the ring, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
     }
 

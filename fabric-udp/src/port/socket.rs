@@ -1,4 +1,4 @@
-//! Making the socket.
+//! Creates the socket.
 
 #![forbid(unsafe_code)]
 
@@ -10,47 +10,47 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Why there is no port.
+/// Why a port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// Another socket has the address.
     #[error("the UDP address {address} is in use by another socket; take another port, or port 0 for any that is free")]
     AddressInUse {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
     /// The machine has no such address.
-    #[error("{address} is no address of this machine; take one that `ip addr` lists, or the wildcard 0.0.0.0 or [::]")]
+    #[error("{address} is not an address of this machine; take one that `ip addr` lists, or the wildcard 0.0.0.0 or [::]")]
     AddressNotAvailable {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// The system does not let this process have the address.
+    /// The system forbids the address to this process.
     #[error("not permitted to bind the UDP address {address}; ports below 1024 need CAP_NET_BIND_SERVICE, so take a higher one")]
     NotPermitted {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// The system has no such protocol.
+    /// The system does not have the protocol.
     #[error("this system has no sockets for {address}: {source}; take an address of the other IP version")]
     NoSuchProtocol {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// io_uring was asked for, and cannot be had.
-    #[error("io_uring was asked for and is not usable: {0}; leave the choice open to use plain socket calls instead")]
+    /// io_uring was required and is not available.
+    #[error("io_uring was requested but is not usable: {0}; do not require it to use plain socket calls instead")]
     Uring(#[from] super::UringError),
-    /// Something else.
+    /// Another error.
     #[error("could not {attempt} for the UDP address {address}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         attempt: &'static str,
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -73,23 +73,23 @@ pub fn is_loopback_only(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// What the kernel agreed to.
+/// A socket with the values that the kernel granted.
 #[derive(Debug)]
 pub struct Made {
     pub socket: Socket,
     pub local: SocketAddr,
-    /// Bytes, as the kernel counts them: with its own overhead, several hundred for each datagram.
+    /// In bytes, as the kernel counts them: with its own overhead, several hundred for each datagram.
     pub receive_buffer: usize,
     pub send_buffer: usize,
-    /// Whether it cuts runs into datagrams, and gathers them.
+    /// Whether the kernel cuts runs into datagrams, and whether it gathers them.
     pub gso: bool,
     pub gro: bool,
-    /// As they were asked for.
+    /// The requested options.
     pub options: Options,
 }
 
-/// How long the kernel may take to give back the address of a process that was killed: it takes its ring apart later, which was seen to take
-/// more than two seconds where processors were few.
+/// How long the kernel may take to release the address of a killed process. It dismantles the process's ring later, which took
+/// more than two seconds on machines with few processors.
 const TEARDOWN: Duration = Duration::from_secs(5);
 
 fn bind(socket: &Socket, address: SocketAddr, patience: Duration) -> io::Result<()> {
@@ -104,7 +104,7 @@ fn bind(socket: &Socket, address: SocketAddr, patience: Duration) -> io::Result<
     }
 }
 
-/// A bound socket with all its options. `shares`: the address may be that of a socket that allows it.
+/// A bound socket with all its options. `shares`: another socket that allows it may have the same address.
 pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made, OpenError> {
     let failed = |attempt| move |source| OpenError::System { attempt, address, source };
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP)).map_err(
@@ -114,15 +114,15 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
         },
     )?;
     if address.is_ipv6() && address.ip().is_unspecified() {
-        // One socket for both versions.
+        // One socket serves both IP versions.
         socket.set_only_v6(false).map_err(failed("accept both IP versions"))?;
     }
     grow(&socket, options);
     let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
-    // Datagrams are never cut on their way: whoever sends them has to know what fits. PROBE rather than DO, as it is the protocol that
-    // finds out, and what a stranger's ICMP claims is not to be believed.
+    // Datagrams must never be cut on their way, because their sender must know what fits. PROBE rather than DO: the protocol
+    // finds the MTU itself, and a stranger's ICMP must not be believed.
     let mut mtu = set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE);
-    // What becomes of datagrams that went out is told with their destination, and not to whoever makes the next call.
+    // Have errors of outgoing datagrams reported with their destination, and not to the next call of any thread.
     let mut errors = set(libc::IPPROTO_IP, libc::IP_RECVERR, 1);
     let mut asked = Ok(());
     if address.is_ipv6() {
@@ -138,7 +138,7 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
     mtu.map_err(failed("forbid fragments"))?;
     errors.map_err(failed("ask for reports of undeliverable datagrams"))?;
     asked.map_err(failed("ask to which address datagrams were sent"))?;
-    // Kernels before 4.18 and 5.0 do neither, and all works without.
+    // Kernels before 4.18 and 5.0 can do neither, and everything works without.
     let gso = options.cut && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
     let gro = options.gather && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
     if shares {
@@ -157,12 +157,12 @@ pub fn make(address: SocketAddr, options: &Options, shares: bool) -> Result<Made
     Ok(Made { socket, local, receive_buffer, send_buffer, gso, gro, options: options.clone() })
 }
 
-/// Asks for larger buffers: past the system's limit where that is allowed, else up to it. What came of it is asked for later.
+/// Requests larger buffers: beyond the system's limit where that is allowed, else up to it. The granted size is read later.
 fn grow(socket: &Socket, options: &Options) {
     let size = |bytes: usize| i32::try_from(bytes).unwrap_or(i32::MAX / 2);
     let ask = |forced, plain, bytes| {
         let bytes = size(bytes);
-        // Refused is not an error: the size that was really got is there to be read.
+        // A refusal is not an error: the granted size can be read.
         let _ = set_option(socket.as_fd(), libc::SOL_SOCKET, forced, bytes)
             .or_else(|_| set_option(socket.as_fd(), libc::SOL_SOCKET, plain, bytes));
     };

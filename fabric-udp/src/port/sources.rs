@@ -1,8 +1,8 @@
-//! From which address an answer goes out.
+//! Remembers from which address to answer a peer.
 //!
-//! A socket that is bound to all addresses of a machine answers from whichever the routes prefer, which may not be the one that was
-//! asked. So it is remembered for each peer, in a table of fixed size: a stranger who sends from many addresses can make it forget, so
-//! that an answer goes out as it would have without it, but cannot make it grow.
+//! A socket that is bound to all addresses of a machine answers from the address that the routes prefer, which may differ from
+//! the one that the peer wrote to. So a table of fixed size remembers that address for each peer. A stranger who sends from many
+//! addresses can make it forget entries, so that an answer leaves from the preferred address, but cannot make it grow.
 
 #![forbid(unsafe_code)]
 
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 const ENTRIES: usize = 1024;
 
-/// One peer. Written by whoever holds its sequence odd.
+/// The entry of one peer. The thread that made its sequence odd writes it.
 #[derive(Default)]
 struct Entry {
-    /// Odd while the rest is written.
+    /// Odd while the rest is being written.
     sequence: AtomicU64,
-    /// What the peer's address is hashed to, under a key that nobody else knows; 0 if there is none.
+    /// The hash of the peer's address under a secret key; 0 if the entry is empty.
     tag: AtomicU64,
     local: [AtomicU64; 2],
 }
@@ -33,12 +33,12 @@ impl Sources {
         Self { entries: (0..ENTRIES).map(|_| Entry::default()).collect(), hasher: RandomState::new() }
     }
 
-    /// The address that the peer wrote to last.
+    /// The local address that the peer wrote to last.
     pub fn find(&self, peer: SocketAddr) -> Option<IpAddr> {
         let (tag, entry) = self.entry(peer);
         let before = entry.sequence.load(Ordering::Acquire);
         let (found, local) = (entry.tag.load(Ordering::Relaxed), entry.local.each_ref().map(|half| half.load(Ordering::Relaxed)));
-        // The words are read before the sequence is looked at again; a writer makes it odd before it writes them.
+        // Read the words before checking the sequence again; a writer makes the sequence odd before it writes them.
         fence(Ordering::Acquire);
         let whole = before.is_multiple_of(2) && entry.sequence.load(Ordering::Relaxed) == before;
         (whole && found == tag).then(|| {
@@ -47,7 +47,7 @@ impl Sources {
         })
     }
 
-    /// The peer wrote to this address.
+    /// Records that the peer wrote to this address.
     pub fn note(&self, peer: SocketAddr, local: IpAddr) {
         if self.find(peer) == Some(local) {
             return;
@@ -55,7 +55,7 @@ impl Sources {
         let (tag, entry) = self.entry(peer);
         let sequence = entry.sequence.load(Ordering::Relaxed);
         if !sequence.is_multiple_of(2) {
-            return; // Somebody else writes; the peer's next datagram comes here again.
+            return; // Another thread writes; the peer's next datagram tries again.
         }
         if entry.sequence.compare_exchange(sequence, sequence + 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return;

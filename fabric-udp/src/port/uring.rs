@@ -1,10 +1,10 @@
 //! A port that waits by io_uring.
 //!
-//! The ring only waits: for all sockets and the doorbell word at once. Datagrams go by plain calls of the socket.
+//! The ring only waits: for all sockets and the doorbell word at once. Datagrams go by plain socket calls.
 //!
-//! A park hands over its requests and waits in one system call, and ends in a second one all that did not end by itself. So each request
-//! is of the thread that parks, a thread that ends takes none with it that another waits for, and datagrams that are taken from the socket
-//! between two parks wake nobody.
+//! A park submits its requests and waits in one system call, and a second one cancels those that did not complete. So each
+//! request belongs to the thread that parks, a thread that exits takes no request with it that another thread waits for, and
+//! datagrams that are received between two parks wake no thread.
 
 #![forbid(unsafe_code)]
 
@@ -17,20 +17,20 @@ use std::time::{Duration, Instant};
 
 const BELL: u64 = 1;
 const CANCEL: u64 = 2;
-/// The first socket, then its twin; those of the other links follow.
+/// The first socket and then its twin; those of the other links follow.
 const SOCKET: u64 = 3;
 
 const CANCELLED: i32 = -libc::ECANCELED;
 const NOT_AS_EXPECTED: i32 = -libc::EAGAIN;
 
-/// How long the end of a request is waited for, which is a matter of microseconds.
+/// How long to wait for requests to end, which takes microseconds.
 const END_MOST: Duration = Duration::from_secs(1);
 
 /// Why io_uring is not used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UringError {
-    /// The kernel has none.
+    /// The kernel does not have it.
     #[error("this kernel has no io_uring")]
     Missing,
     /// The administrator switched it off.
@@ -39,18 +39,18 @@ pub enum UringError {
         /// The value of the setting.
         setting: String,
     },
-    /// This process may not.
-    #[error("io_uring is forbidden to this process, as it is by the seccomp filter of many containers")]
+    /// This process may not use it.
+    #[error("io_uring is forbidden to this process, as the seccomp filters of many containers do")]
     Forbidden,
-    /// It lacks what a port needs.
-    #[error("this kernel's io_uring cannot wait for a doorbell word (that came with Linux 6.7)")]
+    /// It lacks a feature that a port needs.
+    #[error("this kernel's io_uring cannot wait for a doorbell word (Linux 6.7 added that)")]
     TooOld,
-    /// Something else.
+    /// Another error.
     #[error("could not {attempt} (io_uring): {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         attempt: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -76,11 +76,19 @@ pub struct Uring {
     links: Vec<Direct>,
     room: Room,
     ring: Ring,
-    /// Requests that have not ended. None between two parks.
+    /// Requests that have not ended. Zero between two parks.
     armed: usize,
 }
 
 impl Uring {
+    /// Sees whether this process can have such a port here.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check() -> Result<(), UringError> {
+        Ring::new().map(drop)
+    }
+
     pub(super) fn new(links: Vec<Direct>) -> Result<Self, UringError> {
         Ok(Self { links, room: Room::new(RUNS), ring: Ring::new()?, armed: 0 })
     }
@@ -98,7 +106,7 @@ impl Uring {
         Ok(())
     }
 
-    /// Notes what has ended.
+    /// Records the requests that have ended.
     fn reap(&mut self, woken: &mut Woken) -> io::Result<()> {
         while let Some(Completion { tag, result }) = self.ring.take() {
             self.armed -= usize::from(tag != CANCEL);
@@ -157,7 +165,7 @@ impl Port for Uring {
         self.ring.wait(1, park.timeout)?;
         self.reap(&mut woken)?;
         if woken == Woken::default() {
-            // A signal, if it was not the time.
+            // Without the timeout, it was a signal.
             woken.timeout = begun.elapsed() >= park.timeout;
         }
         self.disarm(&mut woken)?;
@@ -171,7 +179,7 @@ impl Port for Uring {
     fn watch(&mut self, park: Park<'_>) -> io::Result<bool> {
         let mut woken = Woken { datagram: self.links.iter().any(Direct::has_trouble), ..Woken::default() };
         self.reap(&mut woken)?;
-        // A doorbell that nobody rang since the last watch is still listened to.
+        // A doorbell that was not rung since the last watch is still armed.
         if self.armed == 0 {
             self.arm(park)?;
             self.ring.submit()?;
@@ -183,7 +191,7 @@ impl Port for Uring {
     fn unwatch(&mut self) -> io::Result<()> {
         let mut woken = Woken::default();
         self.reap(&mut woken)?;
-        // Datagrams that are taken from here on are to wake nobody.
+        // Datagrams that are received from here on must not wake any thread.
         if self.links.is_empty() { Ok(()) } else { self.disarm(&mut woken) }
     }
 }

@@ -1,20 +1,20 @@
-//! What arrived: which packet numbers, and when to say so.
+//! The packet numbers that arrived, and the time at which to acknowledge them.
 
 use super::time::{Nanos, Time};
 
-/// Ranges remembered. A number below them all counts as seen.
+/// The most ranges remembered. A number below all of them counts as seen.
 const RANGES_MAX: usize = 256;
 
 /// The packet numbers that arrived in one session, and the acknowledgement that is owed for them.
 pub(crate) struct Received {
-    /// Half-open, rising.
+    /// Half-open ranges in rising order.
     ranges: Vec<(u64, u64)>,
     /// Every number below counts as seen.
     floor: u64,
     largest_at: Time,
-    /// Datagrams that want an answer and have none.
+    /// Datagrams that want an acknowledgement and have none.
     owed: u32,
-    /// Do not wait for more.
+    /// The acknowledgement must not wait for more datagrams.
     at_once: bool,
     deadline: Time,
 }
@@ -24,7 +24,7 @@ impl Received {
         Self { ranges: Vec::new(), floor: 0, largest_at: Time::ZERO, owed: 0, at_once: false, deadline: Time::NEVER }
     }
 
-    /// Whether the number was not seen before.
+    /// Whether the number is new.
     #[inline]
     pub fn is_new(&self, number: u64) -> bool {
         if let Some(last) = self.ranges.last()
@@ -45,7 +45,7 @@ impl Received {
         self.ranges.last().map(|range| range.1 - 1)
     }
 
-    /// Notes a new number. `wants_answer`: it held more than acknowledgements.
+    /// Records a new number. `wants_answer`: the datagram held more than acknowledgements.
     #[inline]
     pub fn insert(&mut self, number: u64, now: Time, wants_answer: bool, every: u32, delay: Nanos) {
         let in_order = match self.ranges.last_mut() {
@@ -61,7 +61,7 @@ impl Received {
         };
         if wants_answer {
             self.owed += 1;
-            // Whoever waits for a gap to close should know at once, and so should a sender that had given a number up.
+            // A peer that waits for a gap to close should learn of it at once, and so should a sender that had given up a number.
             if self.owed >= every || !in_order {
                 self.at_once = true;
             } else if self.owed == 1 {
@@ -98,25 +98,26 @@ impl Received {
         }
     }
 
-    /// Whether anything was not answered yet.
+    /// Whether an acknowledgement is owed.
     #[inline]
     pub fn is_owed(&self) -> bool {
         self.owed > 0
     }
 
-    /// Whether the answer must go now.
+    /// Whether the acknowledgement must go now.
     #[inline]
     pub fn is_due(&self, now: Time) -> bool {
         self.at_once || self.deadline <= now
     }
 
-    /// When the answer must go at the latest.
+    /// The latest time for the acknowledgement.
     #[inline]
     pub fn deadline(&self) -> Time {
         if self.at_once { Time::ZERO } else { self.deadline }
     }
 
-    /// What an acknowledgement says: its delay, and the ranges, both ends included, the highest first. It is no longer owed.
+    /// The content of an acknowledgement: its delay, and the ranges, both ends included, the highest first. It is then no longer
+    /// owed.
     #[inline]
     pub fn answer(&mut self, now: Time) -> (u32, impl Iterator<Item = (u64, u64)> + '_) {
         self.owed = 0;
@@ -126,9 +127,9 @@ impl Received {
         (delay, self.ranges.iter().rev().map(|&(from, to)| (from, to - 1)))
     }
 
-    /// The other end knows about everything up to `number`: lower ranges need not be told again. They stay known as seen.
+    /// The other end knows about every number up to `number`, so lower ranges need not be repeated. They stay marked as seen.
     pub fn forget_below(&mut self, number: u64) {
-        // The range that holds the number stays, whole: it costs nothing.
+        // The range that holds the number stays whole, which costs nothing.
         let gone = self.ranges.partition_point(|range| range.1 <= number);
         if gone > 0 {
             self.floor = self.ranges[gone - 1].1;

@@ -1,4 +1,4 @@
-//! What an endpoint is told when it is made.
+//! The configuration of an endpoint.
 
 use super::time::{MICRO, Nanos, nanos};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// The version of the protocol this crate speaks.
+/// The protocol version of this crate.
 pub const PROTOCOL_VERSION: u16 = 1;
 
 /// The secret that the nodes of a domain share.
@@ -19,94 +19,97 @@ impl fmt::Debug for DomainKey {
     }
 }
 
-/// Which bytes the checksum of a session without a key covers. A key always protects everything.
+/// The bytes that the checksum covers in a session without a key. A key always protects all bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Integrity {
     /// Every byte.
     #[default]
     Full,
-    /// Everything but the bytes of large packets and of transfers: for a loopback interface, which does not corrupt. Used only if both ends say
-    /// so.
+    /// Every byte except those of large packets and of transfers. For a loopback interface, which does not corrupt data. Used
+    /// only if both ends choose it.
     Header,
 }
 
-/// What a local UDP socket can carry.
+/// The capabilities of a local UDP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Bytes of the largest datagram that the link takes, from 1200 to 65507.
+    /// The largest datagram that the link takes, from 1200 to 65507 bytes.
     pub mtu: usize,
-    /// Bytes of a datagram to begin with, from 1200 to `mtu`.
+    /// The size of the first datagrams, from 1200 to `mtu` bytes.
     pub start: usize,
-    /// Try larger datagrams, up to `mtu`.
+    /// Whether to try larger datagrams, up to `mtu`.
     pub search: bool,
 }
 
 impl LinkConfig {
-    /// A loopback interface: the largest datagrams there are, at once.
+    /// A loopback interface: starts with the largest possible datagrams.
     pub const LOOPBACK: LinkConfig = LinkConfig { mtu: 65_507, start: 65_507, search: false };
-    /// A network nothing is known of: small datagrams at first, and as large ones as go through later.
+    /// An unknown network: starts with small datagrams and searches for the largest that get through.
     pub const UNKNOWN: LinkConfig = LinkConfig { mtu: 65_507, start: 1_200, search: true };
 
-    /// A network whose interface has this MTU (bytes of an IP packet, headers included). Larger datagrams than 1200 bytes are tried first.
+    /// A network whose interface has this MTU (bytes of an IP packet, headers included). Larger datagrams than 1200 bytes are
+    /// tried first.
     pub const fn interface(mtu: usize) -> LinkConfig {
-        // IPv6 and UDP headers; an IPv4 path carries 20 bytes more, which is not worth a second search.
+        // The headers of IPv6 and UDP. An IPv4 path carries 20 bytes more, which is not worth a second search.
         let payload = mtu.saturating_sub(48);
         let payload = if payload < 1_200 { 1_200 } else { payload };
         LinkConfig { mtu: if payload > 65_507 { 65_507 } else { payload }, start: 1_200, search: true }
     }
 }
 
-/// Everything an [`Endpoint`](super::Endpoint) is told.
+/// The configuration of an [`Endpoint`](super::Endpoint).
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The domain's name. Endpoints of different domains refuse each other.
     pub domain: String,
-    /// The domain's key. Without one nothing is secret, and nothing is safe from who can read the datagrams: for loopback.
+    /// The domain's key. Without one nothing is secret, and anyone who can read the datagrams can interfere: for loopback only.
     pub key: Option<DomainKey>,
     /// This node.
     pub node: NodeId,
-    /// Which life of it.
+    /// The incarnation of this node.
     pub incarnation: Incarnation,
-    /// Bytes for the other end of each session, told when it is connected; at most 512.
+    /// Bytes for the other end of each session, delivered when it is connected; at most 512.
     pub greeting: Vec<u8>,
-    /// The local UDP links, at most 256. A [`LinkId`](super::LinkId) is a place in this list.
+    /// The local UDP links, at most 256. A [`LinkId`](super::LinkId) is an index into this list.
     pub links: Vec<LinkConfig>,
-    /// Where each link is reached, told to the other end of each session if there are several. Empty: nothing is told. What only says "any
-    /// address" is not told either.
+    /// The address of each link, told to the other end of each session if there are several. If the list is empty, nothing is
+    /// told; wildcard addresses are not told either.
     pub addresses: Vec<SocketAddr>,
-    /// What the checksum covers where there is no key.
+    /// The bytes that the checksum covers without a key.
     pub integrity: Integrity,
-    /// Bytes of packets that a lane keeps for its reader, from 8 KiB to 1 GiB. Packets count 64 bytes more than their payload.
+    /// The bytes of packets that a lane keeps for its reader, from 8 KiB to 1 GiB. A packet counts 64 bytes more than its
+    /// payload.
     pub lane_window: u32,
-    /// Bytes of packets that a lane keeps until they are acknowledged.
+    /// The bytes of packets that a lane keeps until they are acknowledged.
     pub lane_buffer: u32,
-    /// An acknowledgement goes after so many datagrams at the latest.
+    /// The most datagrams before an acknowledgement is sent.
     pub ack_every: u32,
-    /// ... or after this time.
+    /// The longest time before an acknowledgement is sent.
     pub ack_delay: Duration,
-    /// Bytes that may be under way before the first acknowledgement.
+    /// The bytes that may be under way before the first acknowledgement.
     pub initial_window: u64,
-    /// The least time before something unanswered is asked for again.
+    /// The shortest time before an unanswered datagram is asked about.
     pub patience: Duration,
-    /// A peer that does not answer for so long is dead; and so is one that talks for four times as long and acknowledges nothing.
+    /// A peer that does not answer for this long is dead. So is a peer that talks for four times as long and acknowledges
+    /// nothing.
     pub dead_after: Duration,
-    /// A session on which nothing was sent for so long by either driver is closed. `None`: never.
+    /// A session is closed if neither driver sends anything on it for this long. `None`: never.
     pub idle_after: Option<Duration>,
-    /// How long [`connect`](super::Endpoint::connect) tries.
+    /// The timeout of [`connect`](super::Endpoint::connect).
     pub connect_for: Duration,
-    /// Sessions, those being opened included; at most 65535.
+    /// The most sessions, including those being opened; at most 65535.
     pub sessions_max: usize,
-    /// Sessions that strangers have begun to open.
+    /// The most sessions that strangers have begun to open.
     pub offers_max: usize,
-    /// How long a cookie is good.
+    /// The lifetime of a cookie.
     pub cookie_for: Duration,
-    /// Datagrams sealed with one key, from 16 to 2^32. It may be some more, until the other end has shown that it follows.
+    /// The datagrams sealed with one key, from 16 to 2^32. There may be some more until the other end has shown that it follows.
     pub rekey_after_packets: u64,
-    /// Bytes sealed with one key, at least 1 MiB.
+    /// The bytes sealed with one key, at least 1 MiB.
     pub rekey_after_bytes: u64,
-    /// Tell who is refused why. Otherwise they hear nothing.
+    /// Whether to tell a refused peer the reason. Otherwise it gets no answer.
     pub explain: bool,
-    /// Versions spoken: lowest and highest. Anything but [`PROTOCOL_VERSION`] is for tests.
+    /// The lowest and the highest version spoken. Anything but [`PROTOCOL_VERSION`] is for tests.
     pub versions: (u16, u16),
 }
 
@@ -141,7 +144,7 @@ impl Config {
         }
     }
 
-    /// Defaults for a loopback interface: large datagrams, a wide window, checksums where they are cheap.
+    /// Defaults for a loopback interface: large datagrams, a wide window, and cheap checksums.
     pub fn loopback(domain: &str, node: NodeId, incarnation: Incarnation) -> Config {
         Config {
             links: vec![LinkConfig::LOOPBACK],
@@ -164,7 +167,7 @@ impl Config {
     }
 }
 
-/// Times of a configuration, as sessions use them.
+/// The times of a configuration, as sessions use them.
 #[derive(Clone, Copy)]
 pub(crate) struct Spans {
     pub ack_delay: Nanos,
@@ -175,10 +178,10 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
-    /// How long a node hears nothing before it asks. The one of the lower number asks first, and the lowest of all before the others, so that
-    /// two do not ask each other at once.
+    /// How long a node hears nothing from a peer before it pings the peer. The node with the lower number pings first, and the
+    /// lowest of all before the others, so that two nodes do not ping each other at once.
     pub fn quiet_after(&self, me: NodeId, peer: NodeId, strand: u8) -> Nanos {
-        // The first session says for the others whether the peer lives.
+        // The first session tells the others whether the peer lives.
         if strand > 0 {
             return Nanos::MAX;
         }
@@ -187,13 +190,13 @@ impl Spans {
     }
 }
 
-/// Why a configuration can't be used.
+/// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is out of range: {expected}")]
 pub struct ConfigError {
-    /// Which part of it.
+    /// The field.
     pub field: &'static str,
-    /// What would have been right.
+    /// The rule for valid values.
     pub expected: &'static str,
 }
 
@@ -212,7 +215,7 @@ impl Config {
             (self.ack_delay <= Duration::from_millis(100), "ack_delay", "at most 100 ms"),
             (self.initial_window >= 2_400, "initial_window", "at least 2400 bytes"),
             ((1..=65_535).contains(&self.sessions_max), "sessions_max", "from 1 to 65535"),
-            // The other end answers for each key: with fewer, answers would ask for answers.
+            // The other end answers for each key: with a lower limit, answers would cause further answers.
             ((16..=1 << 32).contains(&self.rekey_after_packets), "rekey_after_packets", "from 16 to 2^32"),
             (self.rekey_after_bytes >= 1 << 20, "rekey_after_bytes", "at least 1 MiB"),
             (self.dead_after >= Duration::from_millis(1), "dead_after", "at least 1 ms"),

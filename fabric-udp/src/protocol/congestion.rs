@@ -1,18 +1,18 @@
-//! How much may be under way: CUBIC (RFC 9438) with the gentle end of slow start of HyStart++ (RFC 9406).
+//! Limits the bytes under way: CUBIC (RFC 9438) with the gentle end of slow start of HyStart++ (RFC 9406).
 
 use super::time::{MILLI, Nanos, Time};
 
-/// Decides how many bytes may be under way.
+/// A congestion controller.
 pub(crate) trait Controller: Send {
-    /// Bytes that may be under way.
+    /// The number of bytes that may be under way.
     fn window(&self) -> u64;
-    /// `bytes` were acknowledged, the latest of them sent at `sent`. `limited`: the window had been in use, so it may grow.
+    /// `bytes` were acknowledged; the latest of them was sent at `sent`. `limited`: the window was in use, so it may grow.
     fn on_ack(&mut self, now: Time, sent: Time, bytes: u64, limited: bool, latest: Nanos, smoothed: Nanos);
-    /// Datagrams were lost, the latest of them sent at `sent`. Whether the window was reduced for it.
+    /// Datagrams were lost; the latest of them was sent at `sent`. Returns whether the window was reduced for that.
     fn on_loss(&mut self, now: Time, sent: Time) -> bool;
-    /// What was counted as lost since the last reduction had only been late.
+    /// The datagrams that counted as lost since the last reduction were only late.
     fn on_false_alarm(&mut self);
-    /// Nothing came through for long.
+    /// No datagram got through for a long time.
     fn on_persistent_congestion(&mut self);
     /// The size of a datagram changed.
     fn set_mtu(&mut self, mtu: usize);
@@ -20,7 +20,7 @@ pub(crate) trait Controller: Send {
 
 const BETA: f64 = 0.7;
 const C: f64 = 0.4;
-/// Of Reno's growth, so that a CUBIC flow gets its share beside Reno's.
+/// The growth of Reno that gives a CUBIC flow its fair share beside Reno flows.
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 const WINDOW_MAX: u64 = 1 << 28;
 
@@ -36,16 +36,16 @@ pub(crate) struct Cubic {
     mtu: f64,
     /// The window at the last loss.
     peak: f64,
-    /// Since when the window grows along the curve, and how long it then takes to the old peak.
+    /// The time since when the window grows along the curve, and the time that the curve then takes to the old peak.
     epoch: Option<(Time, f64)>,
-    /// What Reno would have.
+    /// The window that Reno would have.
     reno: f64,
     recovery: Option<Time>,
     before_loss: Option<Before>,
     slow_start: SlowStart,
 }
 
-/// What to return to if the loss was none.
+/// The state to return to if the loss was a false alarm.
 struct Before {
     window: f64,
     threshold: f64,
@@ -58,12 +58,12 @@ struct SlowStart {
     minimum: Option<Nanos>,
     previous: Option<Nanos>,
     samples: u32,
-    /// Growing gently: rounds left, and the round trip above which that is right.
+    /// For gentle growth: the rounds left, and the round trip above which gentle growth is right.
     gentle: Option<(u32, Nanos)>,
 }
 
 impl SlowStart {
-    /// Whether slow start has gone on for long enough.
+    /// Whether slow start must end.
     fn on_ack(&mut self, now: Time, sent: Time, latest: Nanos) -> bool {
         if sent >= self.round {
             self.round = now;
@@ -86,7 +86,7 @@ impl SlowStart {
                 None if minimum >= previous + (previous / 8).clamp(HYSTART_LOW, HYSTART_HIGH) => {
                     self.gentle = Some((HYSTART_ROUNDS, minimum));
                 }
-                // It was a moment's delay.
+                // The delay was only momentary.
                 Some((_, baseline)) if minimum < baseline => self.gentle = None,
                 _ => {}
             }
@@ -142,7 +142,7 @@ impl Controller for Cubic {
     #[inline]
     fn on_ack(&mut self, now: Time, sent: Time, bytes: u64, limited: bool, latest: Nanos, smoothed: Nanos) {
         if !limited {
-            // Time without need of the window is no time along the curve.
+            // Time in which the window is not needed does not count on the curve.
             self.epoch = None;
             return;
         }
@@ -165,7 +165,7 @@ impl Controller for Cubic {
         }
         self.before_loss = Some(Before { window: self.window, threshold: self.threshold, peak: self.peak });
         self.recovery = Some(now);
-        // Who never came back to the old peak leaves room for newcomers.
+        // A flow that never returned to its old peak leaves room for new flows.
         self.peak = if self.window < self.peak { self.window * (1.0 + BETA) / 2.0 } else { self.window };
         self.window = (self.window * BETA).max(self.least());
         self.threshold = self.window;
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_curve_comes_back_to_the_peak_and_goes_on() {
-        // A long round trip, on which Reno would be slower.
+        // A round trip so long that Reno would be slower.
         let mut cubic = Cubic::new(1_400_000, 1400);
         let round = 100 * MILLI;
         cubic.on_loss(Time::from_nanos(2 * round), Time::from_nanos(round));

@@ -1,9 +1,9 @@
-//! What a data datagram holds behind its header: frames.
+//! The frames of a data datagram, behind its header.
 
 use super::wire::{Reader, Writer};
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 
-/// Most ranges in one acknowledgement.
+/// The most ranges in one acknowledgement.
 pub(crate) const ACK_RANGES_MAX: usize = 64;
 
 const PADDING: u8 = 0x00;
@@ -20,25 +20,25 @@ const PACKET: u8 = 0x10;
 const FRAGMENT: u8 = 0x14;
 const CREDIT: u8 = 0x18;
 
-/// Bytes before a whole packet's payload, without and with a total of its own.
+/// The length of a whole packet's head without a separate total.
 pub(crate) const PACKET_HEAD: usize = 20;
-/// The most bytes before a whole packet's payload.
+/// The greatest length of a whole packet's head.
 pub(crate) const PACKET_HEAD_MAX: usize = PACKET_HEAD + 8;
-/// Bytes before a fragment's bytes.
+/// The length of a fragment's head.
 pub(crate) const FRAGMENT_HEAD: usize = 16;
-/// Bytes before the bytes of a transfer.
+/// The length of the head of transfer bytes.
 pub(crate) const DATA_HEAD: usize = 28;
-/// Bytes of a credit.
+/// The length of a credit.
 pub(crate) const CREDIT_LEN: usize = 16;
-/// Bytes of a grant or a cancel.
+/// The length of a grant or a cancel.
 pub(crate) const GRANT_LEN: usize = 20;
-/// Bytes of a challenge or response.
+/// The length of a challenge or a response.
 pub(crate) const CHALLENGE_LEN: usize = 12;
-/// Bytes of an acknowledgement of one range; each further one takes [`ACK_RANGE`].
+/// The length of an acknowledgement of one range. Each further range takes [`ACK_RANGE`] bytes.
 pub(crate) const ACK_LEN: usize = 20;
-/// Bytes of a further range.
+/// The length of a further range.
 pub(crate) const ACK_RANGE: usize = 8;
-/// Most bytes of a close.
+/// The greatest length of a close.
 pub(crate) const CLOSE_LEN: usize = 4;
 
 /// One frame, as it lies in a datagram.
@@ -63,7 +63,7 @@ pub(crate) enum Frame<'a> {
         transfer: u64,
         limit: u64,
     },
-    /// One end gives a transfer up.
+    /// One end gives up a transfer.
     Cancel {
         transfer: u64,
         by_receiver: bool,
@@ -74,7 +74,7 @@ pub(crate) enum Frame<'a> {
         sequence: u32,
         packet: Packet<'a>,
     },
-    /// A part of a packet: of its `total` bytes (an image made by [`write_image`]) those from `offset`.
+    /// A part of a packet: the bytes from `offset` of the `total` bytes of its image (see [`write_image`]).
     Fragment {
         priority: Priority,
         sequence: u32,
@@ -82,7 +82,7 @@ pub(crate) enum Frame<'a> {
         offset: u32,
         bytes: &'a [u8],
     },
-    /// How far the sender of a lane may go.
+    /// A lane's limit for its sender.
     Credit {
         priority: Priority,
         refused: bool,
@@ -98,19 +98,19 @@ pub(crate) struct Packet<'a> {
     pub payload: &'a [u8],
 }
 
-/// Which packet numbers arrived.
+/// An acknowledgement of packet numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ack<'a> {
-    /// The highest.
+    /// The highest number.
     pub largest: u64,
-    /// How long ago that was, in nanoseconds.
+    /// The time since that number arrived, in nanoseconds.
     pub delay: u32,
     first: u32,
     rest: &'a [u8],
 }
 
 impl Ack<'_> {
-    /// Whether all ranges are of numbers from zero up. Only then [`ranges`](Self::ranges) may be asked.
+    /// Whether no range goes below zero. [`ranges`](Self::ranges) may be called only then.
     fn is_sound(&self) -> bool {
         let Some(mut low) = self.largest.checked_sub(u64::from(self.first)) else { return false };
         for pair in self.rest.chunks_exact(ACK_RANGE) {
@@ -134,18 +134,18 @@ impl Ack<'_> {
     }
 }
 
-/// Numbers missing before a range less one, and numbers in it less one.
+/// The count of missing numbers before a range less one, and of numbers in it less one.
 fn pair_of(bytes: &[u8]) -> (u64, u64) {
     let mut reader = Reader::new(bytes);
     (u64::from(reader.u32().unwrap_or(0)), u64::from(reader.u32().unwrap_or(0)))
 }
 
-/// The next frame, `None` at the end, or an error if there is no such frame.
+/// The next frame, `None` at the end, or an error if the frame is malformed.
 #[inline]
 pub(crate) fn read<'a>(reader: &mut Reader<'a>) -> Result<Option<Frame<'a>>, &'static str> {
     let Some(kind) = reader.u8() else { return Ok(None) };
     if kind == PADDING {
-        // Always last.
+        // Padding is always last.
         return Ok(None);
     }
     read_body(kind, reader).map(Some).ok_or("a malformed frame")
@@ -238,15 +238,15 @@ fn priority_of(number: u8) -> Option<Priority> {
     Priority::ALL.get(usize::from(number)).copied()
 }
 
-/// The most bytes of a packet's image.
+/// The greatest length of a packet's image.
 pub(crate) const IMAGE_MAX: usize = PACKET_HEAD_MAX + u16::MAX as usize;
 
-/// Bytes of the image of a packet: what a whole-packet frame is, but for priority and sequence.
+/// The length of a packet's image: a whole-packet frame without priority and sequence.
 pub(crate) fn image_len(head: &PacketHead, payload: usize) -> usize {
     PACKET_HEAD + if head.kind.has_total() { 8 } else { 0 } + payload
 }
 
-/// Writes the image of a packet: exactly the frame that carries it whole. An image is kept until it is acknowledged.
+/// Writes the image of a packet, which equals the frame that carries the packet whole. An image is kept until it is acknowledged.
 #[inline]
 pub(crate) fn write_image(image: &mut [u8], priority: Priority, sequence: u32, head: &PacketHead, payload: &[u8]) {
     let mut writer = Writer::new(image);
@@ -262,7 +262,7 @@ pub(crate) fn write_image(image: &mut [u8], priority: Priority, sequence: u32, h
     writer.bytes(payload);
 }
 
-/// The packet of an image that was put together from fragments.
+/// The packet of an image that was assembled from fragments.
 pub(crate) fn read_image(image: &[u8]) -> Option<(Priority, u32, Packet<'_>)> {
     let mut reader = Reader::new(image);
     match read(&mut reader) {
@@ -280,7 +280,7 @@ pub(crate) fn write_padding(writer: &mut Writer, len: usize) {
     writer.space(len).fill(PADDING);
 }
 
-/// Writes the ranges, the highest first and both ends included, as many as there is room for.
+/// Writes as many ranges as fit, the highest first, both ends included.
 pub(crate) fn write_ack(writer: &mut Writer, delay: u32, ranges: impl Iterator<Item = (u64, u64)>) {
     let mut ranges = ranges.map(|(low, high)| (low.max(high.saturating_sub(u64::from(u32::MAX))), high));
     let Some((mut low, largest)) = ranges.next() else { return };
@@ -325,8 +325,7 @@ pub(crate) fn write_response(writer: &mut Writer, word: u64) {
     writer.u64(word);
 }
 
-/// Writes the head of bytes of a transfer and returns where to put these.
-/// All but the bytes, which follow.
+/// Writes the head of transfer bytes. The bytes themselves follow.
 pub(crate) fn write_data_head(writer: &mut Writer, transfer: u64, offset: u64, total: u64, len: usize) {
     writer.u8(DATA);
     writer.u8(0);

@@ -1,7 +1,7 @@
-//! How two endpoints come to a session: Hello, Retry, Open, Accept, or Reject.
+//! The handshake that opens a session: Hello, Retry, Open, Accept, or Reject.
 //!
-//! Each of these datagrams ends in a proof, a MAC under the domain key (or under a key that everybody knows), and a checksum.
-//! With a key, Open and Accept carry the two messages of Noise NNpsk0; without, the same parameters in clear.
+//! Each of these datagrams ends in a proof, which is a MAC under the domain key (or under a public key), and a checksum. With a
+//! domain key, Open and Accept carry the two messages of Noise NNpsk0; without one, they carry the same parameters in clear.
 
 use super::LinkId;
 use super::cipher::{Secrets, mac};
@@ -21,25 +21,25 @@ const PROOF: usize = 16;
 const CHECK: usize = 8;
 pub(crate) const COOKIE: usize = 24;
 const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// The most bytes of a message of the key exchange.
+/// The most bytes of a key exchange message.
 const MESSAGE_MAX: usize = 1000;
-/// The most bytes of a datagram of the handshake.
+/// The most bytes of a handshake datagram.
 pub(crate) const HANDSHAKE_MAX: usize = 1100;
 
-/// What only the nodes of a domain know, or nobody in particular.
+/// A secret that only the nodes of a domain know; without a key, a public one.
 pub(crate) struct DomainSecret {
     pub domain: u64,
     pub key: Option<[u8; 32]>,
     proof: [u8; 32],
 }
 
-/// The datagram without its checksum, which tells damage from strangers.
+/// The datagram without its checksum. The checksum tells damage from strangers.
 fn undamaged(datagram: &[u8]) -> Option<&[u8]> {
     let (rest, check) = datagram.split_last_chunk::<CHECK>()?;
     (XxHash3_64::oneshot(rest).to_le_bytes() == *check).then_some(rest)
 }
 
-/// Everybody's key: its proofs detect damage and no more.
+/// A public key: its proofs only detect damage.
 const OPEN_PROOF: [u8; 32] = [0; 32];
 
 impl DomainSecret {
@@ -53,7 +53,7 @@ impl DomainSecret {
         }
     }
 
-    /// Writes the proof behind what was written. `openly`: for who does not have the key.
+    /// Appends the proof. `openly`: for a receiver without the key.
     fn prove(&self, mut datagram: Vec<u8>, openly: bool) -> Vec<u8> {
         let tag = mac(if openly { &OPEN_PROOF } else { &self.proof }, &[&datagram]);
         datagram.extend_from_slice(&tag[..PROOF]);
@@ -62,7 +62,7 @@ impl DomainSecret {
         datagram
     }
 
-    /// What was proved, if it is right, of a datagram that is [`undamaged`].
+    /// The proven bytes of a datagram that is [`undamaged`], if the proof is right.
     fn check<'d>(&self, datagram: &'d [u8], openly: bool) -> Option<&'d [u8]> {
         let (body, proof) = datagram.split_at_checked(datagram.len().checked_sub(PROOF)?)?;
         let tag = mac(if openly { &OPEN_PROOF } else { &self.proof }, &[body]);
@@ -71,11 +71,11 @@ impl DomainSecret {
     }
 }
 
-/// Who asks for a session, and for what: the head of Hello and Open.
+/// The head of Hello and Open: the requesting node and the session that it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub versions: (u16, u16),
-    /// How the asking end names the session.
+    /// The requesting end's name for the session.
     pub session: u32,
     pub nonce: u64,
     pub domain: u64,
@@ -89,7 +89,7 @@ impl Hello {
         datagram.extend_from_slice(&self.prologue());
     }
 
-    /// What both ends must have seen alike.
+    /// The bytes that both ends must have seen alike.
     fn prologue(&self) -> [u8; 28] {
         let mut bytes = [0; 28];
         let mut writer = Writer::new(&mut bytes);
@@ -114,14 +114,14 @@ impl Hello {
     }
 }
 
-/// Why somebody gets no session.
+/// Why a request for a session is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rejection {
-    /// The peer speaks versions from the first to the second number.
+    /// The peer speaks the versions from `lowest` to `highest`.
     Version {
-        /// The lowest.
+        /// The lowest version.
         lowest: u16,
-        /// The highest.
+        /// The highest version.
         highest: u16,
     },
     /// The peer belongs to another domain.
@@ -134,18 +134,18 @@ pub enum Rejection {
     WrongKey,
     /// There is a session with that node already.
     AlreadyConnected(NodeId, Incarnation),
-    /// A later life of this node has been there.
+    /// A later incarnation of this node has been there.
     Stale,
     /// The peer is this very node, or one that took its id.
     SameNode,
-    /// The peer has as many sessions as it may.
+    /// The peer has the largest number of sessions.
     Full,
-    /// A further session with a life with which the peer has no first one.
+    /// The request is for a further session, but the peer has no first session with this incarnation.
     NoFirst,
 }
 
 impl Rejection {
-    /// Told to who could not know the key.
+    /// Whether the reason is told even to a peer that may lack the key.
     fn is_open(self) -> bool {
         use Rejection::{HasNoKey, NeedsKey, OtherDomain, Version, WrongKey};
         matches!(self, Version { .. } | OtherDomain | NeedsKey | HasNoKey | WrongKey)
@@ -183,20 +183,20 @@ impl Rejection {
     }
 }
 
-/// A Hello or Open as its receiver reads it.
+/// A Hello or an Open from the receiver's viewpoint.
 pub(crate) enum Request<'d> {
-    /// Answer with this.
+    /// The answer to send.
     Rejected(Hello, Rejection),
     Hello(Hello),
     Open(Hello, [u8; COOKIE], &'d [u8]),
 }
 
-/// Reads a Hello or an Open. `None`: nonsense, or damaged.
+/// Reads a Hello or an Open. `None`: malformed or damaged.
 pub(crate) fn read_request<'d>(secret: &DomainSecret, versions: (u16, u16), datagram: &'d [u8]) -> Option<Request<'d>> {
     let datagram = undamaged(datagram)?;
     let mut reader = Reader::new(datagram);
     let hello = Hello::read(&mut reader)?;
-    // What all versions have in common ends here: nothing further can be checked of another one's.
+    // Only this part is common to all versions. Nothing further of another version can be checked.
     if hello.versions.0 > versions.1 || hello.versions.1 < versions.0 {
         return Some(Request::Rejected(hello, Rejection::Version { lowest: versions.0, highest: versions.1 }));
     }
@@ -235,10 +235,10 @@ pub(crate) fn write_open(secret: &DomainSecret, hello: &Hello, cookie: &[u8; COO
     secret.prove(datagram, false)
 }
 
-/// An answer to a Hello or Open, as who asked reads it. Each names the session and repeats the nonce.
+/// An answer to a Hello or an Open from the requesting end's viewpoint. Each answer names the session and repeats the nonce.
 pub(crate) enum Answer<'d> {
     Retry([u8; COOKIE]),
-    /// How the other end names the session, and its message.
+    /// The other end's name for the session, and its message.
     Accept(u32, &'d [u8]),
     Reject(Rejection),
 }
@@ -274,7 +274,7 @@ pub(crate) fn write_accept(secret: &DomainSecret, hello: &Hello, session: u32, m
     secret.prove(datagram, false)
 }
 
-/// The session and nonce that an answer is for.
+/// The session and the nonce that an answer is for.
 pub(crate) fn addressee(datagram: &[u8]) -> Option<(u32, u64)> {
     let mut reader = Reader::new(datagram);
     reader.u8()?;
@@ -313,7 +313,7 @@ pub(crate) fn read_answer<'d>(secret: &DomainSecret, datagram: &'d [u8]) -> Opti
     }
 }
 
-/// Makes and checks cookies: a stranger's address, as far as this endpoint has to remember it.
+/// Makes and checks cookies. A cookie carries a stranger's address, so that this endpoint need not remember it.
 pub(crate) struct Cookies {
     secret: [u8; 32],
     lifetime: u64,
@@ -340,7 +340,7 @@ impl Cookies {
         *tag.first_chunk().expect("32 bytes")
     }
 
-    /// How long ago the cookie was made, if it is good.
+    /// The age of the cookie, if the cookie is valid.
     pub fn age(&self, now: u64, from: SocketAddr, hello: &Hello, cookie: &[u8; COOKIE]) -> Option<u64> {
         let time = u64::from_le_bytes(*cookie.first_chunk()?);
         let age = now.checked_sub(time).filter(|age| *age <= self.lifetime)?;
@@ -349,48 +349,49 @@ impl Cookies {
     }
 }
 
-/// What each end tells the other of itself.
+/// The parameters that each end tells the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Params {
     pub node: NodeId,
-    /// Which of the sessions between two nodes this is.
+    /// The strand: the index of this session among those between two nodes.
     pub strand: u8,
     pub incarnation: Incarnation,
     pub full_integrity: bool,
-    /// Bytes of the largest datagram it takes.
+    /// The largest datagram that it takes.
     pub mtu: u16,
     pub lane_window: u32,
-    /// Microseconds for which it may hold an acknowledgement back.
+    /// The microseconds for which it may delay an acknowledgement.
     pub ack_delay: u32,
-    /// Its part of the secrets of a session without a key.
+    /// Its share of the secrets of a session without a key.
     share: [u8; 16],
     pub greeting: Vec<u8>,
-    /// Where its links are reached; none if it has but one. `None`: it knows of no such thing, and has one path for a session.
+    /// The addresses of its links; empty if it has only one. `None`: it does not know this parameter and has one path for a
+    /// session.
     pub addresses: Option<Vec<Reach>>,
-    /// Its one link has all addresses of its machine: which it uses depends on whom it writes to.
+    /// Its only link is bound to all addresses of its machine. The address that it uses depends on the receiver.
     pub wildcard: bool,
 }
 
-/// One address of several, and the bytes of the largest datagram taken there.
+/// One of several addresses, and the largest datagram that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reach {
     pub address: SocketAddr,
     pub mtu: u16,
 }
 
-/// Addresses that an end tells of itself at most.
+/// The most addresses that an end tells of.
 pub(crate) const ADDRESSES_MAX: usize = 4;
-/// Sessions between two nodes at most: one for each address that an end tells of.
+/// The most sessions between two nodes: one for each address that an end tells of.
 pub(crate) const STRANDS_MAX: usize = ADDRESSES_MAX;
 const REACH_BYTES: usize = 20;
 
-/// Whether one node may be at an address: at others there is none, or there are many.
+/// Whether exactly one node can be at an address.
 pub(crate) fn is_one_place(address: SocketAddr) -> bool {
     let is_broadcast = matches!(address.ip(), IpAddr::V4(ip) if ip.is_broadcast());
     !address.ip().is_unspecified() && !address.ip().is_multicast() && !is_broadcast && address.port() != 0
 }
 
-/// The links that a node tells of, and where they are reached.
+/// The links that a node tells of, and their addresses.
 pub(crate) fn reaches(config: &Config) -> impl Iterator<Item = (LinkId, Reach)> {
     let told = config.addresses.len() > 1;
     let links = config.addresses.iter().zip(&config.links).enumerate();
@@ -415,7 +416,7 @@ impl Params {
         }
     }
 
-    /// The same for a session of this number. Who asks for a further one has said who it is.
+    /// The same parameters for a session with this strand. The requesting end of a further session has identified itself already.
     pub fn of_strand(self, strand: u8) -> Params {
         let greeting = if strand == 0 { self.greeting } else { Vec::new() };
         Params { strand, greeting, ..self }
@@ -470,7 +471,7 @@ impl Params {
             Some([count, wildcard, ..]) => (Some(Self::read_addresses(&mut reader, count)?), wildcard != 0),
             None => (None, false),
         };
-        // Whatever follows a later release added.
+        // Bytes that follow were added by a later release.
         let sound = incarnation.0 != 0
             && mtu >= 1_200
             && (8 << 10..=1 << 30).contains(&lane_window)
@@ -506,13 +507,13 @@ impl Params {
     }
 }
 
-/// One end's half of a key exchange, for who asked.
+/// The requesting end's half of a key exchange.
 pub(crate) enum Exchange {
     Clear([u8; 16]),
     Noise(Box<snow::HandshakeState>),
 }
 
-/// The library's algorithms, and randomness from our seed.
+/// The library's algorithms, with randomness from our seed.
 struct Resolver(RefCell<Random>);
 
 impl CryptoResolver for Resolver {
@@ -544,7 +545,7 @@ fn secrets_of_shares(prologue: &[u8], asking: &[u8; 16], answering: &[u8; 16]) -
 }
 
 impl Exchange {
-    /// Begins: the message for Open.
+    /// Begins the exchange. Returns the message for Open.
     pub fn begin(secret: &DomainSecret, hello: &Hello, params: &Params, random: &mut Random) -> Option<(Exchange, Vec<u8>)> {
         let Some(key) = &secret.key else { return Some((Exchange::Clear(params.share), params.write())) };
         let prologue = hello.prologue();
@@ -555,7 +556,7 @@ impl Exchange {
         Some((Exchange::Noise(Box::new(state)), message))
     }
 
-    /// Who asked got the answer: what the other end says of itself, and the secrets.
+    /// Completes the exchange with the answer. Returns the other end's parameters and the secrets.
     pub fn finish(&mut self, hello: &Hello, message: &[u8]) -> Option<(Params, Secrets)> {
         match self {
             Exchange::Clear(share) => {
@@ -574,7 +575,7 @@ impl Exchange {
     }
 }
 
-/// What who is asked reads in an Open, before it decides.
+/// The content of an Open, read by the other end before it decides.
 pub(crate) struct Asked {
     pub params: Params,
     noise: Option<Box<snow::HandshakeState>>,
@@ -590,7 +591,7 @@ impl Asked {
         Some(Asked { params: Params::read(payload.get(..len)?)?, noise: Some(Box::new(state)) })
     }
 
-    /// Agrees: the message for Accept, and the secrets.
+    /// Agrees. Returns the peer's parameters, the message for Accept, and the secrets.
     pub fn agree(self, hello: &Hello, ours: &Params) -> Option<(Params, Vec<u8>, Secrets)> {
         let Some(mut state) = self.noise else {
             let (receive, send) = secrets_of_shares(&hello.prologue(), &self.params.share, &ours.share);

@@ -2,19 +2,19 @@
 
 use super::wire::{Reader, Writer};
 
-/// What a datagram is: its first byte.
+/// The kind of a datagram, which is its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Somebody wants a session.
+    /// A request for a session.
     Hello = 0xD0,
-    /// Come again with this cookie.
+    /// An answer that asks for a new request with this cookie.
     Retry = 0xD1,
-    /// Somebody wants a session, and has shown that they receive at their address.
+    /// A request for a session whose sender has shown that it receives at its address.
     Open = 0xD2,
-    /// Here it is.
+    /// The session is granted.
     Accept = 0xD3,
-    /// There will be none.
+    /// The session is refused.
     Reject = 0xD4,
     /// Frames of a session.
     Data = 0xD8,
@@ -34,19 +34,19 @@ impl Kind {
     }
 }
 
-/// Bytes of the header of a data datagram.
+/// The length of the header of a data datagram.
 pub(crate) const HEADER: usize = 16;
 
-/// The header of a data datagram: in clear, and covered by the integrity check or as associated data.
+/// The header of a data datagram. It is sent in clear and covered by the checksum or as associated data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Which key it is sealed with, counted from zero, wrapping. Always zero without a key.
+    /// The number of the key that seals it, counted from zero, wrapping. Always zero without a key.
     pub epoch: u8,
-    /// How many bytes from the start the checksum covers; zero: all. Always zero with a key.
+    /// The number of bytes from the start that the checksum covers; zero means all. Always zero with a key.
     pub covered: u16,
-    /// The session, as its receiver named it.
+    /// The receiver's name for the session.
     pub session: u32,
-    /// Never used twice in one direction of a session.
+    /// The packet number. Never used twice in one direction of a session.
     pub number: u64,
 }
 

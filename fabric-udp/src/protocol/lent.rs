@@ -1,21 +1,21 @@
-//! Bytes at the end of a datagram that were left where they lie, so that the kernel takes them from there.
+//! Bytes at the end of a datagram that stay where they lie, so that the kernel takes them from there.
 
 use super::{SessionId, TransferId};
 use doorbell_fabric::Priority;
 
-/// So many bytes are better lent than copied.
+/// The number of bytes from which lending is better than copying.
 pub(crate) const LEND_LEAST: usize = 16 << 10;
 
 /// Bytes that belong to the end of a datagram and were not copied there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lent {
     pub by: Lender,
-    /// Where they begin there.
+    /// Their start in the lender's memory.
     pub at: u64,
     pub len: u32,
 }
 
-/// Who has them.
+/// The owner of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lender {
     /// A lane of the session.
@@ -27,17 +27,17 @@ pub(crate) enum Lender {
 /// The bytes of a datagram that do not lie in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Middle<'a> {
-    /// They are these.
+    /// Bytes of a lane's packet.
     Lane(&'a [u8]),
-    /// Bytes of a transfer, which whoever began it has.
+    /// Bytes of a transfer, which its source has.
     Transfer {
         /// The session.
         session: SessionId,
         /// The transfer.
         transfer: TransferId,
-        /// Where they begin in it.
+        /// Their start in the transfer.
         offset: u64,
-        /// How many.
+        /// Their number.
         len: usize,
     },
 }

@@ -1,15 +1,15 @@
-//! What is under way: acknowledged, lost, or asked about (after RFC 9002).
+//! The datagrams under way: acknowledged, lost, or asked about (after RFC 9002).
 
 use super::frame::Ack;
 use super::mtu::MTU_FLOOR;
 use super::time::{MILLI, Nanos, Time};
 use std::collections::VecDeque;
 
-/// Datagrams that may overtake another before that one counts as lost.
+/// How many datagrams may overtake another before that one counts as lost.
 const REORDER_START: u64 = 3;
-/// ... at most, however often it turned out to be wrong.
+/// The upper limit of that number, however often the guess was wrong.
 const REORDER_MAX: u64 = 256;
-/// Datagrams remembered beyond those that the window allows under way, and as many of the things these carried.
+/// The records kept beyond the datagrams that the window allows under way, and as many of the items that these carried.
 pub(crate) const RECORDS_MAX: usize = 1 << 15;
 
 /// The round trip as measured.
@@ -40,7 +40,7 @@ impl RoundTrip {
         self.smoothed = (7 * self.smoothed + adjusted) / 8;
     }
 
-    /// How long an answer may take before one should ask.
+    /// How long an answer may take before a ping is due.
     pub fn patience(&self, granularity: Nanos) -> Nanos {
         self.smoothed + (4 * self.variation).max(granularity)
     }
@@ -51,7 +51,7 @@ impl RoundTrip {
     }
 }
 
-/// What a datagram carried that must arrive: enough to send it again.
+/// An item of a datagram that must arrive, with enough information to send it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
     /// Whole packets of a lane.
@@ -84,7 +84,7 @@ pub(crate) enum Carried {
         by_receiver: bool,
     },
     Close,
-    /// An acknowledgement of everything up to here: once it arrived, it need not be repeated.
+    /// An acknowledgement of all numbers up to here. Once it arrived, it need not be repeated.
     Answer {
         largest: u64,
     },
@@ -92,7 +92,7 @@ pub(crate) enum Carried {
     Probe {
         size: u32,
     },
-    /// A question that only wants an answer, or anything else that is not sent again.
+    /// A ping, or anything else that is not sent again.
     Nothing,
 }
 
@@ -101,77 +101,78 @@ enum State {
     UnderWay,
     /// Counted as lost at some time.
     Lost,
-    /// Acknowledged, or not to be.
+    /// Acknowledged, or never to be.
     Done,
 }
 
 struct Sent {
     at: Time,
-    /// Where its part of `carried` begins.
+    /// The start of its part of `carried`.
     carried: u64,
     size: u32,
     count: u8,
     state: State,
-    /// Neither counts against the window nor tells of congestion.
+    /// It neither counts against the window nor indicates congestion.
     probe: bool,
-    /// It went by another path, of whose order among the others nothing follows.
+    /// It went by another path, so its order among the others means nothing.
     apart: bool,
 }
 
-/// What an acknowledgement brought.
+/// The result of an acknowledgement.
 #[derive(Default)]
 pub(crate) struct Acked {
     pub bytes: u64,
-    /// When the latest of them was sent, and its number.
+    /// The number of the latest acknowledged datagram, and the time at which it was sent.
     pub latest: Option<(u64, Time)>,
-    /// Size and number of the largest, if that is more than [`MTU_FLOOR`] bytes; the latest of several.
+    /// Size and number of the largest datagram above [`MTU_FLOOR`] bytes; of several, the latest.
     pub large: Option<(usize, u64)>,
-    /// Of those counted as lost, how many arrived.
+    /// The number of datagrams that had counted as lost.
     pub spurious: u64,
-    /// All that was counted as lost since the last reduction arrived.
+    /// All datagrams that counted as lost since the last reduction have arrived.
     pub false_alarm: bool,
 }
 
-/// What was counted as lost.
+/// The datagrams that now count as lost.
 #[derive(Default)]
 pub(crate) struct Lost {
     pub datagrams: u64,
-    /// When the latest of those that tell of congestion was sent.
+    /// The time at which the latest of those that indicate congestion was sent.
     pub latest: Option<Time>,
     pub persistent: bool,
 }
 
-/// Everything sent that was not acknowledged yet.
+/// All sent datagrams that were not acknowledged yet.
 pub(crate) struct Flight {
     sent: VecDeque<Sent>,
-    /// The number of the first in `sent`.
+    /// The number of the first entry in `sent`.
     base: u64,
     carried: VecDeque<Carried>,
     carried_base: u64,
-    /// Bytes under way that count.
+    /// The bytes under way that count against the window.
     pub bytes: u64,
-    /// Datagrams under way that want an answer.
+    /// The datagrams under way that want an acknowledgement.
     pub waiting: u32,
-    /// Since when any was.
+    /// The time since when there was any.
     pub waiting_since: Time,
     largest_acked: Option<u64>,
     loss_at: Time,
     latest_sent: Time,
-    /// Records were given up since the last acknowledgement: `waiting_since` still counts, though nothing may be under way for a moment.
+    /// Records were dropped since the last acknowledgement. `waiting_since` still counts, although for a moment nothing may be
+    /// under way.
     given_up: bool,
-    /// Questions asked in a row without an answer.
+    /// The number of pings in a row without an answer.
     pub questions: u32,
     reorder: u64,
-    /// Lost since the last reduction, and of these arrived after all.
+    /// Datagrams lost since the last reduction, and those of them that arrived after all.
     alarm: (u64, u64),
     alarm_from: u64,
-    /// Numbers below went by a path that was left: they tell nothing about this one.
+    /// Lower numbers went by a path that was left, so they tell nothing about the current one.
     path_from: u64,
     pub round_trip: RoundTrip,
     granularity: Nanos,
-    /// The other end may wait so long with an acknowledgement.
+    /// The longest delay of the other end's acknowledgements.
     peer_delay: Nanos,
-    /// The longest pause between two questions.
+    /// The longest pause between two pings.
     pause_max: Nanos,
 }
 
@@ -207,13 +208,13 @@ impl Flight {
         self.base + self.sent.len() as u64
     }
 
-    /// Notes what the datagram being made carries. [`on_sent`](Self::on_sent) closes it.
+    /// Records an item of the datagram being made. [`on_sent`](Self::on_sent) completes that datagram.
     #[inline]
     pub fn carry(&mut self, what: Carried) {
         self.carried.push_back(what);
     }
 
-    /// The datagram being made went. `wants_answer`: it holds more than an acknowledgement.
+    /// Records that the datagram being made was sent. `wants_answer`: it holds more than an acknowledgement.
     #[inline]
     pub fn on_sent(&mut self, now: Time, size: usize, count: u8, wants_answer: bool, probe: bool) {
         let carried = self.carried_base + (self.carried.len() - usize::from(count)) as u64;
@@ -233,7 +234,7 @@ impl Flight {
         }
     }
 
-    /// The datagram being made went by another path than the one in use. Who sent it looks after it.
+    /// Records that the datagram being made was sent by another path than the one in use. The caller handles its loss.
     pub fn on_sent_apart(&mut self, now: Time, size: usize) {
         let carried = self.carried_base + self.carried.len() as u64;
         let sent = Sent { at: now, carried, size: size as u32, count: 0, state: State::Done, probe: true, apart: true };
@@ -250,7 +251,7 @@ impl Flight {
         while let Some(first) = self.sent.front() {
             let keep = match first.state {
                 State::UnderWay => true,
-                // Remembered for a while, to recognise that it was only late.
+                // Remember it for a while, to recognise a datagram that was only late.
                 State::Lost => now - first.at < 3 * self.round_trip.patience(self.granularity),
                 State::Done => false,
             };
@@ -267,7 +268,7 @@ impl Flight {
         }
     }
 
-    /// Takes an acknowledgement. `arrived` hears of everything that was carried by the datagrams it names.
+    /// Processes an acknowledgement. Calls `arrived` for each item of the datagrams that it names.
     pub fn on_ack(&mut self, now: Time, ack: &Ack, mut arrived: impl FnMut(Carried)) -> Result<Acked, &'static str> {
         if ack.largest >= self.next_number() {
             return Err("an acknowledgement of what was never sent");
@@ -297,13 +298,13 @@ impl Flight {
                     acked.latest = Some((number, at));
                 }
                 if was == State::Lost && !is_here {
-                    // It was given up with its path, and sent again by this one.
+                    // It was given up with its old path, and was sent again by the current one.
                 } else if was == State::Lost {
                     acked.spurious += 1;
                     if number >= self.alarm_from {
                         self.alarm.1 += 1;
                     }
-                    // It was overtaken by so many; wait for one more the next time.
+                    // This many datagrams overtook it; allow one more the next time.
                     let overtaken = self.largest_acked.map_or(0, |largest| largest.saturating_sub(number));
                     self.reorder = self.reorder.max(overtaken + 1).min(REORDER_MAX);
                 } else {
@@ -335,8 +336,8 @@ impl Flight {
         Ok(acked)
     }
 
-    /// Counts as lost what was overtaken by many or for long. `lost` hears what it carried, and the number and size of each datagram that was no
-    /// probe (of which it hears with [`Carried::Nothing`]).
+    /// Counts datagrams as lost that were overtaken by many others or for a long time. Calls `lost` for each of their items, and
+    /// with [`Carried::Nothing`] for the number and the size of each datagram that was no probe.
     pub fn find_lost(&mut self, now: Time, mut lost: impl FnMut(u64, usize, Carried)) -> Lost {
         let mut found = Lost::default();
         self.loss_at = Time::NEVER;
@@ -379,19 +380,19 @@ impl Flight {
         found
     }
 
-    /// The window was made smaller: a false alarm is one about what is lost from now on.
+    /// The window was reduced. A false alarm now concerns only datagrams lost from here on.
     pub fn begin_alarm(&mut self, lost: u64) {
         self.alarm = (lost, 0);
         self.alarm_from = self.base;
     }
 
-    /// When something counts as lost.
+    /// The next time at which a datagram counts as lost.
     #[inline]
     pub fn loss_at(&self) -> Time {
         self.loss_at
     }
 
-    /// When to ask whether anything arrived.
+    /// The time for the next ping.
     #[inline]
     pub fn question_at(&self) -> Time {
         if self.waiting == 0 {
@@ -403,13 +404,13 @@ impl Flight {
         self.latest_sent + pause
     }
 
-    /// Somebody asks just now.
+    /// Records a ping.
     pub fn asked(&mut self, now: Time) {
         self.questions += 1;
         self.latest_sent = now;
     }
 
-    /// Tells `again` what the oldest datagrams under way carried, to be sent once more.
+    /// Calls `again` for the items of the oldest datagrams under way, to send them once more.
     pub fn oldest(&self, most: usize, mut again: impl FnMut(Carried)) {
         for sent in self.sent.iter().filter(|sent| sent.state == State::UnderWay && !sent.probe).take(most) {
             for index in 0..u64::from(sent.count) {
@@ -418,10 +419,10 @@ impl Flight {
         }
     }
 
-    /// Counts the oldest datagrams under way as lost, of which `again` hears what they carried: so no more are remembered, however long
-    /// the other end is silent.
+    /// Counts the oldest datagrams under way as lost, and calls `again` for their items. This bounds the records however long the
+    /// other end is silent.
     pub fn retire(&mut self, now: Time, most: usize, mut again: impl FnMut(Carried)) {
-        // But for the last: since when something is under way has to stay known.
+        // Keep the last one, because the time since when something is under way must stay known.
         let most = most.min(self.waiting.saturating_sub(1) as usize);
         for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay).take(most) {
             sent.state = State::Lost;
@@ -443,7 +444,7 @@ impl Flight {
         records >= RECORDS_MAX && records - RECORDS_MAX >= window as usize / MTU_FLOOR
     }
 
-    /// Drops the oldest records until there are no more than may be. `again` hears what those carried that were under way. So a peer that
+    /// Drops the oldest records down to the limit. Calls `again` for the items of those that were under way. So a peer that
     /// acknowledges nothing costs bounded memory, whatever it makes this end send.
     pub fn thin(&mut self, now: Time, window: u64, mut again: impl FnMut(Carried)) {
         while self.is_crowded(window)
@@ -471,12 +472,13 @@ impl Flight {
         self.drop_done(now);
     }
 
-    /// The longest pause between two questions from now on.
+    /// Sets the longest pause between two pings.
     pub fn pause_most(&mut self, pause: Nanos) {
         self.pause_max = pause;
     }
 
-    /// The path in use is left for another, on which this was measured. `again` hears what was under way, to be sent there.
+    /// Leaves the path in use for another one with this measured round trip. Calls `again` for everything under way, to send it
+    /// there.
     pub fn leave(&mut self, round_trip: RoundTrip, mut again: impl FnMut(Carried)) {
         for sent in self.sent.iter_mut().filter(|sent| sent.state == State::UnderWay) {
             sent.state = State::Lost;
@@ -491,7 +493,7 @@ impl Flight {
         self.round_trip = round_trip;
     }
 
-    /// The peer is elsewhere: what was measured is void.
+    /// The peer has moved, so the measurements are void.
     pub fn restart(&mut self, guess: Nanos) {
         self.round_trip = RoundTrip::new(guess);
         self.reorder = REORDER_START;

@@ -1,12 +1,12 @@
 //! The protocol: a state machine without sockets and clocks.
 //!
-//! An [`Endpoint`] holds all sessions of one node. Its caller brings datagrams ([`Endpoint::handle`]), says what time it is, fetches what is to
-//! be sent ([`Endpoint::poll_transmit`]) and calls again when [`Endpoint::poll_timeout`] says so. The same calls with the same seed give the
-//! same datagrams. One thread at a time.
+//! An [`Endpoint`] holds all sessions of one node. Its caller passes datagrams in ([`Endpoint::handle`]) together with the time,
+//! fetches outgoing datagrams ([`Endpoint::poll_transmit`]), and calls again at the time that [`Endpoint::poll_timeout`] returns.
+//! The same calls with the same seed yield the same datagrams. One thread at a time.
 //!
-//! A session has a *lane* for each priority, on which packets arrive in order, each once ([`Endpoint::push`], [`Sink`]), and *transfers*, whose bytes
-//! arrive in any order, each once, where the receiver wants them ([`Endpoint::expect`], [`Endpoint::begin_transfer`], [`Receive`]). `docs/wire.md`
-//! describes every byte.
+//! A session has a *lane* for each priority, which delivers each packet once and in order ([`Endpoint::push`], [`Sink`]). It also
+//! has *transfers*, whose bytes arrive in any order, each once, at the place that the receiver chose ([`Endpoint::expect`],
+//! [`Endpoint::begin_transfer`], [`Receive`]). `docs/wire.md` describes every byte.
 
 #![forbid(unsafe_code)]
 
@@ -48,11 +48,11 @@ pub use stats::{EndpointStats, Outstanding, SessionStats};
 pub use time::Time;
 pub use transfer::{TransferError, TransferId};
 
-/// One local UDP socket: a place in [`Config::links`].
+/// One local UDP socket: an index into [`Config::links`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LinkId(pub u8);
 
-/// A way to a peer: by which local link, and to which address.
+/// A path to a peer: a local link and an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Path {
     /// The local link.
@@ -61,7 +61,7 @@ pub struct Path {
     pub peer: SocketAddr,
 }
 
-/// One session of an endpoint. Never used again for another.
+/// One session of an endpoint. An id is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub(crate) u64);
 
@@ -70,94 +70,95 @@ pub struct SessionId(pub(crate) u64);
 pub struct Peer {
     /// The node.
     pub node: NodeId,
-    /// Which life of it.
+    /// The incarnation of the node.
     pub incarnation: Incarnation,
 }
 
-/// Datagrams to be sent: `len` bytes of the buffer, in datagrams of `segment` bytes each but the last, which may be shorter.
+/// Outgoing datagrams: `len` bytes of the buffer, cut into datagrams of `segment` bytes; the last one may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// By which link, and to whom.
+    /// The link and the destination.
     pub path: Path,
-    /// Bytes in all.
+    /// The total length.
     pub len: usize,
-    /// Bytes of each datagram but the last.
+    /// The length of each datagram but the last.
     pub segment: usize,
-    /// What was left where it lies: [`Endpoint::pieces`].
+    /// The bytes that stay where they lie: see [`Endpoint::pieces`].
     pub(crate) lent: Option<(usize, lent::Lent)>,
 }
 
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// This end gave it up at once, and told the other end this code.
+    /// This end ended it at once, and told the other end this code.
     GivenUp(u8),
-    /// This end closed it, and everything sent arrived, or the time for that was up.
+    /// This end closed it. Everything sent has arrived, or the time for that was up.
     Local,
-    /// The other end closed it in good order, with this code. Everything it had sent was delivered.
+    /// The other end closed it in good order, with this code. Everything that it had sent was delivered.
     ByPeer(u8),
     /// The other end did not answer for [`Config::dead_after`], or it talked for four times as long and acknowledged nothing.
     Silent,
-    /// Nobody answered for [`Config::connect_for`].
+    /// No node answered for [`Config::connect_for`].
     NoAnswer,
-    /// The other end gives no session.
+    /// The other end refused the session.
     Rejected(Rejection),
-    /// Another node than was asked for answered.
+    /// Another node than the requested one answered.
     WrongNode(NodeId),
-    /// A new life of the peer took its place.
+    /// A new incarnation of the peer took its place.
     Replaced,
-    /// The peers opened two sessions at once; the other one stays.
+    /// Both peers opened a session at once; the other one stays.
     Duplicate,
     /// The other end broke the rules.
     Damaged(&'static str),
-    /// Nothing was sent for [`Config::idle_after`].
+    /// Neither driver sent anything for [`Config::idle_after`].
     Idle,
     /// It was a further session, and the first one between the two nodes ended.
     NoFirst,
 }
 
-/// What a driver should know.
+/// An event for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A session can be used.
     Connected {
-        /// The session: the one that [`Endpoint::connect`] named, or a new one.
+        /// The session: the one that [`Endpoint::connect`] returned, or a new one.
         session: SessionId,
         /// The other end.
         peer: Peer,
-        /// How it is reached.
+        /// The path to the peer.
         path: Path,
-        /// What it wanted to be told.
+        /// The greeting of the peer.
         greeting: Vec<u8>,
-        /// This end asked for it.
+        /// Whether this end requested it.
         asked: bool,
-        /// Which of the sessions with that life it is: 0 is the first one, without which there is no other.
+        /// The index of the session among those with that incarnation. 0 is the first one, without which there is no other.
         strand: u8,
     },
-    /// A session is over, or could not be opened. All that arrived on it was delivered before.
+    /// A session has ended, or could not be opened. Everything that arrived on it was delivered before.
     Closed {
         /// The session.
         session: SessionId,
-        /// The other end, if it ever was known.
+        /// The other end, if it was ever known.
         peer: Option<Peer>,
-        /// Why.
+        /// The reason.
         reason: CloseReason,
     },
-    /// A session goes on by another path, as the former one is silent, or as the peer does.
+    /// A session moved to another path, because the former one is silent or because the peer moved.
     Moved {
         /// The session.
         session: SessionId,
         /// The path in use from now on.
         path: Path,
     },
-    /// Somebody asked for a session and got none. Told once a second at most; [`EndpointStats`] has the number.
+    /// A request for a session was refused. Reported once a second at most; [`EndpointStats`] has the count.
     Refused {
-        /// Where they are, or say they are.
+        /// The address that the request came from, which may be forged.
         path: Path,
-        /// Why.
+        /// The reason.
         why: Rejection,
     },
-    /// All bytes of a transfer to the peer have been stored there; or the peer's driver gave it up as the last of them were under way.
+    /// All bytes of a transfer to the peer have been stored there; or the peer's driver cancelled it while the last of them were
+    /// under way.
     Sent {
         /// The session.
         session: SessionId,
@@ -171,36 +172,36 @@ pub enum Event {
         /// The transfer.
         transfer: TransferId,
     },
-    /// The other end gave a transfer up, or its source failed.
+    /// The other end cancelled a transfer, or its source failed.
     Cancelled {
         /// The session.
         session: SessionId,
         /// The transfer.
         transfer: TransferId,
-        /// It was one to the peer.
+        /// Whether it was a transfer to the peer.
         outgoing: bool,
     },
 }
 
-/// Where everything that arrives goes: packets of lanes to the [`Sink`], bytes of transfers to their places.
+/// The destination of everything that arrives: the [`Sink`] gets the packets of lanes, and this trait the bytes of transfers.
 pub trait Receive: Sink {
-    /// Bytes of an expected transfer that were not there before, to be stored at `offset`. Must not block.
+    /// Stores new bytes of an expected transfer at `offset`. Must not block.
     fn place(&mut self, session: SessionId, transfer: TransferId, offset: u64, bytes: &[u8]);
 }
 
-/// Where the bytes of transfers come from.
+/// The source of the bytes of transfers.
 pub trait Source {
-    /// Whether [`Endpoint::poll_pieces`] may leave the transfer's bytes where they are now. Otherwise they are [read](Self::read).
+    /// Whether [`Endpoint::poll_pieces`] may leave the transfer's bytes in place. Otherwise they are [read](Self::read).
     fn lends(&mut self, _session: SessionId, _transfer: TransferId) -> bool {
         false
     }
 
-    /// Fills `into` with the transfer's bytes from `offset`: when they are sent, and when they are sent again. `false` cancels
+    /// Fills `into` with the transfer's bytes from `offset`, for the first transmission and for each repetition. `false` cancels
     /// the transfer. Must not block.
     fn read(&mut self, session: SessionId, transfer: TransferId, offset: u64, into: &mut [u8]) -> bool;
 }
 
-/// For who has no transfers.
+/// For a caller without transfers.
 impl Source for () {
     fn read(&mut self, _: SessionId, _: TransferId, _: u64, _: &mut [u8]) -> bool {
         false

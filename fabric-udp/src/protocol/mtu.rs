@@ -1,33 +1,34 @@
-//! How large a datagram may be: probing upward, and noticing that large ones no longer come through.
+//! Finds the largest possible datagram: probes upward, and notices when large datagrams no longer get through.
 
 use super::time::{MILLI, Nanos, Time};
 
-/// What every path carries.
+/// A size that every path carries.
 pub(crate) const MTU_FLOOR: usize = 1200;
-/// Sizes that paths are likely to have, as bytes of UDP payload: loopback, jumbo frames (IPv4, IPv6), Ethernet (IPv4, IPv6), tunnels.
+/// Sizes that paths are likely to have, in bytes of UDP payload: loopback, jumbo frames (IPv4, IPv6), Ethernet (IPv4, IPv6),
+/// tunnels.
 const STEPS: [usize; 8] = [65_507, 16_000, 8_972, 8_952, 4_000, 1_472, 1_452, 1_392];
-/// Probes of one size that may be lost before it counts as too large.
+/// The number of lost probes of one size after which it counts as too large.
 const TRIES: u8 = 3;
-/// Large datagrams lost in a row, none of that size having arrived, that make a black hole.
+/// The number of large datagrams lost in a row, none of that size having arrived, that indicates a black hole.
 const SUSPICION_MAX: u32 = 8;
-/// When to look again, after a search and after a black hole.
+/// The pause before the next search, after a search and after a black hole.
 const AGAIN: Nanos = 600_000 * MILLI;
 const AGAIN_AFTER_HOLE: Nanos = 5_000 * MILLI;
 
 /// The search for the path's MTU.
 pub(crate) struct PathMtu {
     current: usize,
-    /// What neither end nor link would exceed.
+    /// A size that neither end nor link exceeds.
     ceiling: usize,
-    /// A size known, or believed, not to get through.
+    /// A size that is known, or believed, not to get through.
     too_large: usize,
-    /// The size being tried; whether a probe of it is under way.
+    /// Whether a probe is under way.
     under_way: bool,
     tries: u8,
     next: Time,
     search: bool,
     suspicion: u32,
-    /// Bytes of the largest datagram that is suspected to have been too large.
+    /// The size of the largest datagram that is suspected to have been too large.
     suspect: usize,
     /// Number and size of datagrams above the floor that are known to have arrived: the latest, and the latest of the largest.
     arrived: [(u64, usize); 2],
@@ -51,7 +52,7 @@ impl PathMtu {
         }
     }
 
-    /// Bytes of the largest datagram to send.
+    /// The size of the largest datagram to send.
     #[inline]
     pub fn current(&self) -> usize {
         self.current
@@ -62,7 +63,7 @@ impl PathMtu {
         std::iter::once(self.ceiling).chain(STEPS).filter(fits).max()
     }
 
-    /// The size of a probe that is to go now.
+    /// The size of a probe that is due now.
     #[inline]
     pub fn probe(&mut self, now: Time) -> Option<usize> {
         if !self.search || self.under_way || now < self.next {
@@ -77,7 +78,7 @@ impl PathMtu {
         candidate
     }
 
-    /// When the next probe is to go.
+    /// The time of the next probe.
     #[inline]
     pub fn deadline(&self) -> Time {
         if self.search && !self.under_way { self.next } else { Time::NEVER }
@@ -87,7 +88,7 @@ impl PathMtu {
         self.under_way = true;
     }
 
-    /// A probe arrived; whether that is news.
+    /// Records that a probe arrived. Returns whether that changed anything.
     pub fn on_probe_acked(&mut self, size: usize) -> bool {
         self.under_way = false;
         self.tries = 0;
@@ -107,22 +108,22 @@ impl PathMtu {
         }
     }
 
-    /// What became of a probe will not be known.
+    /// The fate of a probe will not be known.
     pub fn forget_probe(&mut self) {
         self.under_way = false;
     }
 
-    /// The local link would not take a datagram of this size.
+    /// The local link refused a datagram of this size.
     pub fn on_refused(&mut self, size: usize) {
         self.under_way = false;
         self.too_large = self.too_large.min(size);
         self.current = self.current.min(MTU_FLOOR.max(size.saturating_sub(1)).min(self.ceiling));
     }
 
-    /// The datagram of this number and size arrived, and it was above the floor.
+    /// Records that the datagram of this number and size, above the floor, arrived.
     #[inline]
     pub fn on_large_acked(&mut self, number: u64, size: usize) {
-        // What is smaller than those that were lost says nothing about them.
+        // A datagram smaller than the lost ones tells nothing about them.
         if size >= self.suspect {
             (self.suspicion, self.suspect) = (0, 0);
         }
@@ -133,9 +134,9 @@ impl PathMtu {
         }
     }
 
-    /// A datagram that was no probe was lost. Whether datagrams are smaller from now on.
+    /// Records that a datagram that was no probe was lost. Returns whether datagrams are smaller from now on.
     pub fn on_lost(&mut self, now: Time, number: u64, size: usize) -> bool {
-        // One as large that was sent later arrived: this loss has another cause.
+        // A later datagram of this size arrived, so this loss has another cause.
         let excused = self.arrived.iter().any(|(later, large)| number < *later && size <= *large);
         if size <= MTU_FLOOR || self.current <= MTU_FLOOR || excused {
             return false;
@@ -195,7 +196,7 @@ mod tests {
         let mut mtu = PathMtu::new(9_000, 9_000, false);
         for round in 0..100 {
             mtu.on_large_acked(2 * round + 1, if round % 2 == 0 { 1_300 } else { 9_000 });
-            assert!(!mtu.on_lost(Time::ZERO, 2 * round, 1_300), "a later one as large came through");
+            assert!(!mtu.on_lost(Time::ZERO, 2 * round, 1_300), "a later datagram of that size arrived");
         }
     }
 
@@ -204,7 +205,7 @@ mod tests {
         let mut mtu = PathMtu::new(9_000, 9_000, false);
         mtu.on_large_acked(100, 9_000);
         for number in 0..100 {
-            assert!(!mtu.on_lost(Time::ZERO, number, 9_000), "a later one came through");
+            assert!(!mtu.on_lost(Time::ZERO, number, 9_000), "a later datagram arrived");
         }
         let fell: Vec<bool> = (101..).map(|number| mtu.on_lost(Time::ZERO, number, 9_000)).take(SUSPICION_MAX as usize).collect();
         assert_eq!(fell.iter().position(|fell| *fell), Some(SUSPICION_MAX as usize - 1));

@@ -1,11 +1,12 @@
-//! Spreading a window over a round trip, in bursts that are worth a system call.
+//! Spreads a window over a round trip, in bursts that are worth a system call.
 
 use super::time::{MILLI, Nanos, Time};
 
-/// The largest burst: what one run of datagrams holds.
+/// The largest burst, which is one run of datagrams.
 const BURST_MAX: u64 = 64 * 1024;
 
-/// A bucket of bytes that may go now. It fills at five quarters of the window in a round trip. The last datagram may take more than there is.
+/// A token bucket of bytes. It fills at five quarters of the window in a round trip. The last datagram may take more than there
+/// is.
 pub(crate) struct Pacer {
     tokens: i64,
     filled: Time,
@@ -16,7 +17,7 @@ impl Pacer {
         Self { tokens: BURST_MAX as i64, filled: now }
     }
 
-    /// When the next datagram may go: at `now` or before, or later. `window` bytes may be under way in one round trip.
+    /// The time at which the next datagram may go. `window` bytes may be under way in one round trip.
     #[inline]
     pub fn ready_at(&mut self, now: Time, mtu: usize, window: u64, round_trip: Nanos) -> Time {
         if self.tokens > 0 {
@@ -37,7 +38,7 @@ impl Pacer {
         if self.tokens > 0 {
             return now;
         }
-        // Wait for some datagrams and not for one, or each costs a call.
+        // Wait for several datagrams and not for one, or each would cost a call.
         let missing = (burst / 2 - self.tokens) as u128;
         now + (missing * u128::from(round_trip.max(1)) / per_round.max(1)) as u64 + 1
     }
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_rate_is_kept() {
-        // 1 MB in 10 ms is 100 MB/s; five quarters of that in 100 ms is 12.5 MB.
+        // 1 MB in 10 ms is 100 MB/s; five quarters of that in 100 ms are 12.5 MB.
         let (mut now, mut sent) = (Time::ZERO, 0);
         let mut pacer = Pacer::new(now);
         while now < Time::ZERO + 100 * MILLI {

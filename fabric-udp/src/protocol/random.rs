@@ -1,9 +1,9 @@
-//! Randomness from one seed, so that a whole network can be run again.
+//! Randomness from one seed, so that the run of a whole network can be repeated.
 
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// A stream of random numbers that nobody without the seed can foretell.
+/// A stream of random numbers that cannot be predicted without the seed.
 pub(crate) struct Random(ChaCha20Rng);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
         bytes
     }
 
-    /// A stream of its own.
+    /// An independent stream.
     pub fn child(&mut self) -> Random {
         Random::new(self.array())
     }

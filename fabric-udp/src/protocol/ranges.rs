@@ -1,4 +1,4 @@
-//! Sets of numbers that come in runs: which bytes arrived, which must be sent again.
+//! Sets of numbers that come in runs, such as the bytes that arrived or must be sent again.
 
 /// A set of numbers, kept as disjoint half-open ranges in rising order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,7 +11,7 @@ impl RangeSet {
         self.ranges.is_empty()
     }
 
-    /// How many ranges there are.
+    /// The number of ranges.
     pub fn pieces(&self) -> usize {
         self.ranges.len()
     }
@@ -59,7 +59,7 @@ impl RangeSet {
         self.ranges.drain(from + 1..to);
     }
 
-    /// Takes `start..end` out.
+    /// Removes `start..end`.
     pub fn remove(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
@@ -88,7 +88,7 @@ impl RangeSet {
         }
     }
 
-    /// Takes out at most `len` numbers from the lowest range.
+    /// Removes at most `len` numbers from the lowest range.
     pub fn take_front(&mut self, len: u64) -> Option<(u64, u64)> {
         let (start, end) = *self.ranges.first()?;
         let cut = end.min(start.saturating_add(len));

@@ -1,8 +1,8 @@
-//! What a session and an endpoint count.
+//! The counts of a session and of an endpoint.
 
 use super::LinkId;
 
-/// Counted by one session.
+/// The counts of one session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionStats {
     /// Datagrams sent.
@@ -19,15 +19,15 @@ pub struct SessionStats {
     pub packets_out: u64,
     /// Datagrams counted as lost.
     pub lost: u64,
-    /// Datagrams counted as lost that had only been late.
+    /// Datagrams counted as lost that were only late.
     pub spurious: u64,
-    /// Bytes of packets and transfers sent again.
+    /// Bytes of packets and transfers that were sent again.
     pub bytes_again: u64,
-    /// Datagrams that had come before.
+    /// Datagrams that had arrived before.
     pub duplicates: u64,
     /// Datagrams whose tag or checksum was wrong.
     pub corrupted: u64,
-    /// Times that nothing was heard for long and something was sent to find out.
+    /// The number of pings after a long silence.
     pub probe_timeouts: u64,
     /// Packets that the driver refused for the moment.
     pub refused: u64,
@@ -35,32 +35,32 @@ pub struct SessionStats {
     pub round_trip: u64,
     /// The shortest round trip, in nanoseconds.
     pub round_trip_least: u64,
-    /// Bytes that may be under way.
+    /// The bytes that may be under way.
     pub window: u64,
     /// Bytes under way.
     pub under_way: u64,
-    /// Bytes of the largest datagram.
+    /// The size of the largest datagram.
     pub mtu: u64,
-    /// Paths that are known to lead to the peer, the one in use included.
+    /// Paths that are known to lead to the peer, including the one in use.
     pub paths: u64,
-    /// Times that the session went on by another path.
+    /// The number of moves to another path.
     pub path_changes: u64,
 }
 
-/// Counted by one endpoint.
+/// The counts of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointStats {
-    /// Datagrams sent, those of all sessions included.
+    /// Datagrams sent, including those of all sessions.
     pub datagrams_out: u64,
     /// Bytes of them.
     pub bytes_out: u64,
-    /// Datagrams received, junk included.
+    /// Datagrams received, including junk.
     pub datagrams_in: u64,
     /// Bytes of them.
     pub bytes_in: u64,
-    /// Datagrams that are none of the protocol's, or damaged beyond recognition.
+    /// Datagrams that do not belong to the protocol, or are damaged beyond recognition.
     pub junk: u64,
-    /// Datagrams for sessions that there are not.
+    /// Datagrams for sessions that do not exist.
     pub stray: u64,
     /// Datagrams whose tag or checksum was wrong.
     pub corrupted: u64,
@@ -72,7 +72,7 @@ pub struct EndpointStats {
     pub bad_cookies: u64,
     /// Requests refused.
     pub rejected: u64,
-    /// Answers to strangers that were not sent, as too many wait.
+    /// Answers to strangers that were not sent because too many wait.
     pub answers_dropped: u64,
     /// Sessions opened.
     pub connected: u64,
@@ -80,17 +80,17 @@ pub struct EndpointStats {
     pub closed: u64,
 }
 
-/// What is under way on one lane of a session, and how it goes there.
+/// The traffic under way on one lane of a session, and its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outstanding {
     /// Packets that were pushed and are not acknowledged yet.
     pub packets: u64,
-    /// Their bytes, with what goes before each.
+    /// Their bytes, including the head of each.
     pub bytes: u64,
-    /// Bytes that the lane holds in all: `bytes` never exceeds it, and much nearer means that a push soon finds no room.
+    /// The capacity of the lane in bytes. `bytes` never exceeds it; when it comes near, a push soon finds no room.
     pub room: u64,
     /// The smoothed round trip of the path in use, in nanoseconds.
     pub round_trip: u64,
-    /// The link by which the session goes now.
+    /// The link that the session uses now.
     pub link: LinkId,
 }

@@ -1,4 +1,4 @@
-//! Time as the protocol knows it: nanoseconds since some moment its caller chose.
+//! Time in the protocol: nanoseconds since a moment that its caller chose.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -11,14 +11,14 @@ pub(crate) const MICRO: Nanos = 1_000;
 /// One millisecond.
 pub(crate) const MILLI: Nanos = 1_000_000;
 
-/// A moment: nanoseconds on a clock that never goes back. Where it starts does not matter.
+/// A moment: nanoseconds on a clock that never goes back. Its start does not matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
 impl Time {
     /// The start of the clock.
     pub const ZERO: Time = Time(0);
-    /// Later than anything that happens.
+    /// Later than every event.
     pub const NEVER: Time = Time(u64::MAX);
 
     /// The moment `nanos` after the clock's start.
@@ -51,7 +51,7 @@ impl Add<Duration> for Time {
 impl Sub for Time {
     type Output = Nanos;
 
-    /// How long after `earlier` this is; nothing if it is before.
+    /// The time since `earlier`; zero if `earlier` is later.
     fn sub(self, earlier: Time) -> Nanos {
         self.0.saturating_sub(earlier.0)
     }

@@ -1,7 +1,7 @@
-//! Transfers: bytes with a place of their own, sent in any order and stored once each.
+//! Transfers: bytes with a fixed place, sent in any order and stored once each.
 //!
-//! The receiver names a transfer and says how far its sender may go; only then bytes flow. So bytes of a transfer that is not
-//! known are old or given up, and nothing is kept to recognise them.
+//! The receiver names a transfer and grants its sender a limit; only then bytes flow. So bytes of an unknown transfer are old or
+//! cancelled, and nothing needs to be remembered to recognise them.
 
 use super::frame::{self, DATA_HEAD};
 use super::lent::{LEND_LEAST, Lender, Lent};
@@ -13,25 +13,26 @@ use doorbell_fabric::{PRIORITIES, Priority};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-/// Grants and cancellations kept for transfers that this end has not begun.
+/// The most grants and cancellations kept for transfers that this end has not begun.
 const EARLY_MAX: usize = 4096;
-/// Pieces of one transfer that may have arrived with gaps between them: more than a sender whose datagrams are lost in turn ever makes.
+/// The most pieces of one transfer, with gaps between them, that may have arrived: more than a sender with alternating losses
+/// ever causes.
 const PIECES_MAX: usize = 1 << 15;
 /// Fewer bytes are not worth a frame, unless they are the last.
 const PIECE_LEAST: usize = 256;
 
-/// One transfer of one direction of a session, as its receiver named it. Never used again within the session.
+/// One transfer of one direction of a session, named by its receiver. A name is never reused within the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub u64);
 
-/// Why a transfer can't begin.
+/// Why a transfer cannot begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
     /// There is no such session, or it is closing.
     #[error("the session is gone")]
     Gone,
-    /// A transfer of this name was begun before.
-    #[error("the transfer was begun before")]
+    /// A transfer with this name was begun before.
+    #[error("the transfer was already begun")]
     Used,
 }
 
@@ -39,25 +40,25 @@ pub enum TransferError {
 #[derive(Default)]
 pub(crate) struct TransfersOut {
     running: BTreeMap<u64, Out>,
-    /// Those that have something to send, in turn.
+    /// Transfers with something to send, in turn.
     queues: [VecDeque<u64>; PRIORITIES],
     /// Grants that came before their transfer was begun.
     early: BTreeMap<u64, u64>,
-    /// Given up by the receiver before they were begun: the latest of them.
+    /// Transfers that the receiver cancelled before they were begun: the latest of them.
     given_up: BTreeSet<u64>,
     used: RangeSet,
-    /// Ended, and not told yet; whether all was acknowledged.
+    /// Transfers that ended and were not reported yet, and whether all of each was acknowledged.
     pub finished: VecDeque<(u64, bool)>,
 }
 
 struct Out {
     priority: Priority,
     total: u64,
-    /// Where the part begins and ends that is sent.
+    /// The part that is sent.
     part: Range<u64>,
-    /// How far the receiver lets us go.
+    /// The receiver's limit.
     limit: u64,
-    /// The first byte never sent.
+    /// The first byte that was never sent.
     next: u64,
     acked: RangeSet,
     again: RangeSet,
@@ -71,7 +72,8 @@ impl Out {
 }
 
 impl TransfersOut {
-    /// Sends a part of a transfer of `total` bytes, within which it lies. The driver may know how far it is `granted`.
+    /// Sends a part of a transfer of `total` bytes; the part lies within it. The driver may know that the transfer is `granted`
+    /// up to a limit.
     pub fn begin(
         &mut self,
         transfer: u64,
@@ -120,13 +122,13 @@ impl TransfersOut {
         !self.queues[priority.index()].is_empty()
     }
 
-    /// Forgets a transfer; whether it was running.
+    /// Forgets a transfer. Returns whether it was running.
     pub fn cancel(&mut self, transfer: u64) -> bool {
         self.early.remove(&transfer);
         self.running.remove(&transfer).is_some()
     }
 
-    /// The receiver gives a transfer up, which may not have been begun yet; whether it was running.
+    /// The receiver cancels a transfer, which may not have been begun yet. Returns whether it was running.
     pub fn on_cancel(&mut self, transfer: u64) -> bool {
         if !self.is_used(transfer) {
             self.given_up.insert(transfer);
@@ -149,14 +151,14 @@ impl TransfersOut {
             let known = self.early.entry(transfer).or_default();
             *known = limit.max(*known);
             if self.early.len() > EARLY_MAX {
-                return Err("grants for too many transfers that nobody began");
+                return Err("grants for too many transfers that were not begun");
             }
         }
         Ok(())
     }
 
-    /// Writes the next bytes of one transfer of this priority, or with `lend` leaves them where they are, if they are many: nothing may follow
-    /// then. Transfers that `source` does not have any more are pushed to `unreadable`.
+    /// Writes the next bytes of one transfer of this priority. With `lend`, many bytes stay where they are; nothing may follow
+    /// then. Transfers whose bytes `source` no longer has are pushed to `unreadable`.
     pub fn write<S: Source>(
         &mut self,
         priority: Priority,
@@ -216,7 +218,7 @@ impl TransfersOut {
         }
     }
 
-    /// Lets the next transfer of each priority have its turn.
+    /// Gives the next transfer of this priority its turn.
     pub fn rotate(&mut self, priority: Priority) {
         let queue = &mut self.queues[priority.index()];
         if queue.len() > 1 {
@@ -237,7 +239,7 @@ impl TransfersOut {
         }
     }
 
-    /// Returns how many bytes go again.
+    /// Returns how many bytes are sent again.
     pub fn on_lost(&mut self, transfer: u64, offset: u64, len: u32) -> u64 {
         let Some(out) = self.running.get_mut(&transfer) else { return 0 };
         let mut bytes = 0;
@@ -285,7 +287,7 @@ impl TransfersIn {
         }
     }
 
-    /// How far the sender may go, if the transfer goes on.
+    /// The sender's limit, if the transfer goes on.
     pub fn limit(&self, transfer: u64) -> Option<u64> {
         self.running.get(&transfer).map(|running| running.limit)
     }
@@ -294,7 +296,7 @@ impl TransfersIn {
         self.running.remove(&transfer).is_some()
     }
 
-    /// Bytes arrived: `place` gets those that are new. Returns whether the transfer is complete by that.
+    /// Handles arrived bytes; `place` gets the new ones. Returns whether the transfer is now complete.
     #[inline]
     pub fn on_data(
         &mut self,
@@ -305,14 +307,14 @@ impl TransfersIn {
         let Some(running) = self.running.get_mut(&transfer) else { return Ok(false) };
         let end = offset + bytes.len() as u64;
         if total != running.total {
-            return Err("a transfer of another length than was agreed");
+            return Err("a transfer has another length than agreed");
         }
         if end > running.limit {
             return Err("a transfer ran over its limit");
         }
         running.arrived.fill(offset, end, |from, to| place(from, &bytes[(from - offset) as usize..(to - offset) as usize]));
         if running.arrived.pieces() > PIECES_MAX {
-            return Err("a transfer in too many pieces");
+            return Err("a transfer has too many pieces");
         }
         let complete = running.arrived.covers(0, total);
         if complete {

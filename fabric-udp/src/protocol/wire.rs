@@ -1,4 +1,4 @@
-//! Reading and writing little-endian numbers, with every bound checked.
+//! Reads and writes little-endian numbers, and checks every bound.
 
 /// Reads numbers and bytes off the front of a slice.
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes numbers and bytes one behind the other. Who writes made sure of the room: [`room`](Self::room).
+/// Writes numbers and bytes one after another. The caller ensures that there is [`room`](Self::room).
 pub(crate) struct Writer<'a> {
     buf: &'a mut [u8],
     at: usize,
@@ -64,13 +64,13 @@ impl<'a> Writer<'a> {
         Self { buf, at: 0 }
     }
 
-    /// Bytes written.
+    /// The number of bytes written.
     #[inline]
     pub fn len(&self) -> usize {
         self.at
     }
 
-    /// Bytes that still fit.
+    /// The number of bytes that still fit.
     #[inline]
     pub fn room(&self) -> usize {
         self.buf.len() - self.at
@@ -81,7 +81,7 @@ impl<'a> Writer<'a> {
         self.space(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// The next `len` bytes, to be written by the caller.
+    /// The next `len` bytes, for the caller to write.
     #[inline]
     pub fn space(&mut self, len: usize) -> &mut [u8] {
         let space = &mut self.buf[self.at..self.at + len];
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
         space
     }
 
-    /// Unwrites what was written after `len` bytes.
+    /// Removes everything behind the first `len` bytes.
     #[inline]
     pub fn back_to(&mut self, len: usize) {
         debug_assert!(len <= self.at);

@@ -2,6 +2,7 @@
 
 mod channels;
 mod collectives;
+mod elements;
 mod team_faults;
 mod team_storm;
 

@@ -1,6 +1,7 @@
 //! Messages that are written and read in place.
 
-use doorbell::{Error, Event, Loan, LoanStats, Match, Node, Taken};
+use doorbell::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use doorbell::{Error, Event, Loan, LoanStats, Match, Node, Plain, Taken};
 use doorbell_tests::patience::{briefly, soon};
 use doorbell_tests::pattern;
 use doorbell_tests::world::{Ground, World};
@@ -98,6 +99,77 @@ pub fn values_and_slices_are_lent_as_what_they_are(world: &World) {
     is_whole(&a);
     assert!(b.try_take::<u64>(Match::any()).unwrap().is_none());
     assert!(matches!(b.take_by::<u64>(Match::any(), briefly()), Err(Error::Timeout { .. })));
+}
+
+/// A value and a slice of one type, which is aligned where its owner writes it and where it is read.
+fn lends_aligned<T: Plain>(a: &Node, b: &Node) {
+    let bytes = |len: usize, seed: u64| pattern::bytes(len * size_of::<T>(), seed);
+    let mut one = a.loan::<T>().unwrap();
+    assert!(one.as_bytes().as_ptr().addr().is_multiple_of(align_of::<T>()));
+    one.as_mut_bytes().copy_from_slice(&bytes(1, 1));
+    one.send(b.id(), 1).unwrap();
+    let mut many = a.loan_slice::<T>(7).unwrap();
+    assert!(many.as_ptr().addr().is_multiple_of(align_of::<T>()));
+    many.as_mut_bytes().copy_from_slice(&bytes(7, 2));
+    many.send(b.id(), 2).unwrap();
+    // Nothing lies there, but a slice begins there all the same.
+    let none = a.loan_slice::<T>(0).unwrap();
+    assert!(none.as_ptr().addr().is_multiple_of(align_of::<T>()));
+    none.send(b.id(), 3).unwrap();
+    // SAFETY: their owner writes them no more.
+    unsafe {
+        let one = b.take_by::<T>(Match::any(), soon()).unwrap();
+        let read: *const T = one.as_ref();
+        assert!(read.addr().is_multiple_of(align_of::<T>()));
+        assert_eq!(one.as_ref().as_bytes(), bytes(1, 1), "{}", std::any::type_name::<T>());
+        let many = b.take_by::<[T]>(Match::any(), soon()).unwrap();
+        assert!(many.as_slice().as_ptr().addr().is_multiple_of(align_of::<T>()));
+        assert_eq!(many.as_slice().as_bytes(), bytes(7, 2), "{}", std::any::type_name::<T>());
+        let none = b.take_by::<[T]>(Match::any(), soon()).unwrap();
+        assert!(none.is_empty() && none.as_slice().as_ptr().addr().is_multiple_of(align_of::<T>()));
+    }
+}
+
+macro_rules! types {
+    ($lends:ident: $($name:ident $align:literal $bytes:literal)*) => {
+        $(
+            #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+            #[repr(C, align($align))]
+            struct $name([u8; $bytes]);
+        )*
+
+        fn $lends(a: &Node, b: &Node) {
+            $(lends_aligned::<$name>(a, b);)*
+        }
+    };
+}
+
+types! {
+    lends_every_type:
+    One 1 1
+    Two 2 6
+    Four 4 4
+    Eight 8 24
+    Sixteen 16 48
+    ThirtyTwo 32 32
+    SixtyFour 64 192
+    Line 128 128
+    ThreeLines 128 384
+    Whole 4096 4096
+}
+
+/// More than a page.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(8192))]
+struct TooWide([u8; 8192]);
+
+pub fn values_of_every_alignment_are_lent_aligned(world: &World) {
+    let [a, b] = world.nodes();
+    // Beside one that is in the way of whatever is aligned by chance.
+    let _odd = a.loan::<One>().unwrap();
+    lends_every_type(&a, &b);
+    let refused = a.loan::<TooWide>().map(drop);
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
 }
 
 pub fn several_read_one_loan(world: &World) {

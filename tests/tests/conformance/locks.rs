@@ -1,6 +1,6 @@
 //! Keys of the lock registry: one owner at a time, whoever waits, gives up, leaves or dies.
 
-use doorbell::{Circle, Error, KeyGuard, LockFault, LockKey, Match, Node, NodeId, Resource, Result, TryLock, Value};
+use doorbell::{Error, KeyGuard, LockFault, LockKey, Match, Node, NodeId, Resource, Result, TryLock, Value};
 use doorbell_tests::patience::{Running, briefly, running, soon, until};
 use doorbell_tests::world::World;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Nodes that have met, and a key that the first one made, as each has it.
 #[track_caller]
-fn grounds<const N: usize>(world: &World) -> ([Node; N], [LockKey; N]) {
+pub(super) fn grounds<const N: usize>(world: &World) -> ([Node; N], [LockKey; N]) {
     let nodes = met(world);
     let keys = shared(&nodes, "key");
     (nodes, keys)
@@ -17,7 +17,7 @@ fn grounds<const N: usize>(world: &World) -> ([Node; N], [LockKey; N]) {
 
 /// Nodes that have met: before that they might have registries of their own.
 #[track_caller]
-fn met<const N: usize>(world: &World) -> [Node; N] {
+pub(super) fn met<const N: usize>(world: &World) -> [Node; N] {
     let nodes = world.nodes::<N>();
     for node in &nodes {
         node.wait_for(N, soon()).unwrap();
@@ -33,7 +33,7 @@ fn shared<const N: usize>(nodes: &[Node; N], name: &str) -> [LockKey; N] {
 
 /// What is wrong with a call on a key, and nothing else.
 #[track_caller]
-fn why<T>(result: Result<T>) -> LockFault {
+pub(super) fn why<T>(result: Result<T>) -> LockFault {
     match result {
         Err(Error::Lock { why, .. }) => *why,
         Err(other) => panic!("{other:?}"),
@@ -62,7 +62,7 @@ fn busy(key: &LockKey) -> Value {
 
 /// Locks the key, and checks that nobody died with it.
 #[track_caller]
-fn lock_sound(key: &LockKey) -> KeyGuard<'_> {
+pub(super) fn lock_sound(key: &LockKey) -> KeyGuard<'_> {
     let guard = key.lock_by(soon()).unwrap();
     assert_eq!(guard.inherited_from(), None);
     guard
@@ -70,12 +70,12 @@ fn lock_sound(key: &LockKey) -> KeyGuard<'_> {
 
 /// Waits until so many are known to wait for it.
 #[track_caller]
-fn until_waiting(key: &LockKey, count: usize) {
+pub(super) fn until_waiting(key: &LockKey, count: usize) {
     until("somebody who waits for a key", || (key.facts().unwrap().waiting.len() >= count).then_some(()));
 }
 
 /// Waits for the key in a thread of its own, uses it, and says who died with it.
-fn waits(key: &LockKey) -> Running<Result<Option<doorbell::OwnerId>>> {
+pub(super) fn waits(key: &LockKey) -> Running<Result<Option<doorbell::OwnerId>>> {
     let key = key.clone();
     running("a wait for a key", move || {
         let guard = key.lock_by(soon())?;
@@ -153,6 +153,15 @@ pub fn a_value_is_set_if_it_is_as_expected(world: &World) {
     assert_eq!(why(b.set(Some(mine), Some(theirs))), LockFault::NotYours(Value::Owner(mine)));
     assert_eq!(why(b.set(Some(mine), None)), LockFault::NotYours(Value::Owner(mine)));
     assert_eq!(why(b.set(None, Some(mine))), LockFault::NotYours(Value::Owner(mine)));
+    // Nor does a thread set back what another of its node has.
+    let other = a.clone();
+    running("another thread", move || {
+        assert_eq!(why(other.set(Some(mine), None)), LockFault::NotYours(Value::Owner(mine)));
+        assert_eq!(why(other.set(Some(mine), Some(other.my_id()))), LockFault::NotYours(Value::Owner(mine)));
+    })
+    .join();
+    assert_eq!(why(a.with_id(9).set(Some(mine), None)), LockFault::NotYours(Value::Owner(mine)));
+    assert_eq!(a.get().unwrap(), Value::Owner(mine), "another thread set it back");
     // Within a node it is handed on.
     let user = a.with_id(9).my_id();
     a.set(Some(mine), Some(user)).unwrap();
@@ -257,68 +266,6 @@ pub fn a_key_is_not_locked_twice(world: &World) {
         guard.unlock().unwrap();
         assert_eq!(a.get().unwrap(), Value::Unlocked);
     }
-}
-
-/// Each node has a key and waits for that of the next one. Says how each of them ended; who was told of a circle gives up what it has.
-fn circle<const N: usize>(nodes: &[Node; N], one_after_the_other: bool) -> [Option<Circle>; N] {
-    let keys: [[LockKey; N]; N] = std::array::from_fn(|at| {
-        let name = format!("key {at}");
-        nodes[0].key(&name, Resource::Unnamed).unwrap();
-        std::array::from_fn(|node| nodes[node].find_key(&name).unwrap())
-    });
-    let start = Arc::new(Barrier::new(N));
-    let waiting: Vec<_> = (0..N)
-        .map(|at| {
-            let (own, next, start) = (keys[at][at].clone(), keys[(at + 1) % N][at].clone(), start.clone());
-            running("a circle of waits", move || {
-                let guard = lock_sound(&own);
-                start.wait();
-                if one_after_the_other {
-                    // The first waits for key 1, which is known before the second waits for key 2, …
-                    (0..at).for_each(|before| until_waiting(&own.clone(), usize::from(before + 1 == at)));
-                }
-                let second = match next.lock_by(soon()) {
-                    Ok(second) => second,
-                    Err(error) => match why::<()>(Err(error)) {
-                        LockFault::Circle(circle) => return Some(circle),
-                        other => panic!("{other}"),
-                    },
-                };
-                assert_eq!(second.inherited_from(), None);
-                drop((second, guard));
-                None
-            })
-        })
-        .collect();
-    let ended: Vec<_> = waiting.into_iter().map(Running::join).collect();
-    for key in &keys {
-        // Guards that are dropped wait for nobody.
-        until("the keys free", || (key[0].get().unwrap() == Value::Unlocked).then_some(()));
-    }
-    std::array::from_fn(|at| ended[at].clone())
-}
-
-fn check_circles<const N: usize>(nodes: &[Node; N]) {
-    // Who came last closed it.
-    let told = circle(nodes, true);
-    let last = told[N - 1].as_ref().expect("nobody told the last");
-    assert!(told[..N - 1].iter().all(Option::is_none), "{told:?}");
-    let expected = (0..N).map(|step| ((N - 1 + step) % N, (N + step) % N));
-    let found: Vec<_> = last.waits.iter().map(|(who, key)| (who.node().index(), key.clone())).collect();
-    assert_eq!(found, expected.map(|(node, key)| (node, format!("key {key}"))).collect::<Vec<_>>());
-    // At once: one of them.
-    for _ in 0..3 {
-        let told = circle(nodes, false);
-        assert_eq!(told.iter().flatten().count(), 1, "{told:?}");
-    }
-}
-
-pub fn a_circle_of_two_is_told_to_who_closed_it(world: &World) {
-    check_circles(&met::<2>(world));
-}
-
-pub fn a_circle_of_three_is_told_to_who_closed_it(world: &World) {
-    check_circles(&met::<3>(world));
 }
 
 pub fn the_module_locks_a_key_for_everybody(world: &World) {
@@ -472,98 +419,6 @@ pub fn who_waits_for_a_key_is_told_that_it_was_destroyed(world: &World) {
     assert_eq!(why(new.clone().destroy(soon())), LockFault::Otherwise(Value::Owner(guard.owner())));
     guard.unlock().unwrap();
     new.destroy(soon()).unwrap();
-}
-
-/// The next owners of a key whose owner `gone` is gone: each is told, until one has repaired what it guards.
-#[track_caller]
-fn check_heirs(keys: [&LockKey; 2], gone: doorbell::OwnerId) {
-    for key in [keys[0], keys[1], keys[1], keys[0]] {
-        let guard = key.lock_by(soon()).unwrap();
-        assert_eq!(guard.inherited_from(), Some(gone));
-        assert_eq!(key.facts().unwrap().dead, Some(gone));
-        guard.unlock().unwrap();
-    }
-    let mut guard = keys[1].try_lock().unwrap().guard().unwrap();
-    assert_eq!(guard.inherited_from(), Some(gone));
-    guard.mark_repaired().unwrap();
-    assert_eq!(guard.inherited_from(), None);
-    guard.mark_repaired().unwrap();
-    guard.unlock().unwrap();
-    drop(lock_sound(keys[0]));
-    drop(lock_sound(keys[1]));
-}
-
-pub fn the_next_owner_is_told_who_died(world: &World) {
-    let (nodes, [a, b, c]) = grounds(world);
-    let [na, nb, _nc] = nodes;
-    // Found by who comes, by who comes again and again, by who waits.
-    let guard = lock_sound(&b);
-    let gone = guard.owner();
-    nb.abandon();
-    check_heirs([&a, &c], gone);
-    // What is over can't give it up.
-    let held = lock_sound(&a);
-    drop(guard);
-    assert_eq!(a.get().unwrap(), Value::Owner(held.owner()), "a dead one unlocked it");
-    held.unlock().unwrap();
-    assert!(matches!(b.lock(), Err(Error::Closed)));
-    assert!(matches!(b.get(), Err(Error::Closed)));
-
-    // Its next life has nothing to do with it.
-    let nb = world.node(1);
-    let b = nb.find_key("key").unwrap();
-    let gone = lock_sound(&b).keep();
-    let waiter = waits(&a);
-    until_waiting(&c, 1);
-    nb.abandon();
-    assert_eq!(waiter.join().unwrap(), Some(gone));
-    check_heirs([&c, &a], gone);
-
-    let nb = world.node(1);
-    let b = nb.find_key("key").unwrap();
-    let gone = b.with_id(3).lock_by(soon()).unwrap().keep();
-    nb.abandon();
-    let guard = a.lock_every(Duration::from_millis(1), soon()).unwrap();
-    assert_eq!(guard.inherited_from(), Some(gone));
-    guard.unlock().unwrap();
-    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
-    // However short the waits of those who come.
-    let nb = world.node(1);
-    let b = nb.find_key("key").unwrap();
-    let gone = lock_sound(&b).keep();
-    nb.abandon();
-    let guard = until("a short wait that inherits", || a.lock_by(Instant::now() + Duration::from_micros(100)).ok());
-    assert_eq!(guard.inherited_from(), Some(gone));
-    guard.unlock().unwrap();
-    // One dies who inherited: the latest is named.
-    let heir = c.lock_by(soon()).unwrap();
-    assert_eq!(heir.inherited_from(), Some(gone));
-    let gone = heir.keep();
-    _nc.abandon();
-    let guard = a.lock_by(soon()).unwrap();
-    assert_eq!(guard.inherited_from(), Some(gone));
-    drop((guard, na));
-}
-
-pub fn the_next_owner_is_told_who_left(world: &World) {
-    let (nodes, [a, b, c]) = grounds(world);
-    let [_na, nb, nc] = nodes;
-    let guard = lock_sound(&b);
-    let gone = guard.owner();
-    nb.leave().unwrap();
-    drop(guard);
-    // Its guard was dropped after it had left: either the key was given up, or somebody inherits it. Never is it locked for ever.
-    let next = a.lock_by(soon()).unwrap();
-    assert!(next.inherited_from().is_none_or(|dead| dead == gone));
-    next.unlock().unwrap();
-
-    a.lock_by(soon()).unwrap().mark_repaired().unwrap();
-    let gone = lock_sound(&c).keep();
-    let waiter = waits(&a);
-    until_waiting(&a, 1);
-    nc.leave().unwrap();
-    assert_eq!(waiter.join().unwrap(), Some(gone));
-    check_heirs([&a, &a], gone);
 }
 
 pub fn who_gives_up_waiting_holds_up_nobody(world: &World) {

@@ -4,15 +4,19 @@
 //! Each behaviour is a function over a [`World`]. The macro at the end makes every world and in it one test for each
 //! behaviour.
 
+mod circles;
 mod devices;
 mod flow;
+mod heirs;
 mod loans;
+mod lock_waits;
 mod locks;
 mod matching;
 mod members;
 mod messages;
 mod regions;
 mod remote_regions;
+mod repeated;
 mod requests;
 mod taken_back;
 mod threads;
@@ -156,6 +160,7 @@ suite! {
     loans:
         loans_of_every_length_arrive_intact
         values_and_slices_are_lent_as_what_they_are
+        values_of_every_alignment_are_lent_aligned
         several_read_one_loan
         what_was_given_back_is_lent_again
         a_loan_waits_in_the_pool_and_holds_its_memory
@@ -174,19 +179,23 @@ suite! {
         two_never_own_a_key
         a_wait_for_a_key_ends_at_its_deadline
         a_key_is_not_locked_twice
-        a_circle_of_two_is_told_to_who_closed_it
-        a_circle_of_three_is_told_to_who_closed_it
         the_module_locks_a_key_for_everybody
         the_module_waits_for_who_is_in
         a_key_is_destroyed_when_nobody_uses_it
         who_waits_for_a_key_is_told_that_it_was_destroyed
-        the_next_owner_is_told_who_died
-        the_next_owner_is_told_who_left
         who_gives_up_waiting_holds_up_nobody
         everybody_gets_a_turn
         a_panic_gives_its_keys_up
         keys_are_locked_within_a_reader
         a_node_that_left_has_no_keys;
+    circles:
+        a_circle_of_two_is_told_to_who_closed_it
+        a_circle_of_three_is_told_to_who_closed_it;
+    heirs:
+        the_next_owner_is_told_who_died
+        the_next_owner_is_told_who_left;
+    lock_waits:
+        a_key_goes_to_who_waits_as_soon_as_it_is_free;
     devices:
         what_is_sent_to_a_thread_reaches_that_thread
         a_message_that_does_not_fit_is_not_lost

@@ -3,6 +3,7 @@
 use doorbell::{Error, Match, Priority, Progress};
 use doorbell_tests::patience::{finishes, soon, until};
 use doorbell_tests::pattern;
+use doorbell_tests::steps::Steps;
 use doorbell_tests::world::World;
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,21 +63,26 @@ pub fn a_message_does_not_overtake_the_one_before_it(world: &World) {
     // Long and short ones by turns, so that whoever looks once finds the end of one and the beginning of the next.
     let [a, b] = world.nodes();
     let (from, to) = (a.id(), b.id());
+    let [sends, receives] = ["sends", "receives"].map(Steps::of);
     thread::scope(|scope| {
+        let sends = sends.clone();
         scope.spawn(move || {
             for number in 0..200_u64 {
-                a.send_by(to, number, &pattern::bytes([40_000, 3000, 8][number as usize % 3], number), soon()).unwrap();
+                let bytes = pattern::bytes([40_000, 3000, 8][number as usize % 3], number);
+                sends.step(|| a.send_by(to, number, &bytes, soon()).unwrap());
             }
         });
         let mut buf = vec![0; 40_000];
         for number in 0..200 {
-            let envelope = match number % 4 {
+            let envelope = receives.step(|| match number % 4 {
                 0 => b.recv_with_by(Match::any(), soon(), |envelope, _| *envelope).unwrap(),
                 _ => b.recv_by(Match::from(from), &mut buf, soon()).unwrap(),
-            };
+            });
             assert_eq!((envelope.tag, envelope.sequence), (number, number as u32), "a message overtook another");
         }
     });
+    sends.check();
+    receives.check();
 }
 
 pub fn order_is_kept_for_each_sender_and_priority(world: &World) {

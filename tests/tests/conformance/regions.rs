@@ -3,6 +3,7 @@
 use doorbell::{Error, Incarnation, KEY_BYTES, Key, KeyFault, Match, Node, NodeId, Priority, ReadOnly, ReadWrite};
 use doorbell_tests::patience::{briefly, running, soon, until};
 use doorbell_tests::pattern;
+use doorbell_tests::steps::Steps;
 use doorbell_tests::world::{Ground, World};
 
 /// What is wrong with a key, and nothing else.
@@ -80,13 +81,15 @@ pub fn what_was_put_before_a_message_is_there(world: &World) {
         }
     });
     let mut got = [0; 1000];
+    let steps = Steps::of("a put, a message and the answer");
     for round in 1..=200 {
-        b.recv_by(Match::from(a.id()).tag(2), &mut [], soon()).unwrap();
+        steps.step(|| b.recv_by(Match::from(a.id()).tag(2), &mut [], soon()).unwrap());
         region.read(0, &mut got).unwrap();
         assert_eq!(got, [round; 1000]);
         b.send_by(a.id(), 3, b"", soon()).unwrap();
     }
     putting.join();
+    steps.check();
 }
 
 pub fn a_flag_that_was_put_after_a_flush_follows_its_data(world: &World) {
@@ -337,25 +340,29 @@ pub fn threads_put_and_get_both_ways_at_once(world: &World) {
     const THREADS: usize = 5;
     let [a, b] = world.nodes();
     let lens = [8, 700, 9000, 70_000, 600_000];
+    let [puts, gets] = ["puts", "gets"].map(|what| lens.map(|len| Steps::of(format!("{what} of {len} bytes"))));
     let regions = [a.region::<u8>(600_000 * THREADS).unwrap(), b.region::<u8>(600_000 * THREADS).unwrap()];
     let mut under_way = Vec::new();
     for (from, region) in [(&a, &regions[1]), (&b, &regions[0])] {
         for (thread, len) in lens.into_iter().enumerate() {
             let (node, key) = (from.clone(), region.key().at(600_000 * thread));
+            let steps = [&puts, &gets].map(|steps| steps[thread].clone());
             under_way.push(running("puts and gets of many threads", move || {
+                let [puts, gets] = steps;
                 let peer = node.peer(key.node()).unwrap();
                 for round in 0..20 {
                     let seed = (thread * 100 + round) as u64;
                     let bytes = pattern::bytes(len, seed);
-                    if round % 2 == 0 { peer.put(&bytes, key) } else { node.put(&bytes, key) }.unwrap();
+                    puts.step(|| if round % 2 == 0 { peer.put(&bytes, key) } else { node.put(&bytes, key) }).unwrap();
                     let mut got = vec![0; len];
-                    if round % 2 == 0 { node.get(key, &mut got) } else { peer.get(key, &mut got) }.unwrap();
+                    gets.step(|| if round % 2 == 0 { node.get(key, &mut got) } else { peer.get(key, &mut got) }).unwrap();
                     pattern::check(&got, seed);
                 }
             }));
         }
     }
     under_way.into_iter().for_each(|thread| thread.join());
+    puts.iter().chain(&gets).for_each(Steps::check);
 }
 
 pub fn more_threads_put_than_a_node_keeps_answers_for(world: &World) {

@@ -5,6 +5,7 @@ use doorbell::{Copy, Done, Envelope, Error, Figure, Match, Node, Priority, Progr
 use doorbell_tests::patience::{finishes, running, soon, until};
 use doorbell_tests::pattern;
 use doorbell_tests::random::Random;
+use doorbell_tests::steps::Steps;
 use doorbell_tests::world::{Ground, World};
 use std::sync::mpsc;
 
@@ -333,28 +334,33 @@ pub fn several_threads_move_large_messages_at_once(world: &World) {
     const THREADS: u64 = 3;
     const ROUNDS: u64 = 6;
     let [a, b] = world.nodes();
+    let [sends, receives] = ["sends", "receives"].map(|what| [(); THREADS as usize].map(|()| Steps::of(what)));
     let mut all = Vec::new();
     for thread in 0..THREADS {
         for (here, there) in [(a.clone(), b.clone()), (b.clone(), a.clone())] {
             let (to, from) = (there.id(), here.id());
+            let [sends, receives] = [&sends, &receives].map(|steps| steps[thread as usize].clone());
             all.push(running("sends", move || {
                 for round in 0..ROUNDS {
                     let len = 100_000 + (thread * 300_000 + round * 50_000) as usize;
-                    waited(here.start_send(to, thread, pattern::bytes(len, thread * 100 + round)).unwrap()).result.unwrap();
+                    let bytes = pattern::bytes(len, thread * 100 + round);
+                    sends.step(|| waited(here.start_send(to, thread, bytes).unwrap()).result.unwrap());
                 }
             }));
             all.push(running("receives", move || {
                 let mut buf = vec![0; 2 * MIB];
                 for round in 0..ROUNDS {
                     let accepts = Match::from(from).tag(thread);
-                    let len =
-                        if round % 2 == 0 { there.recv(accepts, &mut buf) } else { there.recv_by(accepts, &mut buf, soon()) };
+                    let len = receives.step(|| {
+                        if round % 2 == 0 { there.recv(accepts, &mut buf) } else { there.recv_by(accepts, &mut buf, soon()) }
+                    });
                     pattern::check(&buf[..len.unwrap().len], thread * 100 + round);
                 }
             }));
         }
     }
     all.into_iter().for_each(|running| running.join());
+    sends.iter().chain(&receives).for_each(Steps::check);
 }
 
 pub fn a_node_moves_a_large_message_to_itself(world: &World) {
@@ -466,7 +472,8 @@ pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
         (still >= 1000).then_some(())
     });
     let high = begin(Priority::High, 2);
-    pushed(&a, before, 64 << 10);
+    // The lane of low priority is full, so these are its own. No more than its lane holds: nobody turns the target.
+    pushed(&a, before, 1);
     let receiver = b.clone();
     let urgent =
         running("a receive", move || receive(Form::RecvBy, &receiver, Match::any().tag(2), Buffer::Private(vec![0; LONGEST])));
@@ -478,5 +485,5 @@ pub fn an_answered_transfer_holds_up_its_own_priority_only(world: &World) {
     sender.join();
     pattern::check(&receiver.buffer, 1);
     let [origin, _] = reports_agree(&a, &b, 2, LONGEST);
-    assert!(origin.fifo.bytes >= 64 << 10, "{origin:?}");
+    assert!(origin.fifo.bytes > 0, "{origin:?}");
 }

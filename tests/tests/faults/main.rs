@@ -1,7 +1,9 @@
 //! Processes, networks and peers that fail or are held back.
 
 mod cable;
+mod denied;
 mod forged;
+mod handed_over;
 mod interrupted;
 mod network;
 mod processes;
@@ -27,6 +29,8 @@ doorbell_tests::roles! {
     "far end" => cable::far_end,
     "near end of two" => cable::near_end_of_two,
     "far end of two" => cable::far_end_of_two,
+    "is denied" => denied::is_denied,
+    "waits in turns" => handed_over::waits_in_turns,
     "left" => || seccomp::talk(0),
     "right" => || seccomp::talk(1),
 }

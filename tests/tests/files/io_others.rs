@@ -3,12 +3,15 @@
 use doorbell::device::{DeviceSender, DeviceThread};
 use doorbell::io::IoClient;
 use doorbell::{FabricKind, Node, NodeId, Role, Space};
+use doorbell_shm::device::{Client, Writer};
+use doorbell_shm::domain::{JoinOptions, Membership};
 use doorbell_tests::files::{Pair, Room, as_it_is, fails};
 use doorbell_tests::number;
 use doorbell_tests::patience::{PATIENCE, running, until};
 use doorbell_tests::random::Random;
 use std::fs;
 use std::io::{ErrorKind, Read};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 /// Of what is said between clients and servers.
@@ -70,12 +73,11 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
     let client = pair.client();
     let file = client.open("f").unwrap();
     let hostile = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
-    let device = hostile.to_device(&format!("io.{}", pair.io.id())).unwrap();
     let mut raw = Raw::new(&hostile, pair.io.id(), 77);
     // With a file of its own.
     let mut open = raw.request(3, 0, Raw::TOKEN);
     open[8..16].copy_from_slice(&(0o600 << 32 | (libc::O_RDWR | libc::O_CREAT) as u64).to_le_bytes());
-    device.send_vectored(0, 77 << 32, &[&open, b"g"]).unwrap();
+    raw.sender.send_vectored(0, 77 << 32, &[&open, b"g"]).unwrap();
     assert_eq!(raw.hears(), 0);
     let mut reply = vec![0; 40_000];
     let mut random = Random::new(number("DOORBELL_SEED", 1));
@@ -98,10 +100,10 @@ fn whatever_is_sent_to_a_server_it_goes_on() {
             }
         }
         let thread = if random.below(64) == 0 { random.next() } else { 77 << 32 | random.below(9) as u64 };
-        device.send(0, thread, &message).unwrap();
+        raw.sender.send(0, thread, &message).unwrap();
         while raw.mailbox.try_receive(&mut reply).unwrap().is_some() {}
     }
-    drop((device, raw));
+    drop(raw);
     let mut six = [0; 6];
     file.read_exact_at(&mut six, 0).unwrap();
     assert_eq!(&six, b"intact");
@@ -150,7 +152,8 @@ fn nobody_says_anything_in_the_name_of_another() {
 /// Also the server does not have two of one that asks twice, nor keeps one that gave up.
 #[test]
 fn who_asks_twice_is_one_client() {
-    let pair = Pair::new(Room::in_memory(), |server| server.clients(2));
+    // Two of one node: a third place is for others.
+    let pair = Pair::new(Room::in_memory(), |server| server.clients(3));
     fs::write(pair.path("f"), b"f").unwrap();
     let client = pair.client();
     let file = client.open("f").unwrap();
@@ -251,15 +254,92 @@ fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
     }
 }
 
+/// One node gets half of the places, however it asks for them, and one client of another node is welcome all the same.
 #[test]
-fn a_node_has_64_clients_and_whoever_is_one_more_is_told() {
+fn a_node_has_32_clients_and_leaves_places_for_others() {
     let pair = Pair::new(Room::in_memory(), |server| server.staging_bytes(0));
-    let clients: Vec<IoClient> = (0..64).map(|_| pair.client()).collect();
+    let clients: Vec<IoClient> = (0..32).map(|_| pair.client()).collect();
     fails(IoClient::connect(&pair.compute, pair.io.id()), libc::EUSERS);
     let other = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
+    let of_other: Vec<IoClient> = (0..16).map(|_| IoClient::connect(&other, pair.io.id()).unwrap()).collect();
     fails(IoClient::connect(&other, pair.io.id()), libc::EUSERS);
-    drop(clients);
-    until("a place", || IoClient::connect(&other, pair.io.id()).ok());
+    drop((clients, of_other));
+    until("a place", || IoClient::connect(&pair.compute, pair.io.id()).ok());
+}
+
+/// A hundred clients by one lane, each with staging memory: what the server would do for a single node over the network.
+#[test]
+fn a_node_that_has_one_lane_gets_no_more_than_its_share() {
+    let pair = Pair::new(Room::in_memory(), |server| server.clients(8).staging_bytes(8 << 20));
+    let name = format!("io.{}.{}", pair.compute.id(), pair.compute.incarnation());
+    let _answers = pair.compute.device(&name).threads(64).attach().unwrap();
+    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let say = || {
+        for thread in 0..100_u64 {
+            let mut request = [0; 32];
+            request[0] = 1;
+            request[8..16].copy_from_slice(&VERSION.to_le_bytes());
+            request[16..20].copy_from_slice(&(4_u32 << 20).to_le_bytes());
+            device.send(0, thread << 32 | 1, &request).unwrap();
+        }
+    };
+    until("it has its share", || {
+        say();
+        (pair.server.counts().clients == 4).then_some(())
+    });
+    let before = pair.server.counts().requests;
+    say();
+    until("the server has heard all", || (pair.server.counts().requests >= before + 100).then_some(()));
+    let counts = pair.server.counts();
+    assert!(counts.clients == 4 && counts.staging_bytes <= 4 << 20, "{counts:?}");
+    let other = Node::builder("io").space(pair.space.clone().unwrap()).join().unwrap();
+    fs::write(pair.path("f"), b"f").unwrap();
+    assert_eq!(IoClient::connect(&other, pair.io.id()).unwrap().metadata("f").unwrap().len(), 1);
+    assert!(pair.server.counts().staging_bytes > counts.staging_bytes, "the other node has staging memory as well");
+}
+
+/// Another process can read what a client says about itself, and write what it likes in its name; but not by the client's lane.
+#[test]
+fn what_a_client_says_of_itself_is_of_no_use_to_those_who_read_it() {
+    let pair = Pair::new(Room::in_memory(), as_it_is);
+    fs::write(pair.path("f"), b"f").unwrap();
+    let client = pair.client();
+    client.metadata("f").unwrap();
+    let options = JoinOptions::new("io", pair.space.clone().unwrap());
+    let foe = Membership::join(options).unwrap();
+    let device = foe.open_device(&format!("io.{}", pair.io.id())).unwrap().unwrap();
+    let view = device.view();
+    // SAFETY: packets of eight words, mapped as long as `device`; others write there, so the words are atomics.
+    let words = unsafe { std::slice::from_raw_parts(view.rings.as_ptr().cast::<AtomicU64>(), view.rings.len() * 8) };
+    let packets = words.chunks(8).map(|packet| [0, 1, 2, 3, 4, 5, 6, 7].map(|at: usize| packet[at].load(Relaxed)));
+    let hello = packets.into_iter().find(|packet| packet[4] as u8 == 1 && packet[5] == VERSION).expect("a hello");
+    let (tag, token) = (hello[2], hello[7]);
+    let victim = Client { node: pair.compute.id(), life: pair.compute.incarnation(), stream: 1 };
+    let mut writer = Writer::claim(&view, (foe.id(), foe.incarnation()), Some(victim), |_, _| true).unwrap();
+    let before = pair.server.counts();
+    let mut said = 0;
+    // Each number that a client may have: to remove a file in its name, and to leave.
+    for (op, path) in [(12, &b"f"[..]), (2, b"")] {
+        for number in [0, 1 << 16, 1 << 16 | 1, 2 << 16] {
+            let mut request = [0; 32];
+            (request[0], request[1]) = (op, 1);
+            request[4..8].copy_from_slice(&u32::to_le_bytes(number));
+            request[24..].copy_from_slice(&token.to_le_bytes());
+            writer.try_write(&view, 0, tag, &[&request, path]).unwrap();
+            said += 1;
+        }
+    }
+    // And to be a client once more in its name, of which the honest one would have one place less.
+    let mut request = [0; 32];
+    request[0] = 1;
+    request[8..16].copy_from_slice(&VERSION.to_le_bytes());
+    writer.try_write(&view, 0, tag, &[&request]).unwrap();
+    until("the server has heard all", || (pair.server.counts().requests > before.requests + said).then_some(()));
+    assert_eq!(client.metadata("f").unwrap().len(), 1);
+    assert_eq!((pair.server.counts().clients, pair.server.counts().lost), (1, 0));
+    writer.release(&view);
+    drop(device);
+    foe.leave().unwrap();
 }
 
 /// More than the server sees to at a time: whoever is one too many asks again.

@@ -7,8 +7,12 @@
 //!
 //! `DOORBELL_HOSTILE_SECONDS` says how long each way takes, `DOORBELL_HOSTILE_SEED` seeds the choices: a failure prints its seed.
 
+mod beside;
+mod exhaust;
 mod foe;
 mod honest;
+mod letters;
+mod pair;
 mod toll;
 mod victim;
 mod ways;
@@ -26,6 +30,11 @@ doorbell_tests::roles! {
     "victim" => victim::stand,
     "honest" => honest::echo,
     "hostile" => foe::attack,
+    "letters-victim" => letters::victim,
+    "letters-honest" => letters::honest,
+    "letters-hostile" => letters::hostile,
+    "pair: serve" => pair::serve,
+    "pair: flood" => exhaust::flood,
 }
 
 /// Who is who.
@@ -142,5 +151,5 @@ macro_rules! ways {
 
 ways! {
     replay, indices, envelopes, descriptors, keys, meetings, loans, doorbells, directory, impersonate, bitflips, truncate, extend, locks,
-    flood,
+    flood, services,
 }

@@ -48,6 +48,7 @@ pub fn strike(way: &str, foe: &mut Foe) {
         "extend" => extend(foe),
         "locks" => locks(foe),
         "flood" => flood(foe),
+        "services" => services(foe),
         other => panic!("there is no way called {other}"),
     }
 }
@@ -132,9 +133,14 @@ fn push(foe: &mut Foe, priority: usize, head: &PacketHead, bytes: &[u8]) -> bool
         foe.sequences[priority] = foe.sequences[priority].wrapping_add(1);
     }
     // Its victim may sleep.
-    foe.header.set(DOORBELL_OFFSET, foe.header.get(DOORBELL_OFFSET) & !0xffff_ffff);
-    wake(&foe.header);
+    wake_up(&foe.header);
     done
+}
+
+/// Has the owner of an inbox look, if it sleeps.
+pub fn wake_up(header: &Raw) {
+    header.set(DOORBELL_OFFSET, header.get(DOORBELL_OFFSET) & !0xffff_ffff);
+    wake(header);
 }
 
 fn wake(header: &Raw) {
@@ -518,4 +524,25 @@ fn flood(foe: &mut Foe) {
             break;
         }
     }
+}
+
+/// Whatever can be said of streams and devices: of those that there are, by the numbers that are given first, and of others.
+fn services(foe: &mut Foe) {
+    let is_stream = foe.random.chance(50);
+    let number = *foe.random.pick(&[0, 1, 1, 2, 3, 4, 5, 8, u32::MAX]);
+    let tag = (foe.random.below(12) as u64) << 56 | u64::from(number) | if foe.random.chance(3) { 1 << 40 } else { 0 };
+    let mut bytes = Vec::new();
+    for _ in 0..foe.random.below(5) {
+        let word: u64 = *foe.random.pick(&[0, 1, 2, 8, 1 << 32 | 8, 4096, 64 << 10, 256 << 10, 1 << 40, !0]);
+        bytes.extend(word.to_le_bytes());
+    }
+    match foe.random.below(4) {
+        0 => bytes.extend(crate::pair::SERVICE.as_bytes()),
+        1 => bytes = crate::pair::DEVICE.as_bytes().to_vec(),
+        2 => bytes.resize(bytes.len() + foe.random.below(3000), 7),
+        _ => {}
+    }
+    let (kind, priority) = if is_stream { (PacketKind::Stream, 0) } else { (PacketKind::Device, 2) };
+    let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
+    push(foe, priority, &head, &bytes);
 }

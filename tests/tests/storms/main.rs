@@ -16,4 +16,5 @@ doorbell_tests::roles! {
     "loan-reader" => loans::read,
     "owner" => lock_storm::own,
     "maker" => lock_storm::make,
+    "holder" => lock_storm::hold,
 }

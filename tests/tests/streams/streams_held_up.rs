@@ -419,6 +419,28 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
     });
 }
 
+/// Nobody finds a circle of tasks, as each call is an owner of its own (docs/locks.md). The one that gives up in time lets the other go on.
+#[test]
+fn tasks_that_wait_for_each_others_keys_wait_until_one_gives_up() {
+    finishes("a circle of tasks", || {
+        let [node, _other] = near();
+        let tasks = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        tasks.block_on(async move {
+            let [one, two] = ["one", "two"].map(|name| node.init_key(name, Resource::Unnamed).unwrap());
+            let (mine, theirs) = (one.lock_async().await.unwrap(), two.lock_async().await.unwrap());
+            let waits = tokio::spawn(async move {
+                let guard = one.lock_async().await.unwrap();
+                drop((guard, theirs));
+            });
+            assert!(timeout(Duration::from_millis(50), two.lock_async()).await.is_err());
+            assert!(!waits.is_finished());
+            drop(mine);
+            waits.await.unwrap();
+            two.lock_async().await.unwrap().unlock().unwrap();
+        });
+    });
+}
+
 /// A buffer that panics in the thread that copies for a task.
 struct Panics(Vec<u8>, AtomicU32);
 

@@ -2,6 +2,7 @@
 
 mod bulk_ring;
 mod flow_charts;
+mod idle_target;
 mod links;
 mod modes;
 mod modes_hazards;

@@ -1,21 +1,32 @@
 //! The forms in which tiers and times are printed.
 
+use crate::experiment::report::{self, Fields};
 use crate::ls::Format;
 use crate::text::Table;
 use doorbell::atomic::{self as cells, Tier};
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 /// Nanoseconds of one update.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Times {
     /// As the expression is translated, if nobody asks for a value.
+    #[serde(rename = "as_is_ns", serialize_with = "rounded")]
     pub as_is: f64,
     /// The same for the old value.
+    #[serde(rename = "fetch_ns", serialize_with = "rounded")]
     pub fetch: f64,
     /// By compare-and-swap.
+    #[serde(rename = "swap_ns", serialize_with = "rounded")]
     pub swap: f64,
     /// Under a lock.
+    #[serde(rename = "lock_ns", serialize_with = "rounded")]
     pub lock: f64,
+}
+
+/// Finer than any clock here.
+fn rounded<S: Serializer>(ns: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    report::rounded(*ns, 2).serialize(serializer)
 }
 
 /// An operator of a type.
@@ -48,7 +59,7 @@ pub struct NetRow {
 pub fn render_net(format: Format, rows: &[NetRow]) -> String {
     let trip = rows.first().map_or(f64::NAN, |row| row.ns);
     match format {
-        Format::Json => rows.iter().map(|row| object_of_net(row, trip) + "\n").collect(),
+        Format::Json => report::lines(rows.iter().map(|row| object_of_net(row, trip))),
         Format::Table => {
             let mut table = Table::new(&["u64", ">µs", ">of a round trip", ">a second"]);
             for NetRow { what, ns } in rows {
@@ -64,8 +75,9 @@ pub fn render_net(format: Format, rows: &[NetRow]) -> String {
     }
 }
 
-fn object_of_net(NetRow { what, ns }: &NetRow, trip: f64) -> String {
-    format!("{{\"fabric\":\"udp\",\"what\":{},\"ns\":{},\"of_round_trip\":{}}}", json!(what), rounded(*ns), rounded(ns / trip))
+fn object_of_net(NetRow { what, ns }: &NetRow, trip: f64) -> Fields {
+    let (each, ratio) = (report::rounded(*ns, 2), report::rounded(ns / trip, 2));
+    Fields(vec![("fabric", json!("udp")), ("what", json!(what)), ("ns", each), ("of_round_trip", ratio)])
 }
 
 impl Row {
@@ -92,8 +104,7 @@ impl Row {
 pub fn render(format: Format, rows: &[Row], remote: &[RemoteRow], threads: usize) -> String {
     match format {
         Format::Json => {
-            let lines = rows.iter().map(|row| object(row, threads)).chain(remote.iter().map(object_of_remote));
-            lines.map(|line| line + "\n").collect()
+            report::lines(rows.iter().map(|row| object(row, threads))) + &report::lines(remote.iter().map(object_of_remote))
         }
         Format::Table => {
             let mut parts = vec![table(rows, threads)];
@@ -105,34 +116,25 @@ pub fn render(format: Format, rows: &[Row], remote: &[RemoteRow], threads: usize
     }
 }
 
-fn rounded(ns: f64) -> Value {
-    json!((ns * 100.0).round() / 100.0)
+/// A row for programs.
+#[derive(Serialize)]
+struct Object {
+    r#type: &'static str,
+    op: &'static str,
+    tier: String,
+    tier_fetch: String,
+    threads: usize,
+    alone: Option<Times>,
+    contended: Option<Times>,
 }
 
-fn object(row: &Row, threads: usize) -> String {
-    let times = |times: Option<&Times>| match times {
-        Some(Times { as_is, fetch, swap, lock }) => format!(
-            "{{\"as_is_ns\":{},\"fetch_ns\":{},\"swap_ns\":{},\"lock_ns\":{}}}",
-            rounded(*as_is),
-            rounded(*fetch),
-            rounded(*swap),
-            rounded(*lock)
-        ),
-        None => "null".into(),
-    };
-    format!(
-        "{{\"type\":\"{}\",\"op\":\"{}\",\"tier\":\"{}\",\"tier_fetch\":\"{}\",\"threads\":{threads},\"alone\":{},\"contended\":{}}}",
-        row.value,
-        row.op,
-        row.tier,
-        row.tier_fetch,
-        times(row.alone.as_ref()),
-        times(row.contended.as_ref())
-    )
+fn object(row: &Row, threads: usize) -> Object {
+    let Row { value, op, tier, tier_fetch, alone, contended } = *row;
+    Object { r#type: value, op, tier: tier.to_string(), tier_fetch: tier_fetch.to_string(), threads, alone, contended }
 }
 
-fn object_of_remote(row: &RemoteRow) -> String {
-    format!("{{\"fabric\":\"shm\",\"what\":{},\"alone_ns\":{}}}", json!(row.what), rounded(row.ns))
+fn object_of_remote(row: &RemoteRow) -> Fields {
+    Fields(vec![("fabric", json!("shm")), ("what", json!(row.what)), ("alone_ns", report::rounded(row.ns, 2))])
 }
 
 fn table(rows: &[Row], threads: usize) -> String {
@@ -163,6 +165,7 @@ fn table_of_remote(rows: &[RemoteRow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     fn row() -> Row {
         let times = |as_is| Times { as_is, fetch: 5.0, swap: 6.25, lock: 20.0 };

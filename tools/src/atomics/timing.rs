@@ -2,7 +2,7 @@
 
 use super::report::{NetRow, RemoteRow, Row, Times};
 use crate::exit::Failure;
-use crate::measure::worker::pin;
+use crate::experiment::place::pin;
 use doorbell::atomic::{
     self as cells, AtomicCell, AtomicValue, ByLock, New, Nothing, Offset, Old, Operate, Pending, RemoteCell, TABLE, Word,
 };

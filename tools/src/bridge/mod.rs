@@ -135,6 +135,9 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
     let place = args.place()?;
     // Before it joins: who can't listen disturbs nobody.
     let bound = args.to.as_ref().map(|_| place.bind()).transpose()?;
+    if bound.is_none() {
+        place.may_accept()?;
+    }
     let node = args.join()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,19 +1,25 @@
 //! Sockets of the system: where they are, who connects to them, and to whom this process connects.
 
 use crate::exit::Failure;
-use nix::sys::stat::stat;
+use crate::paths::{directory, kind};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use std::fmt;
-use std::fs;
+use std::fs::{self, TryLockError};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixDatagram, UnixListener as StdUnixListener};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 /// How many may wait to be accepted.
 const BACKLOG: i32 = 1024;
+/// What to do about an address that is in use.
+const IN_USE: &str = "somebody else listens there; choose another place, or end it";
+/// How long the lock of a directory is waited for, and how often it is tried.
+const LOCKED_MOST: Duration = Duration::from_secs(2);
+const LOCKED_AGAIN: Duration = Duration::from_millis(5);
 
 /// Where a socket is.
 #[derive(Clone, Debug)]
@@ -45,21 +51,76 @@ pub fn tcp(word: &str) -> Result<String, String> {
 impl Place {
     /// Listens there.
     pub fn bind(&self) -> Result<Bound, Failure> {
-        let failed = |error: io::Error| {
-            let hint = match error.kind() {
-                ErrorKind::AddrInUse => "somebody else listens there; choose another place, or end it",
-                ErrorKind::PermissionDenied => "this user may not; choose a port from 1024 on, or a directory that is writable",
-                ErrorKind::AddrNotAvailable => "it is no address of this machine; 127.0.0.1 and 0.0.0.0 are",
-                ErrorKind::NotFound => "its directory has to be there",
-                _ => "see --tcp and --unix in --help",
-            };
-            Failure::usage(format!("cannot listen at {self}: {error}"), hint)
-        };
         match self {
-            Place::Tcp(address) => bind_tcp(address).map(Bound::Tcp),
-            Place::Unix(path) => bind_unix(path),
+            Place::Tcp(address) => bind_tcp(address).map(Bound::Tcp).map_err(|error| self.cannot_listen(&error)),
+            Place::Unix(path) => self.bind_unix(path),
         }
-        .map_err(failed)
+    }
+
+    fn cannot_listen(&self, error: &io::Error) -> Failure {
+        let hint = match error.kind() {
+            ErrorKind::AddrInUse => IN_USE,
+            ErrorKind::PermissionDenied => "this user may not; choose a port from 1024 on, or a directory that is writable",
+            ErrorKind::AddrNotAvailable => "it is no address of this machine; 127.0.0.1 and 0.0.0.0 are",
+            ErrorKind::NotFound => "its directory has to be there",
+            ErrorKind::InvalidInput => "the path of a Unix socket has 107 bytes at most",
+            _ => "see --tcp and --unix in --help",
+        };
+        Failure::usage(format!("cannot listen at {self}: {error}"), hint)
+    }
+
+    fn bind_unix(&self, path: &Path) -> Result<Bound, Failure> {
+        let bound = match StdUnixListener::bind(path) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => self.take_over(path)?,
+            bound => bound.map_err(|error| self.cannot_listen(&error))?,
+        };
+        bound.set_nonblocking(true).map_err(|error| self.cannot_listen(&error))?;
+        Ok(Bound::Unix(File { path: path.to_owned(), id: identity(path) }, bound))
+    }
+
+    /// Listens where something is: a socket that no process has any more is replaced, and all else stays as it is.
+    fn take_over(&self, path: &Path) -> Result<StdUnixListener, Failure> {
+        let refused = |what: &str, hint| Err(Failure::usage(format!("cannot listen at {self}: {what}"), hint));
+        // Of two bridges that find the same abandoned socket, the second must find the socket of the first.
+        let locked = lock(directory(path));
+        let _lock = locked.map_err(|error| {
+            let what = format!("cannot listen at {self}: its directory cannot be locked: {error}");
+            Failure::usage(what, "choose a path in another directory, or remove what is at this one")
+        })?;
+        // Not what a symbolic link leads to: the link itself is what would be removed.
+        match fs::symlink_metadata(path).map(|found| found.file_type()) {
+            Ok(found) if found.is_socket() && is_abandoned(path) => {
+                fs::remove_file(path).map_err(|error| self.cannot_listen(&error))?;
+            }
+            Ok(found) if found.is_socket() => return refused("the path is in use", IN_USE),
+            Ok(found) if found.is_dir() => return refused("a directory is there", "name a path in that directory"),
+            Ok(found) if found.is_symlink() => {
+                return refused("a symbolic link is there", "name the path that the link leads to, or remove the link");
+            }
+            Ok(found) => {
+                let what = format!("{} is there", kind(found));
+                return refused(&what, "choose another path, or remove that file if nobody needs it");
+            }
+            // It went meanwhile.
+            Err(_) => {}
+        }
+        match StdUnixListener::bind(path) {
+            // Another bridge began here meanwhile, which takes no lock where nothing is.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => refused("the path is in use", IN_USE),
+            bound => bound.map_err(|error| self.cannot_listen(&error)),
+        }
+    }
+
+    /// Refuses what can never accept a connection. Where nothing is, a server may come to be.
+    pub fn may_accept(&self) -> Result<(), Failure> {
+        let Place::Unix(path) = self else { return Ok(()) };
+        match fs::metadata(path).map(|found| found.file_type()) {
+            Ok(found) if !found.is_socket() => {
+                let what = format!("cannot connect to {self}: {} is there", kind(found));
+                Err(Failure::usage(what, "name the path of the server's socket"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Connects to whoever listens there.
@@ -91,20 +152,21 @@ fn bind_at(at: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-fn bind_unix(path: &Path) -> io::Result<Bound> {
-    let bound = match StdUnixListener::bind(path) {
-        // Left by one that was killed.
-        Err(error) if error.kind() == ErrorKind::AddrInUse && is_abandoned(path) => {
-            fs::remove_file(path)?;
-            StdUnixListener::bind(path)?
+/// Locks a directory for as long as what is returned lives. Other bridges hold the lock for a moment only.
+fn lock(directory: &Path) -> io::Result<fs::File> {
+    let directory = fs::File::open(directory)?;
+    let deadline = Instant::now() + LOCKED_MOST;
+    loop {
+        match directory.try_lock() {
+            Ok(()) => return Ok(directory),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCKED_AGAIN),
+            Err(TryLockError::WouldBlock) => return Err(io::Error::new(ErrorKind::TimedOut, "another process keeps it locked")),
+            Err(TryLockError::Error(error)) => return Err(error),
         }
-        bound => bound?,
-    };
-    bound.set_nonblocking(true)?;
-    Ok(Bound::Unix(bound, File { path: path.to_owned(), id: identity(path) }))
+    }
 }
 
-/// Whether it is a socket that nobody has any more. One of another type is told so without disturbing who listens.
+/// Whether no process has the socket any more. A listener of another type than the one that asks here is not disturbed.
 fn is_abandoned(path: &Path) -> bool {
     let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
@@ -112,10 +174,11 @@ fn is_abandoned(path: &Path) -> bool {
 
 /// Which file it is.
 fn identity(path: &Path) -> Option<(u64, u64)> {
-    stat(path).ok().map(|found| (found.st_dev, found.st_ino))
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// The file of a Unix socket. Dropped, it is removed, unless another is there by now.
+/// The file of a Unix socket. Dropped, it is removed, unless another is there by now. It has to go before its socket is closed: until then no
+/// other bridge replaces it, and no other file has its number.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
@@ -134,7 +197,7 @@ impl Drop for File {
 #[derive(Debug)]
 pub enum Bound {
     Tcp(std::net::TcpListener),
-    Unix(StdUnixListener, File),
+    Unix(File, StdUnixListener),
 }
 
 impl Bound {
@@ -142,7 +205,7 @@ impl Bound {
     pub fn place(&self) -> Place {
         match self {
             Bound::Tcp(listener) => Place::Tcp(listener.local_addr().map_or_else(|_| "?".into(), |address| address.to_string())),
-            Bound::Unix(_, file) => Place::Unix(file.path.clone()),
+            Bound::Unix(file, _) => Place::Unix(file.path.clone()),
         }
     }
 
@@ -150,7 +213,7 @@ impl Bound {
     pub fn enter(self) -> io::Result<Listener> {
         Ok(match self {
             Bound::Tcp(listener) => Listener::Tcp(TcpListener::from_std(listener)?),
-            Bound::Unix(listener, file) => Listener::Unix(UnixListener::from_std(listener)?, file),
+            Bound::Unix(file, listener) => Listener::Unix(file, UnixListener::from_std(listener)?),
         })
     }
 }
@@ -159,7 +222,7 @@ impl Bound {
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, #[expect(dead_code, reason = "removes the file when it is dropped")] File),
+    Unix(#[expect(dead_code, reason = "removes the file when it is dropped")] File, UnixListener),
 }
 
 impl Listener {
@@ -167,7 +230,7 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<Connection> {
         match self {
             Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| Connection::tcp(stream)),
-            Listener::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
+            Listener::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
         }
     }
 }
@@ -192,5 +255,112 @@ impl Connection {
         if let Connection::Tcp(stream) = self {
             let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    const BRIDGES: usize = 4;
+    const ROUNDS: usize = 500;
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(what: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("doorbell-socket-{what}-{}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Closes the socket and leaves its file, as a bridge does that is killed.
+    fn abandon(bound: Bound) {
+        let Bound::Unix(file, _listener) = bound else { panic!("{bound:?}") };
+        std::mem::forget(file);
+    }
+
+    #[test]
+    fn of_bridges_that_start_together_one_has_the_path() {
+        let directory = Directory::new("together");
+        let path = directory.0.join("socket");
+        let (place, barrier) = (Place::Unix(path.clone()), Barrier::new(BRIDGES));
+        // How many had the path in a round, and how many of these were not found there.
+        let (had, lost) = ([(); ROUNDS].map(|()| AtomicU32::new(0)), AtomicU32::new(0));
+        let bridge = |number: usize| {
+            for had in &had {
+                if number == 0 {
+                    abandon(place.bind().unwrap());
+                }
+                barrier.wait();
+                let bound = place.bind();
+                barrier.wait();
+                if bound.is_ok() {
+                    had.fetch_add(1, Ordering::SeqCst);
+                    lost.fetch_add(u32::from(UnixStream::connect(&path).is_err()), Ordering::SeqCst);
+                }
+                barrier.wait();
+                drop(bound);
+                barrier.wait();
+            }
+        };
+        std::thread::scope(|scope| (0..BRIDGES).for_each(|number| drop(scope.spawn(move || bridge(number)))));
+        assert!(had.iter().all(|had| had.load(Ordering::SeqCst) == 1), "{had:?}");
+        assert_eq!(lost.into_inner(), 0);
+    }
+
+    #[test]
+    fn a_bridge_that_ends_leaves_the_next_one_its_path() {
+        let directory = Directory::new("next");
+        let path = directory.0.join("socket");
+        let (place, barrier) = (Place::Unix(path.clone()), Barrier::new(2));
+        let lost = std::thread::scope(|scope| {
+            let (place, barrier) = (&place, &barrier);
+            let ends = scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let bound = place.bind();
+                    barrier.wait();
+                    drop(bound);
+                    barrier.wait();
+                    barrier.wait();
+                }
+            });
+            let mut lost = 0;
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                let deadline = Instant::now() + Duration::from_secs(10);
+                let next = std::iter::from_fn(|| (Instant::now() < deadline).then(|| place.bind())).find_map(Result::ok);
+                barrier.wait();
+                lost += u32::from(UnixStream::connect(&path).is_err());
+                drop(next);
+                barrier.wait();
+            }
+            ends.join().unwrap();
+            lost
+        });
+        assert_eq!(lost, 0, "of {ROUNDS}");
+    }
+
+    #[test]
+    fn a_directory_that_stays_locked_is_said() {
+        let directory = Directory::new("locked");
+        let place = Place::Unix(directory.0.join("socket"));
+        abandon(place.bind().unwrap());
+        let locked = fs::File::open(&directory.0).unwrap();
+        locked.lock().unwrap();
+        let said = place.bind().unwrap_err().to_string();
+        assert!(said.contains("its directory cannot be locked: another process keeps it locked; hint: "), "{said}");
+        drop(locked);
+        place.bind().unwrap();
     }
 }

@@ -2,19 +2,18 @@
 
 use crate::exit::Failure;
 use crate::nodes::priority;
+use crate::paths::Output;
 use doorbell::{Incarnation, NodeId, Space};
 use doorbell_shm::board::{Record, RecordKind, Recorded};
 use doorbell_shm::domain::list_domains;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 
 /// What was seen of the nodes, and where it goes.
 pub struct Trace {
-    path: PathBuf,
-    file: File,
+    output: Output,
     lives: BTreeMap<(NodeId, Incarnation), Life>,
 }
 
@@ -33,12 +32,13 @@ struct Life {
 const LONGEST: f64 = 4.0;
 
 impl Trace {
-    /// Makes the file, before anything else is done.
+    /// Sees that the file can be written, before anything else is done.
     pub fn create(path: &Path) -> Result<Self, Failure> {
-        let file = File::create(path).map_err(|error| {
-            Failure::usage(format!("--trace: cannot write {}: {error}", path.display()), "name a file in a directory of yours")
+        let output = Output::at(path).map_err(|error| {
+            let hint = "name a regular file, or a new one in a directory of yours";
+            Failure::usage(format!("--trace: cannot write {}: {error}", path.display()), hint)
         })?;
-        Ok(Self { path: path.to_owned(), file, lives: BTreeMap::new() })
+        Ok(Self { output, lives: BTreeMap::new() })
     }
 
     /// Reads the flight recorders of a domain. They hold the last things only, so this is to be done now and then.
@@ -70,10 +70,9 @@ impl Trace {
         }
         let count = events.len();
         let whole = json!({ "traceEvents": events, "displayTimeUnit": "ns", "otherData": { "domain": domain } });
-        let mut out = BufWriter::new(self.file);
-        let written = serde_json::to_writer(&mut out, &whole).map_err(std::io::Error::from).and_then(|()| out.flush());
-        written.map(|()| count).map_err(|error| {
-            Failure::failed(format!("--trace: cannot write {}: {error}", self.path.display()), "see whether there is room")
+        self.output.write(whole.to_string().as_bytes()).map(|()| count).map_err(|error| {
+            let path = self.output.path().display();
+            Failure::failed(format!("--trace: cannot write {path}: {error}"), "see whether there is room")
         })
     }
 }

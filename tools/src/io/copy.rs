@@ -4,7 +4,8 @@ use super::join::ClientArgs;
 use super::place::Place;
 use super::show::failed;
 use crate::exit::Failure;
-use crate::measure::workers::requested_end;
+use crate::experiment::workers::requested_end;
+use crate::paths::{self, Output};
 use crate::text::{bytes, print};
 use doorbell::io::IoFile;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -31,8 +32,9 @@ Examples:
   doorbell io cp 3:x y --domain grid                from node 3 of the domain `grid`
 
 With --verify the copy is read back from where it was written, and its checksum (XXH3, 64 bits) compared with that of what was sent.
-A file that is there is written over from its beginning and cut at the end. What was copied in part, as the command was interrupted or
-something failed, stays, with what was there before behind it.")]
+A copy to this machine is written beside its place and takes it when it is whole: if the command is interrupted or something fails, what was there stays.
+At an I/O node a file that is there is written over from its beginning and cut at the end. What was copied there in part stays, with what was there before
+behind it.")]
 pub struct CopyArgs {
     /// What to copy: PATH, io:PATH or NODE:PATH
     #[arg(value_name = "SRC")]
@@ -127,44 +129,49 @@ pub fn run(args: &CopyArgs) -> Result<(), Failure> {
     let node = args.client.join("io cp")?;
     let client = there.connect(args.client.client(&node))?;
     let here = |what: &str, path: &Path, error: io::Error| {
-        let hint = if error.kind() == io::ErrorKind::NotFound { "see whether the path is right" } else { "" };
-        Failure::failed(format!("cannot {what} {}: {error}", path.display()), hint)
+        let what = format!("cannot {what} {}: {error}", path.display());
+        match error.kind() {
+            io::ErrorKind::InvalidInput => {
+                Failure::usage(what, "name a regular file: directories, pipes and devices are not copied")
+            }
+            io::ErrorKind::NotFound => Failure::failed(what, "see whether the path is right"),
+            _ => Failure::failed(what, "see whether this user may do that"),
+        }
     };
-    let (from, to, names) = match (&args.from, &args.to) {
+    let (from, to, draft, names) = match (&args.from, &args.to) {
         (Place::Here(source), _) => {
-            // Before anything is made, and so that a pipe makes nobody wait.
-            let facts = std::fs::metadata(source).map_err(|error| here("look at", source, error))?;
-            regular(facts.is_file(), source.display())?;
-            let from = File::open(source).map_err(|error| here("open", source, error))?;
+            // Before anything is made.
+            let from = paths::open(source).map_err(|error| here("copy", source, error))?;
             let is_dir = client.metadata(&there.path).is_ok_and(|facts| facts.is_dir());
             let target = there.at(within(&there.path, is_dir, source)?);
             // Not emptied first: it may be the very file that is copied.
             let options = client.options().read(args.verify).write(true).create(true);
             let to = options.open(&target.path).map_err(|error| failed("make", &target, &error))?;
-            (End::Here(from), End::There(to), [source.display().to_string(), target.to_string()])
+            (End::Here(from), End::There(to), None, [source.display().to_string(), target.to_string()])
         }
         (Place::There(source), Place::Here(target)) => {
             let from = client.open(&source.path).map_err(|error| failed("open", source, &error))?;
             let facts = from.metadata().map_err(|error| failed("look at", source, &error))?;
-            regular(facts.is_file(), source)?;
+            if !facts.is_file() {
+                let hint = "name a regular file: directories, pipes and devices are not copied";
+                return Err(Failure::usage(format!("cannot copy {source}: it is no regular file"), hint));
+            }
             let target = within(target, target.is_dir(), &source.path)?;
-            let options = File::options().read(args.verify).write(true).create(true).truncate(false).open(&target);
-            let to = options.map_err(|error| here("make", &target, error))?;
-            (End::There(from), End::Here(to), [source.to_string(), target.display().to_string()])
+            let draft = Output::at(&target).and_then(|output| output.draft());
+            let opened = draft.and_then(|draft| Ok((draft.file().try_clone()?, draft)));
+            let (to, draft) = opened.map_err(|error| here("write", &target, error))?;
+            (End::There(from), End::Here(to), Some(draft), [source.to_string(), target.display().to_string()])
         }
         _ => return Ok(()),
     };
-    carry(args, &signal, &from, &to, &names)?;
-    to.close().map_err(|error| failed("close", &names[1], &error))
-}
-
-/// Only regular files are copied.
-fn regular(is_file: bool, name: impl std::fmt::Display) -> Result<(), Failure> {
-    if is_file {
-        Ok(())
-    } else {
-        Err(Failure::usage(format!("{name} is no regular file"), "name a file: directories, pipes and devices are not copied"))
+    let said = carry(args, &signal, &from, &to, &names)?;
+    to.close().map_err(|error| failed("close", &names[1], &error))?;
+    let kept = draft.map_or(Ok(()), |draft| draft.keep(args.sync));
+    kept.map_err(|error| failed("finish", &names[1], &error))?;
+    if !args.quiet {
+        print(&said);
     }
+    Ok(())
 }
 
 /// The path of the copy: in the directory, under the name of the source, if it is a directory.
@@ -177,7 +184,8 @@ fn within(target: &Path, is_dir: bool, source: &Path) -> Result<PathBuf, Failure
     Ok(target.join(name))
 }
 
-fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[String; 2]) -> Result<(), Failure> {
+/// Copies all bytes, and says so in a line.
+fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[String; 2]) -> Result<String, Failure> {
     let total = from.len().map_err(|error| failed("look at", &names[0], &error))?.unwrap_or(0);
     let passes = if args.verify { 2 } else { 1 };
     let bar = bar(args, total * passes);
@@ -209,11 +217,8 @@ fn carry(args: &CopyArgs, signal: &AtomicUsize, from: &End, to: &End, names: &[S
         checked = format!(", verified (XXH3 {sent:016x})");
     }
     bar.finish_and_clear();
-    if !args.quiet {
-        let rate = bytes((at as f64 / took.as_secs_f64().max(1e-9)) as u64);
-        print(&format!("{} -> {}: {} in {:.2} s, {rate}/s{checked}\n", names[0], names[1], bytes(at), took.as_secs_f64()));
-    }
-    Ok(())
+    let rate = bytes((at as f64 / took.as_secs_f64().max(1e-9)) as u64);
+    Ok(format!("{} -> {}: {} in {:.2} s, {rate}/s{checked}\n", names[0], names[1], bytes(at), took.as_secs_f64()))
 }
 
 /// Of all that is there, which has to be as much as was written.

@@ -5,7 +5,7 @@
 pub mod bench;
 mod copy;
 mod join;
-mod place;
+pub mod place;
 mod serve;
 mod show;
 

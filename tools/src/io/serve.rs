@@ -2,8 +2,8 @@
 
 use super::join::JoinArgs;
 use crate::exit::Failure;
+use crate::experiment::workers::requested_end;
 use crate::measure::args::words;
-use crate::measure::workers::requested_end;
 use crate::processes::raise_descriptors;
 use crate::text::{bytes, counted, print};
 use clap::builder::{PossibleValuesParser, TypedValueParser};

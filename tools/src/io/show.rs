@@ -49,6 +49,7 @@ pub fn failed(what: &str, place: impl std::fmt::Display, error: &std::io::Error)
         Some(libc::EXDEV) => {
             "paths are relative to the directory that is served, and cannot leave it, nor go where something else is mounted"
         }
+        Some(libc::EISDIR) => "`doorbell io ls` shows what is in a directory",
         Some(libc::EROFS) => "it is served to read only",
         Some(libc::ENOENT) => "`doorbell io ls` shows what is there",
         Some(libc::EOPNOTSUPP) => "only regular files and directories are served",

@@ -5,6 +5,7 @@ use super::plan::{COPIER_VARIABLE, Copier, Leg, Place, Plan, Test};
 use super::report::Format;
 use super::size::Size;
 use crate::exit::Failure;
+use crate::experiment::setting::Setting;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use doorbell::{Progress, Wait};
 use nix::sched::{CpuSet, sched_getaffinity};
@@ -63,7 +64,7 @@ impl TransferArgs {
     /// The plan with these.
     pub fn apply(&self, plan: Plan) -> Result<Plan, Failure> {
         let copy = self.copy.unwrap_or(Copier::Auto);
-        if plan.net.is_none() {
+        if plan.setting.net.is_none() {
             return Ok(Plan { buffers: self.buffers.unwrap_or(Place::Registered), copy, ..plan });
         }
         if self.buffers == Some(Place::Registered) {
@@ -106,10 +107,17 @@ impl MeasureArgs {
         let slower = if self.net.is_udp() { test.slower_over_udp() } else { 1 };
         let legs = sizes.iter().map(|Size(bytes)| leg(*bytes, self.messages(usual(*bytes) / slower, crowded)));
         let domain = || if half.is_some() { HALVES.into() } else { format!("{}-{}", test.name(), std::process::id()) };
-        Ok(Plan {
-            test,
+        let setting = Setting {
             domain: self.domain.clone().unwrap_or_else(domain),
             net: None,
+            progress: self.progress.to_string(),
+            wait: self.wait.to_string(),
+            pin: self.pin.clone(),
+            crowded,
+        };
+        Ok(Plan {
+            test,
+            setting,
             pairs: usize::from(self.pairs),
             put: false,
             window: 1,
@@ -122,10 +130,6 @@ impl MeasureArgs {
             floor: self.floor,
             touched: !self.untouched,
             shared: self.shared,
-            progress: self.progress.to_string(),
-            wait: self.wait.to_string(),
-            pin: self.pin.clone(),
-            crowded,
         })
     }
 

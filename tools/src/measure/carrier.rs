@@ -1,6 +1,7 @@
 //! The driver as a carrier of messages: through a `Peer`, through a `Node` that threads share, or on loan.
 
 use super::plan::Arrival;
+use crate::experiment::Trouble;
 use doorbell::mode::ModeRequest;
 use doorbell::zerocopy::FromBytes;
 use doorbell::{Error, KEY_BYTES, Key, Match, Node, NodeId, Peer, ReadWrite, Recipient, Region, Request};
@@ -46,6 +47,16 @@ impl From<PullError> for CarrierError {
         match error {
             PullError::Stopped(stopped) => stopped.into(),
             PullError::Refused(error) => Self::Kernel(error),
+        }
+    }
+}
+
+impl From<CarrierError> for Trouble {
+    fn from(error: CarrierError) -> Self {
+        match error {
+            CarrierError::Stopped(stopped) => stopped.into(),
+            CarrierError::Driver(error) => error.into(),
+            error => Self::wrong(error),
         }
     }
 }

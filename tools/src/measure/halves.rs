@@ -2,15 +2,17 @@
 
 use super::args::PUT_UNIT;
 use super::bandwidth::WINDOW_BYTES;
-use super::carrier::{CarrierError, Landing};
+use super::carrier::CarrierError;
 use super::net;
 use super::pairs::Outcome;
 use super::plan::{Finding, Leg, Plan, Test};
 use super::sections::{Driver, Floors, Sections};
 use super::size::{self, Size};
 use super::together::{Apart, Together, receive};
-use super::worker::{builder, landing, pin, room};
+use super::worker::{builder, memory};
 use crate::exit::{Failure, warn};
+use crate::experiment::Trouble;
+use crate::experiment::place::pin;
 use crate::processes::requests_to_end;
 use doorbell::{Error, Match, Node, NodeId, Role};
 use doorbell_benches::clock::Clock;
@@ -50,21 +52,6 @@ struct Hello {
 
 /// What the half that listens says to that: why not, if it will not.
 type Answer = Result<(), String>;
-
-/// Why a measurement with the other half came to nothing.
-#[derive(Debug)]
-enum Trouble {
-    /// One of the two halves is not right, so there is nothing to measure.
-    Failure(Failure),
-    /// Something failed on the way.
-    Carrier(CarrierError),
-}
-
-impl<E: Into<CarrierError>> From<E> for Trouble {
-    fn from(error: E) -> Self {
-        Self::Carrier(error.into())
-    }
-}
 
 impl Hello {
     fn of(plan: &Plan) -> Self {
@@ -125,16 +112,16 @@ impl Signals {
                 .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
                 .map_err(|error| Failure::usage(format!("could not set a signal handler: {error}"), ""))?;
         }
-        Ok(Self { number, patience: Patience::new(stop, plan.crowded) })
+        Ok(Self { number, patience: Patience::new(stop, plan.setting.crowded) })
     }
 
     /// What the user is told.
     fn failure(&self, trouble: Trouble) -> Failure {
         match (self.number.load(Ordering::SeqCst), trouble) {
-            (0, Trouble::Failure(failure)) => failure,
-            (0, Trouble::Carrier(error)) => {
+            (0, Trouble::Unable(failure)) => failure,
+            (0, trouble) => {
                 let hint = "nothing was measured: see what the other half says, and run both again";
-                Failure::failed(format!("the other half is gone, or cannot go on: {error}"), hint)
+                Failure::failed(format!("the other half is gone, or cannot go on: {trouble}"), hint)
             }
             (signal, _) => Failure::interrupted(signal as i32),
         }
@@ -144,7 +131,7 @@ impl Signals {
 /// Connects to the other half, measures, and gives what was found.
 pub fn measure(plan: &Plan, to: SocketAddr) -> Result<Outcome, Failure> {
     let signals = Signals::take(plan)?;
-    pin(plan.processor(0))?;
+    pin(plan.setting.processor(0))?;
     let clock = Clock::calibrate();
     let node = builder(plan, Role::Host).and_then(|builder| builder.connect(to).join()).map_err(net::failure)?;
     let findings = greet(plan, &node, &signals.patience).map_err(|trouble| signals.failure(trouble))?;
@@ -153,14 +140,14 @@ pub fn measure(plan: &Plan, to: SocketAddr) -> Result<Outcome, Failure> {
 
 fn greet(plan: &Plan, node: &Node, patience: &Patience) -> Result<Vec<Finding>, Trouble> {
     let other = Apart { node, to: LISTENER, patience };
-    let hello = serde_json::to_vec(&Hello::of(plan)).map_err(|error| Trouble::Failure(Failure::failed(error, "")))?;
+    let hello = serde_json::to_vec(&Hello::of(plan)).map_err(|error| Trouble::Unable(Failure::failed(error, "")))?;
     let mut words = vec![0; WORDS];
     node.wait_for(2, Instant::now() + ANSWER_WITHIN)?;
     node.send(LISTENER, HELLO, &hello)?;
     let len = match other.hear(ANSWER, &mut words, Some(Instant::now() + ANSWER_WITHIN)) {
         Err(CarrierError::Driver(Error::Timeout { .. })) => {
             let hint = "it may be measuring with another one: try again later";
-            return Err(Trouble::Failure(Failure::failed("the half that listens does not answer", hint)));
+            return Err(Trouble::Unable(Failure::failed("the half that listens does not answer", hint)));
         }
         heard => heard?,
     };
@@ -168,7 +155,7 @@ fn greet(plan: &Plan, node: &Node, patience: &Patience) -> Result<Vec<Finding>, 
         Ok(Ok(())) => {}
         Ok(Err(why)) => {
             let why: String = why.chars().filter(|char| !char.is_control()).take(200).collect();
-            return Err(Trouble::Failure(Failure::failed(why, "start both halves alike, and from the same release")));
+            return Err(Trouble::Unable(Failure::failed(why, "start both halves alike, and from the same release")));
         }
         Err(error) => return Err(strange(&error)),
     }
@@ -178,7 +165,7 @@ fn greet(plan: &Plan, node: &Node, patience: &Patience) -> Result<Vec<Finding>, 
 /// Waits at an address for the other half, and answers it.
 pub fn answer(plan: &Plan, at: SocketAddr, keep: bool) -> Result<(), Failure> {
     let signals = Signals::take(plan)?;
-    pin(plan.processor(0))?;
+    pin(plan.setting.processor(0))?;
     let mut at = at;
     let mut known = false;
     loop {
@@ -207,27 +194,21 @@ fn serve(plan: &Plan, node: &Node, patience: &Patience) -> Result<(), Trouble> {
     let hello: Hello = serde_json::from_slice(&words[..len]).map_err(|error| strange(&error))?;
     let agreed = hello.plan(plan);
     let answer: Answer = agreed.as_ref().map(drop).map_err(Clone::clone);
-    let answer = serde_json::to_vec(&answer).map_err(|error| Trouble::Failure(Failure::failed(error, "")))?;
+    let answer = serde_json::to_vec(&answer).map_err(|error| Trouble::Unable(Failure::failed(error, "")))?;
     node.send(from, ANSWER, &answer)?;
     let plan =
-        agreed.map_err(|why| Trouble::Failure(Failure::failed(why, "start both halves alike, and from the same release")))?;
+        agreed.map_err(|why| Trouble::Unable(Failure::failed(why, "start both halves alike, and from the same release")))?;
     work(&plan, Side::Pong, Apart { node, to: from, patience }).map(drop)
 }
 
 fn strange(error: &serde_json::Error) -> Trouble {
     let what = format!("what the other half says is not understood: {error}");
-    Trouble::Failure(Failure::failed(what, "use the same release on both sides"))
+    Trouble::Unable(Failure::failed(what, "use the same release on both sides"))
 }
 
 fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Trouble> {
     let Apart { node, to, patience } = other;
-    let (buffers, messages, landing) = if plan.put {
-        let (buffers, region) = landing(plan, node).map_err(Trouble::Failure)?;
-        (buffers, Vec::new(), Some(Landing::exchange(region, node, to, plan.arrival(), patience)?))
-    } else {
-        let (buffers, messages) = room(plan, node).map_err(Trouble::Failure)?;
-        (buffers, messages, None)
-    };
+    let (buffers, messages, landing) = memory(plan, node, to, patience)?;
     let peer = if plan.shared { None } else { Some(node.peer(to)?) };
     let driver = Driver { node, peer: peer.as_ref(), to, from: Match::from(to), patience, landing, loan: false, mode: None };
     let together = Together::Apart(other);
@@ -239,12 +220,12 @@ fn work(plan: &Plan, side: Side, other: Apart<'_>) -> Result<Vec<Finding>, Troub
 mod tests {
     use super::super::plan::{Copier, Place};
     use super::*;
+    use crate::experiment::setting::Setting;
 
     fn own() -> Plan {
         Plan {
             test: Test::Latency,
-            domain: "halves".into(),
-            net: None,
+            setting: Setting { progress: "adaptive".into(), wait: "auto".into(), ..Setting::default() },
             pairs: 1,
             put: false,
             window: 1,
@@ -257,19 +238,16 @@ mod tests {
             loan: false,
             mode: None,
             shared: true,
-            progress: "adaptive".into(),
-            wait: "auto".into(),
-            pin: Vec::new(),
-            crowded: false,
         }
     }
 
     #[test]
     fn the_half_that_connects_says_what_is_measured_and_no_more() {
         let leg = Leg { bytes: 64, rounds: 2, warmup: 1, count: 5 };
-        let theirs = Plan { legs: vec![leg], touched: false, shared: false, wait: "park".into(), ..own() };
+        let setting = Setting { wait: "park".into(), ..own().setting };
+        let theirs = Plan { setting, legs: vec![leg], touched: false, shared: false, ..own() };
         let agreed = Hello::of(&theirs).plan(&own()).unwrap();
-        assert_eq!((agreed.legs, agreed.touched, agreed.shared, agreed.wait), (vec![leg], false, true, "auto".into()));
+        assert_eq!((agreed.legs, agreed.touched, agreed.shared, agreed.setting.wait), (vec![leg], false, true, "auto".into()));
     }
 
     #[test]

@@ -1,10 +1,8 @@
 //! The commands that measure.
 //!
-//! The command itself does not measure: it starts two [`worker`] processes a pair, waits until they are done or one of them is
-//! gone, and prints. The workers run the loops of [`doorbell_benches::exchange`] and [`doorbell_benches::stream`] in short
-//! sections, over the driver and over the machine's floor in turns, so that both see the same moods of the machine.
-//!
-//! What a [`lock`] takes, a [`collective`] and threads that receive by a [`device`] is measured by processes of other orders, which the same [`workers`] starts and ends.
+//! The command itself does not measure: an [`Experiment`](crate::experiment::Experiment) has processes that do. Those of [`pairs`] run the loops of
+//! [`doorbell_benches::exchange`] and [`doorbell_benches::stream`] in short sections, over the driver and over the machine's floor in turns, so that both
+//! see the same moods of the machine. What a [`lock`] takes, a [`collective`], and threads that receive by a [`device`] are experiments of their own.
 //!
 //! Over the [`net`]work two commands can be the [`halves`] of a measurement: then each of them measures itself.
 //!
@@ -30,7 +28,6 @@ pub mod size;
 pub mod table;
 pub mod together;
 pub mod worker;
-pub mod workers;
 
 use args::{MeasureArgs, TransferArgs};
 use net::Half;

@@ -3,6 +3,7 @@
 use super::plan::Plan;
 use crate::environment::{Address, key_file, port};
 use crate::exit::Failure;
+use crate::experiment::setting::Setting;
 use doorbell::{Error, FabricKind, Node, NodeBuilder, PortKind, UdpError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
@@ -183,13 +184,8 @@ impl Plan {
             Plan { floor: true, both_ways: true, .. } => {
                 refuse("there is no floor of both ways at once", "leave out --floor or --both-ways")
             }
-            _ => Ok(Plan { net, ..self }),
+            _ => Ok(Plan { setting: Setting { net, ..self.setting }, ..self }),
         }
-    }
-
-    /// The name of the fabric.
-    pub fn fabric(&self) -> &'static str {
-        if self.net.is_some() { "udp" } else { "shm" }
     }
 }
 

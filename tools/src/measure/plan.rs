@@ -1,9 +1,7 @@
-//! What a worker is told, and what it answers: one line of JSON each.
+//! What a worker is told, and what it finds.
 
-use super::net::Net;
-use crate::exit::Failure;
+use crate::experiment::setting::Setting;
 use doorbell::{Error, Node};
-use doorbell_benches::exchange::Side;
 use doorbell_benches::floor::{DATAGRAM_MOST, Shape};
 use doorbell_benches::stats::Samples;
 use serde::{Deserialize, Serialize};
@@ -95,10 +93,8 @@ pub struct Leg {
 pub struct Plan {
     /// What is measured.
     pub test: Test,
-    /// The name of the domain.
-    pub domain: String,
-    /// Over the network, and how; through shared memory if nothing is said.
-    pub net: Option<Net>,
+    /// How the processes run.
+    pub setting: Setting,
     /// Pairs of processes.
     pub pairs: usize,
     /// By puts into the other's region instead of messages, for a latency or a rate.
@@ -123,14 +119,6 @@ pub struct Plan {
     pub mode: Option<String>,
     /// Through `Node`s shared by threads, not through a `Peer`.
     pub shared: bool,
-    /// Who turns the engine.
-    pub progress: String,
-    /// How threads wait.
-    pub wait: String,
-    /// The processors on which workers run in turn; wherever they like if there are none.
-    pub pin: Vec<usize>,
-    /// There are more processes than processors.
-    pub crowded: bool,
 }
 
 /// Who stores what the other process puts into this one's memory.
@@ -179,7 +167,7 @@ impl Plan {
     /// What the sections of a round go over.
     pub fn sections(&self, leg: &Leg, round: usize) -> impl Iterator<Item = Over> + use<> {
         let chunk = CHUNKS[round % CHUNKS.len()];
-        let is_shared = self.net.is_none();
+        let is_shared = self.setting.net.is_none();
         let beside = match self.test {
             _ if !is_shared => None,
             Test::Latency if leg.bytes >= CHUNKED_FROM => Some(Over::Chunked(chunk)),
@@ -194,7 +182,7 @@ impl Plan {
 
     /// How puts arrive here.
     pub fn arrival(&self) -> Arrival {
-        match (&self.net, self.progress.as_str()) {
+        match (&self.setting.net, self.setting.progress.as_str()) {
             (None, _) => Arrival::Mapped,
             (Some(_), "poller") => Arrival::Polled,
             (Some(_), _) => Arrival::Turned,
@@ -206,52 +194,10 @@ impl Plan {
         Shape { pairs: self.pairs, bytes: self.legs.iter().map(|leg| leg.bytes).max().unwrap_or(0) }
     }
 
-    /// The processor of a node.
-    pub fn processor(&self, node: usize) -> Option<usize> {
-        if self.pin.is_empty() { None } else { Some(self.pin[node % self.pin.len()]) }
-    }
-
     /// Whether the processes of a pair run on processors of their own, as far as is known.
     pub fn is_spread(&self) -> bool {
-        self.pin.is_empty() || self.processor(0) != self.processor(1)
+        self.setting.pin.is_empty() || self.setting.processor(0) != self.setting.processor(1)
     }
-}
-
-/// What one worker is told besides.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// What all do.
-    pub plan: Plan,
-    /// Which of them it is: even ones hold the clock, and the odd one that follows answers.
-    pub node: usize,
-    /// The descriptor of the memory that all share.
-    pub memory: i32,
-    /// The descriptor of this process's end of a plain UDP socket, if the floor is one.
-    pub socket: Option<i32>,
-    /// The process that started it.
-    pub parent: i32,
-    /// Nanoseconds in a tick.
-    pub ns_per_tick: f64,
-}
-
-impl Order {
-    /// Which part it plays.
-    pub fn side(&self) -> Side {
-        if self.node.is_multiple_of(2) { Side::Ping } else { Side::Pong }
-    }
-}
-
-/// What a worker answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Reply<F> {
-    /// Done. Of a pair: one finding for each leg, from the other side only of what is not seen where the clock is.
-    Done(F),
-    /// It was told to stop.
-    Stopped,
-    /// It could not begin.
-    Unable(Failure),
-    /// Something failed on the way.
-    Failed(String),
 }
 
 /// Ticks, and how often each was seen.

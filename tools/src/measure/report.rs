@@ -4,9 +4,11 @@ use super::pairs::Outcome;
 use super::plan::{Plan, Test, unpack};
 use super::table;
 use crate::exit::warn;
+use crate::experiment::report::{Fields, csv, figure, figure_or_null, lines};
+use crate::experiment::setting::FREE;
 use doorbell::Progress;
 use doorbell_benches::stats::{Samples, Summary};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
@@ -42,7 +44,7 @@ pub struct Header {
 impl Header {
     /// Of what was planned.
     pub fn of(plan: &Plan) -> Self {
-        Self { test: plan.test, floor: plan.floor, is_remote: plan.net.is_some(), plan: plan.clone() }
+        Self { test: plan.test, floor: plan.floor, is_remote: plan.setting.net.is_some(), plan: plan.clone() }
     }
 }
 
@@ -60,13 +62,13 @@ impl fmt::Display for Header {
         if self.test == Test::Bandwidth {
             write!(f, ", {} messages under way", plan.window)?;
         }
-        write!(f, " {}over {}", if plan.loan { "on loan " } else { "" }, plan.fabric())?;
-        if let Some(net) = &plan.net {
+        write!(f, " {}over {}", if plan.loan { "on loan " } else { "" }, plan.setting.fabric())?;
+        if let Some(net) = &plan.setting.net {
             write!(f, " {}", net.security())?;
             net.other.map_or(Ok(()), |other| write!(f, " to {other}"))?;
         }
         write!(f, ", through a {}", through(plan))?;
-        write!(f, ", progress {}, wait {}; every line is ", plan.progress, plan.wait)?;
+        write!(f, ", progress {}, wait {}; every line is ", plan.setting.progress, plan.setting.wait)?;
         f.write_str(match (plan.touched, plan.put && self.test == Test::Rate) {
             (false, _) => "left alone",
             (true, true) => "written",
@@ -154,7 +156,7 @@ impl Row {
         let mut row = Self::new(plan, leg, outcome, per_unit, messages, rate);
         row.refused = outcome.pairs.iter().find_map(|pair| pair[leg].refused.clone());
         let pulled: Vec<Samples> = outcome.pairs.iter().map(|pair| unpack(&pair[leg].pulled)).collect();
-        row.pulled_per_s = (plan.floor && plan.net.is_none() && row.refused.is_none()).then(|| rate(&pulled));
+        row.pulled_per_s = (plan.floor && plan.setting.net.is_none() && row.refused.is_none()).then(|| rate(&pulled));
         row
     }
 
@@ -210,7 +212,8 @@ impl Row {
             Test::Latency => self.floor.map(|floor| self.summary.p50 / floor.p50_ns),
             Test::Rate => self.floor.map(|floor| self.messages_per_s / floor.messages_per_s),
             Test::Bandwidth => {
-                let over = if self.plan.net.is_some() { self.floor.map(|floor| floor.messages_per_s) } else { self.pulled_per_s };
+                let is_remote = self.plan.setting.net.is_some();
+                let over = if is_remote { self.floor.map(|floor| floor.messages_per_s) } else { self.pulled_per_s };
                 over.map(|over| self.messages_per_s / over)
             }
         }
@@ -221,55 +224,55 @@ impl Row {
         messages_per_s * self.bytes as f64 / 1e9
     }
 
-    /// Everything by name, in order.
-    pub fn fields(&self) -> Vec<(&'static str, Value)> {
-        let found = &self.summary;
+    /// Everything by name.
+    pub fn fields(&self) -> Fields {
+        let (found, setting) = (&self.summary, &self.plan.setting);
         let mut fields = vec![
             ("test", json!(self.test)),
-            ("fabric", json!(self.plan.fabric())),
+            ("fabric", json!(setting.fabric())),
             ("size_bytes", json!(self.bytes)),
             ("samples", json!(self.messages)),
-            ("min_ns", rounded(found.min)),
-            ("p50_ns", rounded(found.p50)),
-            ("p90_ns", rounded(found.p90)),
-            ("p99_ns", rounded(found.p99)),
-            ("p999_ns", rounded(found.p999)),
-            ("max_ns", rounded(found.max)),
-            ("mean_ns", rounded(found.mean)),
-            ("gb_per_s", rounded(self.gb_per_s())),
+            ("min_ns", figure(found.min)),
+            ("p50_ns", figure(found.p50)),
+            ("p90_ns", figure(found.p90)),
+            ("p99_ns", figure(found.p99)),
+            ("p999_ns", figure(found.p999)),
+            ("max_ns", figure(found.max)),
+            ("mean_ns", figure(found.mean)),
+            ("gb_per_s", figure(self.gb_per_s())),
             ("messages_per_s", json!(self.messages_per_s.round())),
         ];
         if self.test == Test::Bandwidth {
-            fields.push(("spread", rounded(self.spread())));
+            fields.push(("spread", figure(self.spread())));
         }
-        if self.plan.floor && self.plan.net.is_some() {
+        if self.plan.floor && setting.net.is_some() {
             let rate = self.floor.map(|floor| floor.messages_per_s);
             match self.test {
-                Test::Latency => fields.push(("floor_p50_ns", or_null(self.floor.map(|floor| floor.p50_ns)))),
+                Test::Latency => fields.push(("floor_p50_ns", figure_or_null(self.floor.map(|floor| floor.p50_ns)))),
                 Test::Rate => fields.push(("floor_messages_per_s", json!(rate.map(f64::round)))),
-                Test::Bandwidth => fields.push(("floor_gb_per_s", or_null(rate.map(|rate| self.at_rate(rate))))),
+                Test::Bandwidth => fields.push(("floor_gb_per_s", figure_or_null(rate.map(|rate| self.at_rate(rate))))),
             }
-            fields.push(("ratio", or_null(self.ratio())));
+            fields.push(("ratio", figure_or_null(self.ratio())));
         } else if let Some(floor) = self.floor {
             match self.test {
                 Test::Latency => fields.extend([
-                    ("floor_p50_ns", rounded(floor.p50_ns)),
-                    ("floor_pipelined_p50_ns", or_null(self.pipelined.map(|(p50_ns, _)| p50_ns))),
+                    ("floor_p50_ns", figure(floor.p50_ns)),
+                    ("floor_pipelined_p50_ns", figure_or_null(self.pipelined.map(|(p50_ns, _)| p50_ns))),
                     ("floor_pipelined_chunk_bytes", json!(self.pipelined.map(|(_, bytes)| bytes))),
                 ]),
                 Test::Rate => fields.extend([
                     ("floor_messages_per_s", json!(floor.messages_per_s.round())),
-                    ("floor_gb_per_s", rounded(self.at_rate(floor.messages_per_s))),
+                    ("floor_gb_per_s", figure(self.at_rate(floor.messages_per_s))),
                 ]),
                 Test::Bandwidth => fields.extend([
-                    ("floor_pulled_gb_per_s", or_null(self.pulled_per_s.map(|rate| self.at_rate(rate)))),
-                    ("floor_copied_gb_per_s", rounded(self.at_rate(floor.messages_per_s))),
+                    ("floor_pulled_gb_per_s", figure_or_null(self.pulled_per_s.map(|rate| self.at_rate(rate)))),
+                    ("floor_copied_gb_per_s", figure(self.at_rate(floor.messages_per_s))),
                 ]),
             }
-            fields.push(("ratio", or_null(self.ratio())));
+            fields.push(("ratio", figure_or_null(self.ratio())));
         }
         fields.extend([
-            ("hop_ns", or_null(self.hop_ns)),
+            ("hop_ns", figure_or_null(self.hop_ns)),
             ("shared_core", json!(self.shared_core)),
             ("moved", json!(self.moved)),
             ("pairs", json!(self.plan.pairs)),
@@ -277,10 +280,10 @@ impl Row {
             ("through", json!(if self.plan.shared { "node" } else { "peer" })),
             ("loan", json!(self.plan.loan)),
             ("touched", json!(self.plan.touched)),
-            ("progress", json!(self.plan.progress)),
-            ("wait", json!(self.plan.wait)),
+            ("progress", json!(setting.progress)),
+            ("wait", json!(setting.wait)),
         ]);
-        if let Some(net) = &self.plan.net {
+        if let Some(net) = &setting.net {
             let other = net.other.map(|other| other.to_string());
             fields.extend([("key", json!(net.key_file.is_some())), ("port", json!(net.port)), ("to", json!(other))]);
         } else if self.test != Test::Rate && !self.plan.put {
@@ -289,12 +292,12 @@ impl Row {
         if self.test == Test::Bandwidth {
             fields.extend([("window", json!(self.plan.window)), ("both_ways", json!(self.plan.both_ways))]);
         }
-        fields
+        Fields(fields)
     }
 
     fn hgrm(&self) -> String {
         let histogram = self.samples.histogram();
-        let mut text = format!("# {} {} {} bytes, ns\n", self.test.name(), self.plan.fabric(), self.bytes);
+        let mut text = format!("# {} {} {} bytes, ns\n", self.test.name(), self.plan.setting.fabric(), self.bytes);
         text.push_str("       Value     Percentile TotalCount 1/(1-Percentile)\n\n");
         let mut total = 0;
         for step in histogram.iter_quantiles(5) {
@@ -334,51 +337,17 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / f64::from(count)
 }
 
-/// Three digits behind the point: finer than any clock here.
-fn rounded(value: f64) -> Value {
-    json!((value * 1e3).round() / 1e3)
-}
-
-fn or_null(value: Option<f64>) -> Value {
-    value.map_or(Value::Null, rounded)
-}
-
 /// Prints, and says on stderr what the reader should know before believing it.
 pub fn print(format: Format, header: &Header, rows: &[Row]) {
     let text = match format {
         Format::Table => table::render(header, rows),
-        Format::Json => rows.iter().map(|row| object(row) + "\n").collect(),
-        Format::Csv => csv(rows),
+        Format::Json => lines(rows.iter().map(Row::fields)),
+        Format::Csv => csv(rows.iter().map(Row::fields), "null"),
         Format::Hgrm => rows.iter().map(Row::hgrm).collect::<Vec<_>>().join("\n"),
     };
     // Who closed the pipe has seen enough.
     let _ = std::io::stdout().write_all(text.as_bytes());
     doubts(header, rows).into_iter().for_each(warn);
-}
-
-/// Objects of serde_json sort their names; ours stay in order.
-fn object(row: &Row) -> String {
-    let members: Vec<String> = row.fields().iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    format!("{{{}}}", members.join(","))
-}
-
-fn csv(rows: &[Row]) -> String {
-    let mut lines = Vec::new();
-    for row in rows {
-        let (names, values): (Vec<_>, Vec<_>) = row.fields().into_iter().unzip();
-        if lines.is_empty() {
-            lines.push(names.join(","));
-        }
-        // Words here have no commas and no quotes.
-        lines.push(
-            values
-                .iter()
-                .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
-                .collect::<Vec<_>>()
-                .join(","),
-        );
-    }
-    lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
 fn doubts(header: &Header, rows: &[Row]) -> Vec<String> {
@@ -399,15 +368,16 @@ fn doubts(header: &Header, rows: &[Row]) -> Vec<String> {
             "the kernel does not copy between these processes (process_vm_readv: {why}): there is nothing to compare with"
         ));
     }
-    if header.plan.pin.is_empty() {
-        doubts.push("the processes were free to change processors: --pin 0,1 gives steadier figures".into());
+    let setting = &header.plan.setting;
+    if setting.pin.is_empty() {
+        doubts.push(FREE.into());
     }
-    if header.plan.progress == Progress::Poller.to_string() && !header.plan.pin.is_empty() {
+    if setting.progress == Progress::Poller.to_string() && !setting.pin.is_empty() {
         doubts.push(
             "each process has a poller beside the thread that measures, pinned to the same processor: they take turns".into(),
         );
     }
-    if header.floor && header.plan.crowded {
+    if header.floor && setting.crowded {
         doubts.push(
             "there are more processes than processors: the floor yields between looks, which is not the best one can do".into(),
         );
@@ -420,13 +390,14 @@ mod tests {
     use super::super::net::Net;
     use super::super::plan::{Copier, Finding, Leg, Place, pack};
     use super::*;
+    use crate::experiment::setting::Setting;
     use doorbell_benches::clock::Clock;
+    use serde_json::Value;
 
     fn plan(test: Test, pairs: usize, floor: bool) -> Plan {
         Plan {
             test,
-            domain: "report".into(),
-            net: None,
+            setting: Setting { progress: "adaptive".into(), wait: "auto".into(), pin: vec![0, 1], ..Setting::default() },
             pairs,
             legs: vec![Leg { bytes: 64, rounds: 2, warmup: 0, count: 100 }],
             floor,
@@ -439,10 +410,6 @@ mod tests {
             both_ways: false,
             buffers: Place::Private,
             copy: Copier::Auto,
-            progress: "adaptive".into(),
-            wait: "auto".into(),
-            pin: vec![0, 1],
-            crowded: false,
         }
     }
 
@@ -466,7 +433,7 @@ mod tests {
     }
 
     fn parsed(row: &Row) -> BTreeMap<String, Value> {
-        serde_json::from_str(&object(row)).unwrap()
+        serde_json::from_str(&lines([row.fields()])).unwrap()
     }
 
     const ALWAYS: [&str; 12] = [
@@ -541,7 +508,8 @@ mod tests {
 
     #[test]
     fn over_the_network_all_is_compared_with_plain_sockets() {
-        let over_udp = |plan: Plan| Plan { net: Some(Net { port: "auto".into(), ..Net::default() }), ..plan };
+        let net = || Some(Net { port: "auto".into(), ..Net::default() });
+        let over_udp = |plan: Plan| Plan { setting: Setting { net: net(), ..plan.setting }, ..plan };
         let (latency, stream) = (over_udp(plan(Test::Latency, 1, true)), over_udp(plan(Test::Bandwidth, 1, true)));
         let found = parsed(&Row::latency(&latency, 0, &outcome(1, &[])));
         assert_eq!((&found["fabric"], &found["key"], &found["to"]), (&json!("udp"), &json!(false), &Value::Null));
@@ -569,10 +537,10 @@ mod tests {
     #[test]
     fn csv_has_the_names_of_json() {
         let row = Row::latency(&plan(Test::Latency, 1, true), 0, &outcome(1, &[]));
-        let text = csv(&[row.clone(), row.clone()]);
+        let text = csv([row.fields(), row.fields()], "null");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert_eq!(lines[0].split(',').collect::<Vec<_>>(), row.fields().iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        assert_eq!(lines[0].split(',').collect::<Vec<_>>(), row.fields().0.iter().map(|(name, _)| *name).collect::<Vec<_>>());
         assert_eq!(lines[0].split(',').count(), lines[1].split(',').count());
         assert!(lines[1].starts_with("latency,shm,64,200,"));
     }
@@ -593,8 +561,10 @@ mod tests {
         assert_eq!(told(&quiet, &[(50.0, false), (60.0, false)]), "");
         assert!(told(&quiet, &[(24.0, true), (24.0, false)]).contains("threads of one core"));
         assert!(told(&quiet, &[(50.0, false), (245.0, false)]).contains("moved"));
-        assert!(told(&Plan { pin: Vec::new(), ..quiet.clone() }, &[]).contains("--pin"));
-        assert!(told(&Plan { progress: "poller".into(), ..quiet.clone() }, &[]).contains("poller"));
-        assert!(told(&Plan { crowded: true, ..quiet }, &[]).contains("more processes than processors"));
+        let told = |setting: Setting| told(&Plan { setting, ..quiet.clone() }, &[]);
+        let setting = || quiet.setting.clone();
+        assert!(told(Setting { pin: Vec::new(), ..setting() }).contains("--pin"));
+        assert!(told(Setting { progress: "poller".into(), ..setting() }).contains("poller"));
+        assert!(told(Setting { crowded: true, ..setting() }).contains("more processes than processors"));
     }
 }

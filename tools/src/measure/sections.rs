@@ -205,11 +205,11 @@ impl Sections<'_> {
                     self.together.wait()?;
                 }
                 samples.record(ticks() - start);
-                if plan.put && plan.net.is_some() {
+                if plan.put && plan.setting.net.is_some() {
                     self.together.tell()?;
                 }
             }
-            (Test::Rate, Side::Pong) if plan.put && plan.net.is_some() => {
+            (Test::Rate, Side::Pong) if plan.put && plan.setting.net.is_some() => {
                 self.together.wait_helping(self.driver.node, plan.arrival(), self.patience)?;
             }
             (Test::Rate, Side::Pong) if plan.put => {}

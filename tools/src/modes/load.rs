@@ -3,6 +3,7 @@
 use super::noise::Noise;
 use crate::exit::Failure;
 use crate::measure::size::Size;
+use crate::paths;
 use doorbell::mode::ModeRequest;
 use serde::de::{self, Deserializer, Visitor, value::SeqAccessDeserializer};
 use serde::{Deserialize, Serialize, Serializer};
@@ -173,7 +174,7 @@ impl Load {
     /// The load in a file.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| {
+        let text = paths::open(path).and_then(std::io::read_to_string).map_err(|error| {
             let hint = "LOAD is a JSON file: see --help for what it holds, or write one with --generate --save FILE";
             Failure::usage(format!("cannot read the load {name}: {error}"), hint)
         })?;

@@ -13,19 +13,25 @@ pub mod watch;
 pub mod worker;
 
 use crate::exit::{Failure, warn};
+use crate::experiment::place::Place;
+use crate::experiment::setting::{FREE, Setting};
+use crate::experiment::workers::requested_end;
+use crate::experiment::{self, Experiment, Trouble, measure};
 use crate::ls::Format;
 use crate::measure::args::crowded;
-use crate::measure::workers::{Crew, Workers, requested_end};
+use crate::paths::Output;
 use crate::text::{counted, print};
 use clap::builder::PossibleValuesParser;
-use doorbell_benches::floor::{Mapping, Shape};
+use doorbell::{Progress, Wait};
+use doorbell_benches::clock::Clock;
 use load::Load;
 use outcome::{Outcome, Round};
+use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
-use worker::{Chooser, Order, Way};
+use worker::{Chooser, Found, Way};
 
 /// The modes beside which a policy has to stand.
 const FIXED: [&str; 6] = ["shm/0/transfer", "shm/0/both", "shm/0/get", "shm/0/put", "udp/0/transfer", "udp/0/put"];
@@ -124,12 +130,10 @@ fn factor(word: &str) -> Result<f64, String> {
 
 /// Carries out the loads, and prints what was found.
 pub fn run(args: &ModesArgs) -> Result<(), Failure> {
+    // A mistake is told before anything is started.
+    let report = args.report.as_deref().map(output).transpose()?;
     let loads = loads(args)?;
     let crowded = crowded(&args.pin, 2)?;
-    if let Some(path) = &args.report {
-        // A mistake is told before anything is started.
-        write(path, "")?;
-    }
     let signal = requested_end()?;
     let ways = ways(args);
     let mut bar = Bar { all: loads.len() * (usize::from(args.rounds) * ways.len() + 1), done: 0 };
@@ -144,11 +148,11 @@ pub fn run(args: &ModesArgs) -> Result<(), Failure> {
         Format::Table => outcomes.iter().map(table::render).collect::<Vec<_>>().join("\n"),
         Format::Json => outcomes.iter().map(lines::render).collect(),
     });
-    if let Some(path) = &args.report {
-        write(path, &page::render(&outcomes))?;
+    if let Some(report) = &report {
+        write(report, &page::render(&outcomes))?;
     }
     if args.pin.is_empty() {
-        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
+        warn(FREE);
     }
     let missed: Vec<String> = outcomes.iter().flat_map(Outcome::missed).collect();
     if args.check && !missed.is_empty() {
@@ -165,20 +169,29 @@ fn loads(args: &ModesArgs) -> Result<Vec<Load>, Failure> {
         return Ok(vec![Load::read(path)?]);
     }
     let Some(seed) = args.generate else { return Load::built_in() };
+    let save = args.save.as_deref().map(output).transpose()?;
     let by_clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| u64::from(time.subsec_nanos()));
     let seed = seed.unwrap_or_else(by_clock);
     let load = Load::random(seed);
     eprintln!("the load of seed {seed}");
-    if let Some(path) = &args.save {
+    if let Some(save) = &save {
         let text = serde_json::to_string_pretty(&load).map_err(|error| Failure::failed(error, ""))?;
-        write(path, &(text + "\n"))?;
+        write(save, &(text + "\n"))?;
     }
     Ok(vec![load])
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::usage(format!("cannot write {}: {error}", path.display()), "name a file that can be written"))
+fn output(path: &Path) -> Result<Output, Failure> {
+    Output::at(path).map_err(|error| unwritten(path, &error))
+}
+
+fn write(output: &Output, text: &str) -> Result<(), Failure> {
+    output.write(text.as_bytes()).map_err(|error| unwritten(output.path(), &error))
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
+    let hint = "name a regular file, or a new one in a directory where files can be made";
+    Failure::usage(format!("cannot write {}: {error}", path.display()), hint)
 }
 
 /// The policy, and each mode; of them what was asked for, if something was.
@@ -233,35 +246,67 @@ pub fn name(way: &Way) -> String {
     }
 }
 
+/// A load that is carried out by one way.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Run {
+    setting: Setting,
+    load: Load,
+    way: Way,
+    /// After so many seconds something hangs.
+    limit_s: u64,
+}
+
+impl Experiment for Run {
+    const NAME: &'static str = "modes";
+    type Found = Found;
+    /// Or why the load can't go so.
+    type Row = Result<Round, String>;
+
+    fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
+    fn processes(&self) -> usize {
+        2
+    }
+
+    fn role(&self, process: usize) -> &'static str {
+        if process == 0 { "the process that writes" } else { "the process that reads" }
+    }
+
+    fn work(self, place: Place) -> Result<Found, Trouble> {
+        worker::work(&self, &place)
+    }
+
+    fn rows(&self, outcome: experiment::Outcome<Found>) -> Result<Vec<Self::Row>, Failure> {
+        let round = Round::new(&self.load, outcome.found).map_err(|what| {
+            let hint = "no figure of this run is worth anything; run it again, and tell who maintains Doorbell";
+            Failure::failed(what, hint)
+        })?;
+        Ok(vec![round])
+    }
+}
+
 /// One load by one way; or why it can't go so.
 fn once(args: &ModesArgs, load: &Load, way: &Way, crowded: bool, signal: &AtomicUsize) -> Result<Result<Round, String>, Failure> {
-    let memory = Mapping::create(Shape { pairs: 0, bytes: 0 })
-        .map_err(|error| Failure::usage(format!("could not get memory for the processes of a load: {error}"), ""))?;
-    let domain = format!("modes-{}", std::process::id());
-    let order = |node: usize| Order {
-        domain: domain.clone(),
-        load: load.clone(),
-        way: way.clone(),
-        node,
-        processor: if args.pin.is_empty() { None } else { Some(args.pin[node % args.pin.len()]) },
+    let setting = Setting {
+        domain: format!("modes-{}", std::process::id()),
+        net: None,
+        progress: Progress::default().to_string(),
+        wait: Wait::default().to_string(),
+        pin: args.pin.clone(),
         crowded,
-        memory: memory.descriptor(),
-        parent: std::process::id() as i32,
-        limit_s: limit(load),
     };
-    let role = |node: usize| if node == 0 { "the process that writes" } else { "the process that reads" };
-    let crew = Crew { command: worker::COMMAND, domain: &domain, role: &role };
-    let found =
-        Workers::start(crew, 2, order)?.wait(signal).map_err(|failure| failure.of(format!("{} by {}", load.name, name(way))))?;
+    let run = Run { setting, load: load.clone(), way: way.clone(), limit_s: limit(load) };
+    // No ticks are read here.
+    let clock = Clock { ns_per_tick: 1.0 };
+    let found = measure(&run, clock, signal).map_err(|failure| failure.of(format!("{} by {}", load.name, name(way))))?;
     // One that came while no process was there to be told.
     let signal = signal.load(Ordering::SeqCst);
     if signal != 0 {
         return Err(Failure::interrupted(signal as i32));
     }
-    Round::new(load, found).map_err(|what| {
-        let what = format!("{} by {}: {what}", load.name, name(way));
-        Failure::failed(what, "no figure of this run is worth anything; run it again, and tell who maintains Doorbell")
-    })
+    Ok(found.into_iter().next().unwrap_or_else(|| Err("nothing was found".into())))
 }
 
 /// After how many seconds a load hangs.

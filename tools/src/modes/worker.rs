@@ -1,17 +1,18 @@
 //! One of the two processes that carry out a load: one writes, the other reads, and both look at the same clock.
 
-use super::load::{LEAST, Load, Phase, Place};
+use super::Run;
+use super::load::{LEAST, Phase, Place as Where};
 use super::noise::{Noise, mix};
 use super::watch::{AsAsked, Timeline, Watch, Watched};
 use crate::clock::now;
 use crate::exit::Failure;
-use crate::log;
-use crate::measure::plan::{Recorded, Reply, pack};
-use crate::measure::worker::{WorkerArgs, answer, meet, obey, pin, read, unable};
+use crate::experiment::place::{Place, leave};
+use crate::experiment::{Trouble, give_up};
+use crate::measure::plan::{Recorded, pack};
 use doorbell::mode::{Mode, ModeRequest, Policy, Protocol, Receipt, Thresholds};
 use doorbell::transfer::RENDEZVOUS_BYTES;
 use doorbell::{Error, Match, Node, NodeId, Peer, Priority, Request};
-use doorbell_benches::floor::{Mapping, Patience, Shape};
+use doorbell_benches::floor::Stopped;
 use doorbell_benches::memory::Memory;
 use doorbell_benches::stats::Samples;
 use serde::{Deserialize, Serialize};
@@ -21,10 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use tracing_subscriber::filter::LevelFilter;
-
-/// The name under which the command runs itself.
-pub const COMMAND: &str = "modes-worker";
 
 const WRITER: NodeId = NodeId(0);
 const READER: NodeId = NodeId(1);
@@ -102,29 +99,6 @@ impl Chooser {
     }
 }
 
-/// What one process is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// The domain.
-    pub domain: String,
-    /// What to do.
-    pub load: Load,
-    /// By what.
-    pub way: Way,
-    /// The writer is 0, the reader 1.
-    pub node: usize,
-    /// Its processor.
-    pub processor: Option<usize>,
-    /// There are more processes than processors.
-    pub crowded: bool,
-    /// The descriptor of the memory that both share.
-    pub memory: i32,
-    /// The process that started it.
-    pub parent: i32,
-    /// After so many seconds something hangs.
-    pub limit_s: u64,
-}
-
 /// What one process found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Found {
@@ -175,17 +149,6 @@ pub struct ReadPhase {
     pub background_bytes: u64,
 }
 
-/// Why a load was not carried out.
-#[derive(Debug, thiserror::Error)]
-enum Trouble {
-    #[error(transparent)]
-    Driver(#[from] Error),
-    #[error("{0}")]
-    Wrong(String),
-    #[error("{0}")]
-    Memory(Failure),
-}
-
 /// What this process is at, for whoever looks whether it gets on.
 #[derive(Debug, Default)]
 struct Progress {
@@ -194,111 +157,83 @@ struct Progress {
     is_over: AtomicBool,
 }
 
-/// Does what it was ordered to and answers on stdout.
-pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
-    let order: Order = read(&args.order)?;
-    log::install(if order.node == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
-    answer(&serve(&order))
-}
-
-fn serve(order: &Order) -> Reply<Found> {
-    let stop = Arc::new(AtomicBool::new(false));
-    if let Err(reply) = obey(order.parent, &stop) {
-        return reply;
-    }
-    if let Err(failure) = pin(order.processor) {
-        return Reply::Unable(failure);
-    }
+/// Joins the domain, and writes or reads.
+pub fn work(run: &Run, place: &Place) -> Result<Found, Trouble> {
     let at = Arc::new(Progress::default());
-    watch_over(order, &stop, &at);
-    let reply = match join(order, &stop) {
-        Ok((node, watch)) => carry_out(order, node, watch.as_deref(), &at),
-        Err(reply) => reply,
-    };
+    watch_over(run, place, &at);
+    let done = join(run, place).and_then(|(node, watch)| {
+        let done = match place.process {
+            0 => write(run, &node, watch.as_deref(), &at).map(|written| Found::Written(Box::new(written))),
+            _ => read_all(run, &node, &at).map(Found::Read),
+        };
+        leave(node, done)
+    });
     at.is_over.store(true, Ordering::Relaxed);
-    reply
+    done
 }
 
 /// Ends this process when it is told to stop, or when it hangs: a receive without a deadline looks for neither.
-fn watch_over(order: &Order, stop: &Arc<AtomicBool>, at: &Arc<Progress>) {
-    let (stop, at, limit) = (stop.clone(), at.clone(), Duration::from_secs(order.limit_s));
-    let (verb, phases) = (if order.node == 0 { "sent" } else { "read" }, order.load.phases.clone());
+fn watch_over(run: &Run, place: &Place, at: &Arc<Progress>) {
+    let (stop, at, limit) = (place.stop.clone(), at.clone(), Duration::from_secs(run.limit_s));
+    let (verb, phases) = (if place.process == 0 { "sent" } else { "read" }, run.load.phases.clone());
     let begun = Instant::now();
     thread::spawn(move || {
         while !at.is_over.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(50));
-            let reply: Reply<Found> = if stop.load(Ordering::Relaxed) {
-                Reply::Stopped
-            } else if begun.elapsed() > limit {
+            if stop.load(Ordering::Relaxed) {
+                give_up::<Run>(Stopped.into());
+            }
+            if begun.elapsed() > limit {
                 let phase = at.phase.load(Ordering::Relaxed) as usize;
                 let name = phases.get(phase).map_or("", |phase| &phase.name);
                 let message = at.message.load(Ordering::Relaxed);
-                Reply::Failed(format!("after {} s it hangs: phase '{name}', {message} messages {verb}", limit.as_secs()))
-            } else {
-                continue;
-            };
-            let _ = answer(&reply);
-            std::process::exit(1);
+                let what = format!("after {} s it hangs: phase '{name}', {message} messages {verb}", limit.as_secs());
+                give_up::<Run>(Trouble::Wrong(what));
+            }
         }
     });
 }
 
 type Joined = (Node, Option<Arc<Watch>>);
 
-fn join(order: &Order, stop: &Arc<AtomicBool>) -> Result<Joined, Reply<Found>> {
-    // SAFETY: the descriptor was made for this process, and nothing has used it yet.
-    let mapping = unsafe { Mapping::inherit(order.memory, Shape { pairs: 0, bytes: 0 }) }
-        .map_err(|error| Reply::Unable(unable("could not map the memory that both processes share", error)))?;
-    let patience = Patience::new(stop.clone(), order.crowded);
+fn join(run: &Run, place: &Place) -> Result<Joined, Trouble> {
+    let Place { process, mapping, patience, .. } = place;
+    let domain = &run.setting.domain;
     let why = |error: Error| {
-        let what = format!("could not join the domain '{}' as node {}", order.domain, order.node);
-        Reply::Unable(Failure::usage(format!("{what}: {error}"), "see `doorbell info`"))
+        let what = format!("could not join the domain '{domain}' as node {process}: {error}");
+        Trouble::Unable(Failure::usage(what, "see `doorbell info`"))
     };
-    let id = NodeId(order.node as u16);
-    let mut builder = Node::builder(&order.domain).id(id).label("modes").max_nodes(2).dead_after(SILENCE);
-    let note = if order.node == 0 { 0 } else { mapping.gate().read_note(&patience).map_err(|_| Reply::Stopped)? };
+    let mut builder = run.setting.builder("modes").map_err(why)?;
+    builder = builder.id(NodeId(*process as u16)).max_nodes(2).dead_after(SILENCE);
+    let note = if *process == 0 { 0 } else { mapping.gate().read_note(patience)? };
     for (at, address) in ADDRESSES.into_iter().enumerate() {
         builder = builder.listen(SocketAddr::from((address, 0)));
-        if order.node > 0 {
+        if *process > 0 {
             let port = (note >> (16 * at)) as u16;
             let there = SocketAddr::from((address, port));
             builder = if at == 0 { builder.connect(there) } else { builder.seek(there) };
         }
     }
     let mut watch = None;
-    match order.way {
-        Way::Policy { policy, watched: true } if order.node == 0 => {
+    match run.way {
+        Way::Policy { policy, watched: true } if *process == 0 => {
             let made = Watch::new(policy.make());
             watch = Some(made.clone());
             builder = builder.policy(Watched(made));
         }
-        Way::Policy { policy: Chooser::Thresholds, .. } if order.node == 0 => builder = builder.policy(Thresholds::new()),
-        Way::Policy { policy: Chooser::Tuned, .. } if order.node == 0 => builder = builder.policy(Thresholds::tuned()),
-        Way::Policy { policy: Chooser::Asked, .. } if order.node == 0 => builder = builder.policy(AsAsked),
+        Way::Policy { policy: Chooser::Thresholds, .. } if *process == 0 => builder = builder.policy(Thresholds::new()),
+        Way::Policy { policy: Chooser::Tuned, .. } if *process == 0 => builder = builder.policy(Thresholds::tuned()),
+        Way::Policy { policy: Chooser::Asked, .. } if *process == 0 => builder = builder.policy(AsAsked),
         _ => {}
     }
     let node = builder.join().map_err(why)?;
-    if order.node == 0 {
+    if *process == 0 {
         let ports = node.addresses().iter().enumerate().map(|(at, address)| u64::from(address.port()) << (16 * at));
         mapping.gate().leave_note(ports.sum());
     }
-    if !meet(&node, 2, &patience).map_err(why)? {
-        return Err(Reply::Stopped);
-    }
-    Ok((node, watch))
-}
-
-fn carry_out(order: &Order, node: Node, watch: Option<&Watch>, at: &Progress) -> Reply<Found> {
-    let done = if order.node == 0 {
-        write(order, &node, watch, at).map(|written| Found::Written(Box::new(written)))
-    } else {
-        read_all(order, &node, at).map(Found::Read)
-    };
-    let left = node.leave().map_err(Trouble::from);
-    match done.and_then(|found| left.map(|()| found)) {
-        Ok(found) => Reply::Done(found),
-        Err(Trouble::Memory(failure)) => Reply::Unable(failure),
-        Err(trouble) => Reply::Failed(trouble.to_string()),
+    match place.meet(&node, 2) {
+        Err(Trouble::Driver(error)) => Err(why(error)),
+        met => met.map(|()| (node, watch)),
     }
 }
 
@@ -315,10 +250,10 @@ impl AsRef<[u8]> for Slot {
 }
 
 /// Memory for messages of a phase.
-fn memory(node: &Node, place: Place, bytes: usize) -> Result<Memory, Trouble> {
+fn memory(node: &Node, place: Where, bytes: usize) -> Result<Memory, Trouble> {
     match place {
-        Place::Private => Memory::private(bytes).map_err(|error| Trouble::Memory(unable("could not allocate buffers", error))),
-        Place::Region => {
+        Where::Private => Memory::private(bytes).map_err(|error| Trouble::unable("could not allocate buffers", error)),
+        Where::Region => {
             let region = node.region::<u8>(bytes)?;
             // SAFETY: the only slice of the region, which the box keeps; peers touch it on behalf of sends and receives alone.
             let start = unsafe { region.as_mut_slice() }.as_mut_ptr();
@@ -328,7 +263,7 @@ fn memory(node: &Node, place: Place, bytes: usize) -> Result<Memory, Trouble> {
     }
 }
 
-fn slots(node: &Node, place: Place, bytes: usize, count: usize) -> Result<Vec<Slot>, Trouble> {
+fn slots(node: &Node, place: Where, bytes: usize, count: usize) -> Result<Vec<Slot>, Trouble> {
     let slot = |_| {
         let mut memory = memory(node, place, bytes)?;
         for (place, word) in memory.as_chunks_mut().0.iter_mut().enumerate() {
@@ -513,21 +448,21 @@ impl Beside<'_> {
 }
 
 /// The writer: sends phase after phase, and after each waits until all was read.
-fn write(order: &Order, node: &Node, watch: Option<&Watch>, at: &Progress) -> Result<Written, Trouble> {
+fn write(run: &Run, node: &Node, watch: Option<&Watch>, at: &Progress) -> Result<Written, Trouble> {
     let peer = node.peer(READER)?;
     let low = node.peer_with_priority(READER, Priority::Low)?;
     let mut written = Written { links: links(&peer)?, ..Written::default() };
-    let fixed = match &order.way {
+    let fixed = match &run.way {
         Way::Fixed(words) => Some(whole(words)?),
         Way::Policy { .. } => None,
     };
-    for (number, phase) in order.load.phases.iter().enumerate() {
+    for (number, phase) in run.load.phases.iter().enumerate() {
         at.phase.store(number as u64, Ordering::Relaxed);
         let free = slots(node, phase.memory, phase.sizes.most(), phase.window)?;
         let beside = match &phase.background {
             None => None,
             Some(background) => {
-                let free = slots(node, Place::Private, background.size.0, background.window)?;
+                let free = slots(node, Where::Private, background.size.0, background.window)?;
                 let flow = Flow::new(&low, BACKGROUND, free);
                 Some(Beside { flow, mode: background.mode, len: background.size.0, sent: 0 })
             }
@@ -547,7 +482,7 @@ fn write(order: &Order, node: &Node, watch: Option<&Watch>, at: &Progress) -> Re
             }
             Err(error) => return Err(error.into()),
         };
-        let is_last = written.unavailable.is_some() || number + 1 == order.load.phases.len();
+        let is_last = written.unavailable.is_some() || number + 1 == run.load.phases.len();
         peer.send(OVER, &counts.iter().chain(&[u64::from(is_last)]).flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())?;
         peer.recv(Match::any().tag(READ), &mut [])?;
         if is_last {
@@ -631,10 +566,10 @@ fn wait_until(moment: u64, flow: &mut Flow<'_>, beside: &mut Option<Beside<'_>>)
 }
 
 /// The reader: reads what comes, looks whether it is right, and behaves as the phase says.
-fn read_all(order: &Order, node: &Node, at: &Progress) -> Result<Vec<ReadPhase>, Trouble> {
+fn read_all(run: &Run, node: &Node, at: &Progress) -> Result<Vec<ReadPhase>, Trouble> {
     let peer = node.peer(WRITER)?;
     let mut phases = Vec::new();
-    for (number, phase) in order.load.phases.iter().enumerate() {
+    for (number, phase) in run.load.phases.iter().enumerate() {
         at.phase.store(number as u64, Ordering::Relaxed);
         let most = phase.sizes.most().max(phase.background.as_ref().map_or(0, |background| background.size.0)).max(LEAST);
         let mut into = memory(node, phase.memory, most)?;

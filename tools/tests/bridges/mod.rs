@@ -107,6 +107,35 @@ impl Process {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap(), None)
     }
 
+    /// A bridge of a domain, that is heard.
+    pub fn heard(args: &[&str], domain: &str) -> Self {
+        Self(doorbell(&["bridge"]).args(args).args(["--domain", domain]).spawn().unwrap(), Some(domain.to_owned()))
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
+    /// What came of one that ends by itself.
+    pub fn ended(mut self) -> Output {
+        eventually("that the process ends", || self.has_ended());
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        self.0.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+        self.0.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+        Output { status: self.0.wait().unwrap(), stdout, stderr }
+    }
+
+    pub fn first_line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line
+    }
+
+    pub fn send(&self, signal: i32) {
+        // SAFETY: touches no memory; the process is a child that was not waited for, so its number is its own.
+        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
+    }
+
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -196,8 +225,7 @@ impl Bridge {
     }
 
     pub fn send(&self, signal: i32) {
-        // SAFETY: touches no memory; the process is a child that was not waited for, so its number is its own.
-        assert_eq!(unsafe { libc::kill(self.process.0.id() as i32, signal) }, 0);
+        self.process.send(signal);
     }
 
     pub fn kill(&mut self) {

@@ -87,7 +87,7 @@ fn facts_about_the_machine() {
     assert!(facts["shm_bytes"].as_u64().unwrap() >= facts["shm_free_bytes"].as_u64().unwrap());
     assert!(!facts["processors"].as_array().unwrap().is_empty());
     let table = ended(&["info"]).stdout;
-    for name in ["kernel", "processors", "memory", "membarrier", "futex", "layout", "defaults"] {
+    for name in ["kernel", "processors", "memory", "membarrier", "futex", "io_uring", "layout", "defaults"] {
         assert!(table.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{table}");
     }
 }

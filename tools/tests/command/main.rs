@@ -5,6 +5,7 @@ mod as_usual;
 mod autopsy;
 mod demo;
 mod ls;
+mod paths;
 mod readme;
 mod run;
 mod signals;

@@ -1,9 +1,9 @@
-//! Aeron as a peer of Doorbell: an exclusive publication for each direction, over IPC or over UDP.
+//! Aeron as a peer of Doorbell: one exclusive publication for each direction, over IPC or over UDP.
 //!
-//! The stream is the tag. For IPC the media driver runs in the first process, in a thread that mostly sleeps: it only hands out limits.
-//! Over UDP it is the driver that sends and receives: each process has one of its own, which never sleeps. There is one processor for
-//! each process, so the thread that waits for messages turns it (`INVOKER`): threads that spin for it would take the processor from the one
-//! that has the message. Datagrams are as large as Aeron allows, and windows and socket buffers as large as the system does.
+//! The stream id is the tag. For IPC the media driver runs in a mostly sleeping thread of the first process: it only hands out
+//! limits. Over UDP the driver itself sends and receives, so each process has its own driver, which never sleeps. Each process
+//! has only one processor, so the thread that waits for messages runs the driver (`INVOKER`): a spinning driver thread would take
+//! the processor from it. Datagrams are as large as Aeron allows; windows and socket buffers are as large as the system allows.
 
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
 use doorbell_benches::stream::{self, Flow};
@@ -22,23 +22,23 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Bytes of the largest fragment that Aeron allows.
+/// The largest fragment that Aeron allows, in bytes.
 const MTU: usize = 65_504;
-/// Bytes of a term, of which there are three in a publication, and an eighth of which a message may have.
+/// The size of a term. A publication has three terms, and a message may take an eighth of one.
 const TERM_BYTES: usize = 64 << 20;
-/// The same over UDP, where pages are touched beforehand.
+/// The size of a term over UDP, where pages are touched beforehand.
 const UDP_TERM_BYTES: usize = 16 << 20;
-/// Bytes of socket buffers, of which the system may allow less.
+/// The requested size of socket buffers. The system may allow less.
 const SOCKET_BYTES: usize = 4 << 20;
-/// Datagrams that go to the kernel or come from it in one call, at most.
+/// The most datagrams in one system call.
 const VECTOR: u32 = 16;
-/// Turns of the driver when a section is over, after which all is on its way that was sent.
+/// The number of driver turns after a section that flush everything that was sent.
 const LAST_TURNS: usize = 64;
-/// Bytes of the message that says that a stream has arrived.
+/// The length of the message that confirms a stream.
 const ARRIVED: usize = 8;
-/// Fragments that are taken at once, at most, from a stream of small messages.
+/// The most fragments taken at once from a stream of small messages.
 const BATCH: usize = 256;
-/// How long the other process may take.
+/// The timeout for the other process.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
@@ -46,13 +46,13 @@ fn main() -> ExitCode {
 }
 
 struct OverAeron {
-    // From the first to be closed to the last.
+    // In the order in which they must be closed.
     back: AeronImage,
     out: AeronExclusivePublication,
     _subscription: AeronSubscription,
     _aeron: Aeron,
     _driver: Option<EmbeddedDriver>,
-    /// Turned by this thread.
+    /// The driver, if this thread runs it.
     media: Option<Media>,
     crowded: bool,
     buffers: Buffers,
@@ -76,7 +76,7 @@ fn driver(dir: &str) -> std::result::Result<EmbeddedDriver, rusteron_media_drive
     })
 }
 
-/// A driver that goes over UDP, and its context, which lives as long.
+/// A media driver for UDP and its context, which must live as long.
 struct Media {
     driver: AeronDriver,
     _context: AeronDriverContext,
@@ -114,7 +114,7 @@ impl Media {
     }
 }
 
-/// Waits for what somebody else does, who needs turns of the driver.
+/// Waits for another process that needs turns of the driver.
 fn wait_for<T>(media: &Option<Media>, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -152,7 +152,7 @@ impl Transport for OverAeron {
         let context = AeronContext::new()?;
         context.set_dir(&dir.into_c_string())?;
         context.set_pre_touch_mapped_memory(true)?;
-        // Where processors are crowded, the driver may have to wait for one.
+        // On crowded processors the driver may have to wait for a processor.
         context.set_driver_timeout_ms(60_000)?;
         let aeron = Aeron::new(&context)?;
         aeron.start()?;
@@ -165,7 +165,7 @@ impl Transport for OverAeron {
         let back = wait_for(&media, "the other process neither published nor subscribed", || {
             Ok(if out.is_connected() { subscription.image_at_index(0) } else { None })
         })?;
-        // The other one may still need turns of this driver.
+        // The other process may still need turns of this driver.
         setup.place.leave("connected", b"")?;
         let connected = setup.place.dir().join(format!("connected.{}", setup.other()));
         wait_for(&media, "the other process did not connect", || Ok(connected.exists().then_some(())))?;
@@ -189,7 +189,7 @@ impl Transport for OverAeron {
     fn play(&mut self, part: Part<'_>, section: Section) -> Result<()> {
         let Self { back, out, media, crowded, buffers, .. } = self;
         let way = Way { out, back, media: media.as_ref(), crowded: *crowded };
-        // Aeron hands out fragments in batches. Whoever takes one by one takes twice as long.
+        // Aeron delivers fragments in batches. Taking them one by one takes twice as long.
         if matches!(part, Part::Drain) && section.bytes <= MTU / 2 {
             return way.drain(section);
         }
@@ -202,7 +202,7 @@ impl Transport for OverAeron {
         stream::run(&mut way, flow, messages)?;
         let AtOnce(mut way) = way;
         if way.media.is_some() {
-            // What waits in the log is sent by turns of the driver, so nobody stops before all has arrived.
+            // Turns of the driver send what waits in the log, so neither process stops before everything has arrived.
             if flow.receives > 0 {
                 way.send(&[0; ARRIVED])?;
             }
@@ -216,7 +216,7 @@ impl Transport for OverAeron {
 
 /// The channels to the other process and to this one.
 fn channels(setup: &Setup<'_>) -> Result<[CString; 2]> {
-    // Nobody else takes the port until the driver does: the kernel gives out others first.
+    // The port stays free until the driver takes it, because the kernel hands out other ports first.
     let own = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let theirs = String::from_utf8(setup.place.swap("port", own.to_string().as_bytes())?)?;
     let channel = |port: &str| CString::new(format!("aeron:udp?endpoint=127.0.0.1:{port}"));
@@ -231,7 +231,7 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Has the driver do what there is to do, where this thread turns it.
+    /// Runs the driver's pending work if this thread runs the driver.
     #[inline(always)]
     fn turn(&self) -> Result<()> {
         self.media.map_or(Ok(()), Media::turn)
@@ -283,7 +283,7 @@ impl Carrier for Way<'_> {
         })
     }
 
-    /// Fragments are put together where they belong, without a copy in between.
+    /// Copies fragments directly to their place, without an intermediate copy.
     #[inline(always)]
     fn receive(&mut self, into: &mut [u8]) -> Result<()> {
         let mut filled = 0;

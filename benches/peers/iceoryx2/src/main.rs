@@ -1,7 +1,7 @@
-//! iceoryx2 as a peer of Doorbell: a service for each direction, with one publisher and one subscriber.
+//! iceoryx2 as a peer of Doorbell: one service for each direction, with one publisher and one subscriber.
 //!
-//! Samples have the tag as their user header. A message is written into a loaned sample and copied out of the one that was
-//! received; on loan, it is written and read in place.
+//! The tag is the user header of a sample. A message is written into a loaned sample and copied out of the received one; in the
+//! loan table it is written and read in place.
 
 use doorbell_benches::exchange::{self, Buffers, Carrier, Part, Section};
 use doorbell_benches::stream::{self, Flow};
@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 type Out = Publisher<ipc::Service, [u8], u64>;
 type In = Subscriber<ipc::Service, [u8], u64>;
 
-/// Samples that wait to be received, at most, where many small ones are sent.
+/// The most samples that wait to be received when many small ones are sent.
 const QUEUE: usize = 256;
-/// How long the other process may take.
+/// The timeout for the other process.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
@@ -38,7 +38,7 @@ struct Iceoryx2 {
     buffers: Buffers,
     messages: StreamBuffers,
     count: u64,
-    // The node goes last.
+    // Dropped last.
     _node: Node<ipc::Service>,
 }
 
@@ -83,12 +83,12 @@ impl Transport for Iceoryx2 {
             .map_err(|error| fault("no publisher", error))?;
         let there = service(setup.other())?;
         let back = there.subscriber_builder().buffer_size(queue).create().map_err(|error| fault("no subscriber", error))?;
-        // What is published before somebody subscribed is lost.
+        // Samples published before the subscription are lost.
         let mine = service(setup.node)?;
         let deadline = Instant::now() + PATIENCE;
         while mine.dynamic_config().number_of_subscribers() == 0 || there.dynamic_config().number_of_publishers() == 0 {
             if Instant::now() > deadline {
-                return Err("the other process neither subscribed nor published".into());
+                return Err("the other process neither subscribed nor published in time".into());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -147,9 +147,9 @@ impl Carrier for Way<'_> {
 
     #[inline(always)]
     fn send(&mut self, message: &[u8]) -> Result<()> {
-        // Its own way to wait for a place in the queue is to sleep, longer and longer.
+        // iceoryx2's own way of waiting for a place in the queue sleeps longer and longer.
         until(self.crowded, || {
-            let mut sample = self.out.loan_slice_uninit(message.len()).map_err(|error| fault("no loan", error))?;
+            let mut sample = self.out.loan_slice_uninit(message.len()).map_err(|error| fault("could not get a loan", error))?;
             *sample.user_header_mut() = TAG;
             let receivers = sample.write_from_slice(message).send().map_err(|error| fault("could not send", error))?;
             Ok((receivers > 0).then_some(()))
@@ -176,7 +176,7 @@ impl Carrier for OnLoan<'_> {
     fn send(&mut self, message: &[u8]) -> Result<()> {
         let mut sample = self.way.out.loan_slice_uninit(message.len()).map_err(|error| fault("no loan", error))?;
         *sample.user_header_mut() = TAG;
-        // SAFETY: bytes of shared memory, in which whatever was written before still stands.
+        // SAFETY: bytes of shared memory, which keep whatever was written before.
         let mut sample = unsafe { sample.assume_init() };
         if self.touched {
             self.count += 1;

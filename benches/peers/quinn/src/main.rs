@@ -1,13 +1,14 @@
 //! quinn (QUIC) as a peer of Doorbell: one stream in each direction of one connection, over UDP and encrypted.
 //!
-//! A stream of bytes has no messages: both sides know how long they are, and there is one tag. What was chosen for it:
-//! - One runtime of one thread in each process, which never sleeps: it is turned by whoever waits, and looks at the socket in each turn.
-//! - Datagrams as large as the loopback interface carries from the first on, without looking for a larger size. Runs of smaller ones, which
-//!   the kernel cuts, were no faster.
-//! - Windows that hold all that a test has under way, and a congestion window that begins as large: nothing else is on the way.
-//! - Socket buffers as large as Doorbell's, as far as the system allows.
-//! - Streams alone: where two processes spoke in turns, and did nothing between two sections, some run or other came to a standstill.
-//! - The cipher is that of `aws-lc-rs`, AES-256-GCM, as Doorbell's.
+//! A byte stream has no messages: both sides know the lengths, and there is only one tag. The settings are:
+//! - Each process has a runtime with one thread that never sleeps. The waiting code runs it, and each turn polls the socket.
+//! - Datagrams are as large as the loopback interface carries from the start, without a search for a larger size. Runs of smaller
+//!   datagrams, which the kernel cuts, were no faster.
+//! - Windows hold everything that a test has under way, and the congestion window starts as large, because there is no other
+//!   traffic.
+//! - Socket buffers are as large as Doorbell's, as far as the system allows.
+//! - Only streams are measured: when two processes took turns and idled between two sections, some runs came to a standstill.
+//! - The cipher is AES-256-GCM of `aws-lc-rs`, as in Doorbell.
 
 use doorbell_benches::exchange::{Carrier, Part, Section};
 use doorbell_benches::stream::{self, Flow};
@@ -32,20 +33,20 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-/// Bytes of the largest datagram: what an IPv4 packet of 64 KiB holds.
+/// The largest datagram: the payload of an IPv4 packet of 64 KiB.
 const DATAGRAM: u16 = 65_507;
-/// Bytes under way at most, in a stream and in all, and the congestion window to begin with.
+/// The most bytes under way, in a stream and in all, and the initial congestion window.
 const WINDOW: u32 = 16 << 20;
 const CONGESTION_WINDOW: u64 = 2 << 20;
-/// Bytes of socket buffers.
+/// The size of socket buffers.
 const SOCKET_BYTES: usize = 4 << 20;
 /// The name in the certificate.
 const NAME: &str = "peer";
-/// How long the other process may take.
+/// The timeout for the other process.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Turns after which a few bytes are on their way that nothing holds back.
+/// The number of turns after which a few bytes without other traffic have been sent.
 const LAST_TURNS: usize = 64;
-/// Bytes that say that a stream has arrived.
+/// The length of the confirmation of a stream.
 const ARRIVED: usize = 8;
 
 fn main() -> ExitCode {
@@ -65,7 +66,7 @@ fn fault(what: &str, error: impl std::fmt::Display) -> Fault {
     format!("{what}: {error}").into()
 }
 
-/// Turns the runtime, without a pause, until the future is through.
+/// Runs the runtime without a pause until the future completes.
 fn turn<F: Future>(runtime: &Runtime, future: F) -> F::Output {
     let mut future = pin!(future);
     runtime.block_on(poll_fn(|context| {
@@ -77,7 +78,7 @@ fn turn<F: Future>(runtime: &Runtime, future: F) -> F::Output {
     }))
 }
 
-/// A future that gives all others so many turns.
+/// A future that gives all others this many turns.
 async fn turns(mut left: usize) {
     poll_fn(|_| {
         left = left.saturating_sub(1);
@@ -103,7 +104,7 @@ fn transport() -> Arc<TransportConfig> {
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    // The handshake's first packets are encrypted with AES-128, as the standard says.
+    // The standard requires AES-128 for the first packets of the handshake.
     let mut provider = aws_lc_rs::default_provider();
     let initial = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
     provider.cipher_suites = vec![TLS13_AES_256_GCM_SHA384, initial];
@@ -134,7 +135,7 @@ fn client(certificate: CertificateDer<'static>) -> Result<ClientConfig> {
 
 fn endpoint(server: Option<ServerConfig>) -> Result<Endpoint> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
-    // Less if the system allows no more.
+    // The system may allow less.
     socket.set_recv_buffer_size(SOCKET_BYTES)?;
     socket.set_send_buffer_size(SOCKET_BYTES)?;
     socket.bind(&SockAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))?;
@@ -170,13 +171,13 @@ impl Transport for Quinn {
         if order.over != Over::Sealed || order.work != Work::OneWay {
             return Err(unknown("quinn", order.work, order.over));
         }
-        // The socket is looked at in each turn, and not in every 61st.
+        // Poll the socket in each turn and not in every 61st.
         let runtime = Builder::new_current_thread().enable_all().event_interval(1).build()?;
         let (endpoint, connection, out, back) = turn(&runtime, async {
             let met = async {
                 let (endpoint, connection) = meet(setup).await?;
                 let mut out = connection.open_uni().await?;
-                // A stream is seen by the other side when something is sent on it.
+                // The other side sees a stream only once something is sent on it.
                 out.write_all(&[0]).await?;
                 let mut back = connection.accept_uni().await?;
                 back.read_exact(&mut [0]).await?;
@@ -200,7 +201,7 @@ impl Transport for Quinn {
         let Self { runtime, out, back, messages, .. } = self;
         let mut way = AtOnce(Way { runtime, out, back });
         stream::run(&mut way, flow, messages.of(bytes)?)?;
-        // What was taken is sent by turns of the runtime, so nobody stops before all has arrived.
+        // Turns of the runtime send the buffered bytes, so neither process stops before everything has arrived.
         let AtOnce(mut way) = way;
         if flow.receives > 0 {
             way.send(&[0; ARRIVED])?;

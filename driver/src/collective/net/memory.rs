@@ -24,13 +24,16 @@ pub struct Span {
     pub bytes: Range<usize>,
 }
 
-/// Bytes that are aligned for every type.
+/// Bytes that are aligned for every element.
 #[derive(Clone, Copy)]
-#[repr(C, align(16))]
+#[repr(C, align(128))]
 struct Line([u8; LINE]);
 
 /// The largest alignment of an element.
-pub const LINE: usize = 16;
+pub const LINE: usize = 128;
+
+// Whole lines lie behind each other, each as aligned as the first.
+const _: () = assert!(align_of::<Line>() == LINE && size_of::<Line>() == LINE);
 
 /// What a run reads and writes. Nobody gets at anything beyond what the caller gave.
 pub struct Memory {

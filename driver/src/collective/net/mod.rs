@@ -7,14 +7,15 @@
 //! 3. A [`Run`] carries out a schedule over the streams, with the caller's [`Memory`](memory::Memory).
 //!
 //! Nothing here does I/O. Who has the lanes asks [`Streams::next`] for packets, tells [`Streams::sent`] what was pushed, gives to
-//! [`Streams::take`] what came, and calls [`Run::advance`] afterwards.
+//! [`Streams::take`] what came, and calls [`Run::step`] afterwards.
 
 mod memory;
 mod run;
 mod schedule;
 mod streams;
 
-pub use run::{Fold, Run};
+pub use memory::LINE;
+pub use run::{Fold, Run, Stage};
 pub use schedule::{Algorithm, Boxes, Operation, choose};
 pub use streams::{Call, Failure, Streams, team_of};
 

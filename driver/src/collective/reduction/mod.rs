@@ -54,7 +54,8 @@ const BLOCK_BYTES: usize = 4096;
 /// operands in the order of ranks unless it is [`COMMUTATIVE`](Self::COMMUTATIVE).
 ///
 /// Nothing here blocks, allocates or fails, and all panics are the caller's bugs. An operator of your own that panics half way leaves
-/// the elements before it combined and the others as they were.
+/// the elements before it combined and the others as they were. It runs in whatever thread goes on with the collective, maybe in the middle of the
+/// engine: calls of teams are refused there ([`Error::Reentrant`](crate::Error::Reentrant)).
 pub trait Reduction<T>: Copy + Send + Sync + 'static {
     /// Whether the order of the operands may be changed.
     const COMMUTATIVE: bool;

@@ -36,7 +36,7 @@ struct Part {
 }
 
 impl Feed {
-    /// `None`: all lanes are taken.
+    /// `None`: no lane is left for that node.
     pub fn open(
         inner: Weak<Inner>,
         segment: Arc<DeviceSegment>,

@@ -105,6 +105,8 @@ pub struct Engine {
     lender: Arc<Lender>,
     /// What the thread waits for that sleeps on the bell.
     parked: Option<Arc<Op>>,
+    /// Some target may have been told that something waits for room.
+    waited: bool,
     polls: u32,
     /// When somebody last asked whether the peers live.
     checked: Instant,
@@ -153,6 +155,7 @@ impl Engine {
             monitor,
             lender,
             parked: None,
+            waited: false,
             polls: 0,
             checked: Instant::now(),
             shown: Instant::now(),
@@ -313,22 +316,33 @@ impl Engine {
 
     /// Says that a thread is about to sleep on the bell until `op` is done, `timeout` at most. `None` if it should look again
     /// instead. Call [`awake`](Self::awake) after the sleep.
-    pub fn park(&mut self, me: Token, op: &Arc<Op>, timeout: Duration) -> Option<Duration> {
+    pub fn park(&mut self, me: Token, sleeper: u32, op: &Arc<Op>, timeout: Duration) -> Option<Duration> {
         if op.is_done() {
             return None;
         }
         // Nobody else but the network has to be asked, and it says when.
         let is_told = self.fabric.is_remote_only() && self.is_at_rest() && !self.fabric.refusing();
-        let timeout = self.arm(me, if is_told { timeout } else { timeout.min(PARK_MOST) })?;
+        let timeout = self.arm(me, sleeper, if is_told { timeout } else { timeout.min(PARK_MOST) })?;
         self.inbound.sighted = false;
         self.parked = Some(op.clone());
         Some(timeout)
     }
 
-    /// Arms the bell and looks once more at everything that might ring it: the lanes, and room for what is queued. If that
-    /// found nothing: how long to sleep.
-    pub fn arm(&mut self, me: Token, timeout: Duration) -> Option<Duration> {
-        let timeout = self.fabric.arm(timeout)?;
+    /// Arms the bell for one of those who have the helm, and looks once more at everything that might ring it: the lanes, and room for what is queued.
+    /// If that found nothing: how long to sleep.
+    pub fn arm(&mut self, me: Token, sleeper: u32, timeout: Duration) -> Option<Duration> {
+        // Before the barrier: what finds no room here says so to its target, and tries once more after it. Either the target sees that, or this
+        // thread sees the room.
+        if self.push(me) > 0 {
+            return None;
+        }
+        if self.waited && self.is_at_rest() {
+            // Else a target would ring for ever for a packet that is long gone.
+            self.waited = false;
+            let ways = self.ways.iter().filter(|way| !way.state.is_anothers(me));
+            ways.filter_map(|way| way.state.enter(me)).for_each(|mut state| state.rest());
+        }
+        let timeout = self.fabric.arm(sleeper, timeout)?;
         // What was refused may have room, or a taker, by now.
         let refused = if self.fabric.refusing() { self.poll(&mut Nobody, false) } else { 0 };
         if refused + self.push(me) > 0 {

@@ -21,7 +21,7 @@ const EVENTS_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     incarnation: Incarnation,
-    died: bool,
+    why: Gone,
 }
 
 impl Engine {
@@ -170,7 +170,7 @@ impl Engine {
         self.tell(Event::Damaged { node, reason });
         if let Some(life) = self.fabric.live(node) {
             // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
-            self.end_with((node, life).into(), Gone::Damaged);
+            self.peer_gone((node, life).into(), Gone::Damaged);
         }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -193,17 +193,11 @@ impl Engine {
             }
             Change::Left(node, incarnation) | Change::Died(node, incarnation) => {
                 let died = matches!(change, Change::Died(..));
-                let end = End { incarnation, died };
+                let why = if died { Gone::Died } else { Gone::Left };
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
-                self.ends[node.index()] = Some(end);
-                self.end_with((node, incarnation).into(), if died { Gone::Died } else { Gone::Left });
-                // After its ways out were cut: nothing can be lent to it from here on.
-                let (loans, bytes) = self.lender.drop_holds(node, incarnation);
-                if loans > 0 {
-                    let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(incarnation);
-                    self.monitor.record(&record.bytes(bytes));
-                }
+                self.ends[node.index()] = Some(End { incarnation, why });
+                self.peer_gone((node, incarnation).into(), why);
                 self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
             }
             Change::Parted(node, life) => {
@@ -249,9 +243,15 @@ impl Engine {
         self.damaged.get(node.index()).copied().flatten() == Some(life)
     }
 
-    /// Ends everything with a peer that is gone, and cuts the ways there. A way that this thread holds is left to
-    /// [`connect`](Self::connect).
-    fn end_with(&mut self, peer: PeerId, why: Gone) {
+    /// Why nothing of this life of a node counts any more, if so.
+    pub(crate) fn gone(&self, node: NodeId, life: Incarnation) -> Option<Gone> {
+        let end = self.ends.get(node.index()).copied().flatten().filter(|end| end.incarnation == life);
+        end.map(|end| end.why).or_else(|| self.is_damaged(node, life).then_some(Gone::Damaged))
+    }
+
+    /// Tells all services that a peer is gone, for whatever reason: everything with it ends, and the ways there are cut. A way that this thread holds is
+    /// left to [`connect`](Self::connect).
+    fn peer_gone(&mut self, peer: PeerId, why: Gone) {
         let (node, life) = peer.into();
         let error = || why.error(peer);
         self.outgoing.fail(Some((node, life)), error);
@@ -263,6 +263,16 @@ impl Engine {
             }
         }
         self.inbound.services.peer_gone(peer, why);
+        if why == Gone::Damaged {
+            // It lives, and may read what it was lent. Loans come back when it has ended.
+            return;
+        }
+        // After its ways out were cut: nothing can be lent to it from here on.
+        let (loans, bytes) = self.lender.drop_holds(node, life);
+        if loans > 0 {
+            let record = Record::new(RecordKind::LoanReturned).peer(node).incarnation(life);
+            self.monitor.record(&record.bytes(bytes));
+        }
     }
 
     fn on_own_damage(&mut self, reason: &'static str) {
@@ -316,7 +326,9 @@ impl Engine {
 
 impl End {
     fn error(self, node: NodeId) -> Error {
-        let incarnation = self.incarnation;
-        if self.died { Error::PeerDied { node, incarnation } } else { Error::PeerLeft { node, incarnation } }
+        self.why.error((node, self.incarnation).into())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,7 @@ impl Engine {
         if self.sending.is_empty() && !has_transfers && !self.inbound.services.any() && !has_later {
             return 0;
         }
+        self.waited = true;
         // First of all: it makes work for the others.
         let later = if has_later { self.do_later(me) } else { 0 };
         let services = if self.inbound.services.any() { self.step_services(me) } else { 0 };

@@ -18,6 +18,11 @@ impl Engine {
         self.inbound.services.register(service);
     }
 
+    /// Whether a peer waits for each part of what this node moves for it.
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.inbound.services.is_hurried()
+    }
+
     /// Whether services still have something to say before this node may leave.
     pub(crate) fn is_flushing(&self) -> bool {
         self.inbound.services.is_flushing()

@@ -7,11 +7,11 @@ pub(crate) use watch::Begun;
 use super::Stats;
 use crate::Result;
 use crate::engine::baton::{Baton, BatonGuard, Token};
-use crate::engine::helm::Helm;
+use crate::engine::helm::{CALLER, Helm, POLLER};
 use crate::engine::later::Later;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::Op;
-use crate::engine::poller::{NOTHING_PENDING, PollerWord, Progress};
+use crate::engine::poller::{NOTHING_PENDING, PollerWord, Progress, Turned};
 use crate::engine::pool::Clerks;
 use crate::engine::turn::{Engine, EngineSettings};
 use crate::engine::wait::{Gear, Step, Wait};
@@ -26,11 +26,11 @@ use crate::reactor::ReactorWord;
 use crate::region::table::RegionTable;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
-use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Reach, heavy_barrier, light_barrier};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, light_barrier, sure_barrier};
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
-use doorbell_shm::doorbell::{Bell, futex_wake};
+use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_udp::UdpFabric;
 use doorbell_udp::port::{Park, Port};
@@ -353,10 +353,8 @@ impl Shared {
 
     /// Waits until nobody is in an update or at work, of a node that is closed: a second at most, as this thread may be.
     pub(crate) fn wait_for_updates(&self) {
-        if !heavy_barrier(Reach::Process) {
-            // Then time has to do: no processor keeps a store to itself for so long.
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        // Between the flag of who leaves and the look at who is at work: pairs with `begin`.
+        sure_barrier();
         let deadline = Instant::now() + Duration::from_secs(1);
         let works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
         let is_at_work = || works.iter().any(|work| work.upgrade().is_some_and(|work| work.load(Ordering::Acquire)));
@@ -416,13 +414,13 @@ impl Shared {
         self.baton.enter(me).map_or(0, |mut engine| engine.turn(me, false))
     }
 
-    /// The poller's turn, and whether it is a sign of more to come.
-    pub(crate) fn turn_poller(&self, me: Token) -> (usize, bool) {
+    /// The poller's turn.
+    pub(crate) fn turn_poller(&self, me: Token) -> Turned {
         let turned = self.baton.enter(me).map(|mut engine| {
             let work = engine.turn(me, true);
-            (work, engine.is_news(work))
+            Turned { work, is_news: engine.is_news(work), serves: engine.is_hurried() }
         });
-        turned.unwrap_or((0, false))
+        turned.unwrap_or_default()
     }
 
     pub(crate) fn check_peers(&self, me: Token) {
@@ -458,16 +456,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Sleeps on the bell, and on the network if there is one.
-    fn sleep(&self, timeout: Duration) {
-        let Some(network) = &self.network else { return self.bell().sleep(timeout) };
-        // Whoever had the helm before may be on its way out of here.
+    /// Sleeps on the bell, and on the network if there is one, as long as the bell is armed by this sleeper.
+    fn sleep(&self, sleeper: u32, timeout: Duration) {
+        let Some(network) = &self.network else { return self.bell().sleep_as(sleeper, timeout) };
+        let park = Park { bell: self.bell().word(), expected: sleeper, timeout, writable: false };
+        // Whoever had the helm before may be on its way out of here: the bell does not say its number any more.
         let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
-        let park = Park { bell: self.bell().word(), expected: 1, timeout, writable: false };
-        let Some(port) = &mut *port else { return self.bell().sleep(timeout) };
+        let Some(port) = &mut *port else { return self.bell().sleep_as(sleeper, timeout) };
         if let Err(error) = port.park(park) {
             tracing::debug!(%error, "the UDP port can't be waited for");
-            self.bell().sleep(timeout.min(WITHOUT_PORT));
+            self.bell().sleep_as(sleeper, timeout.min(WITHOUT_PORT));
         }
     }
 
@@ -584,7 +582,8 @@ impl Shared {
                     helm.held = true;
                     helm.reactors = reactors;
                     if from_poller {
-                        self.bell().wake();
+                        // It may sleep though the bell is disarmed: a thread that looks by itself does that.
+                        self.bell().rouse();
                     }
                 }
                 None => {
@@ -594,10 +593,10 @@ impl Shared {
                 }
             }
         }
-        let sleep = self.enter(me, "wait")?.park(me, op, timeout);
+        let sleep = self.enter(me, "wait")?.park(me, CALLER, op, timeout);
         if let Some(timeout) = sleep {
             self.monitor.tallies.add(Figure::Parks, 1);
-            self.sleep(timeout);
+            self.sleep(CALLER, timeout);
             let mut engine = self.enter(me, "wait")?;
             engine.awake(op);
             engine.show_for_sleep();
@@ -627,7 +626,13 @@ impl Shared {
             engine.show_for_sleep();
             // Else it has to see for itself whether those live that a thread waits for.
             let is_told = if dozes { !self.poller.is_needed() } else { engine.fabric().is_remote_only() };
-            engine.arm(me, if is_told { NOTHING_PENDING } else { timeout })
+            let timeout = engine.arm(me, POLLER, if is_told { NOTHING_PENDING } else { timeout })?;
+            if !self.helm.is_pollers() {
+                // Who took it before the bell was armed roused nobody, and does not arm it before the baton is free.
+                self.bell().disarm();
+                return None;
+            }
+            Some(timeout)
         });
         let turns = self.turns();
         if let Some(timeout) = sleep
@@ -635,7 +640,7 @@ impl Shared {
         {
             self.monitor.tallies.add(Figure::Parks, 1);
             let timeout = if dozes { self.poller.doze(timeout) } else { timeout };
-            self.sleep(timeout);
+            self.sleep(POLLER, timeout);
             self.poller.rouse();
         }
         // If a thread of the application took the helm meanwhile, the bell is its own by now.
@@ -648,8 +653,7 @@ impl Shared {
     /// Wakes the poller if it sleeps on the bell for long, whether or not anybody disarmed that since.
     fn rouse_poller(&self) {
         if self.poller.rouse() {
-            self.bell().disarm();
-            futex_wake(self.bell().word());
+            self.bell().rouse();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Shared, WITHOUT_PORT};
 use crate::engine::baton::Token;
+use crate::engine::helm::REACTOR;
 use crate::engine::op::Op;
 use crate::engine::poller::Progress;
 use crate::engine::turn::Engine;
@@ -137,8 +138,8 @@ impl Shared {
     /// For the poller: there is a reactor, of which this was said some time ago, and which did not turn since. It may sleep; but if something waits for it, its event loop
     /// is kept from it. Then it is none any more, until it turns again.
     pub(crate) fn stand_in(&self, me: Token, life: u64) {
-        let (_, is_news) = self.turn_poller(me);
-        if !self.reactor.look() && !is_news {
+        let turned = self.turn_poller(me);
+        if !self.reactor.look() && !turned.is_news {
             return;
         }
         // It may just be about to.
@@ -165,8 +166,8 @@ impl Shared {
     /// The reactor is about to sleep until `op` is done or something arrives: if nothing did so far, how long it may, and the descriptor tells.
     /// [`leave_watch`](Self::leave_watch) comes after.
     pub(crate) fn watch(&self, me: Token, op: &Arc<Op>, bell: &mut Option<Box<dyn Port>>) -> io::Result<Option<Duration>> {
-        let Some(most) = self.enter(me, "sleep")?.park(me, op, PARK_MOST) else { return Ok(None) };
-        let park = Park { bell: self.bell().word(), expected: 1, timeout: most, writable: false };
+        let Some(most) = self.enter(me, "sleep")?.park(me, REACTOR, op, PARK_MOST) else { return Ok(None) };
+        let park = Park { bell: self.bell().word(), expected: REACTOR, timeout: most, writable: false };
         let is_quiet = self.with_port(bell, |port| port.watch(park))?;
         if !is_quiet {
             self.leave_watch(me, op, bell)?;

@@ -54,6 +54,10 @@ impl Service for Remote {
         if self.has_work() { Wants::Soon } else { Wants::Nothing }
     }
 
+    fn is_hurried(&self) -> bool {
+        self.has_work()
+    }
+
     fn awaits(&self, peer: NodeId, priority: Priority) -> bool {
         self.asked.awaits(peer.index() * PRIORITIES + priority.index())
     }

@@ -1,4 +1,4 @@
-//! Keys and the lives of nodes.
+//! Locks and the incarnations of nodes.
 
 use super::*;
 use crate::keys::{KeyRef, Look, OwnerId, Resource, Value};
@@ -28,17 +28,17 @@ fn a_life_lives_until_it_ends() {
         let as_seen = |node: &Membership| lives.map(|(id, life)| node.is_living(id, life));
         assert_eq!(as_seen(&a), [true; 3]);
         assert_eq!(as_seen(&b), [true; 3]);
-        assert!(!a.is_living(b.id(), Incarnation(b.incarnation().0 + 1)), "a life that has not begun");
+        assert!(!a.is_living(b.id(), Incarnation(b.incarnation().0 + 1)), "an incarnation that has not begun");
         assert!(!a.is_living(b.id(), a.incarnation()) && !a.is_living(b.id(), Incarnation(0)));
         assert!(!a.is_living(NodeId(3), Incarnation(1)) && !a.is_living(NodeId(u16::MAX), Incarnation(1)));
 
         b.abandon();
         assert_eq!(as_seen(&a), [true, false, true]);
-        assert_eq!(as_seen(&b), [true, false, true], "it knows of itself");
+        assert_eq!(as_seen(&b), [true, false, true], "a node knows itself");
         c.leave().unwrap();
         assert_eq!(as_seen(&a), [true, false, false]);
 
-        // Others come under their ids.
+        // Other nodes join under their ids.
         let (b2, c2) = (join(space), join(space));
         assert_eq!((b2.id(), c2.id()), (lives[1].0, lives[2].0));
         assert_eq!(as_seen(&a), [true, false, false]);
@@ -61,7 +61,7 @@ fn keys_outlive_who_made_them() {
         assert!(matches!(a.init_key("other", Resource::Unnamed, soon()), Err(ShmError::Left { .. })));
         lock(&b, key);
         assert_eq!(b.key(key).unwrap().destroy(None, soon()).unwrap(), Some(id(&b)), "somebody has it");
-        assert!(!b.key(key).unwrap().words().get().is_barred(), "it is as it was");
+        assert!(!b.key(key).unwrap().words().get().is_barred(), "the lock is unchanged");
         assert_eq!(b.key(key).unwrap().destroy(Some(id(&b)), soon()).unwrap(), None);
         assert!(b.key(key).is_none() && b.find_key("key").is_none() && b.keys().is_empty());
     });
@@ -88,7 +88,7 @@ fn an_heir_is_told_from_whom() {
     });
 }
 
-/// Nobody gets a key that is barred. Whoever gets it afterwards is told who died.
+/// No node gets a frozen lock. The next owner after that is told which owner died.
 #[test]
 fn who_died_in_a_barred_key_is_told_later() {
     each_space(|space| {
@@ -116,7 +116,7 @@ fn who_died_in_a_barred_key_is_told_later() {
     });
 }
 
-/// What the dead one has is inherited soon: the others can go on.
+/// A waiter will soon inherit the dead owner's lock, so the others can go on.
 #[test]
 fn a_circle_with_a_dead_member_is_none() {
     for dies in [false, true] {
@@ -141,7 +141,7 @@ fn a_circle_with_a_dead_member_is_none() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
-    // For Miri that is a lot of garbage.
+    // Miri is too slow for so much garbage.
     #[test]
     #[cfg_attr(miri, ignore)]
     fn a_registry_of_garbage_harms_no_node(seed in any::<u64>(), small in any::<bool>()) {
@@ -179,7 +179,7 @@ proptest! {
             drop(waiter);
             let _ = (key.bury(key.words().get()), key.facts(), key.destroy(None, soon()));
         }
-        // The nodes go on: come, make keys, leave.
+        // The nodes go on: they join, create locks and leave.
         b.leave().unwrap();
         let next = join(&space);
         prop_assert_eq!(next.id(), NodeId(1));

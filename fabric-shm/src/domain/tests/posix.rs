@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicU32;
 
-/// A directory of its own for one test, removed with it.
+/// A directory for one test, removed with it.
 pub struct Directory(pub PathBuf);
 
 impl Directory {
@@ -16,7 +16,7 @@ impl Directory {
         Self::within(std::env::temp_dir())
     }
 
-    /// In memory, as segments should be.
+    /// A directory in memory, where segments belong.
     pub fn in_memory() -> Self {
         Self::within("/dev/shm".into())
     }
@@ -44,7 +44,7 @@ impl Drop for Directory {
     }
 }
 
-/// Another process that runs [`in_another_process`] in the same directory.
+/// Starts another process that runs [`in_another_process`] in the same directory.
 fn another_process(directory: &Directory, what: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "domain::tests::posix::in_another_process", "--nocapture", "--test-threads=1"]);
@@ -65,10 +65,10 @@ impl Process {
         Self { child, lines }
     }
 
-    /// The rest of the next line that has this word.
+    /// The rest of the next line that contains this word.
     fn said(&mut self, word: &str) -> String {
         let line = self.lines.find_map(|line| Some(line.unwrap().split_once(word)?.1.trim().to_owned()));
-        line.expect("the other process said nothing of it")
+        line.expect("the other process printed no such line")
     }
 
     fn kill(&mut self) {
@@ -110,7 +110,7 @@ fn in_another_process() {
     }
     if part == "fork" {
         say(format!("forked {}", fork_and_look(&node)));
-        // SAFETY: the child does nothing but sleep.
+        // SAFETY: the child only sleeps.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => loop {
                 thread::sleep(Duration::from_secs(1));
@@ -119,17 +119,17 @@ fn in_another_process() {
         }
     }
     say(format!("joined {}", node.id()));
-    // Until the pipe closes or says so.
+    // Wait until the pipe closes or a line arrives.
     let _ = std::io::stdin().read_line(&mut String::new());
     drop(node);
 }
 
-/// What a forked child finds: 0 if all is as it should be.
+/// Checks in a forked child; returns 0 if everything is as it should be.
 fn fork_and_look(node: &Membership) -> i32 {
     let peer = node.open_peer(node.id()).unwrap();
     let own = node.create_region(1, 100).unwrap();
     let seen = node.open_region(node.id(), node.incarnation(), 1, true).unwrap();
-    // SAFETY: the child takes no lock that another thread may hold, and leaves by `_exit`.
+    // SAFETY: the child takes no lock that another thread may hold, and ends by `_exit`.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {
             let right = [
@@ -147,7 +147,7 @@ fn fork_and_look(node: &Membership) -> i32 {
                 peer.reach().is_none(),
             ];
             drop((own, seen));
-            // SAFETY: the originals are forgotten with the process.
+            // SAFETY: the process ends without dropping the originals.
             drop(unsafe { std::ptr::read(&raw const *node) });
             let wrong = right.iter().position(|right| !right).map_or(0, |at| at as i32 + 1);
             // SAFETY: ends the process.
@@ -213,7 +213,7 @@ fn a_forked_child_is_no_node_and_keeps_no_node_alive() {
     assert!(peer.is_alive());
     other.kill();
     wait_until(|| !peer.is_alive());
-    // The child may not have run yet, but when it does it gives up what it inherited.
+    // The child may not have run yet. When it does, it gives up what it inherited.
     let inbox = node.space.open(&node.names.inbox(NodeId(1))).unwrap().unwrap();
     wait_until(|| !inbox.is_held().unwrap());
     nix::sys::signal::kill(sleeper, nix::sys::signal::Signal::SIGKILL).expect("the child outlives its parent");
@@ -246,7 +246,7 @@ fn the_lock_of_a_file_without_a_name_locks_nobody_out() {
         old.remove(&names.lock(), None).unwrap();
         let new = space.lock("test", &names, Instant::now()).unwrap();
         drop(old);
-        assert!(matches!(waiting.join().unwrap(), Err(ShmError::LockTimeout { .. })), "two have the lock");
+        assert!(matches!(waiting.join().unwrap(), Err(ShmError::LockTimeout { .. })), "two processes hold the lock");
         drop(new);
     });
 }
@@ -362,14 +362,14 @@ fn regions_and_private_memory_of_another_process() {
     // SAFETY: the region's first word.
     assert_eq!(unsafe { region.ptr().cast::<u64>().read_volatile() }, 0x0123_4567_89ab_cdef);
     let Some(reach) = peer.reach() else {
-        println!("this system refuses access to the memory of other processes: only the refusal was tested");
+        println!("this system refuses access to the memory of other processes: the test checked only the refusal");
         return;
     };
     let mut found = 0_u64;
-    // SAFETY: a word of ours; the other process keeps its own until it is killed.
+    // SAFETY: a word of this process; the other process keeps its own until it is killed.
     unsafe { reach.read(at, (&raw mut found).cast(), 8) }.unwrap();
     assert_eq!(found, 0x0123_4567_89ab_cdef);
-    // SAFETY: as above; the other process does not look at its word again.
+    // SAFETY: as above; the other process does not read its word again.
     unsafe { reach.write(at, (&raw const at).cast(), 8) }.unwrap();
     // SAFETY: as above.
     unsafe { reach.read(at, (&raw mut found).cast(), 8) }.unwrap();
@@ -384,7 +384,7 @@ fn regions_and_private_memory_of_another_process() {
     let refused = unsafe { reach.read(at, (&raw mut found).cast(), 8) };
     assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
     assert!(peer.is_known_dead() && region.is_live());
-    // SAFETY: mapped still, whoever died.
+    // SAFETY: still mapped, although the owner died.
     assert_eq!(unsafe { region.ptr().cast::<u64>().read_volatile() }, 0x0123_4567_89ab_cdef);
     drop(node);
     assert!(directory.is_empty());
@@ -416,7 +416,7 @@ fn a_region_that_does_not_fit_leaves_nothing() {
     assert_eq!(names(&directory.space()), before);
 }
 
-/// A node may say that it is any process: the system says whose lock it is.
+/// A node may claim to be any process. The system tells which process holds the lock.
 #[test]
 fn whose_an_inbox_is_the_system_says() {
     let space = Space::posix();

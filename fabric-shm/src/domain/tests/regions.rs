@@ -13,13 +13,13 @@ fn open(node: &Membership, owner: &Membership, number: u32) -> Result<PeerRegion
 
 fn put(region: &PeerRegion, at: usize, byte: u8) {
     assert!(at < region.len());
-    // SAFETY: within the region, and nobody else looks at it now.
+    // SAFETY: within the region, and nothing else reads it now.
     unsafe { region.ptr().add(at).write(byte) };
 }
 
 fn look(region: &OwnRegion, at: usize) -> u8 {
     assert!(at < region.len());
-    // SAFETY: within the region, and nobody else writes it now.
+    // SAFETY: within the region, and nothing else writes it now.
     unsafe { region.ptr().add(at).read() }
 }
 
@@ -56,7 +56,7 @@ fn a_withdrawn_region_is_written_in_vain() {
         assert_eq!(open(&a, &b, 1).unwrap_err(), RegionFault::Absent);
         assert!(names(space).iter().all(|name| !name.ends_with(".r1")));
         drop(own);
-        // Its number, its name and its length: all but its memory.
+        // The next region has the same number, name and length, but its own memory.
         let next = b.create_region(1, 100).unwrap();
         (0..100).for_each(|at| put(&seen, at, 0xff));
         assert!((0..100).all(|at| look(&next, at) == 0));
@@ -78,7 +78,7 @@ fn leaving_removes_regions_and_dying_does_not() {
         c.abandon();
         drop(regions);
         assert!(seen[2].is_live() && open(&a, &c, 1).is_ok());
-        // Who joins finds what the dead left.
+        // A joining node finds the leftovers of the dead one.
         let next = join(space);
         assert_eq!((next.id(), open(&a, &c, 1).unwrap_err()), (NodeId(1), RegionFault::Absent));
     });
@@ -146,7 +146,7 @@ fn memory_in_the_same_process_is_in_reach() {
         let mut theirs = vec![3_u8; 5000];
         let mut ours = vec![0_u8; 5000];
         let at = theirs.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: 5000 bytes each, and nobody else uses them.
+        // SAFETY: both have 5000 bytes, and nothing else uses them.
         unsafe { reach.read(at, ours.as_mut_ptr(), 5000) }.unwrap();
         assert_eq!(ours, theirs);
         ours.fill(9);
@@ -154,7 +154,7 @@ fn memory_in_the_same_process_is_in_reach() {
         unsafe { reach.write(at + 1, ours.as_ptr(), 4000) }.unwrap();
         assert!(theirs[0] == 3 && theirs[1..4001].iter().all(|byte| *byte == 9) && theirs[4001] == 3);
         b.abandon();
-        // It is asked for once a millisecond.
+        // The owner is checked only once a millisecond.
         let refused = loop {
             // SAFETY: as above.
             match unsafe { reach.read(at, ours.as_mut_ptr(), 1) } {
@@ -186,7 +186,7 @@ fn an_inbox_that_promises_what_is_not_there_is_out_of_reach() {
     });
 }
 
-/// A region that says it is as long as its file, of which most is a hole.
+/// Opens a region that claims to be as long as its file, most of which is a hole.
 #[cfg(not(miri))]
 fn open_with_holes(directory: &posix::Directory) -> Result<PeerRegion, RegionFault> {
     let space = Space::posix_at(&directory.0);
@@ -202,10 +202,10 @@ fn open_with_holes(directory: &posix::Directory) -> Result<PeerRegion, RegionFau
     open(&a, &b, 0)
 }
 
-/// To read where there is no memory is to take some: as much as the peer says, and at this node's expense. On a disk it is not, and a
-/// file may have fewer blocks than bytes for other reasons.
+/// Reading a hole of a file in memory allocates pages, as many as the peer claims and at this node's expense. On a disk it does
+/// not, and a file there may have fewer blocks than bytes for other reasons.
 #[test]
-// Files: not for Miri.
+// The test needs files, which Miri does not have.
 #[cfg(not(miri))]
 fn a_region_with_holes_is_none_in_memory() {
     let refused = open_with_holes(&posix::Directory::in_memory());

@@ -23,33 +23,33 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 
-/// Whom to connect to.
+/// The peer to connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// By which link, and at which address.
+    /// The link and the address.
     pub path: Path,
-    /// The node that should be there, if that is known.
+    /// The node that should be there, if known.
     pub node: Option<NodeId>,
 }
 
-/// Answers to strangers that wait to be sent.
+/// The most answers to strangers that wait to be sent.
 const ANSWERS_MAX: usize = 64;
-/// Datagrams of one run: what the kernel takes.
+/// The most datagrams of one run, as the kernel takes them.
 const SEGMENTS_MAX: usize = 64;
-/// Bytes of one run: what the kernel takes.
+/// The most bytes of one run, as the kernel takes them.
 const RUN_MAX: usize = 65_507;
-/// Codes of a close that are the protocol's own; lower ones are the driver's.
+/// Close codes of the protocol itself; lower codes belong to the driver.
 const CODE_DAMAGED: u8 = 0xF0;
 const CODE_IDLE: u8 = 0xF1;
 const CODE_REPLACED: u8 = 0xF2;
 const CODE_DUPLICATE: u8 = 0xF3;
 const CODE_NO_FIRST: u8 = 0xF4;
-/// How often an event tells of strangers that were refused.
+/// The shortest time between two events about refused strangers.
 const REFUSED_EVERY: Nanos = 1_000_000_000;
 
 /// All sessions of one node, over its links.
 ///
-/// Nothing blocks, and nothing here reads a clock: every call that needs one is told the time, which must not go back.
+/// No call blocks or reads a clock. Every call that needs the time takes it as an argument; the time must not go back.
 pub struct Endpoint {
     config: Config,
     spans: Spans,
@@ -65,18 +65,18 @@ pub struct Endpoint {
     /// Datagrams of the handshake.
     requests: VecDeque<(Path, Vec<u8>)>,
     answers: VecDeque<(Path, Vec<u8>)>,
-    /// Nothing is due before.
+    /// Nothing is due before this time.
     earliest: Time,
     latest: Time,
-    /// When quiet peers were last asked together.
+    /// The time of the last common ping of quiet peers.
     asked_along: Time,
     refused_told: Time,
     stats: EndpointStats,
 }
 
 impl Endpoint {
-    /// An endpoint without sessions. `seed` gives all randomness, keys included: it must come from the system's generator where a key is
-    /// set, and never be used twice.
+    /// An endpoint without sessions. `seed` yields all randomness, keys included. With a key it must come from the system's
+    /// generator and must never be used twice.
     pub fn new(config: Config, seed: [u8; 32]) -> Result<Endpoint, ConfigError> {
         config.check()?;
         let mut random = Random::new(seed);
@@ -100,8 +100,8 @@ impl Endpoint {
         })
     }
 
-    /// Asks for a session. [`Event::Connected`] or [`Event::Closed`] with this id will tell what became of it. `None`: there are as many
-    /// sessions as may be, or no such link.
+    /// Requests a session. [`Event::Connected`] or [`Event::Closed`] with this id reports the result. `None`: there is no free
+    /// slot, or no such link.
     pub fn connect(&mut self, now: Time, target: Target) -> Option<SessionId> {
         self.config.links.get(usize::from(target.path.link.0))?;
         self.attempt(now, target, 0)
@@ -115,16 +115,17 @@ impl Endpoint {
         Some(id)
     }
 
-    /// How many sessions there can be with the peer of a first one, that one included: one for each link, if both ends told of several.
+    /// The number of sessions that are possible with the peer of a first one, including that one: one for each link if both ends
+    /// told of several.
     pub fn strands(&self, first: SessionId) -> usize {
         let ours = handshake::reaches(&self.config).count();
         self.sessions.peek(first).map_or(0, |session| ours.min(session.far.len()).max(1))
     }
 
-    /// Asks for a further session with the peer of a first one. It begins by a link and at an address that those of lower numbers do not use:
-    /// if it can be, by the link of its number at the peer's address of that number. `tries` says how many such ways led nowhere before, and
-    /// the next is taken. As with [`connect`](Self::connect) an event tells what became of it. `None`: there is no such way, or no first
-    /// session, or as many sessions as may be.
+    /// Requests a further session with the peer of a first one. It begins by a link and at an address that the sessions with
+    /// lower numbers do not use: if possible by the link with its number, at the peer's address with that number. `tries` is the
+    /// number of such paths that failed before; the next one is taken. As with [`connect`](Self::connect), an event reports the
+    /// result. `None`: there is no such path, no first session, or no free slot.
     pub fn connect_further(&mut self, now: Time, first: SessionId, strand: u8, tries: usize) -> Option<SessionId> {
         let session = self.sessions.peek(first).filter(|session| session.over.is_none() && session.strand == 0)?;
         if strand == 0 || usize::from(strand) >= self.strands(first) {
@@ -146,8 +147,8 @@ impl Endpoint {
         self.attempt(now, Target { path, node: Some(node) }, strand)
     }
 
-    /// Takes in the datagrams of a run that arrived by `link`. Returns whether the driver said [`Verdict::TakenAndStop`](doorbell_fabric::Verdict):
-    /// then [`deliver`](Self::deliver) may have more for it.
+    /// Processes the datagrams of a run that arrived by `link`. Returns whether the driver answered
+    /// [`Verdict::TakenAndStop`](doorbell_fabric::Verdict); then [`deliver`](Self::deliver) may have more for it.
     pub fn handle<R: Receive>(&mut self, now: Time, link: LinkId, run: &mut Run, receiver: &mut R) -> bool {
         let path = Path { link, peer: run.peer };
         let mut stopped = false;
@@ -157,7 +158,8 @@ impl Endpoint {
         stopped
     }
 
-    /// Takes in one datagram. If `stopped`, the driver gets no packets now; they wait. Returns whether it wants no more.
+    /// Processes one datagram. If `stopped`, the driver gets no packets now, and they wait. Returns whether the driver wants no
+    /// more.
     pub fn handle_datagram<R: Receive>(
         &mut self,
         now: Time,
@@ -210,7 +212,7 @@ impl Endpoint {
                 return stopped;
             }
             Opened::Duplicate => {
-                // Its sender may have missed the answer.
+                // The sender may have missed the answer.
                 return stopped;
             }
         };
@@ -228,8 +230,9 @@ impl Endpoint {
         stopped
     }
 
-    /// While it is awake, the node asks all of whom it heard nothing for half the time: so it wakes once for all, and soon the whole domain does
-    /// at the same instants. `was_asked`: another began, so of two who are asked by it only one asks the other.
+    /// While it is awake, the node pings all peers from which it heard nothing for half the time. So it wakes once for all of
+    /// them, and soon the whole domain wakes at the same instants. `was_asked`: another node pinged first. Of two nodes that it
+    /// pinged, only one then pings the other.
     #[cold]
     fn ask_along(&mut self, now: Time, was_asked: bool) {
         if now - self.asked_along < self.spans.keep_alive / 2 {
@@ -248,7 +251,7 @@ impl Endpoint {
         }
     }
 
-    /// Whatever may follow from what a session was told.
+    /// Updates the endpoint's lists after a call to a session.
     #[inline]
     fn after(&mut self, now: Time, index: usize) {
         let Some(session) = self.sessions.get_mut(index) else { return };
@@ -266,11 +269,12 @@ impl Endpoint {
         self.earliest = self.earliest.min(session.deadline());
     }
 
-    /// Puts one packet on a lane. `Full`: as the target or the network takes no more just now. `bytes` are at most
-    /// [`packet_bytes`](Self::packet_bytes); what was allowed once remains so. `Down`: the session is over, or closing.
+    /// Puts one packet on a lane. `Full`: the target or the network takes no more now. `bytes` holds at most
+    /// [`packet_bytes`](Self::packet_bytes) bytes; a size that was allowed once stays allowed. `Down`: the session has ended or
+    /// is closing.
     ///
     /// # Panics
-    /// If there are more than 65 535 bytes.
+    /// There are more than 65 535 bytes.
     #[inline]
     pub fn push(&mut self, now: Time, session: SessionId, priority: Priority, head: &PacketHead, bytes: &[u8]) -> Push {
         let Some((index, session)) = self.sessions.live(session) else { return Push::Down(LinkDown::Damaged) };
@@ -282,23 +286,23 @@ impl Endpoint {
         pushed
     }
 
-    /// The most bytes of one packet of a session just now; nothing if it is over.
+    /// The most bytes of one packet of a session at this time; zero if the session has ended.
     #[inline]
     pub fn packet_bytes(&self, session: SessionId) -> usize {
         self.sessions.peek(session).map_or(0, Session::packet_bytes)
     }
 
-    /// Bytes of packets that a lane of a session holds at least; nothing if it is over.
+    /// The bytes of packets that a lane of a session holds at least; zero if the session has ended.
     pub fn lane_bytes(&self, session: SessionId) -> usize {
         self.sessions.peek(session).map_or(0, |session| session.lane_bytes())
     }
 
-    /// Whether `len` bytes in packets of `packet` bytes can be pushed now.
+    /// Whether `len` bytes can be pushed now, in packets of `packet` bytes.
     pub fn has_room(&self, session: SessionId, priority: Priority, len: usize, packet: usize) -> bool {
         self.sessions.peek(session).is_some_and(|session| session.has_room(priority, len, packet))
     }
 
-    /// Whether the target said that it takes no more packets of this lane until it asks for some.
+    /// Whether the target has refused further packets of this lane until it asks for some.
     #[inline]
     pub fn refused(&self, session: SessionId, priority: Priority) -> bool {
         self.sessions.peek(session).is_some_and(|session| session.refused(priority))
@@ -309,18 +313,18 @@ impl Endpoint {
         self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::has_ready))
     }
 
-    /// Whether the driver refused packets that wait.
+    /// Whether any waiting packets were refused by the driver.
     pub fn refusing(&self) -> bool {
         self.to_deliver.iter().any(|index| self.sessions.at(*index).is_some_and(Session::refusing))
     }
 
-    /// Whether all packets of a session that wait were put off.
+    /// Whether the driver put off all waiting packets of a session.
     pub fn is_put_off(&self, session: SessionId) -> bool {
         self.sessions.peek(session).is_none_or(Session::is_put_off)
     }
 
-    /// What the driver put off ([`Verdict::Later`](doorbell_fabric::Verdict)) may be what it wants now. It is asked with each
-    /// [`deliver`](Self::deliver) anyway: this has [`has_ready`](Self::has_ready) say so.
+    /// The driver may now want packets that it put off ([`Verdict::Later`](doorbell_fabric::Verdict)). Each
+    /// [`deliver`](Self::deliver) offers them anyway; this makes [`has_ready`](Self::has_ready) count them.
     pub fn try_again(&mut self) {
         for index in &self.to_deliver {
             if let Some(session) = self.sessions.get_mut(*index) {
@@ -329,7 +333,7 @@ impl Endpoint {
         }
     }
 
-    /// Gives the driver at most `budget` packets that wait as it had refused them or wanted to come back. Returns how many it took.
+    /// Gives the driver at most `budget` waiting packets that it had refused or wanted to return to. Returns how many it took.
     pub fn deliver<S: Sink>(&mut self, now: Time, sink: &mut S, budget: usize) -> usize {
         let mut left = budget;
         for _ in 0..self.to_deliver.len() {
@@ -338,7 +342,7 @@ impl Endpoint {
                 self.to_deliver.pop_front();
                 continue;
             };
-            // Listed meanwhile, as the driver may panic.
+            // The session stays listed meanwhile, because the driver may panic.
             let stopped = session.deliver(sink, &mut left);
             session.listed = false;
             self.to_deliver.pop_front();
@@ -350,8 +354,8 @@ impl Endpoint {
         budget - left
     }
 
-    /// Expects a transfer of `total` bytes from the peer and names it. The peer's driver has to be told the name, and may send the bytes
-    /// below `limit` (at most `total`). Nothing is told of a transfer without bytes but [`Event::Arrived`].
+    /// Expects a transfer of `total` bytes from the peer, and names it. The caller must tell the peer's driver the name; the peer
+    /// may then send the bytes below `limit` (at most `total`). For a transfer without bytes only [`Event::Arrived`] is reported.
     pub fn expect(&mut self, now: Time, session: SessionId, total: u64, limit: u64) -> Result<TransferId, TransferError> {
         let (index, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
         let transfer = TransferId(live.expect(total, limit.min(total)));
@@ -362,13 +366,13 @@ impl Endpoint {
         Ok(transfer)
     }
 
-    /// As [`expect`](Self::expect), but the peer's driver takes it that with the name it may send all.
+    /// Like [`expect`](Self::expect), but the peer's driver reads the name as a grant for all bytes.
     pub fn expect_granted(&mut self, session: SessionId, total: u64) -> Result<TransferId, TransferError> {
         let (_, live) = self.sessions.live(session).ok_or(TransferError::Gone)?;
         Ok(TransferId(live.expect_granted(total)))
     }
 
-    /// Lets the peer send the bytes of a transfer below `limit`. A lower one than before changes nothing.
+    /// Lets the peer send the bytes of a transfer below `limit`. A lower limit than before changes nothing.
     pub fn grant(&mut self, now: Time, session: SessionId, transfer: TransferId, limit: u64) {
         if let Some((index, session)) = self.sessions.live(session) {
             session.grant(transfer.0, limit);
@@ -376,7 +380,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends the `total` bytes of a transfer that the peer named. They are asked of [`Source`] when they go.
+    /// Sends the `total` bytes of a transfer that the peer named. [`Source`] supplies them when they are sent.
     pub fn begin_transfer(
         &mut self,
         now: Time,
@@ -388,9 +392,9 @@ impl Endpoint {
         self.begin(now, session, transfer, (0..total, total), 0, priority)
     }
 
-    /// Sends a part of a transfer of `total` bytes that the peer named by [`expect_granted`](Self::expect_granted). [`Event::Sent`] tells that
-    /// this part is there; the peer is told of a whole transfer only, and so has to know from elsewhere which part comes, and to
-    /// [`forget`](Self::forget) the rest.
+    /// Sends a part of a transfer of `total` bytes that the peer named by [`expect_granted`](Self::expect_granted).
+    /// [`Event::Sent`] reports that this part has arrived. The peer gets an event only for a whole transfer, so its driver must
+    /// learn by other means which part comes, and must [`forget`](Self::forget) the rest.
     pub fn begin_part(
         &mut self,
         now: Time,
@@ -419,19 +423,21 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Expects no more of a transfer from the peer, which is not told: all that it sends is there.
+    /// Stops expecting a transfer from the peer, because everything that the peer sends is there. The peer is not told.
     pub fn forget(&mut self, session: SessionId, transfer: TransferId) {
         if let Some((_, session)) = self.sessions.live(session) {
             session.forget(transfer.0);
         }
     }
 
-    /// Gives up a transfer to the peer: its bytes are asked for no more. Whether it was still running; if so, no event tells of it.
+    /// Cancels a transfer to the peer; its bytes are no longer read. Returns whether it was still running. If so, no event
+    /// reports its end.
     pub fn cancel_outgoing(&mut self, now: Time, session: SessionId, transfer: TransferId) -> bool {
         self.cancel(now, session, transfer, false)
     }
 
-    /// Gives up a transfer from the peer: nothing is placed any more. Whether it was still running; if so, no event tells of it.
+    /// Cancels a transfer from the peer; no more bytes are placed. Returns whether it was still running. If so, no event reports
+    /// its end.
     pub fn cancel_incoming(&mut self, now: Time, session: SessionId, transfer: TransferId) -> bool {
         self.cancel(now, session, transfer, true)
     }
@@ -443,10 +449,10 @@ impl Endpoint {
         running
     }
 
-    /// Closes a session in good order: what was pushed and begun is sent first, for [`Config::dead_after`] at most. `code` (below 240) is told
-    /// to the peer. An attempt to connect is given up.
+    /// Closes a session in good order: first sends everything that was pushed and begun, for [`Config::dead_after`] at most. The
+    /// peer is told `code` (below 240). An attempt to connect is abandoned.
     ///
-    /// With the first session between two nodes the further ones are closed: it is the last to end.
+    /// Closing the first session between two nodes also closes the further ones; the first one ends last.
     pub fn close(&mut self, now: Time, session: SessionId, code: u8) {
         let code = code.min(CODE_DAMAGED - 1);
         if let Some((index, session)) = self.sessions.live(session) {
@@ -461,8 +467,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends a session at once: what was pushed and not sent is lost, and what arrived is still delivered. `code` (below 240) is told to the
-    /// peer, once.
+    /// Ends a session at once. Packets that were pushed and not sent are lost; packets that arrived are still delivered. The peer
+    /// is told `code` (below 240) once.
     pub fn give_up(&mut self, now: Time, session: SessionId, code: u8) {
         if let Some((index, session)) = self.sessions.live(session) {
             session.end(CloseReason::GivenUp(code.min(CODE_DAMAGED - 1)));
@@ -470,27 +476,27 @@ impl Endpoint {
         }
     }
 
-    /// Somebody else says from now on whether the peer of a session lives, and ends it if not: silence never does. Only if the peer asks for
-    /// another session it has to show that it knows this one.
+    /// From now on another party says whether the peer of a session lives, and ends the session if not. Silence alone never ends
+    /// it. Only if the peer asks for another session must it prove that it knows this one.
     pub fn vouch(&mut self, session: SessionId) {
         if let Some((_, session)) = self.sessions.live(session) {
             session.vouch();
         }
     }
 
-    /// The next thing to know.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) should be called next; it may turn out that nothing was due.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) should be called next. It may turn out that nothing was due.
     #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
         (self.earliest != Time::NEVER).then_some(self.earliest)
     }
 
-    /// Notes that this node is at work. Whoever was stopped for a while did not hear what came meanwhile, which may lie in any of its sockets;
-    /// nobody else is to blame.
+    /// Records that this node runs. After a pause of this node, datagrams of the meantime may still lie in its sockets, so the
+    /// peers get more time.
     #[inline]
     fn be_at(&mut self, now: Time) {
         if now - self.latest > self.spans.dead / 2 {
@@ -508,7 +514,7 @@ impl Endpoint {
         }
     }
 
-    /// Does what is due. [`poll_transmit`](Self::poll_transmit) may have something afterwards.
+    /// Does everything that is due. [`poll_transmit`](Self::poll_transmit) may have datagrams afterwards.
     pub fn handle_timeout(&mut self, now: Time) {
         self.be_at(now);
         if now < self.earliest {
@@ -534,8 +540,8 @@ impl Endpoint {
         }
     }
 
-    /// Nobody says of a further session that its other end is there, as long as whoever vouches for the peer is right about that: but if the
-    /// first one heard of the peer long after this one, it has to show it.
+    /// No one vouches for the other end of a further session while the voucher for the peer itself is right. But if the first
+    /// session heard from the peer long after this one did, this one must prove that its other end is there.
     fn compare(&mut self, now: Time, index: usize, unanswered: Option<(NodeId, Time)>) {
         if let Some((node, since)) = unanswered
             && self.sessions.with(node, 0).is_some_and(|first| first.last_heard > since + self.spans.dead / 2)
@@ -545,8 +551,8 @@ impl Endpoint {
         }
     }
 
-    /// As [`poll_timeout`](Self::poll_timeout), but never too soon: what was due before and is not any more, as an answer came, is left out. It looks
-    /// at each session, so it is for who is about to sleep.
+    /// Like [`poll_timeout`](Self::poll_timeout), but never too early: it leaves out times that an answer has made void. It looks
+    /// at each session, so it is meant for a caller that is about to sleep.
     pub fn next_timeout(&mut self) -> Option<Time> {
         if self.earliest != Time::NEVER {
             self.earliest = self.sessions.deadline();
@@ -554,24 +560,25 @@ impl Endpoint {
         self.poll_timeout()
     }
 
-    /// Fills `buf` with the next datagrams to be sent, and says to whom. `buf` must hold 65 536 bytes. Call it until there are none.
+    /// Fills `buf` with the next datagrams, and returns their destination. `buf` must hold 65 536 bytes. Call it until there are
+    /// none.
     pub fn poll_transmit<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
         self.next_transmit(now, buf, source, false, 0)
     }
 
-    /// As [`poll_transmit`](Self::poll_transmit), but a long packet, and bytes of a transfer, may remain where they are: the datagram is then in
-    /// [`pieces`](Self::pieces), as long as nothing else was called.
+    /// Like [`poll_transmit`](Self::poll_transmit), but a long packet, and bytes of a transfer, may stay where they lie. The
+    /// datagram is then in [`pieces`](Self::pieces), until the next call of another method.
     pub fn poll_pieces<S: Source>(&mut self, now: Time, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
         self.next_transmit(now, buf, source, true, 0)
     }
 
-    /// As [`poll_pieces`](Self::poll_pieces), but what goes by links that have no room just now stays: `full` has a bit for each, the lowest for the
-    /// first. (A question to another path of a session may come up all the same.)
+    /// Like [`poll_pieces`](Self::poll_pieces), but keeps datagrams of links that have no room now: `full` has a bit for each
+    /// link, the lowest for the first. (A Challenge to another path of a session may be returned nevertheless.)
     pub fn poll_pieces_but<S: Source>(&mut self, now: Time, buf: &mut [u8], full: u32, source: &mut S) -> Option<Transmit> {
         self.next_transmit(now, buf, source, true, full)
     }
 
-    /// The datagram of which [`poll_pieces`](Self::poll_pieces) told last, in three pieces, if it does not lie in the buffer as a whole.
+    /// The last datagram of [`poll_pieces`](Self::poll_pieces) in three pieces, if it does not lie in the buffer as a whole.
     pub fn pieces<'a>(&'a self, transmit: &Transmit, buf: &'a [u8]) -> Option<(&'a [u8], Middle<'a>, &'a [u8])> {
         let (index, lent) = transmit.lent?;
         let session = self.sessions.at(index)?;
@@ -579,8 +586,8 @@ impl Endpoint {
         Some((front, session.lent(lent), tag))
     }
 
-    /// Copies what of a datagram lies elsewhere to where it belongs in the buffer, so that it can be sent later. `None`: it is not there any
-    /// more, and the datagram is as good as lost.
+    /// Copies the parts of a datagram that lie elsewhere into the buffer, so that it can be sent later. `None`: they are gone,
+    /// and the datagram counts as lost.
     pub fn joined<S: Source>(&self, transmit: Transmit, buf: &mut [u8], source: &mut S) -> Option<Transmit> {
         if let Some((index, lent)) = transmit.lent {
             let (len, end) = (lent.len as usize, transmit.len - lent.len as usize);
@@ -627,7 +634,7 @@ impl Endpoint {
                 self.stats.bytes_out += transmit.len as u64;
                 return Some(transmit);
             }
-            // It may want to send and not be allowed to: whatever allows it puts it back.
+            // The session may want to send but not be allowed to; the event that allows it lists it again.
             if let Some(session) = self.sessions.get_mut(index)
                 && session.queued
             {
@@ -638,7 +645,7 @@ impl Endpoint {
         None
     }
 
-    /// The local system would not send a datagram of `size` bytes by this path: it was too large.
+    /// The local system refused to send a datagram of `size` bytes by this path, because it was too large.
     pub fn too_large(&mut self, path: Path, size: usize) {
         for index in 0..self.sessions.places() {
             if let Some(session) = self.sessions.get_mut(index) {
@@ -647,17 +654,17 @@ impl Endpoint {
         }
     }
 
-    /// The other end of a session that is connected.
+    /// The other end of a connected session.
     pub fn peer(&self, session: SessionId) -> Option<Peer> {
         self.sessions.peek(session).map(|session| session.peer)
     }
 
-    /// Where the peer of a session is, the address in use first, as far as it said and links lead there.
+    /// The addresses of a session's peer, the one in use first, as far as the peer told them and links lead there.
     pub fn addresses(&self, session: SessionId) -> Vec<SocketAddr> {
         self.sessions.peek(session).map_or_else(Vec::new, Session::addresses)
     }
 
-    /// How the peer of a session is reached.
+    /// The path to the peer of a session.
     pub fn path(&self, session: SessionId) -> Option<Path> {
         self.sessions.peek(session).map(|session| session.path)
     }
@@ -667,69 +674,69 @@ impl Endpoint {
         self.sessions.with(node, 0).map(|session| session.id)
     }
 
-    /// What is under way on a lane of a session, and by which path. `None`: it is over.
+    /// The traffic under way on a lane of a session, and its path. `None`: the session has ended.
     pub fn outstanding(&self, session: SessionId, priority: Priority) -> Option<Outstanding> {
         self.sessions.peek(session).map(|session| session.outstanding(priority))
     }
 
-    /// Whether everything pushed on a session was acknowledged, and no transfer to the peer runs. `true` if it is over.
+    /// Whether everything pushed on a session was acknowledged and no transfer to the peer runs. `true` if the session has ended.
     pub fn is_flushed(&self, session: SessionId) -> bool {
         self.sessions.peek(session).is_none_or(Session::is_flushed)
     }
 
-    /// What a session counted.
+    /// The counts of a session.
     pub fn session_stats(&self, session: SessionId) -> Option<SessionStats> {
         self.sessions.peek(session).map(Session::stats)
     }
 
-    /// What the endpoint counted.
+    /// The counts of the endpoint.
     pub fn stats(&self) -> EndpointStats {
         self.stats
     }
 
-    /// How the other end of a session names it.
+    /// The name by which the other end knows a session.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn named_there(&self, session: SessionId) -> Option<u32> {
         self.sessions.peek(session).map(Session::named_there)
     }
 
-    /// Whether the session of this name is over, or was never there.
+    /// Whether the session with this name has ended or never existed.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn is_over(&self, name: u32) -> bool {
         self.sessions.at(usize::from(name as u16)).is_none_or(|session| session.id.0 as u32 != name || session.over.is_some())
     }
 
-    /// Places ever used.
+    /// The number of slots ever used.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn places(&self) -> usize {
         self.sessions.places()
     }
 
-    /// Sessions and attempts.
+    /// The number of sessions and attempts.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn occupied(&self) -> usize {
         self.sessions.occupied()
     }
 
-    /// A datagram of a session with a body, and perhaps a number, that no endpoint would send. There must be such a session.
+    /// Forges a datagram of an existing session, with this body and perhaps this number, that no endpoint would send.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn forge(&mut self, now: Time, session: SessionId, number: Option<u64>, body: &[u8]) -> Vec<u8> {
         self.sessions.live(session).expect("a session").1.forge(now, number, body)
     }
 
-    /// Records of sent datagrams that a session keeps, and of what these carried.
+    /// The number of records of sent datagrams that a session keeps, and of the items that these carried.
     #[cfg(test)]
     pub(crate) fn records(&self, session: SessionId) -> Option<(usize, usize)> {
         self.sessions.peek(session).map(Session::records)
     }
 
-    /// Answers, requests and events that wait.
+    /// The number of waiting answers, requests and events.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn waiting(&self) -> (usize, usize, usize) {
         (self.answers.len(), self.requests.len(), self.events.len())
     }
 
-    /// The cookie that a Hello gets.
+    /// The cookie that answers a Hello.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn cookie(
         &self,
@@ -740,7 +747,7 @@ impl Endpoint {
         self.cookies.bake(now.nanos(), from, hello)
     }
 
-    /// The domain's secret, to prove what no endpoint would send.
+    /// The domain's secret, for proofs of datagrams that no endpoint would send.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn secret(&self) -> &DomainSecret {
         &self.secret

@@ -1,4 +1,4 @@
-//! How sessions begin and end.
+//! The beginning and the end of sessions.
 
 use super::{CODE_DAMAGED, CODE_DUPLICATE, CODE_IDLE, CODE_NO_FIRST, CODE_REPLACED, Endpoint, Entry, REFUSED_EVERY, Target};
 use crate::protocol::cipher::{Cipher, RekeyAfter, Secrets};
@@ -12,18 +12,18 @@ use crate::protocol::session::{Offer, Parts, Session, Spare};
 use crate::protocol::time::{MICRO, MILLI, Nanos, Time};
 use crate::protocol::{CloseReason, Event, Path, Peer, SessionId};
 
-/// How long to wait for an answer first; twice as long each time after, up to the other.
+/// The first pause before a request is repeated. The pause doubles each time, up to the limit below.
 const AGAIN_FIRST: Nanos = 100 * MILLI;
 const AGAIN_MOST: Nanos = 1_000 * MILLI;
-/// How long a session may be silent, in dead-peer times, whose peer asks for another and is vouched for: one that is stopped answers no more
-/// than one that knows nothing of it.
+/// How long a vouched-for session whose peer asks for another may stay silent, in dead-peer times. A stopped peer answers no more
+/// than one that does not know the session.
 const DOUBTED: u64 = 30;
-/// Paths of a session.
+/// The most paths of a session.
 const PATHS_MAX: usize = 4;
-/// A round trip nobody has measured.
+/// The assumed round trip before any measurement.
 const ROUND_TRIP_GUESS: Nanos = 100 * MILLI;
 
-/// A session that this end asked for.
+/// A session that this end requested.
 pub(super) struct Attempt {
     pub id: SessionId,
     pub target: Target,
@@ -32,12 +32,12 @@ pub(super) struct Attempt {
     give_up: Time,
     next: Time,
     pause: Nanos,
-    /// When the latest request went, if an answer to it tells the round trip.
+    /// The time of the latest request, if an answer to it reveals the round trip.
     asked_at: Option<Time>,
     open: Option<Opening>,
 }
 
-/// An attempt that has a cookie.
+/// The part of an attempt that has a cookie.
 struct Opening {
     cookie: [u8; COOKIE],
     exchange: Exchange,
@@ -49,7 +49,7 @@ impl Attempt {
         Self { id, target, strand, nonce, give_up, next: now, pause: AGAIN_FIRST, asked_at: None, open: None }
     }
 
-    /// When it is driven next.
+    /// The time of its next step.
     pub fn deadline(&self) -> Time {
         self.next.min(self.give_up)
     }
@@ -66,7 +66,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends what an attempt has to send again, or gives it up.
+    /// Repeats an attempt's request, or gives the attempt up.
     pub(super) fn drive_attempt(&mut self, now: Time, index: usize) {
         let Some(attempt) = self.sessions.attempt_mut(index) else { return };
         if attempt.give_up <= now {
@@ -117,7 +117,7 @@ impl Endpoint {
         }
     }
 
-    /// A Hello or an Open arrived.
+    /// Handles a Hello or an Open.
     pub(super) fn handle_request(&mut self, now: Time, from: Path, datagram: &[u8]) {
         if datagram.len() > HANDSHAKE_MAX || usize::from(from.link.0) >= self.config.links.len() {
             self.stats.junk += 1;
@@ -143,7 +143,7 @@ impl Endpoint {
         self.answer(from, handshake::write_retry(&self.secret, hello, &cookie));
     }
 
-    /// An Open from an address that is known to receive.
+    /// Handles an Open from an address that is known to receive.
     fn handle_open(&mut self, now: Time, from: Path, hello: &Hello, message: &[u8], age: Nanos) {
         // The answer to this very request may have been lost.
         let offered = |session: &Session| {
@@ -179,7 +179,7 @@ impl Endpoint {
                 // A late copy of the request that led to this session.
                 return;
             }
-            // If that peer knows nothing of the session, this will show it.
+            // If the peer does not know the session, this will reveal it.
             session.doubt(now, DOUBTED);
             self.after(now, index);
             return self.refuse(now, from, hello, Rejection::AlreadyConnected(self.config.node, self.config.incarnation));
@@ -214,7 +214,7 @@ impl Endpoint {
         self.answer(from, accept);
     }
 
-    /// What a session with the sender of `theirs` is made of. Id and name at the other end are filled in by the caller.
+    /// The parts of a session with the sender of `theirs`. The caller fills in the id and the name at the other end.
     #[allow(clippy::too_many_arguments)]
     fn parts(
         &mut self,
@@ -255,8 +255,9 @@ impl Endpoint {
         }
     }
 
-    /// The other paths to the sender of `theirs`: each of our links with each of its addresses, at most [`PATHS_MAX`] with the one in use. Those
-    /// that share neither link nor address with others come first. Both ends choose alike, from the side of the one that asked.
+    /// The other paths to the sender of `theirs`: each of our links with each of its addresses, at most [`PATHS_MAX`] with the
+    /// one in use. Paths that share neither link nor address with others come first. Both ends choose alike, from the viewpoint
+    /// of the requesting end.
     fn spares(&self, path: Path, theirs: &Params, asked: bool, guess: Nanos, now: Time) -> Vec<Spare> {
         let Some(far) = &theirs.addresses else { return Vec::new() };
         let mut near: Vec<_> = handshake::reaches(&self.config).map(|(link, reach)| (link, Some(reach.address))).collect();
@@ -265,7 +266,7 @@ impl Endpoint {
             near.push((path.link, None));
         }
         if far.is_empty() && theirs.wildcard {
-            // It asks by each of ours from the address that leads there, which only it knows.
+            // The other end asks by each of our addresses, from its address that leads there. Only that end knows which one does.
             return Vec::new();
         }
         if far.is_empty() {
@@ -275,7 +276,7 @@ impl Endpoint {
         for (at, (link, local)) in near.iter().enumerate() {
             for (place, (peer, mtu)) in far.iter().enumerate() {
                 let order = if asked { (at, place) } else { (place, at) };
-                // An address of the one version is no way to one of the other.
+                // An IPv4 address does not lead to an IPv6 address, or the reverse.
                 if local.is_none_or(|local| local.is_ipv4() == peer.is_ipv4()) {
                     pairs.push((order, Path { link: *link, peer: *peer }, *mtu));
                 }
@@ -297,7 +298,7 @@ impl Endpoint {
         spares
     }
 
-    /// An answer to a Hello or an Open arrived.
+    /// Handles an answer to a Hello or an Open.
     pub(super) fn handle_answer(&mut self, now: Time, from: Path, datagram: &[u8]) {
         let found = addressee(datagram).filter(|_| datagram.len() <= HANDSHAKE_MAX);
         let attempt = found.and_then(|(name, nonce)| {
@@ -320,7 +321,7 @@ impl Endpoint {
             Some(Answer::Retry(cookie)) => self.on_retry(now, index, &hello, cookie),
             Some(Answer::Accept(name, message)) => self.on_accept(now, index, from, &hello, name, message),
             Some(Answer::Reject(Rejection::AlreadyConnected(node, incarnation))) => {
-                // True: the session is there, or on its way. If not, the other end will find that out.
+                // The session exists or is on its way. If not, the other end will find out.
                 let strand = attempt.strand;
                 let session = self.sessions.with(node, strand);
                 let on_its_way = self.sessions.offers().any(|(_, session)| (session.peer.node, session.strand) == (node, strand));
@@ -335,7 +336,7 @@ impl Endpoint {
     fn on_retry(&mut self, now: Time, index: usize, hello: &Hello, cookie: [u8; COOKIE]) {
         let Some(attempt) = self.sessions.attempt_mut(index) else { return };
         match &mut attempt.open {
-            // Our cookie is no longer good; but a copy of an old answer must not make us send.
+            // The cookie is no longer valid. But a copy of an old answer must not make this end send again.
             Some(open) if open.cookie == cookie => return,
             Some(open) => open.cookie = cookie,
             None => {
@@ -359,7 +360,7 @@ impl Endpoint {
             self.stats.junk += 1;
             return;
         };
-        // Who knows of no further sessions answers as if it had been asked for the first.
+        // A peer that knows no further sessions answers as if it had been asked for the first one.
         if theirs.strand != attempt.strand {
             self.stats.junk += 1;
             return;
@@ -382,7 +383,8 @@ impl Endpoint {
         let twin = |session: &Session| session.peer == peer && session.strand == theirs.strand;
         let existing = self.sessions.place_with(theirs.node, theirs.strand);
         let connected = existing.is_some_and(|at| self.sessions.get_mut(at).is_some_and(|session| twin(session)));
-        // Both asked at once: the one that the lower node asked for stays, and the higher one knows that as soon as it was asked.
+        // Both ends asked at once. The session that the lower node requested stays, and the higher node knows that as soon as it
+        // is asked.
         let yields = theirs.node < self.config.node && self.sessions.offers().any(|(_, session)| twin(session));
         if connected || yields {
             let there = Rejection::AlreadyConnected(theirs.node, theirs.incarnation);
@@ -397,7 +399,7 @@ impl Endpoint {
         self.after(now, index);
     }
 
-    /// The first genuine datagram of an offered session: whether the session stands.
+    /// Handles the first genuine datagram of an offered session. Returns whether the session is established.
     pub(super) fn confirm(&mut self, now: Time, index: usize) -> bool {
         let Some(session) = self.sessions.get_mut(index) else { return false };
         let (peer, strand) = (session.peer, session.strand);
@@ -429,7 +431,7 @@ impl Endpoint {
         false
     }
 
-    /// A session stands: whatever it replaces goes.
+    /// Handles an established session: closes every session that it replaces.
     fn connected(&mut self, now: Time, index: usize, asked: bool) {
         let Some(session) = self.sessions.get_mut(index) else { return };
         let (id, peer, path, greeting) = (session.id, session.peer, session.path, std::mem::take(&mut session.greeting));
@@ -442,7 +444,7 @@ impl Endpoint {
             session.end(CloseReason::Replaced);
             self.settle(now, former);
         }
-        // What both asked for at once came to one session: the other offers and attempts are void.
+        // Requests of both ends led to one session, so the other offers and attempts are void.
         let is_twin = |session: &Session| (session.peer.node, session.strand) == (peer.node, strand);
         let twins: Vec<usize> = self.sessions.offers().filter(|(_, session)| is_twin(session)).map(|(at, _)| at).collect();
         for twin in twins {
@@ -452,13 +454,13 @@ impl Endpoint {
         self.sessions.enter(peer.node, strand, index);
         self.stats.connected += 1;
         self.events.push_back(Event::Connected { session: id, peer, path, greeting, asked, strand });
-        // An answer to one of these might be a former life's, which was long under way.
+        // An answer to one of these attempts might come from a former incarnation, after a long delay.
         for attempt in self.sessions.attempts_at(path, strand) {
             self.fail_attempt(attempt, CloseReason::Rejected(Rejection::AlreadyConnected(peer.node, peer.incarnation)));
         }
     }
 
-    /// A session is over: tells the other end, and the driver once everything that arrived was delivered.
+    /// Handles the end of a session: tells the other end, and tells the driver once everything that arrived was delivered.
     pub(super) fn settle(&mut self, now: Time, index: usize) {
         let Some(session) = self.sessions.get_mut(index) else { return };
         let Some(reason) = session.over else { return };
@@ -487,13 +489,13 @@ impl Endpoint {
                 && let Some(session) = self.sessions.get_mut(first)
                 && session.peer == peer
             {
-                // Its other end may have ended without a word that arrived.
+                // The other end may have ended, and its notice may have been lost.
                 session.doubt(now, DOUBTED);
                 self.after(now, first);
             }
         }
         let Some(session) = self.sessions.get_mut(index) else { return };
-        // What the peer had sent before is delivered before its end is told.
+        // Packets that the peer sent before are delivered before its end is reported.
         if session.is_ready() && !matches!(reason, CloseReason::Damaged(_)) {
             if !session.listed {
                 session.listed = true;
@@ -501,14 +503,14 @@ impl Endpoint {
             }
             return;
         }
-        // The end of the first is told last: then all has been delivered that the peer sent.
+        // The end of the first session is reported last: by then everything that the peer sent was delivered.
         if confirmed && strand == 0 && self.sessions.all_with(peer).any(|(_, session)| session.strand > 0) {
             return;
         }
         self.sessions.remove(index);
         if confirmed {
             let reason = match reason {
-                CloseReason::ByPeer(CODE_DAMAGED) => CloseReason::Damaged("the other end says so"),
+                CloseReason::ByPeer(CODE_DAMAGED) => CloseReason::Damaged("the other end reports a broken rule"),
                 CloseReason::ByPeer(CODE_IDLE) => CloseReason::Idle,
                 CloseReason::ByPeer(CODE_REPLACED) => CloseReason::Replaced,
                 CloseReason::ByPeer(CODE_DUPLICATE) => CloseReason::Duplicate,
@@ -522,7 +524,7 @@ impl Endpoint {
         }
     }
 
-    /// The first session with a life closes, and waits for the further ones, which close before.
+    /// Closes the further sessions with an incarnation before its first session, which waits for them.
     pub(super) fn close_further(&mut self, now: Time, peer: Peer, first: usize, code: u8) {
         let further: Vec<_> = self.sessions.all_with(peer).filter(|(_, session)| session.strand > 0).map(|(at, _)| at).collect();
         if let Some(session) = self.sessions.get_mut(first) {
@@ -536,7 +538,7 @@ impl Endpoint {
         }
     }
 
-    /// The first session with a life ended: so do the further ones.
+    /// Ends the further sessions after the first session with an incarnation ended.
     fn end_further(&mut self, now: Time, peer: Peer) {
         for attempt in self.sessions.further_attempts(peer.node) {
             self.fail_attempt(attempt, CloseReason::NoFirst);
@@ -550,7 +552,7 @@ impl Endpoint {
         }
     }
 
-    /// A further session is no more: the first one, which waited for that, goes on with its end if it was the last.
+    /// Handles the end of a further session. If the first session waited for it and it was the last, the first one now ends.
     fn release_first(&mut self, now: Time, peer: Peer) {
         if self.sessions.all_with(peer).any(|(_, session)| session.strand > 0) {
             return;

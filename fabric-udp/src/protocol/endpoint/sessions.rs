@@ -1,4 +1,4 @@
-//! The places of sessions, their names, and who is at the other end.
+//! The slots of sessions, their names, and the peers that they belong to.
 
 use super::Attempt;
 use crate::protocol::session::Session;
@@ -6,7 +6,7 @@ use crate::protocol::{Path, Peer, SessionId, Time};
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Former lives remembered for each node.
+/// The number of former incarnations remembered for each node.
 const FORMER_MAX: usize = 4;
 
 pub(super) enum Entry {
@@ -16,23 +16,23 @@ pub(super) enum Entry {
 }
 
 struct Place {
-    /// Which use of the place this is.
+    /// A number for the current use of the slot.
     generation: u64,
     entry: Entry,
 }
 
-/// All sessions and attempts. The low 16 bits of an id are the place, the others its generation; peers know the low 32 bits.
+/// All sessions and attempts. The low 16 bits of an id are the slot, the others its generation. Peers know the low 32 bits.
 pub(super) struct Sessions {
     places: Vec<Place>,
     vacant: VecDeque<usize>,
     most: usize,
-    /// Where generations begin, so that a former life's names mean nothing to us.
+    /// The first generation number. It is random, so that names of a former incarnation mean nothing here.
     first_generation: u64,
-    /// Sessions that can be used, by strand.
+    /// Usable sessions, by node and strand.
     peers: BTreeMap<(NodeId, u8), usize>,
-    /// The life of each node with which there was a session last.
+    /// The latest incarnation of each node that had a session.
     lives: BTreeMap<NodeId, Incarnation>,
-    /// Lives of nodes that were replaced.
+    /// Incarnations that were replaced.
     former: BTreeMap<NodeId, VecDeque<Incarnation>>,
 }
 
@@ -65,7 +65,7 @@ impl Sessions {
         Some(id)
     }
 
-    /// Puts a session in the place of the attempt that led to it.
+    /// Puts a session into the slot of the attempt that led to it.
     pub fn promote(&mut self, index: usize, session: Box<Session>) {
         self.places[index].entry = Entry::Session(session);
     }
@@ -79,7 +79,7 @@ impl Sessions {
         self.places.len()
     }
 
-    /// When the first of all is due.
+    /// The earliest time at which anything is due.
     pub fn deadline(&self) -> Time {
         let of = |place: &Place| match &place.entry {
             Entry::Session(session) => session.deadline(),
@@ -116,7 +116,7 @@ impl Sessions {
         }
     }
 
-    /// The session that a peer names so.
+    /// The session with this name, which a peer uses for it.
     #[inline]
     pub fn named(&mut self, name: u32) -> Option<(usize, &mut Session)> {
         let index = usize::from(name as u16);
@@ -124,7 +124,7 @@ impl Sessions {
         (session.id.0 as u32 == name).then_some((index, session))
     }
 
-    /// The attempt that a peer names so.
+    /// The attempt with this name, which a peer uses for it.
     pub fn attempt_named(&mut self, name: u32) -> Option<(usize, &mut Attempt)> {
         let index = usize::from(name as u16);
         let attempt = self.attempt_mut(index)?;
@@ -147,7 +147,7 @@ impl Sessions {
         }
     }
 
-    /// Attempts to reach this address, by strand.
+    /// Attempts to reach this address with this strand.
     pub fn attempts_at(&self, path: Path, strand: u8) -> Vec<usize> {
         self.attempts(|attempt| attempt.target.path == path && attempt.strand == strand)
     }
@@ -165,7 +165,7 @@ impl Sessions {
         self.places.iter().enumerate().filter_map(of).collect()
     }
 
-    /// All sessions with one life that could be used once, those included that are over and wait for the driver.
+    /// All sessions with an incarnation that have been usable, including those that have ended and wait for the driver.
     pub fn all_with(&self, peer: Peer) -> impl Iterator<Item = (usize, &Session)> {
         self.places.iter().enumerate().filter_map(move |(index, place)| match &place.entry {
             Entry::Session(session) if session.confirmed && session.peer == peer => Some((index, &**session)),
@@ -190,7 +190,7 @@ impl Sessions {
         self.peers.get(&(node, strand)).copied()
     }
 
-    /// Whether there is a first session with this life.
+    /// Whether there is a first session with this incarnation.
     pub fn has_first(&self, peer: Peer) -> bool {
         self.with(peer.node, 0).is_some_and(|first| first.peer == peer && first.over.is_none())
     }
@@ -199,7 +199,7 @@ impl Sessions {
         self.peers.insert((node, strand), index);
     }
 
-    /// The session at this place is no longer the one with its node. Whether it was.
+    /// Records that the session in this slot is no longer the one with its node. Returns whether it was.
     pub fn leave(&mut self, node: NodeId, strand: u8, index: usize) -> bool {
         let was = self.peers.get(&(node, strand)) == Some(&index);
         if was {
@@ -208,7 +208,7 @@ impl Sessions {
         was
     }
 
-    /// Sessions begun by others that were not confirmed.
+    /// Sessions that others began and that were not confirmed.
     pub fn offers(&self) -> impl Iterator<Item = (usize, &Session)> {
         self.places.iter().enumerate().filter_map(|(index, place)| match &place.entry {
             Entry::Session(session) if !session.confirmed => Some((index, &**session)),
@@ -216,7 +216,8 @@ impl Sessions {
         })
     }
 
-    /// There is a session with this life of a node now: another one is over for good, even if its sessions ended before.
+    /// Records a session with this incarnation of a node. Any other incarnation is retired for good, even if its sessions ended
+    /// before.
     pub fn live_on(&mut self, node: NodeId, incarnation: Incarnation) {
         if let Some(former) = self.lives.insert(node, incarnation)
             && former != incarnation

@@ -1,4 +1,4 @@
-//! The receiving end of a lane: packets go to the driver in order; those that came early, or were refused, wait.
+//! The receiving end of a lane. Packets go to the driver in order; early and refused packets wait.
 
 use super::{CHARGE, charge};
 use crate::protocol::frame::{self, Frame, Packet, image_len, read_image, write_image};
@@ -7,38 +7,38 @@ use crate::protocol::wire::Reader;
 use doorbell_fabric::{Incarnation, NodeId, PacketKind, Payload, Priority, Sink, Verdict};
 use std::collections::BTreeMap;
 
-/// What became of a packet that arrived.
+/// The result of a packet's arrival.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arrival {
     /// The driver took it, or it waits.
     Fine,
-    /// The driver took it and wants to come back.
+    /// The driver took it and wants to return later.
     Stop,
-    /// Its sender broke the rules.
+    /// The sender broke the rules.
     Broken(&'static str),
 }
 
-/// Packets of one lane on their way in.
+/// The incoming packets of one lane.
 pub(crate) struct LaneIn {
     priority: Priority,
     /// The number of the next packet for the driver.
     next: u64,
-    /// Those that are next, whole.
+    /// The next packets, complete and in order.
     ready: Ready,
-    /// Those that came early, or in part. None of them comes right after the ready ones and is whole.
+    /// Packets that came early or in part. None of them is both complete and the successor of the ready ones.
     early: BTreeMap<u64, Early>,
-    /// What all these were charged.
+    /// The total charge of the waiting packets.
     held: u64,
     window: u64,
-    /// What all packets that the driver took were charged.
+    /// The total charge of the packets that the driver took.
     taken: u64,
-    /// What the sender was told.
+    /// The limit that was told to the sender.
     limit: u64,
     refused: bool,
-    /// The driver wants something else before the first packet. Its sender knows nothing of that.
+    /// The driver wants another packet before the first one here. The sender does not know that.
     later: bool,
     stamp: u32,
-    /// The sender is to be told again.
+    /// The sender must be told the credit again.
     pub untold: bool,
     pub delivered: u64,
     pub refusals: u64,
@@ -46,20 +46,20 @@ pub(crate) struct LaneIn {
 
 struct Early {
     image: Vec<u8>,
-    /// Which bytes are there, if not all.
+    /// The bytes that have arrived, if not all of them.
     parts: Option<RangeSet>,
 }
 
-/// Packets in order, as images one behind the other: of a datagram with hundreds of small ones a driver may take one at a time.
+/// Packets in order, as consecutive images. A driver may take hundreds of small packets of one datagram one at a time.
 #[derive(Default)]
 struct Ready {
     images: Vec<u8>,
-    /// Where the first one is.
+    /// The position of the first image.
     at: usize,
     count: u64,
 }
 
-/// From which length on what was taken is given back, if that is most of it.
+/// The length from which on the memory of taken images is freed, once they are the larger part.
 const SHRINK_FROM: usize = 256 << 10;
 
 impl Ready {
@@ -75,7 +75,7 @@ impl Ready {
         self.count += 1;
     }
 
-    /// All of them, each with its length as an image.
+    /// All packets, each with the length of its image.
     fn iter(&self) -> impl Iterator<Item = (Packet<'_>, usize)> {
         let mut rest = &self.images[self.at..];
         std::iter::from_fn(move || {
@@ -87,7 +87,7 @@ impl Ready {
         })
     }
 
-    /// The first `count` were taken: images of `len` bytes.
+    /// Removes the first `count` packets, whose images have `len` bytes.
     #[inline]
     fn pop(&mut self, count: u64, len: usize) {
         self.count -= count;
@@ -102,7 +102,7 @@ impl Ready {
     }
 }
 
-/// From whom the packets are.
+/// The sender of the packets.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     pub node: NodeId,
@@ -129,7 +129,7 @@ impl LaneIn {
         }
     }
 
-    /// Whether packets wait that the driver could have.
+    /// Whether packets wait for the driver.
     #[inline]
     pub fn is_ready(&self) -> bool {
         self.ready.count > 0
@@ -145,7 +145,7 @@ impl LaneIn {
         self.is_ready() && !self.refused && !self.later
     }
 
-    /// What the driver put off may be what it wants now.
+    /// Whether the driver put off the packets that wait.
     pub fn is_put_off(&self) -> bool {
         self.later
     }
@@ -160,7 +160,7 @@ impl LaneIn {
         self.next + self.ready.count
     }
 
-    /// What is to be told to the sender: whether it is refused, the stamp of this news, and how far it may go.
+    /// The credit for the sender: whether it is refused, the stamp of this credit, and its limit.
     pub fn credit(&mut self) -> (bool, u32, u64) {
         self.limit = self.taken + self.window;
         self.stamp = self.stamp.wrapping_add(1);
@@ -168,7 +168,7 @@ impl LaneIn {
         (self.refused, self.stamp, self.limit)
     }
 
-    /// A whole packet arrived.
+    /// Handles a whole packet.
     #[inline]
     pub fn on_packet<S: Sink>(&mut self, sequence: u32, packet: &Packet, from: Source, sink: &mut S, stopped: bool) -> Arrival {
         let ahead = sequence.wrapping_sub(self.next as u32) as i32;
@@ -193,7 +193,7 @@ impl LaneIn {
         }
     }
 
-    /// Gives one packet to the driver, and counts what it says.
+    /// Gives one packet to the driver, and records its verdict.
     #[inline]
     fn hand_over<S: Sink>(&mut self, packet: &Packet, from: Source, sink: &mut S) -> Verdict {
         let payload = Payload::private(packet.payload);
@@ -202,7 +202,7 @@ impl LaneIn {
         verdict
     }
 
-    /// What the driver said to the next packet.
+    /// Records the driver's verdict on the next packet.
     #[inline]
     fn note(&mut self, verdict: Verdict, charge: u64) {
         match verdict {
@@ -211,7 +211,7 @@ impl LaneIn {
                 self.delivered += 1;
                 self.taken += charge;
                 self.later = false;
-                // Telling costs a frame: do it once a quarter of the window, or if the sender was told to wait.
+                // A credit costs a frame, so send one once a quarter of the window, or if the sender was told to wait.
                 if self.taken + self.window - self.limit >= self.window / 4 || self.refused {
                     self.untold = true;
                     self.refused = false;
@@ -227,7 +227,7 @@ impl LaneIn {
             }
             Verdict::Later => {
                 self.later = true;
-                // What was said before no longer holds.
+                // The former refusal no longer holds.
                 self.untold |= std::mem::take(&mut self.refused);
             }
             Verdict::Broken(_) => {}
@@ -236,7 +236,7 @@ impl LaneIn {
 
     fn over_the_window(&mut self, number: u64, charge: u64) -> Option<Arrival> {
         self.held += charge;
-        // Everything that waits was sent within the window, if its sender keeps to it.
+        // A sender that keeps to the rules sends within the window only.
         let too_far = (number - self.next) * CHARGE > self.window;
         (self.held > self.window + self.window / 16 || too_far).then_some(Arrival::Broken("a lane ran over its window"))
     }
@@ -247,7 +247,7 @@ impl LaneIn {
         }
         match self.early.get(&number) {
             Some(Early { parts: None, .. }) => return Arrival::Fine,
-            // The same packet is complete now.
+            // A partial packet is complete now.
             Some(Early { parts: Some(_), image }) => {
                 self.held -= image.len() as u64 + CHARGE;
                 self.early.remove(&number);
@@ -268,7 +268,7 @@ impl LaneIn {
         Arrival::Fine
     }
 
-    /// What came early may be next now.
+    /// Moves early packets that are next now to the ready ones.
     #[inline]
     fn line_up(&mut self) {
         while let Some(first) = self.early.first_entry()
@@ -279,7 +279,7 @@ impl LaneIn {
         }
     }
 
-    /// A part of a packet arrived.
+    /// Handles a part of a packet.
     pub fn on_fragment<S: Sink>(
         &mut self,
         (sequence, total, offset, bytes): (u32, u32, u32, &[u8]),
@@ -296,7 +296,7 @@ impl LaneIn {
             return Arrival::Fine;
         }
         if !self.early.contains_key(&number) {
-            // An image is a little longer than what its packet was charged: a sixteenth is left for that.
+            // An image is a little longer than the charge of its packet. A sixteenth is allowed for that.
             if let Some(broken) = self.over_the_window(number, u64::from(total) + CHARGE) {
                 return broken;
             }
@@ -315,10 +315,10 @@ impl LaneIn {
         }
         early.parts = None;
         let Some((priority, said, packet)) = read_image(&early.image) else {
-            return Arrival::Broken("parts that make no packet");
+            return Arrival::Broken("the parts of a packet do not make a packet");
         };
         if priority != self.priority || said != number as u32 {
-            return Arrival::Broken("parts that make another packet");
+            return Arrival::Broken("the parts of a packet make another packet");
         }
         self.held -= u64::from(total) + CHARGE;
         self.held += charge(packet.payload.len());
@@ -326,8 +326,8 @@ impl LaneIn {
         self.deliver(from, sink, stopped)
     }
 
-    /// The first packet was refused. If it began a message that its sender has given up since, nobody misses that: it is taken with all
-    /// its packets.
+    /// Handles a refused first packet. If its message was given up by the sender since, no driver misses it, so all its packets
+    /// are taken.
     fn skip_given_up(&mut self) -> bool {
         let (mut count, mut len, mut charged) = (0, 0, 0);
         let mut whole = false;
@@ -357,9 +357,9 @@ impl LaneIn {
         true
     }
 
-    /// Gives the driver what waits and is in order.
+    /// Gives the driver the waiting packets that are in order.
     pub fn deliver<S: Sink>(&mut self, from: Source, sink: &mut S, stopped: bool) -> Arrival {
-        // Who did not take a packet is asked again when it says so: `retry`.
+        // A driver that did not take a packet asks again itself, by `retry`.
         if stopped || self.refused || self.later {
             return Arrival::Fine;
         }
@@ -367,11 +367,13 @@ impl LaneIn {
         self.retry(from, sink, &mut budget)
     }
 
-    /// Like [`deliver`](Self::deliver), at most `budget` packets, even if the first had not been taken.
+    /// Like [`deliver`](Self::deliver), for at most `budget` packets, even if the first one was not taken before.
     pub fn retry<S: Sink>(&mut self, from: Source, sink: &mut S, budget: &mut usize) -> Arrival {
         while *budget > 0 && self.is_ready() {
-            // It stays where it is until the driver has it, who may panic.
-            let Some((packet, len)) = self.ready.iter().next() else { return Arrival::Broken("parts that make no packet") };
+            // The packet stays in place until the driver has it, because the driver may panic.
+            let Some((packet, len)) = self.ready.iter().next() else {
+                return Arrival::Broken("the parts of a packet do not make a packet");
+            };
             let (charge, payload) = (charge(packet.payload.len()), Payload::private(packet.payload));
             let verdict = sink.packet(from.node, from.incarnation, self.priority, &packet.head, payload);
             match verdict {

@@ -1,4 +1,4 @@
-//! The sending end of a lane: packets are kept as images until they are acknowledged.
+//! The sending end of a lane. It keeps packets as images until they are acknowledged.
 
 use super::{CHARGE, charge};
 use crate::protocol::frame::{self, FRAGMENT_HEAD, IMAGE_MAX, PACKET_HEAD_MAX, image_len, write_image};
@@ -9,33 +9,33 @@ use crate::protocol::wire::Writer;
 use doorbell_fabric::{PacketHead, PacketKind, Priority};
 use std::collections::VecDeque;
 
-/// A part of a packet smaller than this is not worth a frame.
+/// A smaller part of a packet is not worth a frame.
 const FRAGMENT_LEAST: usize = 256;
 
-/// Packets of one lane on their way out.
+/// The outgoing packets of one lane.
 pub(crate) struct LaneOut {
     priority: Priority,
-    /// Images, each in one piece; a ring that skips its end where an image would not fit.
+    /// The images, each in one piece. The ring skips its end where an image would not fit.
     images: Vec<u8>,
     capacity: usize,
-    /// Where the next image goes.
+    /// The position of the next image.
     head: usize,
     slots: VecDeque<Slot>,
     /// The number of the first slot.
     base: u64,
     /// The number of the first packet that was never sent.
     unsent: u64,
-    /// Numbers to be sent again, or of which parts are to be sent.
+    /// Numbers to send again, or whose parts are to be sent.
     again: RangeSet,
     charged: u64,
-    /// Packets that were not acknowledged, and the bytes of their images.
+    /// The number of unacknowledged packets, and the bytes of their images.
     waiting: (u64, u64),
-    /// What the other end keeps for this lane at least.
+    /// The bytes that the other end keeps for this lane at least.
     window: u64,
     limit: u64,
     stamp: u32,
     refused: bool,
-    /// A packet found no room.
+    /// A push found no room.
     full: bool,
 }
 
@@ -56,7 +56,7 @@ impl Slot {
     }
 }
 
-/// A packet that travels in parts.
+/// A packet that is sent in parts.
 #[derive(Default)]
 struct Parts {
     acked: RangeSet,
@@ -65,7 +65,7 @@ struct Parts {
 
 impl LaneOut {
     pub fn new(priority: Priority, limit: u64, buffer: usize) -> Self {
-        // The largest packet must fit anywhere in the ring, and another beside it.
+        // The largest packet must fit anywhere in the ring, together with another one.
         let capacity = buffer.max(4 * IMAGE_MAX);
         Self {
             priority,
@@ -102,7 +102,7 @@ impl LaneOut {
         self.unsent < self.base + self.slots.len() as u64 || !self.again.is_empty()
     }
 
-    /// Where `len` bytes fit in one piece with `spare` behind them.
+    /// The position at which `len` bytes fit in one piece, with `spare` bytes behind them.
     #[inline]
     fn place(&self, len: usize, spare: usize) -> Option<usize> {
         let Some(first) = self.slots.front() else { return Some(0) };
@@ -117,36 +117,36 @@ impl LaneOut {
         }
     }
 
-    /// Packets that were not acknowledged yet; and bytes that were not, or that the other end keeps as nobody has taken them, of which it tells once a
-    /// quarter of its window.
+    /// The number of unacknowledged packets, and their backlog in bytes. The backlog includes bytes that the other end still
+    /// keeps for its driver, which it reports once a quarter of its window.
     pub fn outstanding(&self) -> (u64, u64) {
         let (packets, bytes) = self.waiting;
         let kept = self.charged.saturating_sub(self.limit.saturating_sub(self.window));
-        // What is less than it tells of may have been taken.
+        // Bytes below the other end's reporting step may have been taken already.
         (packets, if kept > self.window / 4 { bytes.max(kept) } else { bytes })
     }
 
-    /// Bytes that fit at least, at both ends, if nothing else is there.
+    /// The bytes that fit at least, at both ends, if nothing else is there.
     pub fn bytes(&self) -> usize {
         self.capacity.min(usize::try_from(self.window).unwrap_or(usize::MAX))
     }
 
-    /// Whether `len` bytes in packets of `packet` bytes can be pushed now, in the worst case of where they come to lie.
+    /// Whether `len` bytes in packets of `packet` bytes can be pushed now, wherever they come to lie.
     pub fn has_room(&self, len: usize, packet: usize) -> bool {
         let packets = len.div_ceil(packet.max(1)).max(1);
         let credit = self.charged + len as u64 + (packets as u64 + 1) * CHARGE <= self.limit;
-        // At the ring's end up to a packet's length is left unused.
+        // Up to a packet's length at the ring's end stays unused.
         let needed = len + (packets + 1) * PACKET_HEAD_MAX + packet.min(len) + PACKET_HEAD_MAX;
         self.takes_again() && credit && self.used() + needed <= self.capacity
     }
 
-    /// Whether nobody found it full, or enough is free again since.
+    /// Whether no push found it full, or enough space is free again since.
     #[inline]
     fn takes_again(&self) -> bool {
         !self.full || self.has_ample_room()
     }
 
-    /// Bytes of the ring that are not free.
+    /// The bytes of the ring that are not free.
     fn used(&self) -> usize {
         match self.slots.front() {
             None => 0,
@@ -155,16 +155,17 @@ impl LaneOut {
         }
     }
 
-    /// Whether a quarter of all is free: who found no room comes back then, and sends large datagrams instead of many small ones.
+    /// Whether a quarter of everything is free. A sender without room returns then, and sends large datagrams instead of many
+    /// small ones.
     fn has_ample_room(&self) -> bool {
         self.limit.saturating_sub(self.charged) >= self.window / 4 && self.capacity - self.used() >= self.capacity / 4
     }
 
-    /// Keeps one packet to be sent. `false`: no room.
+    /// Keeps one packet for sending. Returns false if there is no room.
     #[inline]
     pub fn push(&mut self, head: &PacketHead, payload: &[u8]) -> bool {
         let charge = charge(payload.len());
-        // A packet that gives a message up finds the room that every other packet left.
+        // A packet that gives up a message uses the room that every other packet left.
         let gives_up = head.kind == PacketKind::GivenUp;
         let (reserve, spare) = if gives_up { (0, 0) } else { (CHARGE, PACKET_HEAD_MAX) };
         if !gives_up && !self.takes_again() {
@@ -186,13 +187,13 @@ impl LaneOut {
         true
     }
 
-    /// Bytes that were lent.
+    /// The bytes that were lent.
     pub fn lent(&self, at: usize, len: usize) -> &[u8] {
         &self.images[at..][..len]
     }
 
-    /// Writes as much as fits and says what it was. Of a packet that would not fit into `whole` bytes, a part. With `lend`, the bytes of a
-    /// long last packet are left where they are: there is room for them, and nothing may follow.
+    /// Writes as much as fits, and returns what it was. Writes a part of a packet that would not fit into `whole` bytes. With
+    /// `lend`, leaves the bytes of a long last packet where they are: there is room for them, and nothing may follow.
     #[inline]
     pub fn write(&mut self, writer: &mut Writer, whole: usize, lend: Option<&mut Option<Lent>>) -> Option<Carried> {
         if !self.again.is_empty()
@@ -202,7 +203,7 @@ impl LaneOut {
         }
         let end = self.base + self.slots.len() as u64;
         let first = self.unsent;
-        // Images that lie one behind the other go in one piece.
+        // Consecutive images are written in one piece.
         let (mut from, mut to) = (0, 0);
         for slot in self.slots.range((first - self.base) as usize..) {
             let (at, len) = (slot.at as usize, slot.len as usize);
@@ -285,7 +286,7 @@ impl LaneOut {
         }
     }
 
-    /// Whole packets arrived.
+    /// Handles the arrival of whole packets.
     #[inline]
     pub fn on_packets_acked(&mut self, first: u64, count: u32) {
         let end = first + u64::from(count);
@@ -321,7 +322,7 @@ impl LaneOut {
         }
     }
 
-    /// Whole packets were lost: those not acknowledged go again. Returns how many bytes that is.
+    /// Handles the loss of whole packets: those not acknowledged are sent again. Returns their bytes.
     pub fn on_packets_lost(&mut self, first: u64, count: u32) -> u64 {
         let mut bytes = 0;
         for number in first.max(self.base)..first + u64::from(count) {
@@ -354,9 +355,9 @@ impl LaneOut {
         bytes
     }
 
-    /// The other end says how far this one may go. Returns whether that is news.
+    /// Handles a credit of the other end. Returns whether it changed anything.
     pub fn on_credit(&mut self, refused: bool, stamp: u32, limit: u64) -> bool {
-        // Older news may come later.
+        // An older credit may arrive later.
         if stamp.wrapping_sub(self.stamp) as i32 <= 0 {
             return false;
         }

@@ -1,4 +1,4 @@
-//! What a session carries, and what becomes of it when datagrams arrive or are lost.
+//! The content that a session carries, and its handling when datagrams arrive or are lost.
 
 use crate::protocol::lane::{LaneIn, LaneOut};
 use crate::protocol::loss::Carried;
@@ -6,14 +6,14 @@ use crate::protocol::transfer::{TransfersIn, TransfersOut};
 use doorbell_fabric::{PRIORITIES, Priority};
 use std::collections::VecDeque;
 
-/// Small things that are to be told once each, and again if they were lost.
+/// Small items that are sent once each, and again if they were lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Control {
     Grant(u64),
     Cancel { transfer: u64, by_receiver: bool },
 }
 
-/// How far the end of a session has come.
+/// The progress of a session's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Closing {
     No,
@@ -21,7 +21,7 @@ pub(super) enum Closing {
     Finishing {
         code: u8,
     },
-    /// The other end is told.
+    /// The other end is being told.
     Telling {
         code: u8,
         told: bool,
@@ -40,7 +40,7 @@ pub(super) struct Cargo {
 }
 
 impl Cargo {
-    /// `windows`: what the other end keeps for us on each lane, and we for it.
+    /// `windows`: the bytes that the other end keeps for us on each lane, and we for it.
     pub fn new(windows: (u64, u64), buffer: usize) -> Self {
         Self {
             lanes_out: Priority::ALL.map(|priority| LaneOut::new(priority, windows.0, buffer)),
@@ -60,7 +60,7 @@ impl Cargo {
             .any(|priority| self.lanes_out[priority.index()].has_work() || self.transfers_out.has_work(priority))
     }
 
-    /// Whether small things wait to be told.
+    /// Whether small items wait to be sent.
     #[inline]
     pub fn has_news(&self) -> bool {
         !self.controls.is_empty()
@@ -68,12 +68,12 @@ impl Cargo {
             || matches!(self.closing, Closing::Telling { told: false, .. })
     }
 
-    /// Everything that was pushed arrived.
+    /// Whether everything that was pushed has arrived.
     pub fn is_idle(&self) -> bool {
         self.lanes_out.iter().all(LaneOut::is_idle) && self.transfers_out.is_idle()
     }
 
-    /// The other end has this.
+    /// Records that the other end has this item.
     #[inline]
     pub fn arrived(&mut self, what: Carried) {
         match what {
@@ -87,7 +87,7 @@ impl Cargo {
         }
     }
 
-    /// This is to be sent again. Returns how many bytes of packets and transfers that is.
+    /// Queues this item to be sent again. Returns how many bytes of packets and transfers it holds.
     pub fn again(&mut self, what: Carried) -> u64 {
         match what {
             Carried::Packets { lane, first, count } => return self.lanes_out[usize::from(lane)].on_packets_lost(first, count),
@@ -110,7 +110,7 @@ impl Cargo {
         0
     }
 
-    /// Tells it, once if it is to be told several times.
+    /// Queues an item; duplicates are sent once.
     pub fn tell(&mut self, control: Control) {
         if !self.controls.contains(&control) {
             self.controls.push_back(control);

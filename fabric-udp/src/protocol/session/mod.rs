@@ -1,4 +1,4 @@
-//! One session: everything between this node and one life of another, by one path at a time.
+//! One session: all traffic between this node and one incarnation of another, by one path at a time.
 
 mod cargo;
 mod paths;
@@ -31,71 +31,71 @@ use std::ops::Range;
 pub(crate) use paths::Spare;
 pub(crate) use receive::{Genuine, Opened};
 
-/// Ranges of an acknowledgement that travel with packets.
+/// The number of ranges of an acknowledgement that travels with packets.
 const RANGES_ALONG: usize = 4;
 
-/// What was answered to who asked for a session, until they show that they got it.
+/// The answer to a request for a session, kept until the requesting end shows that it got it.
 pub(crate) struct Offer {
     pub nonce: u64,
     pub accept: Vec<u8>,
 }
 
-/// The peer may be at another address.
+/// A possible new address of the peer.
 struct Move {
     to: Path,
     word: u64,
-    /// When it was asked last, if that needs no repetition.
+    /// The time of the last Challenge, unless it must be repeated.
     asked: Option<Time>,
 }
 
 pub(crate) struct Session {
     pub id: SessionId,
-    /// How its peer names it.
+    /// The peer's name for the session.
     remote: u32,
     pub path: Path,
     pub peer: Peer,
-    /// Which of the sessions with that peer it is. The first one says for all whether the peer lives.
+    /// The index of the session among those with that peer. The first session tells all of them whether the peer lives.
     pub strand: u8,
-    /// The path of a further session, to which it returns: whoever uses it wants that link.
+    /// The path of a further session, to which it returns, because its user wants that link.
     home: Option<Path>,
     /// The addresses that the peer told of, in its order.
     pub far: Vec<SocketAddr>,
-    /// It closes, but not before the further sessions.
+    /// It is closing, but waits for the further sessions.
     pub held: bool,
     /// The other end has shown that it has the keys.
     pub confirmed: bool,
     pub offer: Option<Offer>,
-    /// The number of the request that led here.
+    /// The nonce of the request that led here.
     pub nonce: u64,
-    /// What the other end wants the driver to know.
+    /// The greeting of the other end for the driver.
     pub greeting: Vec<u8>,
-    /// It is over, and why. What waits for the driver may still be delivered.
+    /// The reason why it ended, if it did. Packets that wait for the driver may still be delivered.
     pub over: Option<CloseReason>,
-    /// The other end was told, or needs not to be.
+    /// The other end was told of the end, or need not be told.
     pub settled: bool,
-    /// In the endpoint's list of sessions with something to send.
+    /// It is in the endpoint's list of sessions with something to send.
     pub queued: bool,
-    /// In the endpoint's list of sessions with something for the driver.
+    /// It is in the endpoint's list of sessions with something for the driver.
     pub listed: bool,
     cipher: Cipher,
     received: Received,
     flight: Flight,
     congestion: Box<dyn Controller>,
-    /// What `congestion` last said.
+    /// The last value from `congestion`.
     window: u64,
     pacer: Pacer,
     mtu: PathMtu,
     cargo: Cargo,
-    /// Datagrams that each class of traffic stood back for others.
+    /// For each class of traffic, the number of datagrams for which it stood back.
     passed_over: [u8; CLASSES],
-    /// Datagrams that may go whatever the window says.
+    /// The number of datagrams that may go whatever the window is.
     questions: u8,
     ping: bool,
-    /// The next datagram is to be as small as can be.
+    /// The next datagram must be as small as possible.
     ping_alone: bool,
-    /// The peer, which has nothing else to say, asked whether this end lives.
+    /// The peer, with nothing else to send, asked whether this end lives.
     pub was_asked: bool,
-    /// Up to this number datagrams went while the window was in use.
+    /// Datagrams up to this number were sent while the window was in use.
     limited_until: u64,
     paced_until: Time,
     close_by: Time,
@@ -103,30 +103,31 @@ pub(crate) struct Session {
     response: Option<u64>,
     /// Other paths to the same peer.
     spares: Vec<Spare>,
-    /// An answer for where a Challenge came from that is none of these.
+    /// A Response to a Challenge that came by none of these paths.
     response_to: Option<(Path, u64)>,
-    /// Something is to be sent by one of them.
+    /// One of them has something to send.
     spares_due: bool,
-    /// When one of them is to be asked.
+    /// The next time at which one of them is to be challenged.
     spares_at: Time,
-    /// Since when the path in use is thought to be cut.
+    /// The time since when the path in use is thought to be cut.
     suspected: Option<Time>,
     changed_path: bool,
     pub last_heard: Time,
-    /// When the peer last acknowledged something new.
+    /// The time at which the peer last acknowledged something new.
     acked_at: Time,
-    /// By the path in use.
+    /// The time at which anything was last heard by the path in use.
     heard_here: Time,
     last_used: Time,
     spans: Spans,
-    /// Somebody else says whether the peer lives, and silence says nothing.
+    /// Another party says whether the peer lives, and silence means nothing.
     vouched: bool,
-    /// ... but the peer, or who says to be it, knew nothing of this session then, and nothing came by it since.
+    /// The time since when that is in doubt: the peer, or an impostor, did not know this session then, and nothing came by it
+    /// since.
     doubted: Option<Time>,
-    /// How long nothing is heard before the peer is asked.
+    /// How long nothing is heard before the peer is pinged.
     quiet_after: Nanos,
     ack_every: u32,
-    /// What questions say.
+    /// The source of the words in Challenges.
     words: Random,
     lane_window: u64,
     stats: SessionStats,
@@ -135,7 +136,7 @@ pub(crate) struct Session {
 /// Lanes and transfers, each of every priority.
 const CLASSES: usize = 2 * PRIORITIES;
 
-/// What a session is made of.
+/// The parts that make a session.
 pub(crate) struct Parts {
     pub id: SessionId,
     pub remote: u32,
@@ -148,13 +149,13 @@ pub(crate) struct Parts {
     pub congestion: Box<dyn Controller>,
     pub mtu: PathMtu,
     pub spares: Vec<Spare>,
-    /// Bytes that the other end keeps for us on each lane, and we for it.
+    /// The bytes that the other end keeps for us on each lane, and we for it.
     pub windows: (u64, u64),
     pub buffer: usize,
     pub spans: Spans,
     pub quiet_after: Nanos,
     pub ack_every: u32,
-    /// A number that nobody else knows.
+    /// A source of numbers that only this end knows.
     pub words: Random,
 }
 
@@ -219,13 +220,13 @@ impl Session {
         }
     }
 
-    /// The most payload of a packet that goes in one datagram just now.
+    /// The longest payload of a packet that fits into one datagram now.
     pub fn packet_bytes(&self) -> usize {
         let overhead = HEADER + TAG_MAX + PACKET_HEAD_MAX + ACK_LEN + (RANGES_ALONG - 1) * ACK_RANGE;
         (self.mtu.current() - overhead).min(payload_max(self.lane_window))
     }
 
-    /// Bytes that each lane holds at least, at both ends.
+    /// The bytes that each lane holds at least, at both ends.
     pub fn lane_bytes(&self) -> usize {
         self.cargo.lanes_out[0].bytes()
     }
@@ -243,7 +244,7 @@ impl Session {
         if self.over.is_some() || self.cargo.closing != Closing::No {
             return Push::Down(LinkDown::Damaged);
         }
-        assert!(payload.len() <= usize::from(u16::MAX), "a packet of more than packet_bytes() bytes");
+        assert!(payload.len() <= usize::from(u16::MAX), "the packet exceeds packet_bytes()");
         if !self.cargo.lanes_out[priority.index()].push(head, payload) {
             return Push::Full;
         }
@@ -260,7 +261,7 @@ impl Session {
         transfer
     }
 
-    /// As `expect`, all of it granted by the driver.
+    /// Like `expect`; the driver grants all of it.
     pub fn expect_granted(&mut self, total: u64) -> u64 {
         self.cargo.transfers_in.expect(total, total)
     }
@@ -287,12 +288,12 @@ impl Session {
         self.cargo.transfers_out.begin(transfer, part, total, granted, priority)
     }
 
-    /// Wants no more of a transfer from the peer, which is not told.
+    /// Stops expecting a transfer from the peer, which is not told.
     pub fn forget(&mut self, transfer: u64) {
         self.cargo.transfers_in.cancel(transfer);
     }
 
-    /// Gives a transfer up at this end; whether it was still running.
+    /// Cancels a transfer at this end. Returns whether it was still running.
     pub fn cancel(&mut self, transfer: u64, by_receiver: bool) -> bool {
         let running =
             if by_receiver { self.cargo.transfers_in.cancel(transfer) } else { self.cargo.transfers_out.cancel(transfer) };
@@ -302,7 +303,7 @@ impl Session {
         running
     }
 
-    /// Sends what was pushed, then says good-bye.
+    /// Sends everything that was pushed, then closes the session.
     pub fn close(&mut self, now: Time, code: u8) {
         if self.cargo.closing == Closing::No && self.over.is_none() {
             self.cargo.closing = Closing::Finishing { code };
@@ -316,12 +317,12 @@ impl Session {
         }
     }
 
-    /// Whether packets wait that the driver could have.
+    /// Whether packets wait for the driver.
     pub fn is_ready(&self) -> bool {
         self.cargo.lanes_in.iter().any(|lane| lane.is_ready())
     }
 
-    /// Whether all packets that wait were put off.
+    /// Whether the driver put off all packets that wait.
     pub fn is_put_off(&self) -> bool {
         self.cargo.lanes_in.iter().all(|lane| !lane.is_ready() || lane.is_put_off())
     }
@@ -331,7 +332,7 @@ impl Session {
         self.cargo.lanes_in.iter().any(LaneIn::is_wanted)
     }
 
-    /// What the driver put off may be what it wants now.
+    /// The driver may now want packets that it put off.
     pub fn try_again(&mut self) {
         self.cargo.lanes_in.iter_mut().for_each(LaneIn::try_again);
     }
@@ -362,18 +363,19 @@ impl Session {
         }
     }
 
-    /// Finds out whether the peer is still there.
+    /// Pings the peer to find out whether it is still there.
     pub fn ask_now(&mut self) {
         self.ping = true;
     }
 
-    /// Somebody else says from now on whether the peer lives.
+    /// From now on another party says whether the peer lives.
     pub fn vouch(&mut self) {
         self.vouched = true;
         self.flight.pause_most(self.spans.keep_alive);
     }
 
-    /// The peer may know nothing of this session: what is not answered for so many dead-peer times ends it, whoever vouches for the peer.
+    /// The peer may not know this session. If it does not answer within this many dead-peer times, the session ends, whoever
+    /// vouches for the peer.
     pub fn doubt(&mut self, now: Time, times: u64) {
         self.doubted.get_or_insert(now + times * self.spans.dead);
         self.ask_now();
@@ -383,7 +385,7 @@ impl Session {
         self.cargo.is_idle()
     }
 
-    /// Bytes that were lent to the last datagram.
+    /// The bytes that were lent to the last datagram.
     pub fn lent(&self, lent: Lent) -> Middle<'_> {
         let (at, len) = (lent.at, lent.len as usize);
         match lent.by {
@@ -412,7 +414,7 @@ impl Session {
         }
     }
 
-    /// Gives the driver what waits, even if it had refused it. Returns whether it wants to come back.
+    /// Gives the driver the waiting packets, even if it had refused them. Returns whether it wants to return later.
     pub fn deliver<S: Sink>(&mut self, sink: &mut S, budget: &mut usize) -> bool {
         let from = self.source();
         for priority in Priority::ALL {

@@ -1,8 +1,9 @@
-//! The other ways to a peer that has several addresses, or is reached by several links.
+//! The other paths to a peer that has several addresses, or is reached by several links.
 //!
-//! Everything goes by the path in use. The others are asked now and then whether they lead to the peer (Challenge, Response). When the
-//! path in use gives no answer, all others are asked, and the session goes on by the best of those that answer: so a peer that stands still is not
-//! taken for a path that is cut. A session whose peer has one address, reached by one link, has none of this.
+//! All traffic uses one path. Now and then a Challenge tests whether each other path leads to the peer, which answers with a
+//! Response. When the path in use does not answer, all others are challenged, and the session moves to the best one that answers.
+//! So a stopped peer is not mistaken for a cut path. A session whose peer has one address, reached by one link, has no other
+//! paths.
 
 use super::Session;
 use crate::protocol::congestion::Controller;
@@ -17,29 +18,31 @@ use crate::protocol::{Event, Path};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-/// Questions in a row without an answer after which the other paths are asked, and after which one of them is taken.
+/// The number of unanswered pings in a row after which the other paths are challenged, and the number after which one of them is
+/// taken.
 const SUSPECT_AFTER: u32 = 2;
 const SILENT_AFTER: u32 = 3;
-/// Challenges in a row without an answer after which a path leads nowhere.
+/// The number of unanswered Challenges in a row after which a path counts as dead.
 const UNANSWERED_MAX: u32 = 3;
-/// How often a path that answers is asked while it is not in use, in times of the dead-peer time; and how seldom one that does not, at most.
+/// How often a working path that is not in use is challenged, in dead-peer times; and the longest such pause for a path that does
+/// not answer.
 const REST: u64 = 4;
 const REST_MOST: u64 = 16;
 
 /// A path that is not in use.
 pub(crate) struct Spare {
     pub path: Path,
-    /// It was shown to lead to the peer and back, and answered since.
+    /// It was shown to lead to the peer and back, and it has answered since.
     valid: bool,
-    /// What its next Response must say.
+    /// The word that its next Response must hold.
     word: u64,
-    /// Since when an answer to that is waited for, and how often it was asked.
+    /// The time of the Challenge that waits for an answer, and the number of its repetitions.
     asked: Option<Time>,
     tries: u32,
     unanswered: u32,
     answered: Time,
     next: Time,
-    /// To be sent there.
+    /// Whether a Challenge is to be sent there.
     challenge: bool,
     response: Option<u64>,
     round_trip: RoundTrip,
@@ -48,7 +51,7 @@ pub(crate) struct Spare {
 }
 
 impl Spare {
-    /// A path of which nothing is known yet.
+    /// A path about which nothing is known yet.
     pub fn new(now: Time, path: Path, guess: Nanos, congestion: Box<dyn Controller>, mtu: PathMtu) -> Self {
         Self {
             path,
@@ -67,7 +70,7 @@ impl Spare {
         }
     }
 
-    /// Asks it, if it is not being asked.
+    /// Challenges the path, unless a Challenge is under way.
     fn ask(&mut self, now: Time, pause: Nanos) {
         if self.asked.is_none_or(|at| now - at >= self.round_trip.patience(0)) {
             self.challenge = true;
@@ -77,7 +80,7 @@ impl Spare {
 }
 
 impl Session {
-    /// Paths that are known to lead to the peer, the one in use included.
+    /// The number of paths that are known to lead to the peer, including the one in use.
     pub fn paths(&self) -> usize {
         1 + self.spares.iter().filter(|spare| spare.valid).count()
     }
@@ -86,17 +89,17 @@ impl Session {
         self.spares.iter_mut().find(|spare| spare.path == path)
     }
 
-    /// Whether a datagram by this path, which is not the one in use, says that the peer is heard where it may be.
+    /// Whether this path, which is not the one in use, is proven, so that a datagram by it shows that the peer lives.
     pub(super) fn is_proven(&self, path: Path) -> bool {
         self.spares.iter().find(|spare| spare.path == path).is_none_or(|spare| spare.valid)
     }
 
-    /// Whether one of several paths to the peer is this one.
+    /// Whether this is one of several paths to the peer.
     pub(super) fn knows(&self, path: Path) -> bool {
         self.spares.iter().any(|spare| spare.path == path)
     }
 
-    /// Somebody asks whether this path, which is not the one in use, leads here: the answer goes back by it.
+    /// Handles a Challenge by this path, which is not the one in use. The Response goes back the same way.
     pub(super) fn challenged(&mut self, from: Path, word: u64) {
         match self.spare(from) {
             Some(spare) => spare.response = Some(word),
@@ -111,14 +114,14 @@ impl Session {
         self.spares_at = self.spares.iter().map(|spare| spare.next).min().unwrap_or(Time::NEVER);
     }
 
-    /// Asks those whose time has come.
+    /// Challenges the paths whose time has come.
     pub(super) fn attend_spares(&mut self, now: Time) {
         let Self { spares, spans, .. } = self;
         for spare in spares.iter_mut().filter(|spare| spare.next <= now) {
             if spare.asked.is_some() {
                 spare.unanswered = spare.unanswered.saturating_add(1);
                 if spare.unanswered >= UNANSWERED_MAX {
-                    // By now no answer to the former questions is under way.
+                    // By now no answer to the former Challenges is under way.
                     (spare.valid, spare.asked) = (false, None);
                 }
             }
@@ -146,7 +149,7 @@ impl Session {
         self.fail_over(now);
     }
 
-    /// Whether a path leads to the peer, as far as is known.
+    /// Whether a path is known to lead to the peer.
     pub fn is_valid(&self, path: Path) -> bool {
         self.path == path || self.spares.iter().any(|spare| spare.path == path && spare.valid)
     }
@@ -155,7 +158,7 @@ impl Session {
         self.heard_here.max(self.flight.waiting_since)
     }
 
-    /// Leaves the path in use, if it is silent and another is not.
+    /// Leaves the path in use if it is silent and another one is not.
     fn fail_over(&mut self, now: Time) {
         let Some(since) = self.suspected.filter(|_| self.flight.questions > 0) else { return };
         if self.flight.questions < SILENT_AFTER && now - self.silent_since() < self.spans.dead / 2 {
@@ -163,14 +166,15 @@ impl Session {
         }
         let answered = self.spares.iter().enumerate().filter(|(_, spare)| spare.valid && spare.answered >= since);
         let Some((best, _)) = answered.min_by_key(|(_, spare)| spare.round_trip.smoothed) else { return };
-        // What is left by need has to earn its window again.
+        // After a forced change, the window must be earned again.
         self.congestion.on_persistent_congestion();
         self.change_path(now, best);
     }
 
-    /// A Response came by another path than the one in use.
+    /// Handles a Response by another path than the one in use.
     pub(super) fn on_spare_answer(&mut self, now: Time, from: Path, word: u64) {
-        // A further session fails over as well if its spares are asked only then.
+        // A further session can challenge its spare paths less often: it fails over as well if they are challenged only when
+        // needed.
         let rest = if self.strand == 0 { REST } else { REST_MOST } * self.spans.dead;
         let Some(spare) = self.spare(from).filter(|spare| spare.word == word) else { return };
         let Some(asked) = spare.asked.take() else { return };
@@ -191,9 +195,9 @@ impl Session {
         }
     }
 
-    /// The newest datagram, which has something to say, came by this path and not by the one in use.
+    /// The newest datagram, which carries data, came by this path and not by the one in use.
     pub(super) fn beckoned(&mut self, now: Time, from: Path) {
-        // Who has something under way that was answered so far finds out by itself: so no two follow each other about.
+        // A session whose own traffic is answered need not follow: so two ends do not chase each other from path to path.
         let is_free = self.flight.waiting == 0 || self.flight.questions > 0;
         let Some(at) = self.spares.iter().position(|spare| spare.path == from) else { return };
         if !self.spares[at].valid {
@@ -204,7 +208,7 @@ impl Session {
         }
     }
 
-    /// Goes on by another path. What was under way is sent again there.
+    /// Moves to another path. Everything under way is sent again there.
     fn change_path(&mut self, now: Time, at: usize) {
         let Self { spares, flight, cargo, mtu, congestion, path, stats, .. } = self;
         let spare = &mut spares[at];
@@ -223,7 +227,7 @@ impl Session {
         (self.limited_until, self.paced_until) = (0, Time::NEVER);
         (self.questions, self.ping_alone, self.suspected) = (0, false, None);
         (self.last_heard, self.heard_here) = (now, now);
-        // The peer learns from it where this end is now.
+        // The ping tells the peer where this end is now.
         self.ping = true;
         self.movement = None;
         self.stats.path_changes += 1;
@@ -231,14 +235,14 @@ impl Session {
         self.note_spares();
     }
 
-    /// Tells of a new path.
+    /// Reports a new path.
     pub fn tell_path(&mut self, events: &mut VecDeque<Event>) {
         if std::mem::take(&mut self.changed_path) {
             events.push_back(Event::Moved { session: self.id, path: self.path });
         }
     }
 
-    /// Where the peer is: the address in use, and those of the other paths.
+    /// The addresses of the peer: the one in use, and those of the other paths.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         let mut addresses = vec![self.path.peer];
         for spare in &self.spares {
@@ -249,7 +253,7 @@ impl Session {
         addresses
     }
 
-    /// A Challenge or a Response to another path than the one in use: its bytes, and where it goes.
+    /// Writes a Challenge or a Response for another path than the one in use. Returns its length and its path.
     pub(super) fn write_to_spare(&mut self, now: Time, buf: &mut [u8]) -> Option<(usize, Path)> {
         let len = HEADER + CHALLENGE_LEN + self.cipher.tag();
         let number = self.flight.next_number();

@@ -1,4 +1,4 @@
-//! What a datagram does to a session.
+//! The effects of a datagram on a session.
 
 use super::{Closing, Move, Session};
 use crate::protocol::cipher::Cipher;
@@ -13,14 +13,14 @@ use crate::protocol::{CloseReason, Event, Path, Receive};
 use doorbell_fabric::Priority;
 use std::collections::VecDeque;
 
-/// A datagram that is what its sender sent.
+/// A datagram that is authentic.
 pub(crate) struct Genuine<'d> {
     pub from: Path,
     pub number: u64,
     pub body: &'d [u8],
 }
 
-/// What a datagram was.
+/// The result of opening a datagram.
 #[derive(Debug)]
 pub(crate) enum Opened<'d> {
     /// Genuine and new; its body.
@@ -29,7 +29,7 @@ pub(crate) enum Opened<'d> {
     Corrupted,
     /// It came before.
     Duplicate,
-    /// It came from where the peer is not.
+    /// It came from an address where the peer is not.
     Misplaced,
 }
 
@@ -37,12 +37,12 @@ impl Session {
     /// Checks a datagram, and decrypts it in place.
     #[inline]
     pub fn open<'d>(&mut self, from: Path, header: &Header, datagram: &'d mut [u8]) -> Opened<'d> {
-        // The last number of all would have none behind it.
+        // The last number of all could have no successor.
         if !self.received.is_new(header.number) || header.number == u64::MAX {
             self.stats.duplicates += 1;
             return Opened::Duplicate;
         }
-        // Without a key nobody can tell a peer that moved from somebody who heard it.
+        // Without a key, a peer that moved looks like an eavesdropper that replays its datagrams.
         if from != self.path && matches!(self.cipher, Cipher::Checked(_)) && !self.knows(from) {
             return Opened::Misplaced;
         }
@@ -55,7 +55,8 @@ impl Session {
         }
     }
 
-    /// Takes in the body of a genuine datagram. Returns whether the driver wants to come back; if `stopped`, it wanted that before.
+    /// Processes the body of a genuine datagram. Returns whether the driver wants to return later; if `stopped`, it wanted that
+    /// before.
     pub fn take<R: Receive>(
         &mut self,
         now: Time,
@@ -68,7 +69,7 @@ impl Session {
         self.stats.datagrams_in += 1;
         self.stats.bytes_in += body.len() as u64;
         self.doubted = None;
-        // A question by itself after a silence: nothing is to follow that could be answered with it.
+        // A lone ping after a silence: the peer will send nothing that the answer could accompany.
         self.was_asked = body == [frame::PING] && now - self.last_heard >= self.spans.keep_alive / 2;
         if from == self.path {
             (self.last_heard, self.heard_here) = (now, now);
@@ -78,10 +79,10 @@ impl Session {
         let latest = self.received.largest().is_none_or(|largest| number > largest);
         let mut reader = Reader::new(body);
         let mut wants_answer = false;
-        // What only finds out about a path does not say that its sender uses it.
+        // A datagram that only tests a path does not show that its sender uses the path.
         let mut asks_only = true;
         loop {
-            // Looked at where it is: copying what was just written in smaller pieces stalls the processor.
+            // Read in place: copying recently written bytes in smaller pieces stalls the processor.
             let read = frame::read(&mut reader);
             let frame = match &read {
                 Ok(Some(frame)) => frame,
@@ -139,7 +140,7 @@ impl Session {
         stopped
     }
 
-    /// The newest datagram came from where the peer is not thought to be.
+    /// The newest datagram came from an address that is not the peer's known one.
     #[cold]
     fn elsewhere(&mut self, now: Time, from: Path, wants_answer: bool) {
         if self.knows(from) {
@@ -147,10 +148,11 @@ impl Session {
                 self.beckoned(now, from);
             }
         } else {
-            // Where a genuine datagram came from the peer may be, or somebody who repeats it: it has to answer from there.
+            // The peer may be where a genuine datagram came from, or an attacker may replay it. So the peer must answer a
+            // Challenge from there.
             match &mut self.movement {
                 Some(movement) if movement.to == from => {
-                    // The question or its answer may be lost. Whoever is there gets one for a datagram at most.
+                    // The Challenge or its Response may be lost. That address gets at most one Challenge for each datagram.
                     let patience = self.flight.round_trip.patience(self.spans.patience);
                     movement.asked = movement.asked.filter(|at| now - *at <= patience);
                 }
@@ -185,7 +187,7 @@ impl Session {
         }
     }
 
-    /// The other end broke the rules: the session ends.
+    /// The other end broke the rules, so the session ends.
     pub(super) fn fail<R: Receive>(&mut self, priority: Option<Priority>, reason: &'static str, receiver: &mut R) {
         match priority {
             Some(priority) => receiver.damaged(self.peer.node, priority, reason),
@@ -215,7 +217,7 @@ impl Session {
                 }
             }
             Frame::Close { code } => {
-                // Who still had something to send has to know that it is lost.
+                // A driver that still had something to send must learn that it is lost.
                 let reason = match self.cargo.closing {
                     Closing::No | Closing::Finishing { .. } => CloseReason::ByPeer(code),
                     Closing::Telling { .. } | Closing::Known => CloseReason::Local,
@@ -276,7 +278,7 @@ impl Session {
         Ok(())
     }
 
-    /// Counts as lost what is, and sends it again.
+    /// Counts datagrams as lost, and queues their items to be sent again.
     pub(super) fn find_lost(&mut self, now: Time) {
         let Session { flight, cargo, mtu, stats, .. } = self;
         let mut hole = false;

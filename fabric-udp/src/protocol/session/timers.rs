@@ -1,4 +1,4 @@
-//! What a session does when time passes.
+//! The effects of time on a session.
 
 use super::{Closing, Session};
 use crate::protocol::CloseReason;
@@ -7,16 +7,16 @@ use crate::protocol::time::Time;
 
 /// How often the other end is told that a session ends.
 const GOODBYES: u32 = 4;
-/// Questions in a row without an answer after which those before are waited for no more, where a peer may be silent for ever: and how many
-/// datagrams each time, more than a question takes.
+/// Where a peer may be silent forever: the number of unanswered pings in a row after which older datagrams are no longer waited
+/// for, and the number of datagrams to retire each time, which is more than a ping adds.
 const RETIRE_AFTER: u32 = 8;
 const RETIRED: usize = 4;
-/// Dead-peer times after which a peer that is heard, but acknowledges nothing of what is under way, counts as dead. A peer that follows the
-/// rules acknowledges at once, or hears nothing any more and ends the session after one dead-peer time.
+/// The dead-peer times after which a peer counts as dead that is heard but acknowledges nothing under way. A peer that follows
+/// the rules acknowledges at once. If it hears nothing any more, it ends the session after one dead-peer time.
 const DEAF_AFTER: u64 = 4;
 
 impl Session {
-    /// When [`on_timeout`](Self::on_timeout) is to be called next.
+    /// The time of the next call of [`on_timeout`](Self::on_timeout).
     #[inline]
     pub fn deadline(&self) -> Time {
         if self.over.is_some() {
@@ -38,8 +38,8 @@ impl Session {
         deadline.min(self.idle_at())
     }
 
-    /// A peer that says nothing until then is dead. It has three quarters of the time after the first question. So is one that talks and
-    /// acknowledges nothing: what it is sent would be kept for ever.
+    /// A peer that says nothing until this time is dead. It has three quarters of the time after the first ping. A peer that
+    /// talks and acknowledges nothing is dead too; otherwise its unacknowledged data would be kept forever.
     fn dead_at(&self) -> Time {
         let asked = self.flight.waiting_since + (self.spans.dead - self.spans.keep_alive);
         let silent = asked.max(self.last_heard + self.spans.dead);
@@ -51,7 +51,7 @@ impl Session {
         }
     }
 
-    /// A session that is not used until then is closed.
+    /// A session that is not used until this time is closed.
     fn idle_at(&self) -> Time {
         match self.spans.idle {
             Some(idle) if self.cargo.closing == Closing::No && !self.vouched => self.last_used + idle,
@@ -59,26 +59,26 @@ impl Session {
         }
     }
 
-    /// This node itself stood still until now: the peer gets some more time.
+    /// This node itself was stopped until now, so the peer gets some more time.
     pub fn forgive(&mut self, now: Time) {
         let lately = Time::from_nanos(now.nanos().saturating_sub(self.spans.dead / 2));
         self.last_heard = self.last_heard.max(lately);
         self.acked_at = self.acked_at.max(lately);
     }
 
-    /// Whether nothing was heard for half the time after which the peer is asked, and nothing is under way that asks.
+    /// Whether nothing was heard for half the time after which the peer is pinged, and no ping is under way.
     pub fn is_quiet(&self, now: Time) -> bool {
-        // A further session is only asked when it is used.
+        // A further session is pinged only while it is used.
         let is_asked = self.confirmed && self.over.is_none() && self.strand == 0;
         is_asked && self.flight.waiting == 0 && self.last_heard + self.spans.keep_alive / 2 <= now
     }
 
-    /// Whether it is a further session that is vouched for and has asked for long without an answer.
+    /// Whether this is a vouched-for further session whose pings have long been unanswered.
     pub fn is_unanswered(&self) -> bool {
         self.strand > 0 && self.vouched && self.over.is_none() && self.flight.questions > RETIRE_AFTER
     }
 
-    /// Does what is due. Whether the peer is to be asked if it lives.
+    /// Does everything that is due. Returns whether to ping the peer.
     pub fn on_timeout(&mut self, now: Time) -> bool {
         if self.over.is_some() {
             return false;
@@ -99,7 +99,7 @@ impl Session {
             return false;
         }
         if self.paced_until <= now {
-            // If there is still something to send, whoever tries will see.
+            // The next attempt to send will show whether there is still something to send.
             self.paced_until = Time::NEVER;
         }
         if self.flight.loss_at() <= now {
@@ -119,7 +119,7 @@ impl Session {
         asks
     }
 
-    /// Nothing came back for long: sends the oldest again, and the answer will tell about the others.
+    /// Nothing came back for a long time: sends the oldest datagrams again. The answer will tell about the others.
     fn ask(&mut self, now: Time) {
         self.stats.probe_timeouts += 1;
         self.flight.asked(now);

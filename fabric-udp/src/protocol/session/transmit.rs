@@ -1,4 +1,4 @@
-//! The next datagram of a session.
+//! Builds the next datagram of a session.
 
 use super::{CLASSES, Closing, Control, Move, RANGES_ALONG, Session};
 use crate::protocol::frame::{
@@ -14,39 +14,39 @@ use crate::protocol::{Event, Path, Source};
 use doorbell_fabric::Priority;
 use std::collections::VecDeque;
 
-/// Datagrams for which a class stands back before it goes first.
+/// The number of datagrams for which a class stands back before it goes first.
 const PATIENCE: u8 = 15;
-/// Most things one datagram carries.
+/// The most items that one datagram carries.
 const CARRIED_MAX: u8 = 24;
-/// What the last frame of a datagram must have for its bytes to be left out of the checksum.
+/// The least length of the last frame's bytes that may be left out of the checksum.
 const LEFT_OUT_LEAST: usize = 512;
 
-/// A datagram that was made.
+/// A datagram that was built.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    /// Bytes in the buffer.
+    /// Its bytes in the buffer.
     pub len: usize,
     pub to: Path,
-    /// It goes alone, whatever its size.
+    /// It must be sent alone, whatever its size.
     pub alone: bool,
-    /// What belongs before its tag and lies elsewhere.
+    /// The bytes before its tag that lie elsewhere.
     pub lent: Option<Lent>,
 }
 
-/// What is being put into one datagram.
+/// The datagram being built.
 struct Draft<'b> {
     writer: Writer<'b>,
     count: u8,
     wants_answer: bool,
-    /// Where the bytes of the last frame begin, if these are many.
+    /// The start of the last frame's bytes, if there are many.
     tail: Option<usize>,
-    /// Whether the bytes of the last frame may be left where they lie, and which those are.
+    /// Whether the bytes of the last frame may stay where they lie, and which bytes do.
     may_lend: bool,
     lent: Option<Lent>,
 }
 
 impl Session {
-    /// Whether [`transmit`](Self::transmit) may have something.
+    /// Whether [`transmit`](Self::transmit) may have a datagram.
     #[inline]
     pub fn wants_to_send(&self, now: Time) -> bool {
         if !self.confirmed || self.over.is_some() {
@@ -64,8 +64,8 @@ impl Session {
             || self.movement.as_ref().is_some_and(|movement| movement.asked.is_none())
     }
 
-    /// Makes the next datagram of at most `most` bytes. `segment`: the size of those before it in the same run, which it may only
-    /// equal, or be the last. `lend`: long bytes may be left where they are.
+    /// Builds the next datagram of at most `most` bytes. `segment`: the size of the earlier ones in the same run; this one may
+    /// equal it, or be shorter and the last. `lend`: long bytes may stay where they lie.
     pub fn transmit<S: Source>(
         &mut self,
         now: Time,
@@ -90,7 +90,7 @@ impl Session {
             self.cargo.closing = Closing::Telling { code, told: false };
         }
         let bulk = self.cargo.has_bulk() && self.may_send(now);
-        // The window bounds what bulk adds.
+        // The window bounds only the records that bulk adds.
         if !bulk && self.flight.is_crowded(self.window) {
             self.thin(now);
         }
@@ -133,7 +133,7 @@ impl Session {
             Some(tail) if self.cipher.may_leave_out() => tail as u16,
             _ => 0,
         };
-        // A little padding keeps a run of equal datagrams going, which is worth a system call.
+        // A little padding continues a run of equal datagrams, which saves a system call.
         let short = draft.writer.room();
         if segment.is_some() && short > 0 && short <= most / 8 && bulk && self.cargo.has_bulk() {
             frame::write_padding(&mut draft.writer, short);
@@ -161,7 +161,7 @@ impl Session {
         ready <= now
     }
 
-    /// Protects a datagram and notes that it went.
+    /// Protects a datagram and records that it was sent.
     #[inline]
     #[allow(clippy::too_many_arguments)]
     fn finish(
@@ -178,7 +178,7 @@ impl Session {
         self.cipher.seal(datagram, self.remote, number, covered);
         let len = datagram.len() + lent.map_or(0, |lent| lent.len as usize);
         self.flight.on_sent(now, len, count, wants_answer, probe);
-        // Who only acknowledges is never acknowledged.
+        // Datagrams that only acknowledge are never acknowledged, so a waiting key change needs a ping.
         self.ping |= self.flight.waiting == 0 && self.cipher.waits();
         if wants_answer {
             self.questions = self.questions.saturating_sub(1);
@@ -191,7 +191,7 @@ impl Session {
         self.stats.bytes_out += len as u64;
     }
 
-    /// Forgets the oldest datagrams, which the peer does not acknowledge. What they carried is sent again.
+    /// Drops the records of the oldest datagrams that the peer does not acknowledge. Their items are sent again.
     #[cold]
     fn thin(&mut self, now: Time) {
         let Self { flight, cargo, mtu, stats, window, .. } = self;
@@ -199,12 +199,12 @@ impl Session {
             Carried::Probe { .. } => mtu.forget_probe(),
             carried => stats.bytes_again += cargo.again(carried),
         });
-        // Only while something is under way is it known since when nothing was acknowledged.
+        // The time since the last acknowledgement is known only while something is under way.
         self.ping |= self.flight.waiting == 0;
     }
 
     fn write_answer(&mut self, now: Time, draft: &mut Draft, along: bool) {
-        // With packets only a few ranges, so that these still fit; and all of them alone if there are more.
+        // With packets, send only a few ranges so that the packets still fit. If there are more, send all of them alone.
         let Some(largest) = self.received.largest() else { return };
         if draft.writer.room() < ACK_LEN {
             return;
@@ -217,7 +217,7 @@ impl Session {
         const { assert!(ACK_LEN + ACK_RANGE * frame::ACK_RANGES_MAX < 1000) };
     }
 
-    /// Credits, grants and the like.
+    /// Writes credits, grants and the like.
     fn write_news(&mut self, draft: &mut Draft) {
         let mut carry = |draft: &mut Draft, what| {
             self.flight.carry(what);
@@ -261,7 +261,7 @@ impl Session {
         }
     }
 
-    /// Packets and transfers, by priority, but for a class that stood back for long.
+    /// Writes packets and transfers by priority. A class that stood back for long goes first.
     fn write_bulk<S: Source>(&mut self, whole: usize, draft: &mut Draft, source: &mut S, events: &mut VecDeque<Event>) {
         let starving = (0..CLASSES).rev().find(|class| self.passed_over[*class] >= PATIENCE);
         for class in starving.into_iter().chain(0..CLASSES) {
@@ -287,7 +287,7 @@ impl Session {
         }
     }
 
-    /// Even classes are lanes, odd ones transfers. Returns whether anything of it went.
+    /// Writes one class. Even classes are lanes, odd ones transfers. Returns whether anything was written.
     #[inline]
     fn write_class<S: Source>(
         &mut self,
@@ -345,7 +345,7 @@ impl Session {
         draft.count > before
     }
 
-    /// Datagrams that are no part of a run: probes for larger ones, and questions to where the peer is or may be beside the path in use.
+    /// Datagrams outside of runs: probes for larger datagrams, and Challenges to other known or possible addresses of the peer.
     #[inline]
     fn transmit_apart(&mut self, now: Time, buf: &mut [u8]) -> Option<Piece> {
         if self.movement.is_none() && !self.ping_alone && !self.spares_due && self.mtu.deadline() > now {
@@ -417,7 +417,7 @@ impl Session {
         self.remote
     }
 
-    /// The last datagram of a session that is over: what the other end is told, in case it waits for that.
+    /// The last datagram of a session that has ended. It tells the other end, which may still wait for that.
     pub fn farewell(&mut self, now: Time, code: Option<u8>) -> Vec<u8> {
         let tag = self.cipher.tag();
         let mut buf = vec![0; HEADER + ACK_LEN + CLOSE_LEN + tag];
@@ -438,7 +438,7 @@ impl Session {
 }
 
 impl Draft<'_> {
-    /// A frame was written at `start`, with `head` bytes before its own bytes.
+    /// Records a frame that was written at `start` with a head of `head` bytes.
     #[inline]
     fn note_tail(&mut self, start: usize, head: usize) {
         let bytes = start.saturating_add(head);

@@ -1,5 +1,5 @@
-//! A network in virtual time: nodes, and between them pipes that lose, delay, repeat, reorder and spoil datagrams. The same seed gives the
-//! same run.
+//! A network in virtual time: nodes, and pipes between them that lose, delay, duplicate, reorder and corrupt datagrams. The same
+//! seed gives the same run.
 
 mod pipe;
 pub mod programs;
@@ -12,29 +12,31 @@ use std::net::{Ipv4Addr, SocketAddr};
 use pipe::Pipe;
 pub use pipe::{Dice, Rules};
 
-/// What a node does beside its endpoint.
+/// The rest of a node beside its endpoint.
 pub trait Driver: Receive + Source {
-    /// Called whenever the node is awake: after datagrams, timers, or when it asked for it. Says when it wants to be called again.
+    /// Called whenever the node is awake: after datagrams, after timers, or at the requested time. Returns when it wants to be
+    /// called again.
     fn turn(&mut self, now: Time, endpoint: &mut Endpoint) -> Option<Time>;
 }
 
 /// One node of the network.
 pub struct Node<D> {
-    /// Its sessions. `None`: it was killed.
+    /// Its sessions. `None`: the node was killed.
     pub endpoint: Option<Endpoint>,
-    /// What drives it.
+    /// The driver of the endpoint.
     pub driver: D,
-    /// Where it is reached.
+    /// Its address.
     pub address: SocketAddr,
-    /// Where its further links are.
+    /// The addresses of its further links.
     pub more: Vec<SocketAddr>,
-    /// All these are one link, as with a socket that is bound to no address: what it sends goes out from the one that has a cable there.
+    /// Treats all these as one link, like a socket that is bound to all addresses: a datagram leaves from the address that has a
+    /// cable to its destination.
     pub one_link: bool,
     wake: Time,
 }
 
 impl<D> Node<D> {
-    /// Where one of its links is.
+    /// The address of one of its links.
     pub fn link(&self, link: LinkId) -> SocketAddr {
         match link.0 {
             0 => self.address,
@@ -43,27 +45,27 @@ impl<D> Node<D> {
     }
 }
 
-/// A datagram on its way.
+/// A datagram under way.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Flying {
     at: Time,
-    /// Keeps the order of what arrives at one moment.
+    /// Keeps the order of datagrams that arrive at one moment.
     order: u64,
     from: SocketAddr,
     to: SocketAddr,
     bytes: Vec<u8>,
 }
 
-/// What the network counts.
+/// The counts of the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetworkStats {
-    /// Datagrams given to it.
+    /// Datagrams sent.
     pub sent: u64,
-    /// ... that it lost, for whatever reason.
+    /// Datagrams lost, for any reason.
     pub lost: u64,
-    /// Copies it made.
+    /// Duplicates made.
     pub duplicated: u64,
-    /// Datagrams it spoilt.
+    /// Datagrams corrupted.
     pub corrupted: u64,
 }
 
@@ -71,19 +73,19 @@ pub struct NetworkStats {
 pub struct Network<D> {
     /// The nodes, in the order they were added.
     pub nodes: Vec<Node<D>>,
-    /// What happened to datagrams.
+    /// The counts of datagrams.
     pub stats: NetworkStats,
     /// Every datagram that arrived anywhere, if they are to be kept: source, target, bytes.
     pub record: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
-    /// Bytes sent to addresses where no node is.
+    /// Bytes sent to addresses without a node.
     pub astray: BTreeMap<SocketAddr, u64>,
     now: Time,
     order: u64,
     flying: BinaryHeap<Reverse<Flying>>,
     pipes: Vec<Pipe>,
-    /// Which pipe leads from one node to another.
+    /// The pipe from one node to another.
     routes: BTreeMap<(usize, usize), usize>,
-    /// ... and from one address to another, where that is another one.
+    /// The pipe from one address to another, where it differs from that of the nodes.
     cables: BTreeMap<(SocketAddr, SocketAddr), usize>,
     default: Rules,
     dice: Dice,
@@ -91,7 +93,7 @@ pub struct Network<D> {
 }
 
 impl<D: Driver> Network<D> {
-    /// A network in which pipes follow `rules`, unless others are laid.
+    /// A network whose pipes follow `rules` unless others are laid.
     pub fn new(seed: u64, rules: Rules) -> Self {
         Self {
             nodes: Vec::new(),
@@ -115,7 +117,7 @@ impl<D: Driver> Network<D> {
         (Ipv4Addr::new(10, 0, (index >> 8) as u8, index as u8), 4000).into()
     }
 
-    /// The way to a node by the only link.
+    /// The path to a node by the only link.
     pub fn path_to(index: usize) -> Path {
         Path { link: LinkId(0), peer: Self::address(index) }
     }
@@ -127,7 +129,7 @@ impl<D: Driver> Network<D> {
         self.nodes.len() - 1
     }
 
-    /// Lays a pipe, to be used for one or several directions.
+    /// Lays a pipe for one or several directions.
     pub fn lay(&mut self, rules: Rules, directions: &[(usize, usize)]) {
         self.pipes.push(Pipe::new(rules));
         for direction in directions {
@@ -140,14 +142,14 @@ impl<D: Driver> Network<D> {
         (Ipv4Addr::new(10, link, (index >> 8) as u8, index as u8), 4000).into()
     }
 
-    /// Adds a node with several links, the first of which is where a node with one has it.
+    /// Adds a node with several links. The first one has the address of a node with a single link.
     pub fn add_linked(&mut self, endpoint: Endpoint, driver: D, links: u8) -> usize {
         let index = self.add(endpoint, driver);
         self.nodes[index].more = (1..links).map(|link| Self::further(index, link)).collect();
         index
     }
 
-    /// Lays a pipe of its own between two addresses, for both directions or one.
+    /// Lays a separate pipe between two addresses, for one direction or both.
     pub fn lay_cable(&mut self, rules: Rules, from: SocketAddr, to: SocketAddr, both: bool) {
         self.pipes.push(Pipe::new(rules.clone()));
         self.cables.insert((from, to), self.pipes.len() - 1);
@@ -156,12 +158,12 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    /// What time it is.
+    /// The current time.
     pub fn now(&self) -> Time {
         self.now
     }
 
-    /// One node's endpoint, to be told something. It must live. Call [`wake`](Self::wake) afterwards.
+    /// The endpoint of one node, which must live. Call [`wake`](Self::wake) after using it.
     pub fn endpoint(&mut self, index: usize) -> &mut Endpoint {
         self.nodes[index].endpoint.as_mut().expect("a living node")
     }
@@ -182,7 +184,7 @@ impl<D: Driver> Network<D> {
         self.flying.push(Reverse(Flying { at: self.now, order: self.order, from, to, bytes }));
     }
 
-    /// Runs until `done` or until `until`; whether it was done.
+    /// Runs until `done` returns true, or until `until`. Returns whether it was done.
     pub fn run(&mut self, until: Time, mut done: impl FnMut(&Self) -> bool) -> bool {
         loop {
             if done(self) {
@@ -234,7 +236,7 @@ impl<D: Driver> Network<D> {
         endpoint.handle_timeout(self.now);
         let again = driver.turn(self.now, endpoint);
         let mut sent = Vec::new();
-        // Every other node leaves long packets where they are.
+        // Every other node leaves long packets in place.
         let lends = index.is_multiple_of(2);
         loop {
             let transmit = if lends {
@@ -249,12 +251,12 @@ impl<D: Driver> Network<D> {
                 _ => None,
             };
             let Some(transmit) = endpoint.joined(transmit, &mut self.buf, driver) else { continue };
-            assert!(pieces.is_none_or(|pieces| pieces == self.buf[..transmit.len]), "pieces that are not the whole");
+            assert!(pieces.is_none_or(|pieces| pieces == self.buf[..transmit.len]), "the pieces differ from the whole datagram");
             for datagram in self.buf[..transmit.len].chunks(transmit.segment) {
                 sent.push((transmit.path, datagram.to_vec()));
             }
         }
-        // Nothing is ever due in the past, or virtual time stands still.
+        // Nothing may be due in the past, or virtual time would stand still.
         *wake = endpoint.poll_timeout().unwrap_or(Time::NEVER).min(again.unwrap_or(Time::NEVER)).max(self.now + 1);
         for (path, bytes) in sent {
             let node = &self.nodes[index];

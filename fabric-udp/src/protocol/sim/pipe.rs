@@ -1,9 +1,9 @@
-//! One direction of a path, and what it does to datagrams.
+//! One direction of a path, and its effects on datagrams.
 
 use super::NetworkStats;
 use crate::protocol::Time;
 
-/// Random numbers for the network: fast, and from a seed.
+/// Fast random numbers for the network, from a seed.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
@@ -28,41 +28,42 @@ impl Dice {
         self.number() % end
     }
 
-    /// `true` so many times out of one.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && (self.number() >> 11) as f64 / (1u64 << 53) as f64 <= probability
     }
 }
 
-/// What one direction of a path does. Times are in nanoseconds.
+/// The properties of one direction of a path. Times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Datagrams lost, from 0 to 1.
+    /// The probability that a datagram is lost.
     pub loss: f64,
-    /// After so many lost or spoilt in a row one goes through; not of those that a hole takes, or that are too large, or too many.
+    /// After this many lost or corrupted datagrams in a row, one gets through. That excludes datagrams lost to a hole, to their
+    /// size, or to a full queue.
     pub lost_in_a_row: u32,
-    /// Datagrams delivered twice, from 0 to 1.
+    /// The probability that a datagram arrives twice.
     pub duplicate: f64,
-    /// Datagrams that later ones overtake, from 0 to 1.
+    /// The probability that later datagrams overtake this one.
     pub reorder: f64,
-    /// By how much these come later.
+    /// The additional delay of such a datagram.
     pub reorder_by: u64,
-    /// Datagrams with some flipped bits, from 0 to 1.
+    /// The probability that a datagram gets some flipped bits.
     pub corrupt: f64,
-    /// How long the way takes.
+    /// The delay of the path.
     pub delay: u64,
-    /// Bytes a second; `None`: any number.
+    /// Bytes a second; `None` for no limit.
     pub bandwidth: Option<u64>,
     /// Bytes that may wait for the bandwidth.
     pub queue: u64,
     /// Larger datagrams disappear.
     pub mtu: usize,
-    /// Times in which everything disappears.
+    /// The periods in which everything disappears.
     pub holes: Vec<(Time, Time)>,
 }
 
 impl Rules {
-    /// A path that only takes time.
+    /// A path that only delays.
     pub fn clean(delay: u64) -> Self {
         Self {
             loss: 0.0,
@@ -82,9 +83,9 @@ impl Rules {
 
 pub(super) struct Pipe {
     rules: Rules,
-    /// When everything that waits will have gone.
+    /// The time at which everything that waits will have gone.
     free: Time,
-    /// Lost in a row until now.
+    /// The current number of losses in a row.
     lost: u32,
 }
 
@@ -93,7 +94,7 @@ impl Pipe {
         Self { rules, free: Time::ZERO, lost: 0 }
     }
 
-    /// What comes out of the other end, and when.
+    /// The datagrams that leave the other end, and their times.
     pub fn carry(&mut self, now: Time, mut bytes: Vec<u8>, dice: &mut Dice, stats: &mut NetworkStats) -> Vec<(Time, Vec<u8>)> {
         let rules = &self.rules;
         let in_hole = rules.holes.iter().any(|(from, to)| *from <= now && now < *to);
@@ -114,13 +115,13 @@ impl Pipe {
                 stats.lost += 1;
                 return Vec::new();
             }
-            // IP and UDP headers take their time, too.
+            // The headers of IP and UDP take time too.
             let takes = (bytes.len() as u64 + 28) * 1_000_000_000 / bandwidth;
             self.free = self.free.max(now) + takes;
             left = self.free;
         }
         let spoils = may_lose && dice.chance(rules.corrupt);
-        // What is spoilt is as good as lost.
+        // A corrupted datagram counts as lost.
         self.lost = if spoils { self.lost + 1 } else { 0 };
         if spoils {
             stats.corrupted += 1;

@@ -31,7 +31,8 @@ fn by_name(stage: &mut Stage<'_>) -> Result<(), Failure> {
         let peer = stage.done(stage.cast.node.peer(FIRST))?;
         let receipt = stage.done(peer.send_as(order::PING, message, request(words)?))?;
         let (back, _) = stage.recv(Match::from(FIRST).tag(answer::PONG))?;
-        if back.len != LONGEST || !receipt.requested.allows(receipt.used) {
+        // Which of the two ends moves it is not up to this one, and the receipt tells.
+        if back.len != LONGEST || !receipt.requested.allows(receipt.decided) {
             return Err(unlike(format_args!("{receipt}, and {} bytes came back", back.len)));
         }
         stage.say.line(receipt);

@@ -7,28 +7,20 @@ pub mod worker;
 
 use crate::environment::Domain;
 use crate::exit::{Failure, warn};
+use crate::experiment::place::Place;
+use crate::experiment::report::{Format, Report};
+use crate::experiment::setting::{FREE, Setting};
+use crate::experiment::workers::requested_end;
+use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::measure::args::{crowded, words};
-use crate::measure::net::Fabric;
+use crate::measure::net::{Fabric, Net};
 use crate::measure::size::Size;
-use crate::measure::workers::{Crew, Workers, requested_end};
 use crate::text::print;
-use doorbell::Wait;
+use doorbell::{PortKind, Progress, Wait};
 use doorbell_benches::clock::Clock;
 use serde::{Deserialize, Serialize};
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
-use worker::{Found, Order};
-
-/// Form of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// For people
-    Table,
-    /// One object a line
-    Json,
-    /// A line of names, and a line for each row
-    Csv,
-}
+use worker::Found;
 
 /// Measure what reading by an I/O node takes, beside reading locally
 ///
@@ -118,10 +110,11 @@ pub enum Engine {
     Plain,
 }
 
-/// What both processes are told.
+/// What is measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    pub domain: String,
+    /// How both processes run.
+    pub setting: Setting,
     /// The client is the only one that is started.
     pub serves_already: bool,
     pub legs: Vec<(Op, usize)>,
@@ -133,22 +126,42 @@ pub struct Plan {
     pub rounds: usize,
     pub iterations: Option<u64>,
     pub engine: Engine,
-    pub wait: String,
-    /// Where the server listens, over UDP.
-    pub address: Option<SocketAddr>,
-    pub pin: Vec<usize>,
-    pub crowded: bool,
 }
 
 impl Plan {
-    /// The processor of a process.
-    pub fn processor(&self, process: usize) -> Option<usize> {
-        if self.pin.is_empty() { None } else { Some(self.pin[process % self.pin.len()]) }
+    /// Whether a process is the client, or else the server.
+    fn is_client(&self, process: usize) -> bool {
+        process == 1 || self.serves_already
+    }
+}
+
+impl Experiment for Plan {
+    const NAME: &'static str = "io";
+    type Found = Vec<Found>;
+    type Row = Found;
+
+    fn setting(&self) -> &Setting {
+        &self.setting
     }
 
-    /// The name of the fabric.
-    pub fn fabric(&self) -> &'static str {
-        if self.address.is_some() { "udp" } else { "shm" }
+    fn processes(&self) -> usize {
+        if self.serves_already { 1 } else { 2 }
+    }
+
+    fn role(&self, process: usize) -> &'static str {
+        if self.is_client(process) { "the client" } else { "the I/O node" }
+    }
+
+    fn processors(&self, process: usize) -> Vec<usize> {
+        self.setting.processor(usize::from(self.is_client(process))).into_iter().collect()
+    }
+
+    fn work(self, place: Place) -> Result<Vec<Found>, Trouble> {
+        worker::work(&self, &place)
+    }
+
+    fn rows(&self, outcome: Outcome<Vec<Found>>) -> Result<Vec<Found>, Failure> {
+        Ok(outcome.found.into_iter().flatten().collect())
     }
 }
 
@@ -181,8 +194,17 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             Some(Passing(directory.clone()))
         }
     };
-    let plan = Plan {
+    let is_udp = args.fabric == Fabric::Udp;
+    let setting = Setting {
         domain: args.domain.as_ref().map_or_else(|| format!("io-{}", std::process::id()), |Domain(name)| name.clone()),
+        net: is_udp.then(|| Net { port: PortKind::Auto.to_string(), ..Net::default() }),
+        progress: Progress::default().to_string(),
+        wait: args.wait.to_string(),
+        pin: args.pin.clone(),
+        crowded,
+    };
+    let plan = Plan {
+        setting,
         serves_already: args.domain.is_some(),
         legs: args.op.iter().flat_map(|op| args.sizes.iter().map(|Size(bytes)| (*op, *bytes))).collect(),
         directory,
@@ -191,30 +213,11 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         rounds: args.rounds as usize,
         iterations: args.iterations,
         engine: args.engine,
-        wait: args.wait.to_string(),
-        address: if args.fabric == Fabric::Udp { Some(free_address()?) } else { None },
-        pin: args.pin.clone(),
-        crowded,
     };
-    let ns_per_tick = Clock::calibrate().ns_per_tick;
-    let order = |process: usize| {
-        let is_client = process == 1 || plan.serves_already;
-        Order { plan: plan.clone(), is_client, parent: std::process::id() as i32, ns_per_tick }
-    };
-    let role = |process| if process == 0 && args.domain.is_none() { "the I/O node" } else { "the client" };
-    let crew = Crew { command: worker::COMMAND, domain: &plan.domain, role: &role };
-    let workers = Workers::start(crew, if plan.serves_already { 1 } else { 2 }, order)?;
-    let found: Vec<Vec<Found>> = workers.wait(&signal)?;
-    let found: Vec<Found> = found.into_iter().flatten().collect();
-    print(&report::render(args.format, &plan, &found));
-    if plan.pin.is_empty() {
-        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
+    let found = measure(&plan, Clock::calibrate(), &signal)?;
+    print(&plan.render(args.format, &found));
+    if plan.setting.pin.is_empty() {
+        warn(FREE);
     }
     Ok(())
-}
-
-/// An address of the loopback interface that nobody has now.
-fn free_address() -> Result<SocketAddr, Failure> {
-    let found = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
-    found.map_err(|error| Failure::usage(format!("no address of the loopback interface can be had: {error}"), ""))
 }

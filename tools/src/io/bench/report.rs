@@ -1,75 +1,53 @@
 //! What was found, and the forms in which it is printed.
 
+use super::Plan;
 use super::worker::Found;
-use super::{Format, Plan};
+use crate::experiment::report::{Fields, Report, rounded};
 use crate::measure::size::Size;
 use crate::measure::table::time;
 use crate::text::Table;
-use serde_json::{Value, json};
+use serde_json::json;
 
-/// Everything by name, in order, and the same names for all rows.
-fn fields(plan: &Plan, found: &Found) -> Vec<(&'static str, Value)> {
-    let rounded = |value: f64| json!((value * 1e4).round() / 1e4);
-    let Found { op, bytes, io, local } = found;
-    vec![
-        ("test", json!("io")),
-        ("op", json!(op)),
-        ("size_bytes", json!(bytes)),
-        ("fabric", json!(plan.fabric())),
-        ("rounds", json!(plan.rounds)),
-        ("calls", json!(io.calls)),
-        ("p50_ns", rounded(io.p50)),
-        ("p99_ns", rounded(io.p99)),
-        ("min_ns", rounded(io.min)),
-        ("local_p50_ns", rounded(local.p50)),
-        ("local_p99_ns", rounded(local.p99)),
-        ("local_min_ns", rounded(local.min)),
-        ("gb_per_s", rounded(*bytes as f64 / io.p50)),
-        ("local_gb_per_s", rounded(*bytes as f64 / local.p50)),
-        ("ratio", rounded(io.p50 / local.p50)),
-        ("share", rounded(local.p50 / io.p50)),
-        ("file_bytes", json!(plan.file)),
-        ("wait", json!(plan.wait)),
-        ("crowded", json!(plan.crowded)),
-    ]
-}
-
-/// In the form that was asked for.
-pub fn render(format: Format, plan: &Plan, found: &[Found]) -> String {
-    let rows = found.iter().map(|found| fields(plan, found));
-    match format {
-        Format::Table => table(plan, found),
-        Format::Json => rows.map(|row| object(&row)).collect(),
-        Format::Csv => {
-            let mut lines = String::new();
-            for (at, row) in rows.enumerate() {
-                if at == 0 {
-                    lines += &row.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(",");
-                    lines.push('\n');
-                }
-                let words = row.iter().map(|(_, value)| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
-                lines += &words.collect::<Vec<_>>().join(",");
-                lines.push('\n');
-            }
-            lines
-        }
+impl Report for Plan {
+    fn fields(&self, found: &Found) -> Fields {
+        let figure = |value: f64| rounded(value, 4);
+        let Found { op, bytes, io, local } = found;
+        Fields(vec![
+            ("test", json!("io")),
+            ("op", json!(op)),
+            ("size_bytes", json!(bytes)),
+            ("fabric", json!(self.setting.fabric())),
+            ("rounds", json!(self.rounds)),
+            ("calls", json!(io.calls)),
+            ("p50_ns", figure(io.p50)),
+            ("p99_ns", figure(io.p99)),
+            ("min_ns", figure(io.min)),
+            ("local_p50_ns", figure(local.p50)),
+            ("local_p99_ns", figure(local.p99)),
+            ("local_min_ns", figure(local.min)),
+            ("gb_per_s", figure(*bytes as f64 / io.p50)),
+            ("local_gb_per_s", figure(*bytes as f64 / local.p50)),
+            ("ratio", figure(io.p50 / local.p50)),
+            ("share", figure(local.p50 / io.p50)),
+            ("file_bytes", json!(self.file)),
+            ("wait", json!(self.setting.wait)),
+            ("crowded", json!(self.setting.crowded)),
+        ])
     }
-}
 
-/// Objects of serde_json sort their names; ours stay in order.
-fn object(fields: &[(&'static str, Value)]) -> String {
-    let members: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    format!("{{{}}}\n", members.join(","))
+    fn table(&self, found: &[Found]) -> String {
+        table(self, found)
+    }
 }
 
 /// For people.
 fn table(plan: &Plan, found: &[Found]) -> String {
-    let crowded = if plan.crowded { "more processes than processors" } else { "a processor for each process" };
+    let crowded = if plan.setting.crowded { "more processes than processors" } else { "a processor for each process" };
     let mut text = format!(
         "Calls by an I/O node over {}, in turns with local ones on the same file of {} ({crowded}), wait {}; {} rounds.\n\n",
-        plan.fabric(),
+        plan.setting.fabric(),
         Size(plan.file),
-        plan.wait,
+        plan.setting.wait,
         plan.rounds
     );
     let mut table =

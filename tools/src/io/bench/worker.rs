@@ -1,45 +1,27 @@
 //! The server, or the client, of a measurement.
 
 use super::{Engine, Op, Plan};
-use crate::exit::Failure;
-use crate::log;
+use crate::experiment::Trouble;
+use crate::experiment::place::{Place, leave};
 use crate::measure::net;
-use crate::measure::plan::Reply;
-use crate::measure::worker::{WorkerArgs, answer, obey, pin, read, unable};
 use doorbell::io::{IoClient, IoEngine, IoFile, IoServer};
-use doorbell::{Error, Event, FabricKind, Node, Role};
+use doorbell::{Error, Event, Node, NodeBuilder, Role};
 use doorbell_benches::clock::ticks;
+use doorbell_benches::floor::Stopped;
 use doorbell_benches::stats::{Samples, Summary};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tracing_subscriber::filter::LevelFilter;
 
-/// The name under which the command runs itself.
-pub const COMMAND: &str = "io-worker";
 /// How long the other process may take to be there.
 const START: Duration = Duration::from_secs(20);
 /// How long a turn is, where nothing is said of its calls.
 const TURN_NS: f64 = 10e6;
 /// The seed of what is in the file.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// What one process is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// What both are told.
-    pub plan: Plan,
-    /// Or the server.
-    pub is_client: bool,
-    /// The process that started it.
-    pub parent: i32,
-    /// Nanoseconds in a tick.
-    pub ns_per_tick: f64,
-}
 
 /// Times of calls, in nanoseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -68,71 +50,34 @@ pub struct Found {
     pub local: Times,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum Trouble {
-    #[error("told to stop")]
-    Stopped,
-    #[error("{0}: {1}")]
-    Io(&'static str, io::Error),
-    #[error(transparent)]
-    Driver(#[from] Error),
-    #[error("byte {at} of the file is not what was written there")]
-    Wrong { at: usize },
-}
-
-/// Does what it was ordered to and answers on stdout.
-pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
-    let order: Order = read(&args.order)?;
-    log::install(if order.is_client { LevelFilter::OFF } else { LevelFilter::WARN })?;
-    answer(&carry_out(&order))
-}
-
-fn carry_out(order: &Order) -> Reply<Vec<Found>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    if let Err(reply) = obey(order.parent, &stop) {
-        return reply;
-    }
-    if let Err(failure) = pin(order.plan.processor(usize::from(order.is_client))) {
-        return Reply::Unable(failure);
-    }
-    let node = match join(order) {
-        Ok(node) => node,
-        Err(error) => return Reply::Unable(net::failure(error).of("could not join the domain")),
+/// Joins, and serves or measures.
+pub fn work(plan: &Plan, place: &Place) -> Result<Vec<Found>, Trouble> {
+    let is_client = plan.is_client(place.process);
+    let role = if is_client { Role::Host } else { Role::Io };
+    let builder = plan.setting.builder("io bench").map(|builder| builder.role(role));
+    let node = if plan.serves_already {
+        // Under whichever number is free there.
+        let joined = builder.and_then(NodeBuilder::join);
+        joined.map_err(|error| Trouble::Unable(net::failure(error).of("could not join the domain")))?
+    } else {
+        place.join(&plan.setting, builder, 2, 2)?
     };
-    let done = if order.is_client { measure(order, &node, &stop) } else { serve(order, &node, &stop).map(|()| Vec::new()) };
-    let left = node.leave().map_err(Trouble::from);
-    match done.and_then(|found| left.map(|()| found)) {
-        Ok(found) => Reply::Done(found),
-        Err(_) if stop.load(Ordering::SeqCst) => Reply::Stopped,
-        Err(Trouble::Io(what, error)) if !order.is_client => Reply::Unable(unable(what, error)),
-        Err(trouble) => Reply::Failed(trouble.to_string()),
-    }
-}
-
-fn join(order: &Order) -> Result<Node, Error> {
-    let Order { plan, is_client, .. } = order;
-    let role = if *is_client { Role::Host } else { Role::Io };
-    let wait = plan.wait.parse().map_err(|error: doorbell_fabric::ParseIdError| Error::Invalid { what: error.to_string() })?;
-    let builder = Node::builder(&plan.domain).role(role).label("io bench").wait(wait);
-    match plan.address {
-        None => builder.join(),
-        Some(at) if *is_client => builder.fabric(FabricKind::Udp).connect(at).dead_after(Duration::from_secs(5)).join(),
-        Some(at) => builder.fabric(FabricKind::Udp).listen(at).dead_after(Duration::from_secs(5)).join(),
-    }
+    let done = if is_client { measure(plan, place, &node) } else { serve(plan, place, &node).map(|()| Vec::new()) };
+    leave(node, done)
 }
 
 /// Serves until the client has left.
-fn serve(order: &Order, node: &Node, stop: &AtomicBool) -> Result<(), Trouble> {
-    let engine = match order.plan.engine {
+fn serve(plan: &Plan, place: &Place, node: &Node) -> Result<(), Trouble> {
+    let engine = match plan.engine {
         Engine::Auto => IoEngine::Auto,
         Engine::Uring => IoEngine::Uring,
         Engine::Plain => IoEngine::Plain,
     };
-    let server = IoServer::builder(node, &order.plan.directory).engine(engine).start();
-    let server = server.map_err(|error| Trouble::Io("could not serve the directory", error))?;
+    let server = IoServer::builder(node, &plan.directory).engine(engine).start();
+    let server = server.map_err(|error| Trouble::unable("could not serve the directory", error))?;
     loop {
-        if stop.load(Ordering::SeqCst) {
-            return Err(Trouble::Stopped);
+        if place.patience.stopped() {
+            return Err(Stopped.into());
         }
         match node.event(Instant::now() + Duration::from_millis(50)) {
             Ok(Event::Left { .. } | Event::Died { .. }) => return Ok(server.stop()?),
@@ -142,37 +87,41 @@ fn serve(order: &Order, node: &Node, stop: &AtomicBool) -> Result<(), Trouble> {
     }
 }
 
+/// What failed on the way.
+fn failed(what: &'static str) -> impl Fn(io::Error) -> Trouble {
+    move |error| Trouble::wrong(format_args!("{what}: {error}"))
+}
+
 /// The file, by both ways.
 struct Both {
     far: IoFile,
     near: File,
 }
 
-fn measure(order: &Order, node: &Node, stop: &AtomicBool) -> Result<Vec<Found>, Trouble> {
-    let plan = &order.plan;
+fn measure(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Found>, Trouble> {
     let deadline = Instant::now() + START;
     let client = loop {
         match IoClient::builder(node).connect() {
             Ok(client) => break client,
-            Err(_) if stop.load(Ordering::SeqCst) => return Err(Trouble::Stopped),
+            Err(_) if place.patience.stopped() => return Err(Stopped.into()),
             // It is not there yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            Err(error) => return Err(Trouble::Io("could not become a client", error)),
+            Err(error) => return Err(failed("could not become a client")(error)),
         }
     };
     let far = client.options().read(true).write(true).create_new(true).open(&plan.name);
-    let far = far.map_err(|error| Trouble::Io("could not make the file", error))?;
+    let far = far.map_err(failed("could not make the file"))?;
     let near = File::options().read(true).write(true).open(plan.directory.join(&plan.name));
     let removed = || client.remove_file(&plan.name);
     let near = near.map_err(|error| {
         let _ = removed();
-        Trouble::Io("could not open the file here: is it in the directory that --dir names?", error)
+        failed("could not open the file here: is it in the directory that --dir names?")(error)
     })?;
     let both = Both { far, near };
-    let found = both.check(plan).and_then(|()| plan.legs.iter().map(|leg| both.leg(order, *leg, stop)).collect());
-    removed().map_err(|error| Trouble::Io("could not remove the file", error))?;
+    let found = both.check(plan).and_then(|()| plan.legs.iter().map(|leg| both.leg(plan, place, *leg)).collect());
+    removed().map_err(failed("could not remove the file"))?;
     found
 }
 
@@ -180,21 +129,21 @@ impl Both {
     /// Writes the file there, and sees that it is here; and the other way round.
     fn check(&self, plan: &Plan) -> Result<(), Trouble> {
         let written: Vec<u8> = (0..plan.file as u64).map(|at| (at.wrapping_mul(SEED) >> 56) as u8).collect();
-        self.far.write_all_at(&written, 0).map_err(|error| Trouble::Io("could not write the file", error))?;
+        self.far.write_all_at(&written, 0).map_err(failed("could not write the file"))?;
         let compare = |read: &[u8]| match read.iter().zip(&written).position(|(read, written)| read != written) {
-            Some(at) => Err(Trouble::Wrong { at }),
+            Some(at) => Err(Trouble::wrong(format_args!("byte {at} of the file is not what was written there"))),
             None => Ok(()),
         };
         let mut read = vec![0; plan.file];
-        self.near.read_exact_at(&mut read, 0).map_err(|error| Trouble::Io("could not read the file here", error))?;
+        self.near.read_exact_at(&mut read, 0).map_err(failed("could not read the file here"))?;
         compare(&read)?;
         read.fill(0);
-        self.far.read_exact_at(&mut read, 0).map_err(|error| Trouble::Io("could not read the file", error))?;
+        self.far.read_exact_at(&mut read, 0).map_err(failed("could not read the file"))?;
         compare(&read)
     }
 
-    fn leg(&self, order: &Order, (op, bytes): (Op, usize), stop: &AtomicBool) -> Result<Found, Trouble> {
-        let plan = &order.plan;
+    fn leg(&self, plan: &Plan, place: &Place, (op, bytes): (Op, usize)) -> Result<Found, Trouble> {
+        let Place { ns_per_tick, stop, .. } = place;
         let mut memory = vec![1; bytes];
         let places = (plan.file / bytes) as u64;
         let far = |memory: &mut [u8], call: u64| {
@@ -213,7 +162,7 @@ impl Both {
         };
         let (mut io, mut local) = (Samples::new(), Samples::new());
         // How many fit; and all pages are there afterwards.
-        let fit = |ticks: u64, calls: u64| (TURN_NS / (ticks as f64 * order.ns_per_tick / calls as f64)).clamp(4.0, 1e6) as u64;
+        let fit = |ticks: u64, calls: u64| (TURN_NS / (ticks as f64 * ns_per_tick / calls as f64)).clamp(4.0, 1e6) as u64;
         let trial = turn(&mut memory, &mut Samples::new(), 0, 8, far, stop)?;
         let calls = plan.iterations.unwrap_or_else(|| fit(trial, 8));
         turn(&mut memory, &mut Samples::new(), 0, calls / 4 + 1, far, stop)?;
@@ -228,7 +177,7 @@ impl Both {
                 turn(&mut memory, &mut io, first, calls, far, stop)?;
             }
         }
-        let times = |samples: &Samples| Times::from(samples.summary(order.ns_per_tick));
+        let times = |samples: &Samples| Times::from(samples.summary(*ns_per_tick));
         Ok(Found { op, bytes, io: times(&io), local: times(&local) })
     }
 }
@@ -247,9 +196,9 @@ fn turn(
     let mut before = began;
     for number in first..first + calls {
         if stop.load(Ordering::Relaxed) {
-            return Err(Trouble::Stopped);
+            return Err(Stopped.into());
         }
-        call(memory, number).map_err(|error| Trouble::Io("a call failed", error))?;
+        call(memory, number).map_err(failed("a call failed"))?;
         let now = ticks();
         samples.record(now - before);
         before = now;

@@ -8,19 +8,21 @@ pub mod worker;
 
 use super::args::{crowded, words};
 use super::size::Size;
-use super::workers::{Crew, Workers, requested_end};
 use crate::environment::Domain;
-use crate::exit::{Failure, warn};
+use crate::exit::Failure;
+use crate::experiment::place::Place;
+use crate::experiment::setting::Setting;
+use crate::experiment::workers::requested_end;
+use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::ls::Format;
 use crate::text::print;
 use doorbell::collective::{CHANNELS_MAX, SLOT_MAX, SLOT_MIN, Sync};
 use doorbell::{Progress, Wait};
 use doorbell_benches::clock::Clock;
-use doorbell_benches::floor::{Mapping, Shape};
 use report::Row;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
-use worker::{Found, Order};
+use worker::Found;
 
 /// Bytes of the longest vector of a process.
 const VECTOR_MOST: usize = 256 << 20;
@@ -200,15 +202,15 @@ pub struct Leg {
 pub struct Work {
     /// How long it is meant to take.
     pub ns: u64,
-    /// Steps of [`worker::work`].
+    /// Steps of [`worker::compute`].
     pub steps: u64,
 }
 
 /// What all processes of the measurement are told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The name of the domain.
-    pub domain: String,
+    /// How the processes run.
+    pub setting: Setting,
     /// Processes in the team.
     pub nodes: usize,
     /// What is measured, one after the other.
@@ -225,20 +227,31 @@ pub struct Plan {
     pub rounds: usize,
     /// Calls of a round; as many as fit in a time if nothing is said.
     pub iterations: Option<u64>,
-    /// Who turns the engine.
-    pub progress: String,
-    /// How threads wait.
-    pub wait: String,
-    /// The processors on which they run in turn; wherever they like if there are none.
-    pub pin: Vec<usize>,
-    /// There are more of them than processors.
-    pub crowded: bool,
 }
 
-impl Plan {
-    /// The processor of a node.
-    pub fn processor(&self, node: usize) -> Option<usize> {
-        if self.pin.is_empty() { None } else { Some(self.pin[node % self.pin.len()]) }
+impl Experiment for Plan {
+    const NAME: &'static str = "collective";
+    type Found = Vec<Found>;
+    type Row = Row;
+
+    fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
+    fn processes(&self) -> usize {
+        self.nodes
+    }
+
+    fn role(&self, _: usize) -> &'static str {
+        "one of the processes of the team"
+    }
+
+    fn work(self, place: Place) -> Result<Vec<Found>, Trouble> {
+        worker::work(&self, &place)
+    }
+
+    fn rows(&self, outcome: Outcome<Vec<Found>>) -> Result<Vec<Row>, Failure> {
+        Ok((0..self.legs.len()).flat_map(|leg| Row::all(self, leg, &outcome.found, outcome.clock)).collect())
     }
 }
 
@@ -246,7 +259,14 @@ impl Plan {
 pub fn run(args: &CollectiveArgs) -> Result<(), Failure> {
     let nodes = usize::from(args.nodes);
     check(args, nodes)?;
-    let crowded = crowded(&args.pin, nodes)?;
+    let setting = Setting {
+        domain: args.domain.as_ref().map_or_else(|| format!("collective-{}", std::process::id()), |Domain(name)| name.clone()),
+        net: None,
+        progress: args.progress.to_string(),
+        wait: args.wait.to_string(),
+        pin: args.pin.clone(),
+        crowded: crowded(&args.pin, nodes)?,
+    };
     let (signal, clock) = (requested_end()?, Clock::calibrate());
     let ways = match args.sync {
         When::Background => vec![Way::Background],
@@ -254,7 +274,7 @@ pub fn run(args: &CollectiveArgs) -> Result<(), Failure> {
         When::Both => vec![Way::Background, Way::Foreground],
     };
     let plan = Plan {
-        domain: args.domain.as_ref().map_or_else(|| format!("collective-{}", std::process::id()), |Domain(name)| name.clone()),
+        setting,
         nodes,
         legs: legs(args),
         ways,
@@ -263,31 +283,10 @@ pub fn run(args: &CollectiveArgs) -> Result<(), Failure> {
         slot: args.slot.0,
         rounds: args.rounds as usize,
         iterations: args.iterations,
-        progress: args.progress.to_string(),
-        wait: args.wait.to_string(),
-        pin: args.pin.clone(),
-        crowded,
     };
-    let memory = Mapping::create(Shape { pairs: 0, bytes: 0 })
-        .map_err(|error| Failure::usage(format!("could not get memory for the processes of a measurement: {error}"), ""))?;
-    let order = |node| Order {
-        plan: plan.clone(),
-        node,
-        memory: memory.descriptor(),
-        parent: std::process::id() as i32,
-        ns_per_tick: clock.ns_per_tick,
-    };
-    let role = |_| "one of the processes of the team";
-    let crew = Crew { command: worker::COMMAND, domain: &plan.domain, role: &role };
-    let found: Vec<Vec<Found>> = Workers::start(crew, nodes, order)?.wait(&signal)?;
-    let rows: Vec<Row> = (0..plan.legs.len()).flat_map(|leg| Row::all(&plan, leg, &found, clock)).collect();
+    let rows = measure(&plan, clock, &signal)?;
     print(&report::render(args.format, args.stats, &plan, &rows));
-    if plan.pin.is_empty() {
-        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
-    }
-    if args.wait == Wait::Spin && plan.crowded {
-        warn("there are more processes than processors, and who waits keeps the one it has: that is what --wait spin says");
-    }
+    plan.setting.doubt("processes");
     Ok(())
 }
 
@@ -343,7 +342,7 @@ fn steps(time: Duration) -> u64 {
     const STEPS: u64 = 100_000;
     let tries = (0..20).map(|_| {
         let began = Instant::now();
-        worker::work(STEPS);
+        worker::compute(STEPS);
         began.elapsed()
     });
     let fastest = tries.min().unwrap_or_default().as_nanos().max(1) as f64;

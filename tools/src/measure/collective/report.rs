@@ -2,6 +2,7 @@
 
 use super::worker::{Found, Sections, Stats};
 use super::{Leg, Op, Plan, Way};
+use crate::experiment::report::{Fields, lines, rounded};
 use crate::ls::Format;
 use crate::measure::size::Size;
 use crate::measure::table::time;
@@ -63,10 +64,11 @@ impl Row {
     }
 
     /// Everything by name, in order, and the same names for all rows.
-    fn fields(&self, plan: &Plan) -> Vec<(&'static str, Value)> {
-        let or_null = |value: Option<f64>| value.map_or(Value::Null, rounded);
+    fn fields(&self, plan: &Plan) -> Fields {
+        let figure = |value: f64| rounded(value, 4);
+        let or_null = |value: Option<f64>| value.map_or(Value::Null, figure);
         let Stats { operations, acquired, queued, synchronised, foreseen } = self.stats;
-        vec![
+        Fields(vec![
             ("test", json!("collective")),
             ("op", json!(self.leg.op)),
             ("size_bytes", json!((self.leg.op != Op::Barrier).then_some(self.leg.bytes))),
@@ -75,9 +77,9 @@ impl Row {
             ("nodes", json!(plan.nodes)),
             ("rounds", json!(self.each.count)),
             ("calls", json!(self.calls)),
-            ("p50_ns", rounded(self.each.p50)),
-            ("min_ns", rounded(self.each.min)),
-            ("max_ns", rounded(self.each.max)),
+            ("p50_ns", figure(self.each.p50)),
+            ("min_ns", figure(self.each.min)),
+            ("max_ns", figure(self.each.max)),
             ("gb_per_s", or_null(self.gb_per_s())),
             ("floor_p50_ns", or_null(self.floor.map(|floor| floor.p50))),
             ("ratio", or_null(self.ratio())),
@@ -89,10 +91,10 @@ impl Row {
             ("foreseen", json!(foreseen)),
             ("channels", json!(plan.channels)),
             ("slot_bytes", json!(plan.slot)),
-            ("crowded", json!(plan.crowded)),
-            ("progress", json!(plan.progress)),
-            ("wait", json!(plan.wait)),
-        ]
+            ("crowded", json!(plan.setting.crowded)),
+            ("progress", json!(plan.setting.progress)),
+            ("wait", json!(plan.setting.wait)),
+        ])
     }
 
     /// What its line begins with.
@@ -114,36 +116,25 @@ fn slowest(seen: &[&Sections], clock: Clock) -> Summary {
     samples.summary(clock.ns_per_tick / seen[0].calls as f64)
 }
 
-/// Four digits behind the point: of a call that is slow the gigabytes a second are few.
-fn rounded(value: f64) -> Value {
-    json!((value * 1e4).round() / 1e4)
-}
-
 /// In the form that was asked for.
 pub fn render(format: Format, stats: bool, plan: &Plan, rows: &[Row]) -> String {
     match format {
         Format::Table if stats => format!("{}\n{}", table(plan, rows), channels(rows)),
         Format::Table => table(plan, rows),
-        Format::Json => rows.iter().map(|row| object(&row.fields(plan))).collect(),
+        Format::Json => lines(rows.iter().map(|row| row.fields(plan))),
     }
-}
-
-/// Objects of serde_json sort their names; ours stay in order.
-fn object(fields: &[(&'static str, Value)]) -> String {
-    let members: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    format!("{{{}}}\n", members.join(","))
 }
 
 /// For people.
 fn table(plan: &Plan, rows: &[Row]) -> String {
-    let crowded = if plan.crowded { "more than processors" } else { "a processor for each" };
+    let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
     let title = format!(
         "A team of {} processes ({crowded}) over shared memory: {} channels of {} for each, progress {}, wait {}; time by the slowest, {} rounds.",
         plan.nodes,
         plan.channels,
         Size(plan.slot),
-        plan.progress,
-        plan.wait,
+        plan.setting.progress,
+        plan.setting.wait,
         plan.rounds
     );
     let (floor, both) = (rows.iter().any(|row| row.floor.is_some()), rows.iter().any(|row| row.of_foreground.is_some()));
@@ -184,10 +175,11 @@ fn channels(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::setting::Setting;
 
     fn plan() -> Plan {
         Plan {
-            domain: "report".into(),
+            setting: Setting { progress: "adaptive".into(), wait: "auto".into(), ..Setting::default() },
             nodes: 2,
             legs: vec![Leg { op: Op::Barrier, bytes: 0, work: None }, Leg { op: Op::Allreduce, bytes: 4096, work: None }],
             ways: vec![Way::Background, Way::Foreground],
@@ -196,10 +188,6 @@ mod tests {
             slot: 256 << 10,
             rounds: 3,
             iterations: Some(10),
-            progress: "adaptive".into(),
-            wait: "auto".into(),
-            pin: Vec::new(),
-            crowded: false,
         }
     }
 

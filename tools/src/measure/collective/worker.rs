@@ -1,27 +1,18 @@
-//! One of the processes of a team: pins itself, joins the domain, forms the team with the others, and does section after section.
+//! One of the processes of a team: joins the domain, forms the team with the others, and does section after section.
 
 use super::super::lock::worker::LANES;
-use super::super::net;
-use super::super::plan::Reply;
-use super::super::worker::{WorkerArgs, answer, meet, obey, pin, read, unable};
 use super::{ELEMENT, Leg, Op, Plan};
-use crate::exit::Failure;
-use crate::log;
+use crate::experiment::Trouble;
+use crate::experiment::place::{Place, leave};
 use doorbell::collective::reduction::Sum;
 use doorbell::collective::{ChannelStats, Team};
 use doorbell::{Error, Node, NodeId};
 use doorbell_benches::clock::ticks;
-use doorbell_benches::floor::{Mapping, Patience, Shape, Stopped};
-use doorbell_fabric::ParseIdError;
+use doorbell_benches::floor::Stopped;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use tracing_subscriber::filter::LevelFilter;
 
-/// The name under which the command runs itself.
-pub const COMMAND: &str = "collective-worker";
 /// How long forming a team may take.
 const FORM: Duration = Duration::from_secs(20);
 /// How long a section is, where nothing is said of its calls.
@@ -29,21 +20,6 @@ const SECTION_NS: f64 = 20e6;
 /// The most calls of such a section.
 const CALLS_MOST: u64 = 1 << 20;
 const ROOT: usize = 0;
-
-/// What one process is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// What all are told.
-    pub plan: Plan,
-    /// Which of them it is: its rank, too.
-    pub node: usize,
-    /// The descriptor of the memory that all share, in which the floor is.
-    pub memory: i32,
-    /// The process that started it.
-    pub parent: i32,
-    /// Nanoseconds in a tick.
-    pub ns_per_tick: f64,
-}
 
 /// What one process found of a leg.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -98,92 +74,47 @@ impl Stats {
     }
 }
 
-/// Why a task was not done.
-#[derive(Debug, thiserror::Error)]
-enum Trouble {
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-    #[error(transparent)]
-    Driver(#[from] Error),
-    #[error("{op} of {bytes} bytes gave rank {rank} {found} in element {at}, where {expected} was expected")]
-    Wrong { op: &'static str, bytes: usize, rank: usize, at: usize, found: f32, expected: f32 },
+/// Joins the domain, forms the teams, and goes through the legs.
+pub fn work(plan: &Plan, place: &Place) -> Result<Vec<Found>, Trouble> {
+    let builder = plan.setting.builder("collective").map(|builder| builder.lanes(LANES));
+    let node = place.join(&plan.setting, builder, plan.nodes, plan.nodes)?;
+    let teams = form(plan, place, &node)?;
+    let done = Member { plan, place, teams }.work();
+    leave(node, done)
 }
 
-/// Does what it was ordered to and answers on stdout.
-pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
-    let order: Order = read(&args.order)?;
-    // What befalls one of them befalls all, and one line is enough.
-    log::install(if order.node == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
-    answer(&serve(&order))
-}
-
-fn serve(order: &Order) -> Reply<Vec<Found>> {
-    let prepared = match Prepared::new(order) {
-        Ok(prepared) => prepared,
-        Err(reply) => return reply,
+/// A team for each way of synchronisation.
+fn form(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Team>, Trouble> {
+    let ids: Vec<NodeId> = (0..plan.nodes).map(|node| NodeId(node as u16)).collect();
+    let form = |way: &super::Way| {
+        let team = node.team().members(&ids).label(way.name()).channels(plan.channels).slot_bytes(plan.slot);
+        team.sync(way.sync()).form_by(Instant::now() + FORM)
     };
-    let done = prepared.work();
-    let Prepared { node, teams, patience, .. } = prepared;
-    drop(teams);
-    let left = node.leave().map_err(Trouble::from);
-    match done.and_then(|found| left.map(|()| found)) {
-        Ok(found) => Reply::Done(found),
-        Err(Trouble::Stopped(_)) => Reply::Stopped,
-        // The others were told as well, and one of them has left before this one looked.
-        Err(_) if patience.stopped() => Reply::Stopped,
-        Err(trouble) => Reply::Failed(trouble.to_string()),
-    }
+    plan.ways.iter().map(form).collect::<Result<_, Error>>().map_err(|error| {
+        let what = format!("could not form a team of {} with {} channels", plan.nodes, plan.channels);
+        if place.patience.stopped() { Stopped.into() } else { Trouble::unable(&what, error) }
+    })
 }
 
-/// All that must be there before the first section.
-struct Prepared<'a> {
-    order: &'a Order,
-    node: Node,
-    /// One for each way of synchronisation.
+/// A member of the teams.
+struct Member<'a> {
+    plan: &'a Plan,
+    place: &'a Place,
     teams: Vec<Team>,
-    mapping: Mapping,
-    patience: Patience,
 }
 
-impl<'a> Prepared<'a> {
-    fn new(order: &'a Order) -> Result<Self, Reply<Vec<Found>>> {
-        let Order { plan, node, memory, parent, .. } = order;
-        let stop = Arc::new(AtomicBool::new(false));
-        obey(*parent, &stop)?;
-        pin(plan.processor(*node)).map_err(Reply::Unable)?;
-        // SAFETY: the descriptor was made for this process, and nothing has used it yet.
-        let mapping = unsafe { Mapping::inherit(*memory, Shape { pairs: 0, bytes: 0 }) }.map_err(|error| {
-            Reply::Unable(unable("could not map the memory that the processes of a measurement share", error))
-        })?;
-        let patience = Patience::new(stop, plan.crowded);
-        let what = format!("could not join the domain '{}' as node {node}", plan.domain);
-        let joined = join(plan, *node).map_err(|error| Reply::Unable(net::failure(error).of(&what)))?;
-        if !meet(&joined, plan.nodes, &patience).map_err(|error| Reply::Unable(net::failure(error).of(&what)))? {
-            return Err(Reply::Stopped);
-        }
-        let ids: Vec<NodeId> = (0..plan.nodes).map(|node| NodeId(node as u16)).collect();
-        let form = |way: &super::Way| {
-            let team = joined.team().members(&ids).label(way.name()).channels(plan.channels).slot_bytes(plan.slot);
-            team.sync(way.sync()).form_by(Instant::now() + FORM)
-        };
-        let teams = plan.ways.iter().map(form).collect::<Result<Vec<Team>, Error>>().map_err(|error| {
-            let what = format!("could not form a team of {} with {} channels", plan.nodes, plan.channels);
-            if patience.stopped() { Reply::Stopped } else { Reply::Unable(unable(&what, error)) }
-        })?;
-        Ok(Self { order, node: joined, teams, mapping, patience })
-    }
-
+impl Member<'_> {
     /// Leg after leg, each in rounds.
     fn work(&self) -> Result<Vec<Found>, Trouble> {
-        let plan = &self.order.plan;
+        let plan = self.plan;
         let found = plan.legs.iter().map(|leg| self.leg(*leg)).collect::<Result<_, _>>()?;
         // Nobody leaves while somebody may still be looking.
-        self.mapping.gate().pass(plan.nodes, &self.patience)?;
+        self.place.gate(plan.nodes)?;
         Ok(found)
     }
 
     fn leg(&self, leg: Leg) -> Result<Found, Trouble> {
-        let plan = &self.order.plan;
+        let (plan, Place { mapping, patience, .. }) = (self.plan, self.place);
         let mut vectors = Vectors::new(leg, plan.nodes);
         let mut ways = Vec::new();
         for team in &self.teams {
@@ -191,7 +122,7 @@ impl<'a> Prepared<'a> {
             let calls = self.calls(|| vectors.call(team))?;
             ways.push(Sections { calls, ..Sections::default() });
         }
-        let barrier = || Ok(self.mapping.common().barrier.pass(plan.nodes, &self.patience)?);
+        let barrier = || Ok(mapping.common().barrier.pass(plan.nodes, patience)?);
         let mut floor = None;
         if plan.floor && leg.op == Op::Barrier {
             floor = Some(Sections { calls: self.calls(barrier)?, ..Sections::default() });
@@ -219,7 +150,7 @@ impl<'a> Prepared<'a> {
     fn section(&self, calls: u64, mut call: impl FnMut() -> Result<(), Trouble>) -> Result<u64, Trouble> {
         let began = ticks();
         for _ in 0..calls {
-            if self.patience.stopped() {
+            if self.place.patience.stopped() {
                 return Err(Stopped.into());
             }
             call()?;
@@ -229,12 +160,12 @@ impl<'a> Prepared<'a> {
 
     /// How many calls a section has: as was said, or as many as fit. Rank 0 counts, and the others hear it of it.
     fn calls(&self, mut call: impl FnMut() -> Result<(), Trouble>) -> Result<u64, Trouble> {
-        if let Some(iterations) = self.order.plan.iterations {
+        if let Some(iterations) = self.plan.iterations {
             return Ok(iterations);
         }
         let mut calls = 1;
         loop {
-            let mut ns = [(self.section(calls, &mut call)? as f64 * self.order.ns_per_tick).max(1.0)];
+            let mut ns = [(self.section(calls, &mut call)? as f64 * self.place.ns_per_tick).max(1.0)];
             self.teams[0].broadcast(ROOT, &mut ns)?;
             let fit = (calls as f64 * SECTION_NS / ns[0]) as u64;
             if fit <= 4 * calls || calls >= CALLS_MOST {
@@ -243,12 +174,6 @@ impl<'a> Prepared<'a> {
             calls *= 4;
         }
     }
-}
-
-fn join(plan: &Plan, node: usize) -> Result<Node, Error> {
-    let malformed = |error: ParseIdError| Error::Invalid { what: error.to_string() };
-    let builder = Node::builder(&plan.domain).id(NodeId(node as u16)).label("collective").max_nodes(plan.nodes).lanes(LANES);
-    builder.progress(plan.progress.parse().map_err(malformed)?).wait(plan.wait.parse().map_err(malformed)?).join()
 }
 
 /// What a process contributes, and where it gets what the others do.
@@ -282,7 +207,7 @@ impl Vectors {
             // Other members, other numbers; the same for all ways of synchronisation.
             self.chance =
                 (self.chance.wrapping_add(team.rank() as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.chance >> 29;
-            work(((self.chance >> 32) * 2 * of.steps) >> 32);
+            compute(((self.chance >> 32) * 2 * of.steps) >> 32);
             self.mine = under_way.wait()?;
             return Ok(());
         }
@@ -315,7 +240,11 @@ impl Vectors {
         };
         if let Some((at, found)) = result.iter().enumerate().find(|(at, found)| **found != expected(*at)) {
             let Leg { op, bytes, .. } = self.leg;
-            return Err(Trouble::Wrong { op: op.name(), bytes, rank, at, found: *found, expected: expected(at) });
+            return Err(Trouble::wrong(format_args!(
+                "{} of {bytes} bytes gave rank {rank} {found} in element {at}, where {} was expected",
+                op.name(),
+                expected(at)
+            )));
         }
         self.mine.fill(0.0);
         self.theirs.fill(0.0);
@@ -325,7 +254,7 @@ impl Vectors {
 
 /// So many steps of work, each of which needs the one before.
 #[inline(never)]
-pub fn work(steps: u64) {
+pub fn compute(steps: u64) {
     let mut x = 1_u64;
     for _ in 0..steps {
         x = black_box(x.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 1);

@@ -12,16 +12,21 @@ pub mod worker;
 
 use super::args::{crowded, words};
 use super::size::Size;
-use super::workers::{Crew, Workers, requested_end};
 use crate::environment::Domain;
-use crate::exit::{Failure, warn};
-use crate::measure::lock::report::Format;
+use crate::exit::Failure;
+use crate::experiment::place::Place;
+use crate::experiment::report::{Format, Report};
+use crate::experiment::setting::Setting;
+use crate::experiment::workers::requested_end;
+use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::text::print;
 use doorbell::{Progress, Wait};
-use doorbell_benches::floor::{Mapping, Shape};
+use doorbell_benches::clock::Clock;
+use doorbell_benches::floor::Shape;
 use report::Row;
 use serde::{Deserialize, Serialize};
-use worker::{Found, Order};
+use std::sync::Arc;
+use worker::{Found, Member, join};
 
 /// Bytes of the longest message.
 const MESSAGE_MOST: usize = 16 << 20;
@@ -200,8 +205,8 @@ pub struct Leg {
 /// What all processes of the measurement are told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The name of the domain.
-    pub domain: String,
+    /// How the processes run: the first processor is the sender's, and the others are for the threads.
+    pub setting: Setting,
     /// Threads that receive.
     pub threads: usize,
     /// Of how many processes.
@@ -218,14 +223,6 @@ pub struct Plan {
     pub section_ns: u64,
     /// Messages of a section, if that is said.
     pub count: Option<u64>,
-    /// Who turns the engine.
-    pub progress: String,
-    /// How threads wait.
-    pub wait: String,
-    /// Processors of the sender and of the threads; wherever they like if there are none.
-    pub pin: Vec<usize>,
-    /// There are more threads than processors.
-    pub crowded: bool,
 }
 
 impl Plan {
@@ -245,8 +242,9 @@ impl Plan {
     }
 
     /// Processors for the threads in turn.
-    pub fn processors(&self) -> &[usize] {
-        if self.pin.len() > 1 { &self.pin[1..] } else { &self.pin }
+    pub fn of_threads(&self) -> &[usize] {
+        let pin = &self.setting.pin;
+        if pin.len() > 1 { &pin[1..] } else { pin }
     }
 
     /// The sections of each leg in their order, with the round: 0 does not count.
@@ -256,35 +254,55 @@ impl Plan {
         (0..=rounds).flat_map(move |round| (0..schemes).map(move |turn| (round, (turn + round) % schemes)))
     }
 
-    fn shape(&self) -> Shape {
-        Shape { pairs: self.threads, bytes: 0 }
-    }
-
     fn longest(&self) -> usize {
         self.legs.iter().map(|leg| leg.bytes).max().unwrap_or(0)
     }
 }
 
+impl Experiment for Plan {
+    const NAME: &'static str = "device";
+    type Found = Found;
+    type Row = Row;
+
+    fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
+    fn processes(&self) -> usize {
+        1 + self.receivers()
+    }
+
+    fn role(&self, process: usize) -> &'static str {
+        if process == 0 { "the process that sends" } else { "a process of which threads receive" }
+    }
+
+    fn processors(&self, process: usize) -> Vec<usize> {
+        let pin = &self.setting.pin;
+        if process == 0 { pin.iter().copied().take(1).collect() } else { self.of_threads().to_vec() }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { pairs: self.threads, bytes: 0 }
+    }
+
+    fn work(self, place: Place) -> Result<Found, Trouble> {
+        let is_sender = place.process == 0;
+        let member = Arc::new(Member { node: join(&self, place.process)?, plan: self, place });
+        if is_sender { sender::work(&member).map(Found::Sent) } else { receiver::work(&member).map(Found::Received) }
+    }
+
+    fn rows(&self, outcome: Outcome<Found>) -> Result<Vec<Row>, Failure> {
+        Row::all(self, &outcome.found)
+    }
+}
+
 /// Measures and prints.
 pub fn run(args: &DeviceArgs) -> Result<(), Failure> {
-    let threads = usize::from(args.threads);
-    let signal = requested_end()?;
-    let plan = plan(args, threads)?;
-    let memory = Mapping::create(plan.shape())
-        .map_err(|error| Failure::usage(format!("could not get memory for the processes of a measurement: {error}"), ""))?;
-    let (parent, began_ns) = (std::process::id() as i32, crate::clock::now());
-    let order = |node| Order { plan: plan.clone(), node, memory: memory.descriptor(), parent, began_ns };
-    let role = |node: usize| if node == 0 { "the process that sends" } else { "a process of which threads receive" };
-    let crew = Crew { command: worker::COMMAND, domain: &plan.domain, role: &role };
-    let found: Vec<Found> = Workers::start(crew, 1 + plan.receivers(), order)?.wait(&signal)?;
-    let rows = Row::all(&plan, &found)?;
-    print(&report::render(args.format, &plan, &rows));
-    if plan.pin.is_empty() {
-        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
-    }
-    if args.wait == Wait::Spin && plan.crowded {
-        warn("there are more threads than processors, and who waits keeps the one it has: that is what --wait spin says");
-    }
+    let plan = plan(args, usize::from(args.threads))?;
+    let (signal, clock) = (requested_end()?, Clock::calibrate());
+    let rows = measure(&plan, clock, &signal)?;
+    print(&plan.render(args.format, &rows));
+    plan.setting.doubt("threads");
     Ok(())
 }
 
@@ -305,8 +323,16 @@ fn plan(args: &DeviceArgs, threads: usize) -> Result<Plan, Failure> {
     }
     let loads = || args.load.iter().copied().chain(args.rate.map(|_| Load::Paced));
     let rounds = args.rounds as usize;
-    Ok(Plan {
+    let setting = Setting {
         domain: args.domain.as_ref().map_or_else(|| format!("device-{}", std::process::id()), |Domain(name)| name.clone()),
+        net: None,
+        progress: args.progress.to_string(),
+        wait: args.wait.to_string(),
+        pin: args.pin.clone(),
+        crowded: crowded(&args.pin, 1 + threads + receivers)?,
+    };
+    Ok(Plan {
+        setting,
         threads,
         mode: args.mode,
         legs: args.size.iter().flat_map(|Size(bytes)| loads().map(|load| Leg { bytes: *bytes, load })).collect(),
@@ -315,9 +341,5 @@ fn plan(args: &DeviceArgs, threads: usize) -> Result<Plan, Failure> {
         rounds,
         section_ns: u64::from(args.seconds) * 1_000_000_000 / rounds as u64,
         count: args.count,
-        progress: args.progress.to_string(),
-        wait: args.wait.to_string(),
-        pin: args.pin.clone(),
-        crowded: crowded(&args.pin, 1 + threads + receivers)?,
     })
 }

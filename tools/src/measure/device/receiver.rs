@@ -1,11 +1,12 @@
 //! A process of which threads receive: its main thread begins and ends sections with the sender, and is the dispatcher.
 
 use super::super::plan::pack;
-use super::super::worker::pin;
 use super::scheme::{self, Dispatcher, Ear, Fifo, FromHand, GLANCE, Hand, sent_ns};
-use super::worker::{DEVICE, Prepared, Round, Seen, Trouble, join};
+use super::worker::{DEVICE, Member, Round, Seen, join};
 use super::{Leg, Scheme};
 use crate::clock;
+use crate::experiment::Trouble;
+use crate::experiment::place::pin;
 use doorbell::{Device, DeviceThread, Node};
 use doorbell_benches::floor::{Finish, Patience, Stopped};
 use doorbell_benches::stats::Samples;
@@ -27,12 +28,12 @@ struct Share {
 }
 
 /// Has the threads of this process receive section after section.
-pub fn work(prepared: &Arc<Prepared>) -> Result<Vec<Vec<Seen>>, Trouble> {
-    let plan = &prepared.order.plan;
-    let device = prepared.node.device(DEVICE).threads(plan.threads).senders(1).message_max(plan.longest().max(ROOM)).attach()?;
-    let threads = prepared.threads();
+pub fn work(member: &Arc<Member>) -> Result<Vec<Vec<Seen>>, Trouble> {
+    let plan = &member.plan;
+    let device = member.node.device(DEVICE).threads(plan.threads).senders(1).message_max(plan.longest().max(ROOM)).attach()?;
+    let threads = member.threads();
     // Where the threads of this process meet, without looking again and again as at the gate.
-    let barrier = Arc::new(Barrier::new(threads.len() + 1, prepared.patience.clone()));
+    let barrier = Arc::new(Barrier::new(threads.len() + 1, member.place.patience.clone()));
     let (tell, told) = channel();
     let mut handles = Vec::new();
     let (mut hands, mut ends) = ((0..plan.threads).map(|_| None).collect::<Vec<Option<Hand>>>(), Vec::new());
@@ -42,17 +43,17 @@ pub fn work(prepared: &Arc<Prepared>) -> Result<Vec<Vec<Seen>>, Trouble> {
         ends.push((thread, from));
     }
     for (thread, from) in ends {
-        let (prepared, device, barrier, tell) = (prepared.clone(), device.clone(), barrier.clone(), tell.clone());
-        handles.push(std::thread::spawn(move || thread_of(&prepared, &device, from, thread, &barrier, &tell)));
+        let (member, device, barrier, tell) = (member.clone(), device.clone(), barrier.clone(), tell.clone());
+        handles.push(std::thread::spawn(move || thread_of(&member, &device, from, thread, &barrier, &tell)));
     }
     handles.push({
-        let (prepared, count) = (prepared.clone(), threads.len());
-        std::thread::spawn(move || drop(tell.send(Said::Lead(lead(&prepared, &barrier, &hands, count)))))
+        let (member, count) = (member.clone(), threads.len());
+        std::thread::spawn(move || drop(tell.send(Said::Lead(lead(&member, &barrier, &hands, count)))))
     });
     drop(device);
     let found = gather(&told, threads.len());
     // Told to stop, all of them end soon, and leave the domain. If one is in trouble this process ends whatever the others wait for.
-    if found.is_ok() || prepared.patience.stopped() {
+    if found.is_ok() || member.place.patience.stopped() {
         handles.into_iter().for_each(|thread| drop(thread.join()));
     }
     found
@@ -130,25 +131,25 @@ fn sum(processor: &[Vec<Vec<u64>>], shares: &[OfThread]) -> Vec<Vec<Seen>> {
 }
 
 /// Begins and ends sections, and dispatches: what the process used of processors.
-fn lead(prepared: &Prepared, barrier: &Barrier, hands: &[Option<Hand>], threads: usize) -> Result<Vec<Vec<Vec<u64>>>, Trouble> {
-    let plan = &prepared.order.plan;
+fn lead(member: &Member, barrier: &Barrier, hands: &[Option<Hand>], threads: usize) -> Result<Vec<Vec<Vec<u64>>>, Trouble> {
+    let plan = &member.plan;
     // All threads are nodes and have their ids of the device.
     barrier.wait()?;
-    prepared.meet()?;
-    prepared.gate()?;
+    member.meet()?;
+    member.gate()?;
     let mut found = Vec::new();
     for leg in &plan.legs {
         let mut of_leg = vec![Vec::new(); plan.schemes.len()];
         for (round, scheme) in plan.sections() {
-            prepared.gate()?;
+            member.gate()?;
             let began = clock::processor_time();
             barrier.wait()?;
             if plan.schemes[scheme] == Scheme::Dispatcher {
-                hand_out(prepared, *leg, hands, threads)?;
+                hand_out(member, *leg, hands, threads)?;
             }
             barrier.wait()?;
             let used = clock::processor_time() - began;
-            prepared.gate()?;
+            member.gate()?;
             if round > 0 {
                 of_leg[scheme].push(used.as_nanos() as u64);
             }
@@ -159,14 +160,14 @@ fn lead(prepared: &Prepared, barrier: &Barrier, hands: &[Option<Hand>], threads:
 }
 
 /// The dispatcher: until each thread has got its last message.
-fn hand_out(prepared: &Prepared, leg: Leg, hands: &[Option<Hand>], threads: usize) -> Result<(), Trouble> {
+fn hand_out(member: &Member, leg: Leg, hands: &[Option<Hand>], threads: usize) -> Result<(), Trouble> {
     let (mut left, mut deadline) = (threads, Instant::now() + GLANCE);
-    let mut dispatcher = Dispatcher { node: &prepared.node, bytes: leg.bytes, hands, asleep: 0, given: 0 };
+    let mut dispatcher = Dispatcher { node: &member.node, bytes: leg.bytes, hands, asleep: 0, given: 0 };
     while left > 0 {
         match dispatcher.step(deadline)? {
             Some(tag) if sent_ns(tag).is_none() => left -= 1,
             Some(_) => {}
-            None if prepared.patience.stopped() => return Err(Stopped.into()),
+            None if member.place.patience.stopped() => return Err(Stopped.into()),
             None => deadline = Instant::now() + GLANCE,
         }
     }
@@ -174,28 +175,27 @@ fn hand_out(prepared: &Prepared, leg: Leg, hands: &[Option<Hand>], threads: usiz
     Ok(())
 }
 
-fn thread_of(prepared: &Prepared, device: &Device, from: FromHand, thread: usize, barrier: &Barrier, tell: &Sender<Said>) {
-    let found = settle(prepared, device, thread).and_then(|(claimed, node)| {
+fn thread_of(member: &Member, device: &Device, from: FromHand, thread: usize, barrier: &Barrier, tell: &Sender<Said>) {
+    let found = settle(member, device, thread).and_then(|(claimed, node)| {
         barrier.wait()?;
-        Listener { prepared, thread, claimed, from, fifo: &node, barrier }.work()
+        Listener { member, thread, claimed, from, fifo: &node, barrier }.work()
     });
     // If nobody hears it, the process ends.
     let _ = tell.send(Said::Thread(found));
 }
 
 /// Its processor, its id of the device, and its node.
-fn settle(prepared: &Prepared, device: &Device, thread: usize) -> Result<(DeviceThread, Node), Trouble> {
-    let plan = &prepared.order.plan;
-    let processors = plan.processors();
-    let processor = (!processors.is_empty()).then(|| processors[thread % processors.len()]);
-    pin(processor).map_err(|failure| Trouble::Unable(failure.to_string()))?;
-    let node = join(plan, prepared.itself(thread).index()).map_err(|failure| Trouble::Unable(failure.to_string()))?;
+fn settle(member: &Member, device: &Device, thread: usize) -> Result<(DeviceThread, Node), Trouble> {
+    let plan = &member.plan;
+    let processors = plan.of_threads();
+    pin(processors.get(thread % processors.len().max(1)).copied())?;
+    let node = join(plan, member.itself(thread).index())?;
     Ok((device.thread(thread as u32)?, node))
 }
 
 /// A thread that receives.
 struct Listener<'a> {
-    prepared: &'a Prepared,
+    member: &'a Member,
     thread: usize,
     claimed: DeviceThread,
     from: FromHand,
@@ -205,20 +205,20 @@ struct Listener<'a> {
 
 impl Listener<'_> {
     fn work(mut self) -> Result<OfThread, Trouble> {
-        let plan = &self.prepared.order.plan;
+        let plan = &self.member.plan;
         let mut buf = vec![0; plan.longest()];
-        let mut read = Finish::new(&self.prepared.mapping.pair(self.thread), &self.prepared.patience);
+        let mut read = Finish::new(&self.member.place.mapping.pair(self.thread), &self.member.place.patience);
         let mut found = Vec::new();
         for leg in &plan.legs {
             let mut of_leg: Vec<Share> = plan.schemes.iter().map(|_| Share::default()).collect();
             for (round, scheme) in plan.sections() {
                 let mut times = Samples::new();
                 self.barrier.wait()?;
-                let prepared = self.prepared;
+                let member = self.member;
                 let seen = match plan.schemes[scheme] {
-                    Scheme::Claimed => listen(&mut self.claimed, prepared, *leg, &mut buf, &mut read, &mut times),
-                    Scheme::Dispatcher => listen(&mut self.from, prepared, *leg, &mut buf, &mut read, &mut times),
-                    Scheme::Fifo => listen(&mut Fifo(self.fifo), prepared, *leg, &mut buf, &mut read, &mut times),
+                    Scheme::Claimed => listen(&mut self.claimed, member, *leg, &mut buf, &mut read, &mut times),
+                    Scheme::Dispatcher => listen(&mut self.from, member, *leg, &mut buf, &mut read, &mut times),
+                    Scheme::Fifo => listen(&mut Fifo(self.fifo), member, *leg, &mut buf, &mut read, &mut times),
                 }?;
                 self.barrier.wait()?;
                 if round > 0 {
@@ -235,7 +235,7 @@ impl Listener<'_> {
 /// Receives until the section ends.
 fn listen<E: Ear>(
     ear: &mut E,
-    prepared: &Prepared,
+    member: &Member,
     leg: Leg,
     buf: &mut [u8],
     read: &mut Finish<'_>,
@@ -244,7 +244,7 @@ fn listen<E: Ear>(
     let (mut messages, mut deadline) = (0, Instant::now() + GLANCE);
     loop {
         let Some(tag) = ear.receive(buf, deadline)? else {
-            if prepared.patience.stopped() {
+            if member.place.patience.stopped() {
                 return Err(Stopped.into());
             }
             deadline = Instant::now() + GLANCE;
@@ -253,11 +253,11 @@ fn listen<E: Ear>(
         let Some(sent_ns) = sent_ns(tag) else { break };
         messages += 1;
         if leg.load.is_timed() {
-            times.record(prepared.now().saturating_sub(sent_ns));
+            times.record(member.now().saturating_sub(sent_ns));
         }
         if leg.load == super::Load::Alone {
             read.tell();
         }
     }
-    Ok(Round { messages, ended_ns: prepared.now(), processor_ns: 0 })
+    Ok(Round { messages, ended_ns: member.now(), processor_ns: 0 })
 }

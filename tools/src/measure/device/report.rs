@@ -3,13 +3,13 @@
 use super::worker::{Found, Round, Seen, Sent};
 use super::{Leg, Plan, Scheme};
 use crate::exit::Failure;
-use crate::measure::lock::report::{Format, csv_of, object, rounded};
+use crate::experiment::report::{Fields, Report, figure, figure_or_null};
 use crate::measure::plan::unpack;
 use crate::measure::size::Size;
 use crate::measure::table::time;
 use crate::text::Table;
 use doorbell_benches::stats::{Samples, Summary};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// What was found of a leg by one scheme.
 #[derive(Clone, Debug)]
@@ -88,23 +88,24 @@ impl Row {
         let p50 = self.times.zip(other.times).map(|(mine, its)| mine.p50 / its.p50);
         [Some(self.ns_each / other.ns_each), p50, Some(self.processor_ns / other.processor_ns)]
     }
+}
 
-    /// Everything by name, in order, and the same names for all rows.
-    fn fields(&self, plan: &Plan) -> Vec<(&'static str, Value)> {
-        let times = |figure: fn(&Summary) -> f64| self.times.as_ref().map_or(Value::Null, |times| rounded(figure(times)));
-        let of = |at: usize| self.of_dispatcher.and_then(|ratios| ratios[at]).map_or(Value::Null, rounded);
-        vec![
+impl Report for Plan {
+    fn fields(&self, row: &Row) -> Fields {
+        let times = |of: fn(&Summary) -> f64| figure_or_null(row.times.as_ref().map(of));
+        let of = |at: usize| figure_or_null(row.of_dispatcher.and_then(|ratios| ratios[at]));
+        Fields(vec![
             ("test", json!("device")),
-            ("mode", json!(plan.mode)),
-            ("threads", json!(plan.threads)),
-            ("size_bytes", json!(self.leg.bytes)),
-            ("load", json!(self.leg.load)),
-            ("scheme", json!(self.scheme)),
-            ("rounds", json!(plan.rounds)),
-            ("messages", json!(self.messages)),
-            ("messages_per_s", json!((1e9 / self.ns_each).round())),
-            ("processor_ns", rounded(self.processor_ns)),
-            ("processors_busy", rounded(self.busy)),
+            ("mode", json!(self.mode)),
+            ("threads", json!(self.threads)),
+            ("size_bytes", json!(row.leg.bytes)),
+            ("load", json!(row.leg.load)),
+            ("scheme", json!(row.scheme)),
+            ("rounds", json!(self.rounds)),
+            ("messages", json!(row.messages)),
+            ("messages_per_s", json!((1e9 / row.ns_each).round())),
+            ("processor_ns", figure(row.processor_ns)),
+            ("processors_busy", figure(row.busy)),
             ("min_ns", times(|times| times.min)),
             ("p50_ns", times(|times| times.p50)),
             ("p99_ns", times(|times| times.p99)),
@@ -113,11 +114,15 @@ impl Row {
             ("each_of_dispatcher", of(0)),
             ("p50_of_dispatcher", of(1)),
             ("processor_of_dispatcher", of(2)),
-            ("rate", json!((plan.rate > 0).then_some(plan.rate))),
-            ("crowded", json!(plan.crowded)),
-            ("progress", json!(plan.progress)),
-            ("wait", json!(plan.wait)),
-        ]
+            ("rate", json!((self.rate > 0).then_some(self.rate))),
+            ("crowded", json!(self.setting.crowded)),
+            ("progress", json!(self.setting.progress)),
+            ("wait", json!(self.setting.wait)),
+        ])
+    }
+
+    fn table(&self, rows: &[Row]) -> String {
+        table(self, rows)
     }
 }
 
@@ -131,25 +136,16 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// In the form that was asked for.
-pub fn render(format: Format, plan: &Plan, rows: &[Row]) -> String {
-    match format {
-        Format::Table => table(plan, rows),
-        Format::Json => rows.iter().map(|row| object(&row.fields(plan))).collect(),
-        Format::Csv => csv_of(rows.iter().map(|row| row.fields(plan)).collect()),
-    }
-}
-
 /// For people.
 fn table(plan: &Plan, rows: &[Row]) -> String {
     let whose = if plan.receivers() == 1 { "of one process" } else { "of two processes" };
-    let crowded = if plan.crowded { "more than processors" } else { "a processor for each" };
+    let crowded = if plan.setting.crowded { "more than processors" } else { "a processor for each" };
     let title = format!(
         "{} threads {whose} ({}, {crowded}) receive what one process sends, over shared memory: progress {}, wait {}, {} rounds.",
         plan.threads,
         plan.mode.name(),
-        plan.progress,
-        plan.wait,
+        plan.setting.progress,
+        plan.setting.wait,
         plan.rounds
     );
     let mut table = Table::new(&[
@@ -195,11 +191,14 @@ fn table(plan: &Plan, rows: &[Row]) -> String {
 mod tests {
     use super::super::{Load, Mode};
     use super::*;
+    use crate::experiment::report::Format;
+    use crate::experiment::setting::Setting;
     use crate::measure::plan::pack;
+    use serde_json::Value;
 
     fn plan() -> Plan {
         Plan {
-            domain: "report".into(),
+            setting: Setting { crowded: true, ..Setting::default() },
             threads: 4,
             mode: Mode::Dual,
             legs: vec![Leg { bytes: 8, load: Load::Turn }, Leg { bytes: 1024, load: Load::Alone }],
@@ -208,10 +207,6 @@ mod tests {
             rounds: 3,
             section_ns: 1000,
             count: None,
-            progress: "adaptive".into(),
-            wait: "auto".into(),
-            pin: Vec::new(),
-            crowded: true,
         }
     }
 
@@ -249,15 +244,15 @@ mod tests {
     #[test]
     fn every_row_has_the_same_names() {
         let rows = Row::all(&plan(), &found(50, [(0, [1000; 3], 10), (0, [1000; 3], 20)])).unwrap();
-        let text = render(Format::Json, &plan(), &rows);
+        let text = plan().render(Format::Json, &rows);
         let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let names = |object: &Value| object.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         assert!(objects.len() == 4 && objects.iter().all(|object| names(object) == names(&objects[0])));
         assert_eq!((&objects[0]["load"], &objects[0]["p50_ns"]), (&json!("turn"), &Value::Null));
-        let csv = render(Format::Csv, &plan(), &rows);
+        let csv = plan().render(Format::Csv, &rows);
         let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
         assert_eq!(columns, [objects[0].as_object().unwrap().len(); 5]);
-        let table = render(Format::Table, &plan(), &rows);
+        let table = plan().render(Format::Table, &rows);
         assert!(table.starts_with("4 threads of two processes (dual, more than processors)"), "{table}");
     }
 }

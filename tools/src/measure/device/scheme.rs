@@ -1,6 +1,6 @@
 //! How a thread gets its next message, by each scheme; and what tags say.
 
-use super::worker::Trouble;
+use crate::experiment::Trouble;
 use doorbell::{DeviceThread, Error, Match, Node, Taken};
 use doorbell_benches::touch;
 use std::sync::atomic::{AtomicBool, Ordering, fence};

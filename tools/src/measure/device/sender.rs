@@ -1,8 +1,9 @@
 //! The process that sends.
 
 use super::scheme::{COPIED, end, tag};
-use super::worker::{DEVICE, Prepared, Sent, Trouble};
+use super::worker::{DEVICE, Member, Sent};
 use super::{Leg, Load, Scheme};
+use crate::experiment::Trouble;
 use doorbell::{DeviceSender, Error, LoanMut, Peer};
 use doorbell_benches::floor::{Finish, Stopped};
 use doorbell_benches::touch;
@@ -14,21 +15,21 @@ const LOOK_EVERY: u64 = 64;
 const AWAKE_NS: u64 = 30_000;
 
 /// Sends section after section.
-pub fn work(prepared: &Prepared) -> Result<Vec<Vec<Vec<Sent>>>, Trouble> {
-    prepared.meet()?;
+pub fn work(member: &Member) -> Result<Vec<Vec<Vec<Sent>>>, Trouble> {
+    member.meet()?;
     // The processes that receive have made the device when they are here.
-    prepared.gate()?;
+    member.gate()?;
     // A sleep that is not to be longer than asked for.
-    nix::sys::prctl::set_timerslack(1).map_err(|error| Trouble::Unable(format!("could not ask for exact sleeps: {error}")))?;
-    let mut sender = Sender::new(prepared)?;
-    let plan = &prepared.order.plan;
+    nix::sys::prctl::set_timerslack(1).map_err(|error| Trouble::unable("could not ask for exact sleeps", error))?;
+    let mut sender = Sender::new(member)?;
+    let plan = &member.plan;
     let mut found = Vec::new();
     for leg in &plan.legs {
         let mut of_leg = vec![Vec::new(); plan.schemes.len()];
         for (round, scheme) in plan.sections() {
-            prepared.gate()?;
+            member.gate()?;
             let sent = sender.section(*leg, plan.schemes[scheme])?;
-            prepared.gate()?;
+            member.gate()?;
             if round > 0 {
                 of_leg[scheme].push(sent);
             }
@@ -39,7 +40,7 @@ pub fn work(prepared: &Prepared) -> Result<Vec<Vec<Vec<Sent>>>, Trouble> {
 }
 
 struct Sender<'a> {
-    prepared: &'a Prepared,
+    member: &'a Member,
     device: DeviceSender,
     /// To the process of each thread, and to each thread.
     homes: Vec<Peer>,
@@ -52,16 +53,16 @@ struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    fn new(prepared: &'a Prepared) -> Result<Self, Trouble> {
-        let plan = &prepared.order.plan;
+    fn new(member: &'a Member) -> Result<Self, Trouble> {
+        let plan = &member.plan;
         let all = || 0..plan.threads;
         Ok(Self {
-            device: prepared.node.to_device(DEVICE)?,
-            homes: all().map(|thread| prepared.node.peer(prepared.home(thread))).collect::<Result<_, _>>()?,
-            threads: all().map(|thread| prepared.node.peer(prepared.itself(thread))).collect::<Result<_, _>>()?,
-            read: all().map(|thread| Finish::new(&prepared.mapping.pair(thread), &prepared.patience)).collect(),
+            device: member.node.to_device(DEVICE)?,
+            homes: all().map(|thread| member.node.peer(member.home(thread))).collect::<Result<_, _>>()?,
+            threads: all().map(|thread| member.node.peer(member.itself(thread))).collect::<Result<_, _>>()?,
+            read: all().map(|thread| Finish::new(&member.place.mapping.pair(thread), &member.place.patience)).collect(),
             message: vec![0; plan.longest()],
-            prepared,
+            member,
             random: 0x9E37_79B9_7F4A_7C15,
             numbered: 0,
         })
@@ -83,8 +84,8 @@ impl<'a> Sender<'a> {
     }
 
     fn section(&mut self, leg: Leg, scheme: Scheme) -> Result<Sent, Trouble> {
-        let plan = &self.prepared.order.plan;
-        let began_ns = self.prepared.now();
+        let plan = &self.member.plan;
+        let began_ns = self.member.now();
         let until = plan.count.map_or(began_ns + plan.section_ns, |_| u64::MAX);
         let most = plan.count.unwrap_or(u64::MAX);
         let mut messages = 0;
@@ -92,7 +93,7 @@ impl<'a> Sender<'a> {
             let thread = self.next(leg.load);
             let mut sent_ns = 0;
             if leg.load.is_timed() || messages.is_multiple_of(LOOK_EVERY) {
-                sent_ns = self.prepared.now();
+                sent_ns = self.member.now();
                 if leg.load == Load::Paced {
                     let due = began_ns + (messages as f64 * 1e9 / f64::from(plan.rate)) as u64;
                     if due < until {
@@ -103,7 +104,7 @@ impl<'a> Sender<'a> {
                 if sent_ns >= until {
                     break;
                 }
-                if self.prepared.patience.stopped() {
+                if self.member.place.patience.stopped() {
                     return Err(Stopped.into());
                 }
             }
@@ -140,8 +141,8 @@ impl<'a> Sender<'a> {
     #[inline(always)]
     fn loan(&self, bytes: usize) -> Result<LoanMut<[u8]>, Trouble> {
         loop {
-            match self.prepared.node.loan_bytes(bytes) {
-                Err(Error::LoansOut { .. }) if !self.prepared.patience.stopped() => std::thread::yield_now(),
+            match self.member.node.loan_bytes(bytes) {
+                Err(Error::LoansOut { .. }) if !self.member.place.patience.stopped() => std::thread::yield_now(),
                 lent => return Ok(lent?),
             }
         }
@@ -158,11 +159,11 @@ impl<'a> Sender<'a> {
 
     fn sleep_until(&self, due: u64) -> Result<(), Trouble> {
         loop {
-            let now = self.prepared.now();
+            let now = self.member.now();
             if now >= due {
                 return Ok(());
             }
-            if self.prepared.patience.stopped() {
+            if self.member.place.patience.stopped() {
                 return Err(Stopped.into());
             }
             match (due - now).saturating_sub(AWAKE_NS) {

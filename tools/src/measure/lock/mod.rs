@@ -1,25 +1,26 @@
 //! `doorbell lock`: what it takes to lock a key of the registry, alone and while others want it, too.
 //!
-//! Each section has [`worker`]s of its own, which find something, and gives [`report::Row`]s of that: [`alone`] or, over a network, [`remote`];
-//! and [`contended`]. A section more is a [`worker::Task`] more.
+//! Each section is a [`Task`] of [`worker`]s of its own, and gives [`report::Row`]s: [`alone`] or, over a network, [`remote`]; and [`contended`].
 
 pub mod report;
 pub mod worker;
 
 use super::args::{crowded, words};
-use super::net::{Fabric, Net, UdpArgs};
+use super::net::{Fabric, UdpArgs};
 use super::plan::{Recorded, unpack};
-use super::workers::{Crew, Workers, requested_end};
 use crate::environment::Domain;
-use crate::exit::{Failure, warn};
+use crate::exit::Failure;
+use crate::experiment::place::Place;
+use crate::experiment::report::{Format, Report};
+use crate::experiment::setting::Setting;
+use crate::experiment::workers::requested_end;
+use crate::experiment::{Experiment, Outcome, Trouble, measure};
 use crate::text::{counted, print};
 use doorbell::{Progress, Wait};
 use doorbell_benches::clock::Clock;
-use doorbell_benches::floor::{Mapping, Shape};
-use report::{Format, Row, Section, What};
+use report::{Row, Section, What};
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::AtomicUsize;
-use worker::{Alone, Contended, Order, PAIRS, ROUNDS, Remote, Seen, Task};
+use worker::{Alone, Found, PAIRS, ROUNDS, Remote, Seen};
 
 /// Measure what it takes to lock a key, alone and while other processes want it
 ///
@@ -91,38 +92,71 @@ pub struct LockArgs {
     udp: UdpArgs,
 }
 
-/// What all processes of the measurement are told.
+/// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The name of the domain.
-    pub domain: String,
-    /// Over the network, and how; through shared memory if nothing is said.
-    pub net: Option<Net>,
+    /// How the processes run.
+    pub setting: Setting,
     /// How many contend.
     pub nodes: usize,
     /// For how many seconds.
     pub seconds: u32,
     /// Measure the floor, too.
     pub floor: bool,
-    /// Who turns the engine.
-    pub progress: String,
-    /// How threads wait.
-    pub wait: String,
-    /// The processors on which they run in turn; wherever they like if there are none.
-    pub pin: Vec<usize>,
-    /// There are more of them than processors.
-    pub crowded: bool,
 }
 
-impl Plan {
-    /// The name of the fabric.
-    pub fn fabric(&self) -> &'static str {
-        if self.net.is_some() { "udp" } else { "shm" }
+/// A section of it, by processes of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// What is measured in all.
+    pub plan: Plan,
+    /// What is measured by these.
+    pub kind: Kind,
+}
+
+/// What there is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Lock a key that nobody else wants.
+    Alone,
+    /// The same from another node than the one that is the home of the key.
+    Remote,
+    /// Lock one that all want.
+    Contended,
+}
+
+impl Experiment for Task {
+    const NAME: &'static str = "lock";
+    type Found = Found;
+    type Row = Row;
+
+    fn setting(&self) -> &Setting {
+        &self.plan.setting
     }
 
-    /// The processor of a node.
-    pub fn processor(&self, node: usize) -> Option<usize> {
-        if self.pin.is_empty() { None } else { Some(self.pin[node % self.pin.len()]) }
+    fn processes(&self) -> usize {
+        match self.kind {
+            Kind::Alone => 1,
+            Kind::Remote => 2,
+            Kind::Contended => self.plan.nodes,
+        }
+    }
+
+    fn role(&self, _: usize) -> &'static str {
+        "one of the processes that lock"
+    }
+
+    fn work(self, place: Place) -> Result<Found, Trouble> {
+        worker::work(&self, &place)
+    }
+
+    fn rows(&self, outcome: Outcome<Found>) -> Result<Vec<Row>, Failure> {
+        let found = &outcome.found;
+        match self.kind {
+            Kind::Alone => Ok(found.iter().flat_map(|found| alone(found, outcome.clock)).collect()),
+            Kind::Remote => Ok(found.iter().flat_map(|found| remote(found, outcome.clock)).collect()),
+            Kind::Contended => contended(&self.plan, &outcome),
+        }
     }
 }
 
@@ -131,64 +165,55 @@ pub fn run(args: &LockArgs) -> Result<(), Failure> {
     let nodes = usize::from(args.nodes);
     // The key has to live as long as the workers.
     let (net, _key) = args.udp.net(args.fabric, &[])?.unzip();
-    let plan = Plan {
+    // No mutex is where memory is not shared, and what a message takes is no floor.
+    let floor = !args.no_floor && net.is_none();
+    let first = if net.is_some() { Kind::Remote } else { Kind::Alone };
+    let setting = Setting {
         domain: args.domain.as_ref().map_or_else(|| format!("lock-{}", std::process::id()), |Domain(name)| name.clone()),
-        // No mutex is where memory is not shared, and what a message takes is no floor.
-        floor: !args.no_floor && net.is_none(),
         net,
-        nodes,
-        seconds: args.seconds,
         progress: args.progress.to_string(),
         wait: args.wait.to_string(),
         pin: args.pin.clone(),
         crowded: crowded(&args.pin, nodes)?,
     };
+    let plan = Plan { setting, nodes, seconds: args.seconds, floor };
     let (signal, clock) = (requested_end()?, Clock::calibrate());
-    let alone = if plan.net.is_some() { remote } else { alone };
-    let rows = [alone(&plan, clock, &signal)?, contended(&plan, clock, &signal)?].concat();
-    print(&report::render(args.format, &plan, &rows));
-    if plan.pin.is_empty() {
-        warn("the processes were free to change processors: --pin 0,1 gives steadier figures");
-    }
-    if args.wait == Wait::Spin && plan.crowded {
-        warn("there are more processes than processors, and who waits keeps the one it has: that is what --wait spin says");
-    }
+    let [first, second] = [first, Kind::Contended].map(|kind| Task { plan: plan.clone(), kind });
+    let rows = [measure(&first, clock, &signal)?, measure(&second, clock, &signal)?].concat();
+    print(&second.render(args.format, &rows));
+    plan.setting.doubt("processes");
     Ok(())
 }
 
 /// One process, and nobody else wants the key.
-fn alone(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>, Failure> {
-    let found: Vec<Alone> = carry_out(plan, Task::Alone, &memory()?, clock, signal)?;
+fn alone(found: &Found, clock: Clock) -> Vec<Row> {
+    let Found::Alone(Alone { key, swaps }) = found else { return Vec::new() };
     let medians = |recorded: &Recorded| unpack(recorded).summary(clock.ns_per_tick / PAIRS as f64);
-    let locks = ROUNDS * PAIRS;
-    let rows = |Alone { key, swaps }: &Alone| {
-        let (key, swaps) = (medians(key), swaps.as_ref().map(medians));
-        let ratio = swaps.map(|swaps| key.p50 / swaps.p50);
-        let floor = swaps.map(|swaps| Row::alone(What::Swaps, locks, swaps, None));
-        [Some(Row::alone(What::Key, locks, key, ratio)), floor].into_iter().flatten().collect::<Vec<_>>()
-    };
-    Ok(found.iter().flat_map(rows).collect())
+    let (locks, key, swaps) = (ROUNDS * PAIRS, medians(key), swaps.as_ref().map(medians));
+    let ratio = swaps.map(|swaps| key.p50 / swaps.p50);
+    let floor = swaps.map(|swaps| Row::alone(What::Swaps, locks, swaps, None));
+    [Some(Row::alone(What::Key, locks, key, ratio)), floor].into_iter().flatten().collect()
 }
 
 /// One process and the home of the key, and nobody else wants it.
-fn remote(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>, Failure> {
-    let found: Vec<Option<Remote>> = carry_out(plan, Task::Remote, &memory()?, clock, signal)?;
-    let rows = |Remote { message, lock, unlock }: Remote| {
-        let [message, lock, unlock] = [message, lock, unlock].map(|recorded| unpack(&recorded).summary(clock.ns_per_tick));
-        [(What::Message, message), (What::Lock, lock), (What::Unlock, unlock)]
-            .map(|(what, each)| Row::remote(what, each, message.p50))
-    };
-    Ok(found.into_iter().flatten().flat_map(rows).collect())
+fn remote(found: &Found, clock: Clock) -> Vec<Row> {
+    let Found::Remote(Remote { message, lock, unlock }) = found else { return Vec::new() };
+    let [message, lock, unlock] = [message, lock, unlock].map(|recorded| unpack(recorded).summary(clock.ns_per_tick));
+    let rows = [(What::Message, message), (What::Lock, lock), (What::Unlock, unlock)];
+    rows.map(|(what, each)| Row::remote(what, each, message.p50)).into()
 }
 
 /// Several processes that all want the key.
-fn contended(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>, Failure> {
-    let memory = memory()?;
-    let found: Vec<Contended> = carry_out(plan, Task::Contended, &memory, clock, signal)?;
-    let of_key: Vec<Seen> = found.iter().map(|found| found.key).collect();
-    let of_mutex: Vec<Seen> = found.iter().filter_map(|found| found.mutex).collect();
-    check("the key", memory.common().under_key.get(), &of_key)?;
-    check("the C library's mutex", memory.common().under_mutex.get(), &of_mutex)?;
+fn contended(plan: &Plan, outcome: &Outcome<Found>) -> Result<Vec<Row>, Failure> {
+    let both = outcome.found.iter().filter_map(|found| match found {
+        Found::Contended(found) => Some(found),
+        _ => None,
+    });
+    let (of_key, of_mutex): (Vec<Seen>, Vec<Option<Seen>>) = both.map(|found| (found.key, found.mutex)).unzip();
+    let of_mutex: Vec<Seen> = of_mutex.into_iter().flatten().collect();
+    let common = outcome.memory.common();
+    check("the key", common.under_key.get(), &of_key)?;
+    check("the C library's mutex", common.under_mutex.get(), &of_mutex)?;
     let mut key = Row::contended(Section::Contended, What::Key, &of_key);
     if !plan.floor {
         return Ok(vec![key]);
@@ -196,31 +221,6 @@ fn contended(plan: &Plan, clock: Clock, signal: &AtomicUsize) -> Result<Vec<Row>
     let mutex = Row::contended(Section::Contended, What::Mutex, &of_mutex);
     key.ratio = Some(key.locks_per_s / mutex.locks_per_s);
     Ok(vec![key, mutex])
-}
-
-fn memory() -> Result<Mapping, Failure> {
-    Mapping::create(Shape { pairs: 0, bytes: 0 })
-        .map_err(|error| Failure::usage(format!("could not get memory for the processes of a measurement: {error}"), ""))
-}
-
-/// Starts processes for a task, and gives what they found.
-fn carry_out<F: serde::de::DeserializeOwned>(
-    plan: &Plan,
-    task: Task,
-    memory: &Mapping,
-    clock: Clock,
-    signal: &AtomicUsize,
-) -> Result<Vec<F>, Failure> {
-    let order = |node| Order {
-        plan: plan.clone(),
-        task,
-        node,
-        memory: memory.descriptor(),
-        parent: std::process::id() as i32,
-        ns_per_tick: clock.ns_per_tick,
-    };
-    let role = |_| "one of the processes that lock";
-    Workers::start(Crew { command: worker::COMMAND, domain: &plan.domain, role: &role }, task.nodes(plan), order)?.wait(signal)
 }
 
 /// Whether whoever was in was alone: then nobody's steps of the counters are lost.

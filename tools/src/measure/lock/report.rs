@@ -1,23 +1,13 @@
 //! What was found of locks, and the forms in which it is printed.
 
-use super::Plan;
 use super::worker::Seen;
+use super::{Plan, Task};
+use crate::experiment::report::{Fields, Report, figure, figure_or_null};
 use crate::measure::table::time;
 use crate::text::Table;
 use doorbell_benches::stats::Summary;
 use serde::Serialize;
 use serde_json::{Value, json};
-
-/// Form of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// For people
-    Table,
-    /// One object a line
-    Json,
-    /// A line of names, and a line for each row
-    Csv,
-}
 
 /// Under what circumstances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -139,81 +129,51 @@ impl Row {
             waits: Some(Waits::of(seen)),
         }
     }
+}
 
-    /// Everything by name, in order, and the same names for all rows.
-    fn fields(&self, plan: &Plan) -> Vec<(&'static str, Value)> {
-        let each = |figure: fn(&Summary) -> f64| self.each.as_ref().map_or(Value::Null, |each| rounded(figure(each)));
-        let waits = |figure: fn(&Waits) -> Value| self.waits.as_ref().map_or(Value::Null, figure);
-        let or_null = |value: Option<f64>| value.map_or(Value::Null, rounded);
-        vec![
+impl Report for Task {
+    fn fields(&self, row: &Row) -> Fields {
+        let setting = &self.plan.setting;
+        let each = |of: fn(&Summary) -> f64| figure_or_null(row.each.as_ref().map(of));
+        let waits = |of: fn(&Waits) -> Value| row.waits.as_ref().map_or(Value::Null, of);
+        Fields(vec![
             ("test", json!("lock")),
-            ("section", json!(self.section)),
-            ("fabric", json!(plan.fabric())),
-            ("what", json!(self.what)),
-            ("nodes", json!(self.nodes)),
-            ("locks", json!(self.locks)),
+            ("section", json!(row.section)),
+            ("fabric", json!(setting.fabric())),
+            ("what", json!(row.what)),
+            ("nodes", json!(row.nodes)),
+            ("locks", json!(row.locks)),
             ("p50_ns", each(|each| each.p50)),
             ("min_ns", each(|each| each.min)),
             ("p99_ns", each(|each| each.p99)),
             ("max_ns", each(|each| each.max)),
-            ("locks_per_s", json!(self.locks_per_s.round())),
-            ("ratio", or_null(self.ratio)),
-            ("round_trips", or_null(self.round_trips)),
+            ("locks_per_s", json!(row.locks_per_s.round())),
+            ("ratio", figure_or_null(row.ratio)),
+            ("round_trips", figure_or_null(row.round_trips)),
             ("waited", waits(|waits| json!(waits.waited))),
-            ("mean_wait_ns", waits(|waits| waits.mean_ns.map_or(Value::Null, rounded))),
-            ("longest_wait_ns", waits(|waits| rounded(waits.longest_ns))),
-            ("fairness", waits(|waits| waits.fairness().map_or(Value::Null, rounded))),
+            ("mean_wait_ns", waits(|waits| figure_or_null(waits.mean_ns))),
+            ("longest_wait_ns", waits(|waits| figure(waits.longest_ns))),
+            ("fairness", waits(|waits| figure_or_null(waits.fairness()))),
             ("least", waits(|waits| json!(waits.least))),
             ("most", waits(|waits| json!(waits.most))),
-            ("progress", json!(plan.progress)),
-            ("wait", json!(plan.wait)),
-            ("key", json!(plan.net.as_ref().map(|net| net.key_file.is_some()))),
-            ("port", json!(plan.net.as_ref().map(|net| &net.port))),
-        ]
+            ("progress", json!(setting.progress)),
+            ("wait", json!(setting.wait)),
+            ("key", json!(setting.net.as_ref().map(|net| net.key_file.is_some()))),
+            ("port", json!(setting.net.as_ref().map(|net| &net.port))),
+        ])
     }
-}
 
-/// Three digits behind the point: finer than any clock here.
-pub fn rounded(value: f64) -> Value {
-    json!((value * 1e3).round() / 1e3)
-}
-
-/// In the form that was asked for.
-pub fn render(format: Format, plan: &Plan, rows: &[Row]) -> String {
-    match format {
-        Format::Table => [Section::Uncontended, Section::Contended].map(|section| table(plan, section, rows)).join("\n"),
-        Format::Json => rows.iter().map(|row| object(&row.fields(plan))).collect(),
-        Format::Csv => csv_of(rows.iter().map(|row| row.fields(plan)).collect()),
+    fn table(&self, rows: &[Row]) -> String {
+        [Section::Uncontended, Section::Contended].map(|section| table(&self.plan, section, rows)).join("\n")
     }
-}
-
-/// Objects of serde_json sort their names; ours stay in order.
-pub fn object(fields: &[(&'static str, Value)]) -> String {
-    let members: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    format!("{{{}}}\n", members.join(","))
-}
-
-/// A line of names, and a line for each row.
-pub fn csv_of(fields: Vec<Vec<(&'static str, Value)>>) -> String {
-    let names = fields.first().map(|fields| fields.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
-    let cell = |value: &Value| match value {
-        Value::Null => String::new(),
-        // Words here have no commas and no quotes.
-        value => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
-    };
-    let values = fields.iter().map(|fields| fields.iter().map(|(_, value)| cell(value)).collect());
-    names.into_iter().chain(values).map(|cells| cells.join(",") + "\n").collect()
 }
 
 /// One section for people.
 fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.section == section).collect();
-    let over = match &plan.net {
-        Some(net) => format!("over udp {}", net.security()),
-        None => "over shared memory".into(),
-    };
+    let (setting, over) = (&plan.setting, plan.setting.over());
     let (title, names): (String, &[&str]) = match section {
-        Section::Uncontended if plan.net.is_some() => (
+        Section::Uncontended if setting.net.is_some() => (
             format!("A process locks and unlocks a key whose home is another process, {over}; nobody else wants it."),
             &["", ">times", ">µs each", ">fastest", ">p99", ">slowest", ">round trips"],
         ),
@@ -224,7 +184,7 @@ fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
         Section::Contended => (
             format!(
                 "{} processes want one key for {} s, {over}, progress {}, wait {}.",
-                plan.nodes, plan.seconds, plan.progress, plan.wait
+                plan.nodes, plan.seconds, setting.progress, setting.wait
             ),
             &["", ">locks", ">M/s", ">ratio", ">waited", ">mean wait", ">longest wait", ">longest/mean", ">least", ">most"],
         ),
@@ -264,22 +224,16 @@ fn table(plan: &Plan, section: Section, rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Kind;
     use super::*;
+    use crate::experiment::report::Format;
+    use crate::experiment::setting::Setting;
     use crate::measure::net::Net;
     use doorbell_benches::stats::Samples;
 
-    fn plan() -> Plan {
-        Plan {
-            domain: "report".into(),
-            net: None,
-            nodes: 2,
-            seconds: 3,
-            floor: true,
-            progress: "adaptive".into(),
-            wait: "auto".into(),
-            pin: Vec::new(),
-            crowded: false,
-        }
+    fn task(net: Option<Net>) -> Task {
+        let setting = Setting { net, progress: "adaptive".into(), wait: "auto".into(), ..Setting::default() };
+        Task { plan: Plan { setting, nodes: 2, seconds: 3, floor: true }, kind: Kind::Contended }
     }
 
     fn seen(locks: u64, waited: u64, wait_ns: f64, longest_ns: f64) -> Seen {
@@ -306,7 +260,7 @@ mod tests {
 
     #[test]
     fn every_row_has_the_same_names() {
-        let text = render(Format::Json, &plan(), &rows());
+        let text = task(None).render(Format::Json, &rows());
         let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&objects[0]["section"], &objects[0]["p50_ns"]), (&json!("uncontended"), &json!(50.0)));
         assert_eq!(
@@ -314,7 +268,7 @@ mod tests {
             (&json!("key"), &json!(2.0), &json!(4.5))
         );
         assert_eq!((&objects[2]["what"], &objects[2]["mean_wait_ns"]), (&json!("mutex"), &Value::Null));
-        let csv = render(Format::Csv, &plan(), &rows());
+        let csv = task(None).render(Format::Csv, &rows());
         let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
         assert_eq!(columns, [columns[0]; 4]);
         assert_eq!(objects[0].as_object().unwrap().len(), columns[0]);
@@ -322,14 +276,14 @@ mod tests {
 
     #[test]
     fn over_a_network_times_are_told_in_round_trips() {
-        let plan = Plan { net: Some(Net { port: "auto".into(), ..Net::default() }), ..plan() };
+        let task = task(Some(Net { port: "auto".into(), ..Net::default() }));
         let mut samples = Samples::new();
         samples.record_many(100, 5);
         let rows = [(What::Message, 40.0), (What::Lock, 46.0)].map(|(what, ns)| Row::remote(what, samples.summary(ns), 4000.0));
-        let found: Value = serde_json::from_str(&object(&rows[1].fields(&plan))).unwrap();
+        let found: Value = serde_json::from_str(&task.render(Format::Json, &rows[1..])).unwrap();
         assert_eq!((&found["fabric"], &found["key"], &found["port"]), (&json!("udp"), &json!(false), &json!("auto")));
         assert_eq!((&found["what"], &found["round_trips"], &found["nodes"]), (&json!("lock"), &json!(1.15), &json!(2)));
-        let text = render(Format::Table, &plan, &rows);
+        let text = task.render(Format::Table, &rows);
         let line = |begins: &str| text.lines().find(|line| line.starts_with(begins)).unwrap().to_owned();
         assert!(text.contains("over udp without a key") && line(" ").ends_with("round trips"), "{text}");
         assert_eq!(line("lock").split_whitespace().collect::<Vec<_>>(), ["lock", "5", "4.6", "4.6", "4.6", "4.6", "1.15"]);
@@ -337,7 +291,7 @@ mod tests {
 
     #[test]
     fn people_see_two_tables() {
-        let text = render(Format::Table, &plan(), &rows());
+        let text = task(None).render(Format::Table, &rows());
         let line = |begins: &str, which: usize| {
             text.lines()
                 .filter(|line| line.starts_with(begins))

@@ -1,28 +1,18 @@
-//! One of the processes that lock: pins itself, joins the domain, and does its task.
+//! One of the processes that lock: joins the domain, and does its task.
 
-use super::super::carrier::CarrierError;
-use super::super::net;
-use super::super::plan::{Recorded, Reply, pack};
+use super::super::plan::{Recorded, pack};
 use super::super::together::receive;
-use super::super::worker::{WorkerArgs, answer, meet, obey, pin, read, unable};
-use super::Plan;
-use crate::exit::Failure;
-use crate::log;
-use doorbell::{Error, LaneGeometry, LockKey, Match, Node, NodeBuilder, NodeId, Resource};
+use super::{Kind, Plan, Task};
+use crate::experiment::place::{Place, leave};
+use crate::experiment::{Experiment, Trouble};
+use doorbell::{Error, LaneGeometry, LockKey, Match, Node, NodeId, Resource};
 use doorbell_benches::clock::ticks;
 use doorbell_benches::contention::{self, Exclusive, contend};
-use doorbell_benches::floor::{Mapping, Patience, PrivateWord, Shape, Stopped};
+use doorbell_benches::floor::{PrivateWord, Stopped};
 use doorbell_benches::stats::Samples;
-use doorbell_fabric::ParseIdError;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use tracing_subscriber::filter::LevelFilter;
 
-/// The name under which the command runs itself.
-pub const COMMAND: &str = "lock-worker";
 /// Sections of each kind, uncontended.
 pub const ROUNDS: u64 = 200;
 /// Locks of a section.
@@ -40,50 +30,17 @@ const KEY: &str = "contended";
 /// Smaller ones there are not, and nobody sends messages here.
 pub const LANES: LaneGeometry = LaneGeometry { cells: [16; 3], data_bytes: [16 << 10; 3] };
 
-/// What there is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Task {
-    /// Lock a key that nobody else wants.
-    Alone,
-    /// The same from another node than the one that is the home of the key.
-    Remote,
-    /// Lock one that all want.
-    Contended,
-}
-
-impl Task {
-    /// How many processes it takes.
-    pub fn nodes(self, plan: &Plan) -> usize {
-        match self {
-            Task::Alone => 1,
-            Task::Remote => 2,
-            Task::Contended => plan.nodes,
-        }
-    }
-}
-
-/// What one process is told.
+/// What one process found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
-    /// What all are told.
-    pub plan: Plan,
-    /// What they do.
-    pub task: Task,
-    /// Which of them it is.
-    pub node: usize,
-    /// The descriptor of the memory that all share.
-    pub memory: i32,
-    /// The process that started it.
-    pub parent: i32,
-    /// Nanoseconds in a tick.
-    pub ns_per_tick: f64,
-}
-
-impl Order {
-    /// How many do it.
-    fn nodes(&self) -> usize {
-        self.task.nodes(&self.plan)
-    }
+pub enum Found {
+    /// Of a key that nobody else wants.
+    Alone(Alone),
+    /// The home of that key has nothing to tell.
+    Home,
+    /// Of a key whose home is another node.
+    Remote(Remote),
+    /// While others wanted the same.
+    Contended(Contended),
 }
 
 /// What was found uncontended: ticks of sections.
@@ -138,117 +95,41 @@ impl Seen {
     }
 }
 
-/// Why a task was not done.
-#[derive(Debug, thiserror::Error)]
-enum Trouble {
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-    #[error(transparent)]
-    Driver(#[from] Error),
-    #[error(transparent)]
-    Message(CarrierError),
-    #[error("the C library's mutex failed: {0}")]
-    Mutex(#[from] nix::errno::Errno),
-}
-
-impl From<CarrierError> for Trouble {
-    fn from(error: CarrierError) -> Self {
-        match error {
-            CarrierError::Stopped(stopped) => stopped.into(),
-            error => Self::Message(error),
-        }
-    }
-}
-
-/// Does what it was ordered to and answers on stdout.
-pub fn run(args: &WorkerArgs) -> Result<(), Failure> {
-    let order: Order = read(&args.order)?;
-    // What befalls one of them befalls all, and one line is enough.
-    log::install(if order.node == 0 { LevelFilter::WARN } else { LevelFilter::OFF })?;
-    match order.task {
-        Task::Alone => answer(&serve(&order, alone)),
-        Task::Remote => answer(&serve(&order, remote)),
-        Task::Contended => answer(&serve(&order, contended)),
-    }
-}
-
 /// What a task has at hand.
-struct Prepared {
+struct Prepared<'a> {
+    plan: &'a Plan,
+    place: &'a Place,
     node: Node,
     key: LockKey,
-    mapping: Mapping,
-    patience: Patience,
 }
 
-fn serve<F>(order: &Order, task: impl FnOnce(&Order, &Prepared) -> Result<F, Trouble>) -> Reply<F> {
-    let prepared = match prepare(order) {
-        Ok(prepared) => prepared,
-        Err(reply) => return reply,
-    };
-    let done = task(order, &prepared);
-    let left = prepared.node.clone().leave().map_err(Trouble::from);
-    match done.and_then(|found| left.map(|()| found)) {
-        Ok(found) => Reply::Done(found),
-        Err(Trouble::Stopped(_)) => Reply::Stopped,
-        Err(trouble) => Reply::Failed(trouble.to_string()),
-    }
-}
-
-/// All that must be there before the first section.
-fn prepare<F>(order: &Order) -> Result<Prepared, Reply<F>> {
-    let Order { plan, node, memory, parent, .. } = order;
-    let stop = Arc::new(AtomicBool::new(false));
-    obey(*parent, &stop)?;
-    pin(plan.processor(*node)).map_err(Reply::Unable)?;
-    // SAFETY: the descriptor was made for this process, and nothing has used it yet.
-    let mapping = unsafe { Mapping::inherit(*memory, Shape { pairs: 0, bytes: 0 }) }
-        .map_err(|error| Reply::Unable(unable("could not map the memory that the processes of a measurement share", error)))?;
-    let patience = Patience::new(stop, plan.crowded);
-    let what = format!("could not join the domain '{}' as node {node}", plan.domain);
-    let why = |error: Error| Reply::Unable(net::failure(error).of(&what));
-    let mut builder = builder(plan, NodeId(*node as u16)).map_err(why)?;
-    if plan.net.is_some() {
-        let at = |port: u64| SocketAddr::from((Ipv4Addr::LOCALHOST, port as u16));
-        builder = match *node {
-            0 => builder.listen(at(0)),
-            _ => builder.connect(at(mapping.gate().read_note(&patience).map_err(|_| Reply::Stopped)?)),
-        };
-    }
-    let joined = builder.join().map_err(why)?;
-    if let Some(address) = joined.address().filter(|_| *node == 0) {
-        mapping.gate().leave_note(address.port().into());
-    }
-    if !meet(&joined, order.nodes(), &patience).map_err(why)? {
-        return Err(Reply::Stopped);
-    }
+/// Joins the domain, and does a task.
+pub fn work(task: &Task, place: &Place) -> Result<Found, Trouble> {
+    let (plan, nodes) = (&task.plan, task.processes());
+    let node = place.join(&plan.setting, plan.setting.builder("lock").map(|builder| builder.lanes(LANES)), plan.nodes, nodes)?;
     // Who makes the first key is its home, and all have met by then: see there.
-    let first = || mapping.gate().pass(order.nodes(), &patience).map_err(|_| Reply::Stopped);
-    if *node > 0 {
-        first()?;
+    if place.process > 0 {
+        place.gate(nodes)?;
     }
-    let key = joined.key(KEY, Resource::Unnamed).map_err(|error| Reply::Unable(unable("could not make a key", error)))?;
-    if *node == 0 {
-        first()?;
+    let key = node.key(KEY, Resource::Unnamed).map_err(|error| Trouble::unable("could not make a key", error))?;
+    if place.process == 0 {
+        place.gate(nodes)?;
     }
-    Ok(Prepared { node: joined, key, mapping, patience })
+    let prepared = Prepared { plan, place, node: node.clone(), key };
+    let done = match task.kind {
+        Kind::Alone => alone(&prepared).map(Found::Alone),
+        Kind::Remote => remote(&prepared),
+        Kind::Contended => contended(&prepared).map(Found::Contended),
+    };
+    leave(node, done)
 }
 
-fn builder(plan: &Plan, id: NodeId) -> Result<NodeBuilder, Error> {
-    let malformed = |error: ParseIdError| Error::Invalid { what: error.to_string() };
-    let builder = Node::builder(&plan.domain).id(id).label("lock").max_nodes(plan.nodes).lanes(LANES);
-    let builder = builder.progress(plan.progress.parse().map_err(malformed)?).wait(plan.wait.parse().map_err(malformed)?);
-    match &plan.net {
-        Some(net) => net.apply(builder),
-        None => Ok(builder),
-    }
-}
-
-fn alone(order: &Order, prepared: &Prepared) -> Result<Alone, Trouble> {
+fn alone(prepared: &Prepared<'_>) -> Result<Alone, Trouble> {
     let (key, word) = (&prepared.key, PrivateWord::default());
     let (mut of_key, mut of_swaps) = (Samples::new(), Samples::new());
     // Once for nothing.
     for round in 0..=ROUNDS {
-        if prepared.patience.stopped() {
+        if prepared.place.patience.stopped() {
             return Err(Stopped.into());
         }
         let began = ticks();
@@ -256,7 +137,7 @@ fn alone(order: &Order, prepared: &Prepared) -> Result<Alone, Trouble> {
             drop(key.lock()?);
         }
         let locked = ticks();
-        if order.plan.floor {
+        if prepared.plan.floor {
             black_box(word.swap_there_and_back(PAIRS));
         }
         let swapped = ticks();
@@ -265,22 +146,23 @@ fn alone(order: &Order, prepared: &Prepared) -> Result<Alone, Trouble> {
             of_swaps.record(swapped - locked);
         }
     }
-    Ok(Alone { key: pack(&of_key), swaps: order.plan.floor.then(|| pack(&of_swaps)) })
+    Ok(Alone { key: pack(&of_key), swaps: prepared.plan.floor.then(|| pack(&of_swaps)) })
 }
 
-/// What the one that measures finds; the home of the key has nothing to tell.
-fn remote(order: &Order, prepared: &Prepared) -> Result<Option<Remote>, Trouble> {
-    let found = if order.node == 0 { echo(prepared).map(|()| None) } else { measure(order, prepared).map(Some) }?;
-    prepared.mapping.gate().pass(order.nodes(), &prepared.patience)?;
+/// The home of the key and the one that measures.
+fn remote(prepared: &Prepared<'_>) -> Result<Found, Trouble> {
+    let is_home = prepared.place.process == 0;
+    let found = if is_home { echo(prepared).map(|()| Found::Home) } else { measure(prepared).map(Found::Remote) }?;
+    prepared.place.gate(2)?;
     Ok(found)
 }
 
 /// Sends back what comes, until it is empty. The thread that waits for it turns the engine, which gives the key out, too.
-fn echo(prepared: &Prepared) -> Result<(), Trouble> {
+fn echo(prepared: &Prepared<'_>) -> Result<(), Trouble> {
     let peer = prepared.node.peer(OTHER)?;
     let mut word = [0; 8];
     loop {
-        let (_, len) = receive(&prepared.node, Match::from(OTHER), &mut word, None, &prepared.patience)?;
+        let (_, len) = receive(&prepared.node, Match::from(OTHER), &mut word, None, &prepared.place.patience)?;
         if len == 0 {
             return Ok(());
         }
@@ -289,9 +171,9 @@ fn echo(prepared: &Prepared) -> Result<(), Trouble> {
 }
 
 /// A message, a lock and an unlock in turns, so that a mood of the machine meets all alike.
-fn measure(order: &Order, prepared: &Prepared) -> Result<Remote, Trouble> {
-    let Prepared { node, key, patience, .. } = prepared;
-    let span = (f64::from(order.plan.seconds) * 1e9 / order.ns_per_tick) as u64;
+fn measure(prepared: &Prepared<'_>) -> Result<Remote, Trouble> {
+    let Prepared { plan, place, node, key } = prepared;
+    let span = (f64::from(plan.seconds) * 1e9 / place.ns_per_tick) as u64;
     let peer = node.peer(HOME)?;
     let (mut message, mut lock, mut unlock) = (Samples::new(), Samples::new(), Samples::new());
     let mut word = [0; 8];
@@ -299,7 +181,7 @@ fn measure(order: &Order, prepared: &Prepared) -> Result<Remote, Trouble> {
     for turn in 0..WARMUP + TURNS {
         let began = ticks();
         peer.send(TAG, &word)?;
-        receive(node, Match::from(HOME), &mut word, None, patience)?;
+        receive(node, Match::from(HOME), &mut word, None, &place.patience)?;
         let returned = ticks();
         let guard = key.lock()?;
         let locked = ticks();
@@ -343,21 +225,23 @@ impl Exclusive for ByKey<'_> {
     }
 }
 
-fn contended(order: &Order, prepared: &Prepared) -> Result<Contended, Trouble> {
-    let Prepared { key, mapping, patience, .. } = prepared;
-    let (plan, common) = (&order.plan, mapping.common());
-    let span = (1e9 / order.ns_per_tick) as u64;
+fn contended(prepared: &Prepared<'_>) -> Result<Contended, Trouble> {
+    let Prepared { plan, place, key, .. } = prepared;
+    let (common, patience) = (place.mapping.common(), &place.patience);
+    let span = (1e9 / place.ns_per_tick) as u64;
     let (mut of_key, mut of_mutex) = (contention::Contended::default(), contention::Contended::default());
     for _ in 0..plan.seconds {
-        mapping.gate().pass(plan.nodes, patience)?;
+        place.gate(plan.nodes)?;
         of_key = of_key.and(contend(&mut ByKey(key), &common.under_key, span, patience)?);
         if plan.floor {
-            mapping.gate().pass(plan.nodes, patience)?;
-            of_mutex = of_mutex.and(contend(&mut &common.mutex, &common.under_mutex, span, patience)?);
+            place.gate(plan.nodes)?;
+            let seen = contend(&mut &common.mutex, &common.under_mutex, span, patience);
+            let seen = seen.map_err(|error| Trouble::wrong(format_args!("the C library's mutex failed: {error}")))?;
+            of_mutex = of_mutex.and(seen);
         }
     }
     // Whoever leaves ends what it holds, and nobody else is to see that.
-    mapping.gate().pass(plan.nodes, patience)?;
-    let [key, mutex] = [of_key, of_mutex].map(|seen| Seen::new(seen, order.ns_per_tick));
+    place.gate(plan.nodes)?;
+    let [key, mutex] = [of_key, of_mutex].map(|seen| Seen::new(seen, place.ns_per_tick));
     Ok(Contended { key, mutex: plan.floor.then_some(mutex) })
 }

@@ -1,4 +1,5 @@
-//! An endpoint that is told anything at all, by strangers and by a peer that follows no rules, while an innocent one has a session with it.
+//! An endpoint that receives arbitrary datagrams from strangers and from a peer that follows no rules, while an innocent peer has
+//! a session with it.
 
 use super::tape::Tape;
 use crate::protocol::handshake::{COOKIE, Exchange, Hello, Params, write_hello, write_open};
@@ -12,26 +13,27 @@ use std::time::Duration;
 
 const MILLI: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLI;
-/// The nodes: who is told anything, who is innocent, and who follows no rules.
+/// The nodes: the target, the innocent node, and the one that follows no rules.
 const TARGET: usize = 0;
 const INNOCENT: usize = 1;
 const HOSTILE: usize = 2;
 const SESSIONS_MAX: usize = 12;
 const OFFERS_MAX: usize = 4;
-/// Answers to strangers that may wait.
+/// The most answers to strangers that may wait.
 const ANSWERS_MAX: usize = 64;
-/// Instructions of one program.
+/// The most instructions of one program.
 const STEPS: usize = 600;
-/// Turns in a row in which nothing happened.
+/// The most turns in a row in which nothing happens.
 const IDLE_TURNS: u32 = 100;
-/// Kinds of frames, and some that are none.
+/// The kinds of frames, and some invalid ones.
 const FRAMES: [u8; 20] =
     [0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x1a, 0x09, 0xff];
 
 /// Runs a program that sends an endpoint datagrams of all sorts.
 ///
 /// # Panics
-/// If the endpoint grows, answers strangers with more than three times what they sent, is always busy, or an innocent peer's session suffers.
+/// The endpoint grows, answers strangers with more than three times what they sent, is always busy, or lets an innocent peer's
+/// session suffer.
 pub fn datagrams(program: &[u8]) {
     let mut siege = Siege::new(program);
     for _ in 0..STEPS {
@@ -44,19 +46,19 @@ pub fn datagrams(program: &[u8]) {
     siege.finish();
 }
 
-/// The driver of each node. It is strict with innocent peers, and takes from the hostile one what comes.
+/// The driver of each node. It is strict with innocent peers and accepts anything from the hostile one.
 #[derive(Default)]
 struct Watcher {
-    /// The session with the innocent node, or of it.
+    /// The session with the innocent node, or its own.
     innocent: Option<SessionId>,
-    /// The session with the hostile node, or of it.
+    /// The session with the hostile node, or its own.
     hostile: Option<SessionId>,
-    /// It is the hostile node's.
+    /// Whether the driver belongs to the hostile node.
     is_hostile: bool,
-    /// Packets of the innocent peer.
+    /// The number of packets from the innocent peer.
     had: u64,
     refuse: bool,
-    /// What the hostile peer may send.
+    /// The transfers that the hostile peer may send.
     expected: BTreeMap<(SessionId, TransferId), Vec<bool>>,
     last: (u64, u64),
     idle: u32,
@@ -67,7 +69,7 @@ impl Sink for Watcher {
         if usize::from(source.0) == HOSTILE {
             return if self.refuse { Verdict::Refused } else { Verdict::Taken };
         }
-        assert_eq!((head.tag, payload.len()), (self.had, 100), "the innocent peer's packets, in order");
+        assert_eq!((head.tag, payload.len()), (self.had, 100), "the innocent peer's packets are in order");
         self.had += 1;
         Verdict::Taken
     }
@@ -98,15 +100,15 @@ impl Driver for Watcher {
         let stats = endpoint.stats();
         let seen = (stats.datagrams_in, stats.datagrams_out);
         self.idle = if self.last == seen { self.idle + 1 } else { 0 };
-        assert!(self.idle < IDLE_TURNS, "something is always due, and nothing comes of it");
+        assert!(self.idle < IDLE_TURNS, "something is always due, but nothing happens");
         self.last = seen;
         while let Some(event) = endpoint.poll_event() {
             match event {
                 Event::Connected { session, peer, .. } if usize::from(peer.node.0) == HOSTILE => self.hostile = Some(session),
                 Event::Connected { session, peer, .. } if usize::from(peer.node.0) == INNOCENT => {
-                    assert!(self.innocent.replace(session).is_none(), "an innocent node twice");
+                    assert!(self.innocent.replace(session).is_none(), "the innocent node connected twice");
                 }
-                // How the innocent and the hostile node see the target.
+                // The session with the target, from the viewpoint of the innocent and of the hostile node.
                 Event::Connected { session, .. } => (self.innocent, self.hostile) = (Some(session), Some(session)),
                 Event::Closed { session, reason, .. } => {
                     assert!(
@@ -133,12 +135,12 @@ struct Siege<'p> {
     tape: Tape<'p>,
     network: Network<Watcher>,
     config: Config,
-    /// What each stranger sent.
+    /// The bytes that each stranger sent.
     sent: BTreeMap<SocketAddr, u64>,
     lives: u32,
     pushed: [u64; 2],
     random: Random,
-    /// Datagrams that went between the nodes before the siege.
+    /// Datagrams that the nodes exchanged before the siege.
     genuine: Vec<(SocketAddr, SocketAddr, Vec<u8>)>,
 }
 
@@ -189,7 +191,7 @@ impl<'p> Siege<'p> {
         self.network.run(until, |_| false);
     }
 
-    /// The innocent node and the target send each other something.
+    /// The innocent node and the target send each other a packet.
     fn push(&mut self) {
         let now = self.network.now();
         for (at, node) in [TARGET, INNOCENT].into_iter().enumerate() {
@@ -207,7 +209,7 @@ impl<'p> Siege<'p> {
         ([172, 16, 0, which & 3], 1000 + u16::from(which >> 2 & 1)).into()
     }
 
-    /// Sends the target a datagram, from a stranger, or as if from one of the nodes.
+    /// Sends the target a datagram from a stranger, or as if from one of the nodes.
     fn send(&mut self, from: SocketAddr, bytes: Vec<u8>) {
         if self.network.nodes.iter().all(|node| node.address != from) {
             *self.sent.entry(from).or_default() += bytes.len() as u64;
@@ -254,7 +256,7 @@ impl<'p> Siege<'p> {
         }
     }
 
-    /// A datagram of before, changed somewhere.
+    /// Sends an earlier datagram with some changes.
     fn bent(&mut self) {
         let which = self.tape.below(256) % self.genuine.len();
         let mut bytes = self.genuine[which].2.clone();
@@ -269,7 +271,7 @@ impl<'p> Siege<'p> {
         self.send(from, bytes);
     }
 
-    /// A Hello or an Open of a node that knows the domain and its key, perhaps with a cookie it was given.
+    /// Sends a Hello or an Open of a node that knows the domain and its key, perhaps with a cookie that it was given.
     fn request(&mut self) {
         let (from, what) = (self.stranger(), self.tape.byte());
         let now = self.network.now();
@@ -309,12 +311,12 @@ impl<'p> Siege<'p> {
         self.send(from, datagram);
     }
 
-    /// The cookie that the target gives for such a Hello.
+    /// The target's cookie for such a Hello.
     fn cookie(&mut self, now: Time, from: SocketAddr, hello: &Hello) -> [u8; COOKIE] {
         self.network.nodes[TARGET].endpoint.as_ref().expect("it lives").cookie(now, from, hello)
     }
 
-    /// A datagram of the hostile session: frames that are nearly right.
+    /// Sends a datagram of the hostile session with frames that are nearly right.
     fn frames(&mut self) {
         let mut body = Vec::new();
         for _ in 0..1 + self.tape.below(3) {
@@ -374,7 +376,7 @@ impl<'p> Siege<'p> {
         self.send(from, datagram);
     }
 
-    /// The target expects something of the hostile peer.
+    /// Makes the target expect a transfer from the hostile peer.
     fn expect(&mut self) {
         let now = self.network.now();
         let (total, limit) = (self.tape.number() & 0xffff, self.tape.number());
@@ -385,7 +387,7 @@ impl<'p> Siege<'p> {
         self.network.wake(TARGET);
     }
 
-    /// The target sends the hostile peer something that it named.
+    /// Makes the target send the hostile peer a transfer that it named.
     fn begin(&mut self) {
         let now = self.network.now();
         let (name, total) = (self.tape.number(), self.tape.number() & 0xff_ffff);
@@ -394,7 +396,7 @@ impl<'p> Siege<'p> {
         self.network.wake(TARGET);
     }
 
-    /// The hostile node comes back as another life.
+    /// Restarts the hostile node in a new incarnation.
     fn new_life(&mut self) {
         if self.lives > 6 {
             return;
@@ -412,7 +414,7 @@ impl<'p> Siege<'p> {
         let endpoint = self.network.endpoint(TARGET);
         assert!(endpoint.places() <= SESSIONS_MAX);
         let (answers, requests, events) = endpoint.waiting();
-        // The target's driver may have asked for an event at each step.
+        // The target's driver may have caused an event at each step.
         assert!(answers <= ANSWERS_MAX && requests == 0 && events < STEPS + 100, "{answers}, {requests}, {events}");
         let innocent = self.network.nodes[TARGET].driver.innocent.expect("the innocent session stands");
         let stands = self.network.endpoint(TARGET).peer(innocent).is_some();
@@ -432,7 +434,7 @@ impl<'p> Siege<'p> {
             (network.nodes[INNOCENT].driver.had, network.nodes[TARGET].driver.had) == (pushed[0], pushed[1])
         };
         assert!(self.network.run(now + SECOND, all), "the innocent session delivers no more");
-        // What strangers left is forgotten; what the hostile peer has may stay.
+        // State that strangers caused is forgotten; the hostile peer's session may stay.
         let now = self.network.now();
         self.network.run(now + 3 * SECOND, |_| false);
         assert!(self.network.endpoint(TARGET).occupied() <= 2 + self.lives as usize);

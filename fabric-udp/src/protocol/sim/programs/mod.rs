@@ -1,6 +1,6 @@
-//! Programs made of bytes, for a fuzzer and for tests: what an endpoint or two sessions go through, and what must hold all the while.
+//! Programs made of bytes, for a fuzzer and for tests. They drive one endpoint or two sessions, and check what must always hold.
 //!
-//! Both functions panic when something is wrong. Any bytes are a program.
+//! Both functions panic when something is wrong. Any bytes are a valid program.
 
 mod datagrams;
 mod player;

@@ -1,4 +1,4 @@
-//! The driver of a program's node. It does as it is told, and looks at everything that arrives.
+//! The driver of a program's node. It follows the program and checks everything that arrives.
 
 use super::world::{End, Fate, Incoming, Pushed, Side, World};
 use crate::protocol::sim::Driver;
@@ -7,9 +7,9 @@ use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, P
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Turns in a row that nobody asked for and in which nothing happened.
+/// The most unrequested turns in a row in which nothing happens.
 const IDLE_TURNS: u32 = 100;
-/// When to come back to what waits.
+/// The pause before it returns to waiting packets.
 const AGAIN: u64 = 50_000;
 
 pub(super) struct Player {
@@ -18,25 +18,25 @@ pub(super) struct Player {
     world: Rc<RefCell<World>>,
     /// The latest session that can be used.
     pub session: Option<SessionId>,
-    /// A session that this node asked for.
+    /// A session that this node requested.
     pub attempt: Option<SessionId>,
     pub refuse: [bool; PRIORITIES],
-    /// Say after so many packets that it wants to come back.
+    /// The number of packets after which it asks to return later.
     pub stop_every: u32,
     taken: u32,
-    /// Do not ask for what waits.
+    /// It does not ask for waiting packets.
     pub hold: bool,
     pub unreadable: bool,
-    /// Begin and grant at once whatever can be.
+    /// It begins and grants at once whatever it can.
     pub dutiful: bool,
-    /// The most that a packet was allowed.
+    /// The largest packet that was allowed.
     pub packet_bytes: usize,
     last: (u64, u64),
     idle: u32,
     asked: bool,
 }
 
-/// What a byte is, so that no other one would do.
+/// Fills bytes so that each one is recognisable at its place.
 fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     for (at, byte) in bytes.iter_mut().enumerate() {
         let place = offset + at as u64;
@@ -91,7 +91,7 @@ impl Player {
         self.session.map(|session| self.end_of(session))
     }
 
-    /// Pushes one packet; whether there was room.
+    /// Pushes one packet. Returns whether there was room.
     pub fn push(&mut self, now: Time, endpoint: &mut Endpoint, priority: Priority, kind: PacketKind, len: usize) -> bool {
         let Some(session) = self.session else { return false };
         let end = self.end_of(session);
@@ -122,7 +122,7 @@ impl Player {
                 true
             }
             Push::Full => {
-                // Who began a message can always give it up.
+                // The sender of a message can always give it up.
                 assert!(kind != PacketKind::GivenUp || lane.open.is_none(), "no room to give a message up");
                 false
             }
@@ -132,7 +132,7 @@ impl Player {
 
     pub fn connected(&mut self, endpoint: &Endpoint, session: SessionId, peer: (u16, u32)) {
         let end = self.end_of(session);
-        // What ended in the moment it began has no name any more; nobody asks for it again.
+        // A session that ended as it began has no name any more, and no code asks for it again.
         let Some(name) = endpoint.named_there(session) else { return };
         let peer = End { node: peer.0, life: peer.1, name };
         let mut world = self.world.borrow_mut();
@@ -140,7 +140,7 @@ impl Player {
         let twin = world.ends.iter().find(|(other, side)| {
             (other.node, other.life) == me && !side.ended && (side.peer.node, side.peer.life) == (peer.node, peer.life)
         });
-        // One that is over may still have something for its driver.
+        // A session that has ended may still have packets for its driver.
         if let Some((twin, _)) = twin {
             assert!(endpoint.is_over(twin.name), "two sessions with one life of one node: {twin:?} and {end:?}");
         }
@@ -179,10 +179,10 @@ impl Player {
                 assert_eq!(fate, Some(Fate::Running), "sent once");
                 let peer = side.peer;
                 if let Some(incoming) = world.ends.get(&peer).and_then(|other| other.incoming.get(&transfer.0)) {
-                    // Who gave a transfer up while its last bytes were under way can't have them called back.
+                    // A driver that cancels a transfer while its last bytes are under way cannot call them back.
                     assert!(
                         incoming.placed == incoming.total || incoming.fate == Fate::GivenUp,
-                        "sent, and not placed: {transfer:?}"
+                        "sent but not placed: {transfer:?}"
                     );
                 }
             }
@@ -206,7 +206,7 @@ impl Player {
         assert!(!side.ended);
         let incoming = side.incoming.get_mut(&transfer.0).expect("a transfer that was expected");
         assert_eq!(incoming.fate, Fate::Running, "{transfer:?} ended twice");
-        assert!(fate != Fate::Done || incoming.placed == incoming.total, "arrived, and not placed");
+        assert!(fate != Fate::Done || incoming.placed == incoming.total, "arrived but not placed");
         incoming.fate = fate;
     }
 
@@ -221,7 +221,7 @@ impl Player {
         Some(transfer)
     }
 
-    /// Begins the oldest transfer that the other node's driver expects and this one did not hear of. Whether there was one.
+    /// Begins the oldest transfer that the other node's driver expects and this one did not know. Returns whether there was one.
     pub fn begin(&mut self, now: Time, endpoint: &mut Endpoint, priority: Priority) -> bool {
         let Some(session) = self.session else { return false };
         let end = self.end_of(session);
@@ -242,7 +242,7 @@ impl Player {
         true
     }
 
-    /// Gives up a running transfer.
+    /// Cancels a running transfer.
     pub fn give_up(&mut self, now: Time, endpoint: &mut Endpoint, incoming: bool, which: usize) {
         let Some(session) = self.session else { return };
         let end = self.end_of(session);
@@ -251,7 +251,7 @@ impl Player {
         if incoming {
             let mut running = side.incoming.iter_mut().filter(|(_, transfer)| transfer.fate == Fate::Running);
             let Some((name, transfer)) = running.nth(which) else { return };
-            // Its end may be among the events that wait.
+            // Its end may be among the waiting events.
             if endpoint.cancel_incoming(now, session, TransferId(*name)) {
                 transfer.fate = Fate::GivenUp;
             }
@@ -264,7 +264,7 @@ impl Player {
         }
     }
 
-    /// Lets running transfers come further.
+    /// Raises the limits of running transfers.
     pub fn grant(&mut self, now: Time, endpoint: &mut Endpoint, further: u64) {
         let Some(session) = self.session else { return };
         let end = self.end_of(session);
@@ -298,7 +298,7 @@ impl Sink for Player {
         let mut world = self.world.borrow_mut();
         let side = world.ends.get_mut(&end).expect("a session whose sender knows it");
         let peer = side.peer;
-        assert_eq!((peer.node, peer.life), (self.node, self.life), "a packet for somebody else");
+        assert_eq!((peer.node, peer.life), (self.node, self.life), "a packet for another node");
         let lane = &mut side.lanes[priority.index()];
         let number = head.tag as usize;
         assert!(number >= lane.had, "{end:?} {priority:?}: packet {number} comes again after {}", lane.had);
@@ -329,7 +329,7 @@ impl Receive for Player {
         let side = world.ends.get_mut(&end).expect("a session");
         assert!(!side.ended);
         let incoming = side.incoming.get_mut(&transfer.0).expect("a transfer that was expected");
-        assert_eq!(incoming.fate, Fate::Running, "nothing after the end");
+        assert_eq!(incoming.fate, Fate::Running, "bytes after the end of the transfer");
         assert!(matches(transfer_seed(end, transfer.0), offset, bytes), "{transfer:?} at {offset}");
         assert!(offset + bytes.len() as u64 <= incoming.limit, "beyond its limit");
         let there = &mut incoming.there[offset as usize..offset as usize + bytes.len()];
@@ -347,7 +347,7 @@ impl Source for Player {
     fn read(&mut self, session: SessionId, transfer: TransferId, offset: u64, into: &mut [u8]) -> bool {
         let world = self.world.borrow();
         let side = &world.ends[&self.end_of(session)];
-        assert_eq!(side.outgoing.get(&transfer.0), Some(&Fate::Running), "not after the end");
+        assert_eq!(side.outgoing.get(&transfer.0), Some(&Fate::Running), "a read after the end of the transfer");
         fill(transfer_seed(side.peer, transfer.0), offset, into);
         !self.unreadable
     }
@@ -358,7 +358,7 @@ impl Driver for Player {
         let stats = endpoint.stats();
         let seen = (stats.datagrams_in, stats.datagrams_out);
         self.idle = if self.last == seen && !self.asked { self.idle + 1 } else { 0 };
-        assert!(self.idle < IDLE_TURNS, "something is always due, and nothing comes of it");
+        assert!(self.idle < IDLE_TURNS, "something is always due, but nothing happens");
         self.last = seen;
         while let Some(event) = endpoint.poll_event() {
             self.event(now, endpoint, &event);

@@ -1,4 +1,4 @@
-//! Two endpoints and a network that does what a program says.
+//! Two endpoints, and a network that behaves as a program says.
 
 use super::player::Player;
 use super::tape::Tape;
@@ -15,15 +15,15 @@ use std::time::Duration;
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLI;
-/// A peer that says nothing for so long is dead.
+/// A peer that is silent for this long is dead.
 const DEAD: Duration = Duration::from_secs(10);
-/// Everything has to end so soon after the network became good: an old session is found dead, and a new one is opened.
+/// Everything must end within this time after the network became good: time to find an old session dead and to open a new one.
 const ENOUGH: u64 = 60 * SECOND;
-/// Holes that no session dies of.
+/// The longest hole that every session survives.
 const HOLES: u64 = 2 * SECOND;
-/// A program lasts no longer.
+/// The longest duration of a program.
 const LONGEST: u64 = 200 * SECOND;
-/// Instructions of one program.
+/// The most instructions of one program.
 const STEPS: usize = 1000;
 /// Sizes of a packet's payload, of a transfer, and of a datagram.
 const PACKETS: [usize; 8] = [0, 1, 60, 500, 1100, 1500, 9_000, 65_535];
@@ -33,8 +33,8 @@ const DATAGRAMS: [usize; 6] = [1_200, 1_300, 1_472, 4_000, 9_000, 65_507];
 /// Runs a program for two endpoints.
 ///
 /// # Panics
-/// If what was pushed does not arrive in order and once, a byte of a transfer is placed twice or wrong or not at all, a session ends without cause, or
-/// anything does not come to its end although the network does what it should.
+/// Pushed packets do not arrive in order and once; a byte of a transfer is placed twice, wrongly or not at all; a session ends
+/// without cause; or something does not end although the network is good.
 pub fn sessions(program: &[u8]) {
     let mut game = Game::new(program);
     for _ in 0..STEPS {
@@ -51,12 +51,12 @@ struct Game<'p> {
     network: Network<Player>,
     world: Rc<RefCell<World>>,
     config: Config,
-    /// What each direction does.
+    /// The rules of each direction.
     rules: [Rules; 2],
     lives: [u32; 2],
     holes: u64,
     moves: u8,
-    /// Bytes pushed, and of transfers.
+    /// The bytes that were pushed, and those of transfers.
     bytes: u64,
 }
 
@@ -110,7 +110,7 @@ impl<'p> Game<'p> {
         game
     }
 
-    /// An endpoint for the next life of a node.
+    /// An endpoint for the next incarnation of a node.
     fn endpoint(&mut self, node: usize) -> Endpoint {
         self.lives[node] += 1;
         let mut config = self.config.clone();
@@ -226,14 +226,14 @@ impl<'p> Game<'p> {
             let packet = len.min(endpoint.packet_bytes(session));
             let room = endpoint.has_room(session, priority, packet * times, packet) && packet > 0;
             let pushed = (0..times).filter(|_| player.push(now, endpoint, priority, kind, packet)).count();
-            // One that is over may still have something for its driver.
+            // A session that has ended may still have packets for its driver.
             let is_over = |end: End| endpoint.is_over(end.name) || !is_open(&player.world().borrow(), end);
             let closing = player.end().is_none_or(is_over);
             assert!(!room || pushed == times || closing, "{pushed} of {times} packets of {packet} bytes, and there was room");
         });
     }
 
-    /// A message of several packets, which may be given up.
+    /// Pushes a message of several packets, which may be given up.
     fn message(&mut self, node: usize) {
         let (what, times) = (self.tape.byte(), self.tape.below(8));
         let (priority, len) = (Priority::ALL[usize::from(what >> 6) % 3], PACKETS[usize::from(what & 7)]);
@@ -266,12 +266,12 @@ impl<'p> Game<'p> {
         }
     }
 
-    /// Changes what a direction does.
+    /// Changes the rules of a direction.
     fn weather(&mut self, node: usize) {
         let (what, how) = (self.tape.byte(), self.tape.byte());
         let share = f64::from(how) / 256.0;
         let rules = &mut self.rules[node];
-        // A checksum that does not cover everything lets some damage through, as it says.
+        // A checksum that does not cover everything lets some damage through by design.
         let may_corrupt = self.config.key.is_some() || self.config.integrity == Integrity::Full;
         match what % 8 {
             0 => rules.loss = share,
@@ -315,7 +315,7 @@ impl<'p> Game<'p> {
         {
             let mut world = self.world.borrow_mut();
             world.restarted = true;
-            // A life that is over takes nothing, and gives no more than was under way.
+            // An incarnation that has ended takes nothing, and delivers only what was under way.
             world.ends.iter_mut().filter(|(end, _)| end.node == me).for_each(|(_, side)| side.ended = true);
         }
         self.network.nodes[node].endpoint = Some(endpoint);
@@ -323,7 +323,7 @@ impl<'p> Game<'p> {
         self.connect(node);
     }
 
-    /// Node 0 goes on under another address.
+    /// Moves node 0 to another address.
     fn go_elsewhere(&mut self) {
         if self.config.key.is_none() || self.moves >= 20 {
             return;
@@ -334,20 +334,21 @@ impl<'p> Game<'p> {
         self.try_patience();
     }
 
-    /// Who moved is asked where it is once for each question of its own: with bad luck that is lost until it is too late.
+    /// Allows sessions to die after a move: the moved node gets one Challenge for each of its own pings, and with bad luck these
+    /// are all lost until it is too late.
     fn try_patience(&mut self) {
         if self.moves > 0 && self.rules.iter().any(|rules| rules.loss > 0.0 || rules.corrupt > 0.0) {
             self.world.borrow_mut().may_die = true;
         }
     }
 
-    /// Something that was under way before comes again, perhaps from elsewhere, or spoilt.
+    /// Sends an earlier datagram again, perhaps from another address, or corrupted.
     fn again(&mut self, node: usize) {
         let (which, how) = (self.tape.below(64), self.tape.byte());
         let Some(record) = &self.network.record else { return };
         let Some((from, to, mut bytes)) = record.iter().rev().nth(which).cloned() else { return };
         let Some(target) = self.network.nodes.iter().position(|node| node.address == to) else { return };
-        // Without a key nobody can tell; with Integrity::Header nobody looks.
+        // Without a key a change may go unnoticed, and with Integrity::Header the bytes are not checked.
         let may_spoil = self.config.key.is_some() || self.config.integrity == Integrity::Full;
         if how & 1 != 0 && may_spoil {
             let at = usize::from(how >> 3) * bytes.len() / 32;
@@ -358,7 +359,7 @@ impl<'p> Game<'p> {
         self.network.inject_to(from, to, bytes);
     }
 
-    /// The network becomes good, and everybody does what they should: everything ends.
+    /// Makes the network good and all drivers dutiful: then everything must end.
     fn finish(&mut self) {
         let clean = Rules::clean(MILLI);
         self.rules = [clean.clone(), clean];
@@ -369,18 +370,18 @@ impl<'p> Game<'p> {
                 (player.stop_every, player.hold, player.dutiful) = (0, false, true);
             });
         }
-        self.settle("what was under way ends");
-        // Credits may be lost still, and a session may be about to die of what the network did before.
+        self.settle("everything under way must end");
+        // Credits may still be lost, and a session may be about to die of earlier losses.
         let mut left = [[3; PRIORITIES]; 2];
         for round in 0.. {
             self.meet();
             if self.use_session(&mut left) {
                 break;
             }
-            assert!(round < 60, "a session that stands takes nothing: {left:?}");
+            assert!(round < 60, "an established session takes nothing: {left:?}");
             self.pass(SECOND);
         }
-        self.settle("what is begun at last ends");
+        self.settle("everything begun at last must end");
         for node in 0..2 {
             self.with(node, |now, endpoint, player| player.close(now, endpoint, node as u8));
         }
@@ -392,7 +393,7 @@ impl<'p> Game<'p> {
         assert!(empty, "sessions are left: {:?} {:?}", left(), self.network.nodes.each_stat());
     }
 
-    /// Pushes what is left to be pushed on each lane, and has a transfer in each direction. Whether all of that was taken.
+    /// Pushes the remaining packets on each lane, and runs a transfer in each direction. Returns whether all of that was taken.
     fn use_session(&mut self, left: &mut [[u32; PRIORITIES]; 2]) -> bool {
         for (node, lanes) in left.iter_mut().enumerate() {
             self.with(node, |now, endpoint, player| {
@@ -414,7 +415,7 @@ impl<'p> Game<'p> {
     fn settle(&mut self, what: &str) {
         let until = self.network.now() + ENOUGH;
         let world = self.world.clone();
-        // What was given up nobody has to have, but it takes room as long as it is under way.
+        // Cancelled data need not arrive, but it takes room as long as it is under way.
         let is_flushed = |node: &Node<Player>| {
             let endpoint = node.endpoint.as_ref().expect("a living node");
             node.driver.session.is_none_or(|session| endpoint.is_flushed(session))
@@ -425,12 +426,12 @@ impl<'p> Game<'p> {
         assert!(settled, "{what}: {:.3000}", format!("{:?}", left()));
     }
 
-    /// Both nodes come to have a session.
+    /// Waits until both nodes have a session.
     fn meet(&mut self) {
         for _ in 0..10 {
             let both = |network: &Network<Player>| {
                 let (one, two) = (network.nodes[0].driver.end(), network.nodes[1].driver.end());
-                // An attempt that is still made might lead to a session later.
+                // An attempt that is still under way might lead to a session later.
                 one.is_some() && two.is_some() && network.nodes.iter().all(|node| node.driver.attempt.is_none())
             };
             let world = self.world.clone();
@@ -443,7 +444,7 @@ impl<'p> Game<'p> {
             self.connect(0);
             let until = self.network.now() + ENOUGH / 6;
             self.network.run(until, met);
-            self.settle("what was under way ends");
+            self.settle("everything under way must end");
         }
         let world = self.world.borrow();
         let left = || world.ends.iter().filter(|(_, side)| !side.ended).collect::<Vec<_>>();
@@ -451,7 +452,7 @@ impl<'p> Game<'p> {
     }
 }
 
-/// Whether both ends of a session live, and nobody closes it.
+/// Whether both ends of a session live and neither closes it.
 fn is_open(world: &World, end: End) -> bool {
     world.is_whole(end) && {
         let side = &world.ends[&end];
@@ -463,7 +464,7 @@ fn is_empty(endpoint: &Endpoint) -> bool {
     endpoint.occupied() == 0 && endpoint.waiting().2 == 0
 }
 
-/// What nodes counted, for messages.
+/// The counts of nodes, for messages.
 trait EachStat {
     fn each_stat(&self) -> Vec<String>;
 }

@@ -1,6 +1,6 @@
 //! The bytes of a program, read one by one.
 
-/// What is left of a program. Zeros follow its end.
+/// The rest of a program. Zeros follow its end.
 pub(super) struct Tape<'p>(&'p [u8]);
 
 impl<'p> Tape<'p> {
@@ -32,14 +32,14 @@ impl<'p> Tape<'p> {
         taken
     }
 
-    /// A number with about as many bits as a byte says, so that all lengths are as likely.
+    /// A number with about as many bits as a byte says, so that all lengths are equally likely.
     pub fn number(&mut self) -> u64 {
         let byte = self.byte();
         match byte {
             0..64 => u64::from(byte),
             64..128 => 1 << (byte - 64),
             128..192 => (1 << (byte - 128)) - 1,
-            // The ends of what fits into 8, 16, 32 and 64 bits.
+            // The limits of 8, 16, 32 and 64 bits.
             192..224 => u64::MAX >> ((byte & 3) * 16) >> (u64::from(byte >> 2) & 7),
             224.. => u64::from(byte) << 8 | u64::from(self.byte()),
         }

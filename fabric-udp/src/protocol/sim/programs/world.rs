@@ -1,4 +1,4 @@
-//! What both nodes of a program did, as somebody sees it who sees both: what was sent, and what must arrive.
+//! The actions of both nodes of a program, from the viewpoint of an observer that sees both: what was sent, and what must arrive.
 
 use crate::protocol::CloseReason;
 use crate::protocol::Time;
@@ -11,7 +11,7 @@ use std::fmt;
 pub(super) struct End {
     pub node: u16,
     pub life: u32,
-    /// How this end names the session.
+    /// This end's name for the session.
     pub name: u32,
 }
 
@@ -20,17 +20,17 @@ pub(super) struct End {
 pub(super) struct Pushed {
     pub kind: PacketKind,
     pub len: usize,
-    /// It is of a message that was given up: the other driver may never see any of it.
+    /// Its message was given up, so the other driver need not see it.
     pub given_up: bool,
 }
 
-/// One lane, from who sends to the other driver.
+/// One lane, from its sender to the other driver.
 #[derive(Default)]
 pub(super) struct Lane {
     pub pushed: Vec<Pushed>,
-    /// How many the other driver has.
+    /// The number of packets that the other driver has.
     pub had: usize,
-    /// Where the message began that is being sent.
+    /// The first packet of the message that is being sent.
     pub open: Option<usize>,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Debug for Lane {
 }
 
 impl Lane {
-    /// Whether the other driver has all it must have.
+    /// Whether the other driver has everything that it must have.
     pub fn is_through(&self) -> bool {
         self.pushed[self.had..].iter().all(|packet| packet.given_up)
     }
@@ -53,9 +53,9 @@ pub(super) enum Fate {
     Running,
     /// Arrived, or sent.
     Done,
-    /// This end's driver gave it up.
+    /// This end's driver cancelled it.
     GivenUp,
-    /// It was told that the other end did, or that its source failed.
+    /// This end was told that the other end cancelled it, or that its source failed.
     Cancelled,
 }
 
@@ -77,18 +77,18 @@ impl fmt::Debug for Incoming {
     }
 }
 
-/// What one end of a session did.
+/// The actions of one end of a session.
 #[derive(Debug)]
 pub(super) struct Side {
     pub peer: End,
     pub lanes: [Lane; PRIORITIES],
     pub incoming: BTreeMap<u64, Incoming>,
     pub outgoing: BTreeMap<u64, Fate>,
-    /// When its driver closed it, and with what code.
+    /// The time and the code with which its driver closed it.
     pub closed: Option<(Time, u8)>,
-    /// Its driver knows that it is over, or its node was killed.
+    /// Its driver knows that it has ended, or its node was killed.
     pub ended: bool,
-    /// It ended in good order: all it sent must come to the other driver.
+    /// It ended in good order, so everything that it sent must reach the other driver.
     pub promised: bool,
 }
 
@@ -115,7 +115,7 @@ impl Side {
 #[derive(Default)]
 pub(super) struct World {
     pub ends: BTreeMap<End, Side>,
-    /// The network was so bad, or so many things happened, that sessions may have died of it.
+    /// The network was so bad, or so much happened, that sessions may have died.
     pub may_die: bool,
     pub has_idle: bool,
     pub both_asked: bool,
@@ -124,19 +124,19 @@ pub(super) struct World {
 }
 
 impl World {
-    /// An end that lives, with the other end living, too.
+    /// Whether an end and its other end both live.
     pub fn is_whole(&self, end: End) -> bool {
         self.ends
             .get(&end)
             .is_some_and(|side| !side.ended && self.ends.get(&side.peer).is_some_and(|other| !other.ended && other.peer == end))
     }
 
-    /// Everything that has to end has ended.
+    /// Whether everything that must end has ended.
     pub fn is_through(&self) -> bool {
         self.ends.iter().all(|(end, side)| side.ended || (self.is_whole(*end) && side.is_through()))
     }
 
-    /// An end is over: looks whether it may be.
+    /// Records the end of an end, and checks whether it was allowed.
     pub fn end(&mut self, now: Time, end: End, reason: CloseReason) {
         let other = self.ends.get(&self.ends[&end].peer);
         let other_lives = other.is_some_and(|other| !other.ended && other.closed.is_none());
@@ -146,24 +146,24 @@ impl World {
         let mut promised = false;
         match reason {
             CloseReason::Local => {
-                let (at, _) = side.closed.unwrap_or_else(|| panic!("{end:?} ended, and nobody closed it"));
+                let (at, _) = side.closed.unwrap_or_else(|| panic!("{end:?} ended, but no driver closed it"));
                 promised = now - at < self.dead_after && !self.may_die && other_lives;
             }
             CloseReason::ByPeer(code) => {
-                let other = other.unwrap_or_else(|| panic!("{end:?} was closed by nobody"));
+                let other = other.unwrap_or_else(|| panic!("{end:?} was closed by no driver"));
                 assert_eq!(other.closed.map(|(_, code)| code), Some(code), "{end:?}");
-                assert!(through, "{end:?} was closed in good order, and has not all: {other:?}");
+                assert!(through, "{end:?} was closed in good order, but data is missing: {other:?}");
             }
             CloseReason::Silent => {
-                assert!(self.may_die || !other_lives, "{end:?} ended as silent, and the other end lives");
+                assert!(self.may_die || !other_lives, "{end:?} ended as silent, but the other end lives");
             }
             CloseReason::Idle => assert!(self.has_idle, "{end:?} ended as idle"),
-            CloseReason::Replaced => assert!(self.restarted, "{end:?} was replaced by nobody"),
-            CloseReason::Duplicate => assert!(self.both_asked, "{end:?} is a duplicate of nothing"),
+            CloseReason::Replaced => assert!(self.restarted, "{end:?} was replaced, but no node restarted"),
+            CloseReason::Duplicate => assert!(self.both_asked, "{end:?} ended as a duplicate, but only one end asked"),
             other => panic!("{end:?} ended: {other:?}"),
         }
         if other.is_some_and(|other| other.promised) {
-            assert!(through, "{end:?} ended as {reason:?}; the other end had closed in good order, and not all arrived");
+            assert!(through, "{end:?} ended as {reason:?}; the other end had closed in good order, but data is missing");
         }
         let side = self.ends.get_mut(&end).expect("it was there");
         (side.ended, side.promised) = (true, promised);

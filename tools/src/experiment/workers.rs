@@ -1,6 +1,6 @@
 //! The processes of a measurement: started together, and gone together.
 
-use super::plan::Reply;
+use super::{COMMAND, Reply};
 use crate::exit::Failure;
 use crate::processes::requests_to_end;
 use doorbell::Space;
@@ -29,20 +29,12 @@ pub fn requested_end() -> Result<Arc<AtomicUsize>, Failure> {
     Ok(signal)
 }
 
-/// What workers have in common.
-#[derive(Clone, Copy)]
-pub struct Crew<'a> {
-    /// The name under which the command starts them.
-    pub command: &'a str,
-    /// The domain that they join.
-    pub domain: &'a str,
-    /// What one of them does, in words.
-    pub role: &'a dyn Fn(usize) -> &'static str,
-}
-
 /// The worker processes. Dropped, they are gone.
 pub struct Workers<'a> {
-    crew: Crew<'a>,
+    /// The domain that they join.
+    domain: &'a str,
+    /// What one of them does, in words.
+    role: &'a dyn Fn(usize) -> &'static str,
     children: Vec<Child>,
     answers: Receiver<(usize, String)>,
 }
@@ -57,10 +49,16 @@ enum Gravity {
 }
 
 impl<'a> Workers<'a> {
-    /// Starts so many, each with an order of its own.
-    pub fn start<O: Serialize>(crew: Crew<'a>, count: usize, order: impl Fn(usize) -> O) -> Result<Self, Failure> {
+    /// Starts so many of an experiment, each with an order of its own.
+    pub fn start<O: Serialize>(
+        name: &str,
+        domain: &'a str,
+        role: &'a dyn Fn(usize) -> &'static str,
+        count: usize,
+        order: impl Fn(usize) -> O,
+    ) -> Result<Self, Failure> {
         let (tell, answers) = channel();
-        let mut workers = Self { crew, children: Vec::new(), answers };
+        let mut workers = Self { domain, role, children: Vec::new(), answers };
         for node in 0..count {
             let unable = |error: &dyn std::fmt::Display| {
                 Failure::usage(format!("could not start process {node} of the measurement: {error}"), "")
@@ -68,7 +66,7 @@ impl<'a> Workers<'a> {
             let order = serde_json::to_string(&order(node)).map_err(|error| unable(&error))?;
             // The running program, even if the file was replaced meanwhile.
             let mut child = Command::new("/proc/self/exe")
-                .args([crew.command, &order])
+                .args([COMMAND, name, &order])
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -89,7 +87,7 @@ impl<'a> Workers<'a> {
     /// Waits until all are done, or all are stopped because one of them, or the user, made it necessary; then nothing is left of their domain.
     pub fn wait<F: DeserializeOwned>(mut self, signal: &AtomicUsize) -> Result<Vec<F>, Failure> {
         let found = self.gather(signal);
-        let domain = self.crew.domain;
+        let domain = self.domain;
         drop(self);
         if found.is_err() {
             // A worker that was killed could not remove its part of the domain. What fails here, `doorbell clean` can do.
@@ -109,7 +107,7 @@ impl<'a> Workers<'a> {
                 Ok((node, answer)) => {
                     running[node] = false;
                     let status = self.children[node].wait();
-                    let role = (self.crew.role)(node);
+                    let role = (self.role)(node);
                     let who = format!("{role} (node {node}, process {})", self.children[node].id());
                     match judge(&who, &answer, &status) {
                         Ok(found) => findings[node] = Some(found),
