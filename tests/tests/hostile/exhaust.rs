@@ -250,7 +250,8 @@ fn is_flooded(what: &str, network: bool, at_least: u64) {
     foe.kill();
     drop(foe);
     pair.end(node);
-    assert!(more[0] <= MORE_KIB, "{what}: {} KiB more after {sent} packets, {MORE_KIB} may be", more[0]);
+    // A sanitizer keeps freed memory for a while, so what a process holds says nothing there.
+    assert!(cfg!(sanitized) || more[0] <= MORE_KIB, "{what}: {} KiB more after {sent} packets, {MORE_KIB} may be", more[0]);
     assert!(more[1] <= MORE_THREADS, "{what}: {} threads more after {sent} packets", more[1]);
 }
 

@@ -245,7 +245,8 @@ fn a_node_that_sends_letters_and_reads_none_costs_its_home_little() {
     words[at::STOP].store(2, SeqCst);
     victim.end_well(PATIENCE);
     doorbell_shm::domain::clean(domain.space(), Some(domain.name()), true).unwrap();
-    assert!(grown <= GROWTH_MOST, "the victim grew by {} KiB", grown >> 10);
+    // A sanitizer keeps freed memory for a while, so what a process holds says nothing there.
+    assert!(cfg!(sanitized) || grown <= GROWTH_MOST, "the victim grew by {} KiB", grown >> 10);
     assert!(threads_most <= threads + THREADS_MOST, "the victim had {threads} threads, and then {threads_most}");
     domain.assert_empty();
 }
