@@ -360,11 +360,9 @@ impl Engine {
             // Else a target would ring for ever for a packet that is long gone.
             self.waited = false;
             for way in self.ways.iter() {
-                match way.state.is_anothers(me).then_some(()).map_or_else(|| way.state.enter(me), |()| None) {
-                    Some(mut state) => state.rest(),
-                    // Another thread has it: next time.
-                    None => self.waited = true,
-                }
+                // A way that another thread has is left for the next time.
+                let state = if way.state.is_anothers(me) { None } else { way.state.enter(me) };
+                state.map_or_else(|| self.waited = true, |mut state| state.rest());
             }
         }
         let timeout = self.fabric.arm(sleeper, timeout)?;
