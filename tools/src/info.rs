@@ -33,7 +33,7 @@ pub struct InfoArgs {
 /// Nodes a domain can have if its creator says nothing; as in [`doorbell::NodeBuilder::max_nodes`].
 const MAX_NODES: usize = 16;
 
-/// What is done where io_uring cannot be had.
+/// What a node uses where io_uring cannot be had.
 const WITHOUT_PORT: &str = "a node waits for the network by ppoll and a second thread";
 const WITHOUT_FILES: &str = "an I/O node reads and writes files by plain calls, so a slow medium holds up all its clients";
 

@@ -56,7 +56,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Sees that a file can be written here, so that a mistake is told before anything else is done. What is here stays as it is.
+    /// Sees that a file can be written here, so that a mistake is told before anything else is done. A file that is here stays as it is.
     pub fn at(path: &Path) -> io::Result<Self> {
         // `file_name` would leave the slash out, and the file would be refused only when it is whole.
         if path.as_os_str().as_bytes().ends_with(b"/") {
@@ -137,7 +137,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// What is written, and may be read.
+    /// The file itself, to be written and read.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -235,7 +235,21 @@ mod tests {
     }
 
     #[test]
+    fn a_new_file_has_the_rights_of_the_former_one_but_those_to_run_as_its_owner() {
+        let directory = Directory::new("rights");
+        let path = directory.0.join("file");
+        fs::write(&path, "former").unwrap();
+        for (before, after) in [(0o640, 0o640), (0o600, 0o600), (0o6755, 0o755)] {
+            fs::set_permissions(&path, Permissions::from_mode(before)).unwrap();
+            Output::at(&path).unwrap().write(b"new").unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, after, "{before:o}");
+        }
+    }
+
+    #[test]
     fn names_of_no_file_are_refused() {
+        let directory = Directory::new("slash");
+        assert!(Output::at(&directory.0.join("new/")).is_err(), "it would be refused only when it is whole");
         for path in ["/", ".", "..", "/dev/null", "/nothing/here"] {
             assert!(Output::at(Path::new(path)).is_err(), "{path}");
         }

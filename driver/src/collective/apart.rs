@@ -47,7 +47,7 @@ impl Apart {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes on with what is under way; begins `next` if nothing is. True when it is over: its memory is not touched any more. Whoever has the team's
+    /// Goes on with what is under way; begins `next` if nothing is. True when it is over: its memory is not touched any more. Any thread that has the team's
     /// state locked calls it, so one thread at a time.
     ///
     /// The application's reduction runs with nothing locked here: it may call this node, whose engine gives and takes packets meanwhile. The
@@ -91,7 +91,7 @@ impl Apart {
         }
     }
 
-    /// The others are to know that nothing goes on any more. What is under way ends with its next step.
+    /// The others are to know that nothing goes on any more. An operation under way ends with its next step.
     pub fn tell_end(&self) {
         self.lock().streams.give_up();
     }

@@ -137,7 +137,7 @@ impl Heard {
         self.notes.get(&(node, life))?.iter().find(|note| note.lineage == lineage)
     }
 
-    /// What was said of a lineage does not count any more.
+    /// Forgets all notes about a lineage.
     pub fn forget_lineage(&mut self, lineage: u64) {
         self.notes.values_mut().for_each(|notes| notes.retain(|note| note.lineage != lineage));
     }

@@ -34,7 +34,7 @@ struct Found {
     staging: Option<Region<u8>>,
 }
 
-/// What is to be dropped, and the token that goes with it.
+/// An end that is to be dropped, and the token that goes with it.
 type End = (Option<Outlet>, Option<Region<u8>>, Arc<()>);
 
 /// Those that are seen to.
@@ -43,7 +43,7 @@ pub(super) struct Introductions {
     waiting: Vec<Newcomer>,
     /// The thread that drops what takes long.
     ends: Option<Sender<End>>,
-    /// Of which nodes something is still to be dropped.
+    /// The nodes that still have ends to be dropped.
     ending: Vec<(NodeId, Weak<()>)>,
     /// Nobody else waits any more.
     over: bool,

@@ -13,7 +13,7 @@ pub const WAITS_MAX: usize = 256;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// For whom something is done. Each has a number of threads of its own, so that none can keep them from the others. What comes beyond waits for one of the own to be free.
+/// The node that a job is done for. Each has a number of threads of its own, so that none can keep them from the others. A job beyond them waits for one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Customer {
     /// This node.
@@ -47,7 +47,7 @@ pub struct Clerks {
 struct State {
     /// What a thread may begin at once. Each is counted in `busy` already.
     ready: VecDeque<(Customer, Job)>,
-    /// What waits for others of its customer to end.
+    /// Jobs that wait for others of their customer to end.
     held: VecDeque<(Customer, Job)>,
     /// How many jobs of each customer are ready or under way; of those that have any.
     busy: Vec<(Customer, usize)>,

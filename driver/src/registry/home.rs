@@ -459,7 +459,7 @@ impl Registry {
         place.and_then(|place| OpenKey::new(self.membership.clone(), place)).ok_or(LockFault::Destroyed)
     }
 
-    /// Who is about to be home, as this node agreed to not long ago.
+    /// The node that is about to be home, as this node agreed to not long ago.
     pub fn agreed_to(&self) -> Option<Home> {
         self.agreed.filter(|(_, when)| when.elapsed() < AGREED).map(|(home, _)| home)
     }

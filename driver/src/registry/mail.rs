@@ -62,7 +62,7 @@ pub struct Mail {
     /// Keys that this node has opened while the registry was elsewhere, and which of its threads has them. Here, as what an answer gives has to be noted
     /// before anybody can ask about it.
     pub opened: Vec<Entry>,
-    /// Who waits for how many answers of ours: those that nobody gave so far, and those in `out`.
+    /// How many answers each node is owed: those that nobody gave so far, and those in `out`.
     owed: Vec<(NodeId, Incarnation, usize)>,
 }
 

@@ -84,6 +84,37 @@ fn who_reads_no_answers_has_few_kept() {
     assert_eq!(books.letters(OTHER), 1);
 }
 
+/// A node that reads nothing has the latest note about each team kept for it, and no earlier one.
+#[test]
+fn a_note_takes_the_place_of_one_that_has_not_left() {
+    let mut books = Books::new("notes");
+    for attempt in 0..1000_u32 {
+        for team in 0..2_u64 {
+            let note = [&team.to_le_bytes()[..], &attempt.to_le_bytes()].concat();
+            books.mail.inform(PEER.0, PEER.1, note);
+        }
+    }
+    assert_eq!(books.letters(PEER), 2);
+    assert!(books.mail.out.iter().all(|letter| letter.bytes.ends_with(&999_u32.to_le_bytes())));
+    books.mail.inform(OTHER.0, OTHER.1, vec![0; 12]);
+    assert_eq!(books.letters(OTHER), 1);
+}
+
+/// A node that claims the last term of all, and dies, leaves terms for the others.
+#[test]
+fn no_claim_takes_all_terms_that_are_left() {
+    let mut books = Books::new("terms");
+    for (id, term) in [(1, wire::TERM_MAX), (2, wire::TERMS_AHEAD_MAX + 1)] {
+        assert_eq!(books.take(PEER, ASK | id, &wire::encode(&Ask::Claim { term, from: 0 })), Verdict::Taken);
+        books.deal();
+        books.registry.learn_last(home(PEER, term));
+        assert_eq!(books.registry.last(), None, "{term}");
+    }
+    assert_eq!(books.take(PEER, ASK | 3, &wire::encode(&Ask::Claim { term: 7, from: 0 })), Verdict::Taken);
+    books.deal();
+    assert_eq!(books.registry.last(), Some(home(PEER, 7)));
+}
+
 #[test]
 fn who_reads_its_answers_has_any_number() {
     let mut books = Books::new("read");

@@ -177,13 +177,13 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// What is told of a key that was taken.
+    /// The answer about a key that was taken.
     pub fn taken(key: Key<'_>, damaged: bool) -> Self {
         let dead = if damaged { key.dead().map_or(0, OwnerId::bits) } else { 0 };
         Answer::Taken { damaged, dead }
     }
 
-    /// What is told of a key that was found or made, and that a node uses from now on.
+    /// The answer about a key that was found or made, and that a node uses from now on.
     pub fn key(key: Key<'_>, term: u64, name: &str, user: NodeId) -> Self {
         key.set_user(user, true);
         let place = key.place();

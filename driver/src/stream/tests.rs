@@ -78,7 +78,7 @@ fn open(streams: &mut Streams, from: (NodeId, Incarnation), number: u32) {
     let _ = streams.take(from, wire::tag(Kind::Open, number), Payload::private(&bytes));
 }
 
-/// What was said to a node so far, which has gone.
+/// The packets for a node so far, which count as sent.
 fn said(streams: &mut Streams, to: (NodeId, Incarnation)) -> Vec<(Kind, u64)> {
     let all = std::mem::take(&mut streams.out).into_iter().filter(|word| word.to == to);
     all.filter_map(|word| Some((wire::parse(word.tag)?.0, *word.bytes.first().unwrap_or(&0) as u64))).collect()

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub const LINKS_MAX: usize = 4;
 /// The length of a domain key.
 const KEY_BYTES: usize = 32;
-/// What is read of a key's file at most: digits, and blanks around them.
+/// The most bytes that are read of a key's file: digits, and blanks around them.
 const KEY_FILE_MOST: u64 = 4096;
 
 /// A node's network options.

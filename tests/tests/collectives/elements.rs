@@ -233,7 +233,7 @@ impl Driver {
 #[test]
 fn a_reduction_that_waits_does_not_hold_up_the_engine_of_its_node() {
     for ground in ALL {
-        // Whoever waits without sleep goes on with its collective by itself, and not in the middle of the engine.
+        // A thread that waits without sleep goes on with its collective by itself, and not in the middle of the engine.
         with_teams(ground, (Progress::Inline, Wait::Spin), move |node, team, _| {
             let driver: &'static Driver = Box::leak(Box::default());
             std::thread::scope(|scope| {

@@ -33,7 +33,7 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     let gone = guard.owner();
     nb.abandon();
     check_heirs([&a, &c], gone);
-    // What is over can't give it up.
+    // An operation that is over can't give the turn up.
     let held = lock_sound(&a);
     drop(guard);
     assert_eq!(a.get().unwrap(), Value::Owner(held.owner()), "a dead one unlocked it");

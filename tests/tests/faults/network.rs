@@ -160,7 +160,7 @@ pub fn has_no_io_uring() {
 
 // ---- death
 
-/// What is told in shared words.
+/// The words that the processes share.
 mod at {
     /// The processes that are ready.
     pub const READY: usize = 0;

@@ -91,7 +91,7 @@ impl Way {
                     pushed
                 }
                 Self::Network { fabric, links } => {
-                    // What is sent is acknowledged, but nothing is taken.
+                    // Packets are acknowledged, but nothing is taken.
                     let mut held = fabric.lock().unwrap();
                     held.poll(&mut Deaf, 64);
                     // Else nothing is taken in; the honest node is met, too.

@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// What is told in shared words.
+/// The words that the processes share.
 mod at {
     /// The port of the victim's network.
     pub const PORT: usize = 0;

@@ -42,7 +42,7 @@ pub(crate) const VICTIM: u16 = 0;
 pub(crate) const HONEST: u16 = 1;
 pub(crate) const HOSTILE: u16 = 2;
 
-/// What is told in shared words.
+/// The words that the processes share.
 pub(crate) mod at {
     /// The hostile and the honest node are to end.
     pub const STOP: usize = 0;

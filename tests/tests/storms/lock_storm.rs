@@ -477,7 +477,7 @@ pub fn hold() {
         let has_to = words[at::doing(0)].load(SeqCst);
         match (has_to, guard.take()) {
             (IN, None) => guard = Some(key.lock_by(soon()).unwrap()),
-            // Whoever waits has it from here on.
+            // The waiter has it from here on.
             (OUT, Some(_)) => {}
             (_, same) => guard = same,
         }

@@ -34,7 +34,7 @@ pub trait Experiment: Clone + Serialize + DeserializeOwned {
     const NAME: &'static str;
     /// What one process finds.
     type Found: Serialize + DeserializeOwned;
-    /// What is shown of what all of them found.
+    /// The rows of all findings.
     type Row;
 
     /// How its processes run.
@@ -180,7 +180,7 @@ impl<F> From<Trouble> for Reply<F> {
 
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
-    /// Of which experiment.
+    /// The experiment it belongs to.
     name: String,
     /// What to do, in JSON.
     order: String,

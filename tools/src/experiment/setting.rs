@@ -6,7 +6,7 @@ use doorbell::{Error, Node, NodeBuilder, Wait};
 use doorbell_fabric::ParseIdError;
 use serde::{Deserialize, Serialize};
 
-/// What is the same for all processes of an experiment.
+/// Settings that all processes of an experiment share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setting {
     /// The name of the domain.
@@ -63,5 +63,5 @@ impl Setting {
     }
 }
 
-/// What is said where processes have no processors of their own.
+/// The warning where processes have no processors of their own.
 pub const FREE: &str = "the processes were free to change processors: --pin 0,1 gives steadier figures";

@@ -33,7 +33,7 @@ Examples:
 
 With --verify the copy is read back from where it was written, and its checksum (XXH3, 64 bits) compared with that of what was sent.
 A copy to this machine is written beside its place and takes it when it is whole: if the command is interrupted or something fails, what was there stays.
-At an I/O node a file that is there is written over from its beginning and cut at the end. What was copied there in part stays, with what was there before
+At an I/O node a file that is there is written over from its beginning and cut at the end. A copy that was cut short stays there, with the rest of the former file
 behind it.")]
 pub struct CopyArgs {
     /// What to copy: PATH, io:PATH or NODE:PATH

@@ -27,7 +27,7 @@ pub struct Outcome {
 /// A plan, and what its processes are handed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pairs {
-    /// What is measured.
+    /// The measurement.
     pub plan: Plan,
     /// The descriptors of both ends of a plain UDP socket for each pair, if the floor is one.
     pub sockets: Vec<[i32; 2]>,

@@ -6,7 +6,7 @@ use doorbell_benches::floor::{DATAGRAM_MOST, Shape};
 use doorbell_benches::stats::Samples;
 use serde::{Deserialize, Serialize};
 
-/// What is measured.
+/// The measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Test {
@@ -91,7 +91,7 @@ pub struct Leg {
 /// What all workers of a measurement do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What is measured.
+    /// The measurement.
     pub test: Test,
     /// How the processes run.
     pub setting: Setting,
@@ -148,7 +148,7 @@ impl Arrival {
 /// What a section goes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// What is measured.
+    /// The measurement.
     Driver,
     /// The floor, in the cheapest way for messages of the size.
     Floor,

@@ -108,7 +108,7 @@ pub enum Floors<'a> {
 
 /// One side of a pair, ready for its sections.
 pub struct Sections<'a> {
-    /// What is measured.
+    /// The measurement.
     pub plan: &'a Plan,
     /// Which side it is.
     pub side: Side,

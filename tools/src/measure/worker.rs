@@ -38,7 +38,7 @@ pub fn work(pairs: &Pairs, place: &Place) -> Result<Vec<Finding>, Trouble> {
         probe: probes.then(|| (HopProbe::new(&pair, side, &probing), place.ns_per_tick)),
         patience,
     };
-    // Whoever is sent a stream takes it from anybody.
+    // A node takes streams from anybody.
     let from = Match::any();
     let driver = Driver { node: &node, peer: peer.as_ref(), to, from, patience, landing, loan: plan.loan, mode };
     let floors = socket.map_or_else(|| Floors::Memory(Floor::new(&pair, side, patience)), Floors::Udp);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// What takes longer waits for ever.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is at a path.
+/// The kind of file at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Regular,
@@ -31,7 +31,7 @@ enum Kind {
 
 const KINDS: [Kind; 6] = [Kind::Regular, Kind::Fifo, Kind::Directory, Kind::Link, Kind::Dangling, Kind::Absent];
 
-/// What comes of it.
+/// The outcome.
 #[derive(Clone, Copy, Debug)]
 enum Comes {
     /// Exit code 0, and everything stays as it was but for an output.
@@ -53,7 +53,7 @@ struct Row {
     variable: Option<&'static str>,
     /// What a regular file holds.
     holds: &'static [u8],
-    /// What is written, if it is an output.
+    /// The content, if the path is an output.
     output: Option<Written>,
     /// In the order of [`KINDS`].
     comes: [Comes; 6],
@@ -284,7 +284,7 @@ fn run(mut command: Command, serves: bool) -> Option<Ended> {
     Some(Ended { code: status.code(), stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() })
 }
 
-/// What is wrong with one kind of file at one path, if something is.
+/// The fault with one kind of file at one path, if there is one.
 fn wrong(row: &Row, kind: Kind, comes: Comes, served: &Served, directory: &Path) -> Option<String> {
     fs::create_dir(directory).unwrap();
     make(kind, directory, row.holds);

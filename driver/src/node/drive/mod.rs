@@ -466,7 +466,7 @@ impl Shared {
     fn sleep(&self, sleeper: u32, timeout: Duration) {
         let Some(network) = &self.network else { return self.bell().sleep_as(sleeper, timeout) };
         let park = Park { bell: self.bell().word(), expected: sleeper, timeout, writable: false };
-        // Whoever had the helm before may be on its way out of here: the bell does not say its number any more.
+        // The former leader may be on its way out of here: the bell does not say its number any more.
         let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(port) = &mut *port else { return self.bell().sleep_as(sleeper, timeout) };
         if let Err(error) = port.park(park) {

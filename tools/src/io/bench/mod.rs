@@ -80,7 +80,7 @@ pub struct BenchArgs {
     domain: Option<Domain>,
 }
 
-/// What is measured.
+/// The measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -110,7 +110,7 @@ pub enum Engine {
     Plain,
 }
 
-/// What is measured.
+/// The measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// How both processes run.

@@ -51,7 +51,7 @@ pub struct Round {
 
 /// What a process has at hand.
 pub struct Member {
-    /// What is measured.
+    /// The measurement.
     pub plan: Plan,
     /// What it has as a process.
     pub place: Place,

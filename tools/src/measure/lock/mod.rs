@@ -92,7 +92,7 @@ pub struct LockArgs {
     udp: UdpArgs,
 }
 
-/// What is measured.
+/// The measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// How the processes run.
@@ -108,9 +108,9 @@ pub struct Plan {
 /// A section of it, by processes of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
-    /// What is measured in all.
+    /// All measurements.
     pub plan: Plan,
-    /// What is measured by these.
+    /// The measurement of these.
     pub kind: Kind,
 }
 
