@@ -501,3 +501,23 @@ fn no_node_has_all_lanes() {
     assert!(again.len() + back.len() + more <= 4);
     assert!(claim(7, 9).is_some());
 }
+
+/// Threads of one node that claim lanes at once count before any of them has one. The node gets its share all the same, and no more.
+#[test]
+#[cfg_attr(miri, ignore = "too many threads")]
+fn threads_that_claim_at_once_get_the_share_of_their_node() {
+    const THREADS: usize = 8;
+    for round in 0..200 {
+        let device = Device::new(THREADS);
+        let start = std::sync::Barrier::new(THREADS);
+        let claim = || {
+            start.wait();
+            usize::from(Writer::claim(&device.view(), (NodeId(5), LIFE), None, |_, _| true).is_some())
+        };
+        let got: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(claim)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(got, THREADS / 2, "round {round}");
+    }
+}
