@@ -18,10 +18,35 @@ use super::form::{Form, word_bytes};
 use super::operate::{Add, And, Div, Max, Min, Mul, Operate, Or, Rem, Set, Shl, Shr, Sub, Xor};
 use super::word::{Word, is_taken};
 use super::{AtomicValue, Nothing, Old, Tier};
+use crate::node::install::Install;
+use crate::region::remote::{Remote, UPDATE_BYTES, Update, Updates};
 use std::sync::atomic::Ordering;
 
-/// Bytes of an update.
-pub const REQUEST_BYTES: usize = 40;
+/// How this node's engine does updates for others.
+pub(crate) const UPDATES: Updates = Updates { read, perform };
+
+inventory::submit!(Install {
+    order: Install::AFTER_ENGINE,
+    install: |shared| {
+        if let Ok(mut engine) = shared.check().and_then(|me| shared.enter(me, "join")) {
+            engine.service::<Remote>().do_updates(UPDATES);
+        }
+    }
+});
+
+fn read(bytes: &[u8; UPDATE_BYTES]) -> Option<Update> {
+    AtomicRequest::from_bytes(bytes).filter(AtomicRequest::is_possible).map(|request| request.to_update())
+}
+
+/// # Safety
+/// As [`AtomicRequest::perform`].
+unsafe fn perform(bytes: &[u8; UPDATE_BYTES], at: *mut u8) -> [u8; 16] {
+    match AtomicRequest::from_bytes(bytes) {
+        // SAFETY: caller.
+        Some(request) => unsafe { request.perform(at) },
+        None => [0; 16],
+    }
+}
 
 const FETCH: u8 = 1;
 
@@ -161,9 +186,14 @@ impl AtomicRequest {
         Some(Self { op, of: TypeCode::of::<T>()?, fetch, operand, expected: [0; 16] })
     }
 
+    /// As the engine carries it.
+    pub fn to_update(&self) -> Update {
+        Update { bytes: self.to_bytes(), cell: self.of.bytes(), fetch: self.fetch }
+    }
+
     /// To be sent.
-    pub fn to_bytes(&self) -> [u8; REQUEST_BYTES] {
-        let mut bytes = [0; REQUEST_BYTES];
+    pub fn to_bytes(&self) -> [u8; UPDATE_BYTES] {
+        let mut bytes = [0; UPDATE_BYTES];
         bytes[0] = self.op as u8;
         bytes[1] = (self.of.kind as u8) << 4 | self.of.log2;
         bytes[2] = if self.fetch { FETCH } else { 0 };
@@ -173,7 +203,7 @@ impl AtomicRequest {
     }
 
     /// From what was received; `None` if it is nothing that a node says: no operator of that type, or a division by zero.
-    pub fn from_bytes(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8; UPDATE_BYTES]) -> Option<Self> {
         let (op, of) = (OpCode::from_number(bytes[0])?, TypeCode::from_number(bytes[1])?);
         let (mut operand, mut expected) = ([0; 16], [0; 16]);
         operand.copy_from_slice(&bytes[8..24]);

@@ -208,7 +208,7 @@ impl<E: Element> RemoteCell<E> {
     /// Begins what the node is asked to do that only the network reaches.
     fn begin(&self, request: AtomicRequest) -> Result<(Token, BatonGuard<'_, Engine>, Arc<Op>)> {
         assert!(!request.divides_by_zero(), "attempt to divide a cell by zero");
-        self.node.shared().begin_update_apart(&self.place, request, UPDATE)?.ok_or_else(|| self.gone())
+        self.node.shared().begin_update_apart(&self.place, request.to_update(), UPDATE)?.ok_or_else(|| self.gone())
     }
 
     /// Has the node do it, and waits for the old value, if that is asked for.

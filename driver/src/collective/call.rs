@@ -2,6 +2,7 @@
 
 use super::core::{Body, Core, Kept, Place, STARTED_MAX, State, Sync, Task, Tell, check_outside};
 use super::memory::Memory;
+use super::table::Teams;
 
 use super::watch::ChannelStep::{Acquired, Available, PointReached, Posted, SynchronisationPosted};
 use super::what::{What, too_long};
@@ -48,7 +49,7 @@ impl Core {
         let is_over = state.is_idle();
         drop(state);
         if !is_over {
-            self.shared.enter(me, "start a collective")?.keep_team(self);
+            self.shared.enter(me, "start a collective")?.service::<Teams>().keep(self);
             self.shared.hand_over();
         }
         Ok(op)
@@ -94,7 +95,7 @@ impl Core {
             memory => {
                 if memory.is_none() {
                     // Its packets go with turns of the engine.
-                    self.shared.enter(me, operation)?.keep_team(self);
+                    self.shared.enter(me, operation)?.service::<Teams>().keep(self);
                 }
                 state.ended = None;
                 let number = self.post(&mut state, false, Tell::Caller, |number| what.body(self, number))?;
@@ -112,7 +113,7 @@ impl Core {
             let is_idle = state.is_idle();
             drop(state);
             if !is_idle {
-                self.shared.enter(me, operation)?.keep_team(self);
+                self.shared.enter(me, operation)?.service::<Teams>().keep(self);
             }
             if let Looked::Failed(error) = looked {
                 return Err(*error);
@@ -124,7 +125,7 @@ impl Core {
         state.hand(number, &op);
         drop(state);
         let guard = Withdraw { core: self, op: &op };
-        self.shared.enter(me, operation)?.keep_team(self);
+        self.shared.enter(me, operation)?.service::<Teams>().keep(self);
         self.shared.hand_over();
         let in_time = self.shared.drive(me, &op, deadline, |_| false)?;
         let is_over = op.is_done();

@@ -17,8 +17,8 @@ use super::net::{Failure, Run};
 use super::watch::ChannelStep::{Acquired, Available, Moved, PointReached, Posted, Queued, SynchronisationPosted};
 use super::watch::{ChannelStats, ChannelStep, Counts, Watch};
 use crate::engine::op::{Op, Outcome};
-use crate::engine::turn::Gone;
 use crate::error::{Error, TeamFault};
+use crate::message::service::Gone;
 use crate::node::Shared;
 use crate::{Incarnation, NodeId, Result};
 use doorbell_shm::domain::PeerInbox;
@@ -259,7 +259,7 @@ impl Core {
                     word if word & DAMAGED != 0 => Gone::Damaged,
                     _ => Gone::Died,
                 };
-                Some(why.error(node, incarnation))
+                Some(why.error((node, incarnation).into()))
             }
         }
     }

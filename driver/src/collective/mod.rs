@@ -9,18 +9,15 @@ mod memory;
 mod net;
 mod pending;
 pub mod reduction;
+mod service;
 mod table;
 mod team;
 mod watch;
 mod what;
 
-pub(crate) use core::Core;
 pub use core::{STARTED_MAX, Sync};
-pub(crate) use formation::Note;
 pub use net::Algorithm;
 pub use pending::Collective;
-pub(crate) use table::PRIORITY;
-pub use table::Teams;
 pub use team::{Batch, CHANNELS_MAX, MEMBERS_MAX, SLOT_MAX, SLOT_MIN, Team, TeamBuilder, Value};
 pub use watch::{ChannelEvent, ChannelStats, ChannelStep};
 

@@ -5,7 +5,7 @@ use super::core::Core;
 use super::formation::{Heard, Note};
 use super::net::team_of;
 use super::watch::{ChannelStats, Counts};
-use crate::engine::turn::Gone;
+use crate::message::service::{Gone, PeerId};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -27,6 +27,8 @@ struct Attempts {
 /// All of them.
 #[derive(Default)]
 pub struct Teams {
+    /// Notes that are to go to other nodes.
+    pub(super) notes: VecDeque<(PeerId, Vec<u8>)>,
     /// To be told who is gone, and to be given what comes, with their lineages.
     all: Vec<(Weak<Core>, u64)>,
     /// Those of which operations wait for others.
@@ -70,6 +72,15 @@ impl Teams {
             && let Some(forgotten) = self.attempts.remove(at)
         {
             self.heard.forget_lineage(forgotten.lineage);
+        }
+    }
+
+    /// Says something about a team that is to be. Only the latest note about a lineage counts, so it takes the place of an older one that has not left:
+    /// a peer that reads nothing has one note kept for it.
+    pub(crate) fn inform(&mut self, to: PeerId, note: Vec<u8>) {
+        match self.notes.iter_mut().find(|(node, older)| *node == to && older.first_chunk::<8>() == note.first_chunk()) {
+            Some((_, older)) => *older = note,
+            None => self.notes.push_back((to, note)),
         }
     }
 
@@ -163,7 +174,7 @@ impl Teams {
     }
 
     /// Whether a thread of this node waits for something that is to come by a lane.
-    pub fn awaits(&self, lane: usize) -> bool {
+    pub fn awaits_by(&self, lane: usize) -> bool {
         let is_its = |core: &Arc<Core>| {
             let Some(apart) = core.apart() else { return false };
             core.others().any(|(rank, node, _)| node.index() == lane / PRIORITIES && apart.awaits(rank))
@@ -198,5 +209,22 @@ mod tests {
             teams.next_attempt(1 << 20 | lineage);
         }
         assert_eq!(teams.next_attempt(7).0, 1);
+    }
+
+    /// A node that reads nothing has the latest note about each team kept for it, and no earlier one.
+    #[test]
+    fn a_note_takes_the_place_of_one_that_has_not_left() {
+        let mut teams = Teams::default();
+        let (peer, other) = (PeerId::from((NodeId(3), Incarnation(1))), PeerId::from((NodeId(4), Incarnation(1))));
+        for attempt in 0..1000_u32 {
+            for team in 0..2_u64 {
+                teams.inform(peer, [&team.to_le_bytes()[..], &attempt.to_le_bytes()].concat());
+            }
+        }
+        teams.inform(other, vec![0; 12]);
+        let mut kept = teams.notes.iter().map(|(to, note)| (*to, &note[8..])).collect::<Vec<_>>();
+        kept.sort_unstable();
+        let last = 999_u32.to_le_bytes();
+        assert_eq!(kept, [(peer, &last[..]), (peer, &last[..]), (other, &[0; 4][..])]);
     }
 }

@@ -8,6 +8,7 @@ use super::memory::{Layout, Memory, Span};
 use super::net::Algorithm;
 use super::pending::Collective;
 use super::reduction::Reduction;
+use super::table::Teams;
 use super::watch::{ChannelEvent, ChannelStats, Watch};
 use super::what::{What, part, whole};
 use crate::engine::op::Op;
@@ -210,7 +211,7 @@ impl TeamBuilder {
             return Err(Error::Invalid { what });
         }
         let id = lineage_number(&self.label, fellows.iter().map(|fellow| (fellow.node, fellow.life)));
-        let (attempt, used) = shared.enter(me, "form a team")?.next_attempt(id);
+        let (attempt, used) = shared.enter(me, "form a team")?.service::<Teams>().next_attempt(id);
         let lineage = Lineage { id, list: fellows, _used: used };
         let set = vec![true; lineage.list.len()];
         Team::agree(self, lineage, set, attempt, deadline, false)
@@ -306,7 +307,7 @@ impl Team {
                 let bytes = agreement.note(offered).encode();
                 for (at, fellow) in lineage.list.iter().enumerate() {
                     if agreement.set[at] && at != rank {
-                        engine.send_note(fellow.node, fellow.life, bytes.clone());
+                        engine.service::<Teams>().inform((fellow.node, fellow.life).into(), bytes.clone());
                     }
                 }
                 engine.push(me);
@@ -314,16 +315,17 @@ impl Team {
             let gone = |(at, fellow): (usize, &Fellow)| Some((at, *fellow, engine.gone(fellow.node, fellow.life)?));
             if let Some((at, Fellow { node, life }, why)) = others().filter(|(at, _)| agreement.set[*at]).find_map(gone) {
                 if !shrinks {
-                    return Err(why.error(node, life));
+                    return Err(why.error((node, life).into()));
                 }
                 agreement.without(at);
                 say = true;
                 continue;
             }
-            let said = |at: usize| engine.heard(lineage.list[at].node, lineage.list[at].life, lineage.id);
+            let teams = engine.service::<Teams>();
+            let seen = teams.heard().version;
+            let said = |at: usize| teams.said(lineage.list[at].node, lineage.list[at].life, lineage.id);
             let next = agreement.look(said);
             let boxes = (agreement.is_apart() && matches!(next, Next::Map { .. })).then(|| agreement.boxes(said));
-            let seen = engine.notes_heard();
             drop(engine);
             say = true;
             match next {
@@ -341,7 +343,7 @@ impl Team {
                         let watch = builder.watch.clone();
                         let made = Core::new(shared.clone(), way, fellows(), place, Vec::new(), builder.sync, watch);
                         let made = Arc::new(made);
-                        shared.enter(me, OPERATION)?.enter_team(&made, lineage.id, agreement.attempt);
+                        shared.enter(me, OPERATION)?.service::<Teams>().enter(&made, lineage.id, agreement.attempt);
                         core = Some(made);
                     } else {
                         if owner != rank {
@@ -382,7 +384,7 @@ impl Team {
                 Next::Done => {
                     let Some(core) = core.take() else { return Err(Error::Cancelled) };
                     let mut engine = shared.enter(me, OPERATION)?;
-                    engine.enter_team(&core, lineage.id, agreement.attempt);
+                    engine.service::<Teams>().enter(&core, lineage.id, agreement.attempt);
                     // Whoever went since is not heard of by its end.
                     for fellow in &core.fellows {
                         if let Some(why) = engine.gone(fellow.node, fellow.life) {
@@ -390,7 +392,7 @@ impl Team {
                         }
                     }
                     if core.apart().is_some_and(Apart::wants) {
-                        engine.keep_team(&core);
+                        engine.service::<Teams>().keep(&core);
                     }
                     drop(engine);
                     gives_up.over.set(true);
@@ -407,7 +409,7 @@ impl Team {
             }
             let most = Instant::now() + Duration::from_millis(25);
             let until = deadline.map_or(most, |deadline| deadline.min(most));
-            shared.drive(me, &Op::new(), Some(until), |engine| engine.notes_heard() != seen)?;
+            shared.drive(me, &Op::new(), Some(until), |engine| engine.service::<Teams>().heard().version != seen)?;
             shared.check_peers(me);
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(Error::Timeout { operation: OPERATION, node: None });
@@ -875,7 +877,7 @@ impl Drop for GivesUp<'_> {
             near: vec![true; self.lineage.list.len()],
         };
         for fellow in self.lineage.list.iter().filter(|fellow| fellow.node != self.node.id()) {
-            engine.send_note(fellow.node, fellow.life, note.encode());
+            engine.service::<Teams>().inform((fellow.node, fellow.life).into(), note.encode());
         }
         engine.push(me);
     }

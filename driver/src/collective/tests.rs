@@ -1,6 +1,7 @@
 //! Teams with a member that follows no rules.
 
 use super::formation::{Note, Stage, lineage_number};
+use super::table::Teams;
 use crate::error::TeamFault;
 use crate::{Error, Event, Match, Node, NodeId, Space};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ const LONG: Duration = Duration::from_secs(20);
 fn say(node: &Node, to: &Node, note: &Note) {
     let me = node.shared().check().unwrap();
     let mut engine = node.shared().enter(me, "test").unwrap();
-    engine.send_note(to.id(), to.incarnation(), note.encode());
+    engine.service::<Teams>().inform((to.id(), to.incarnation()).into(), note.encode());
     engine.push(me);
 }
 
@@ -20,7 +21,7 @@ fn heard(node: &Node, of: &Node, lineage: u64) -> Option<u32> {
     let me = node.shared().check().unwrap();
     let mut engine = node.shared().enter(me, "test").unwrap();
     engine.turn(me, false);
-    engine.heard(of.id(), of.incarnation(), lineage).map(|note| note.attempt)
+    engine.service::<Teams>().said(of.id(), of.incarnation(), lineage).map(|note| note.attempt)
 }
 
 /// The third member leaps to the last attempts that there are, and drops itself there. The other two find no fault with each other.

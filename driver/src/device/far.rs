@@ -1,7 +1,7 @@
 //! How a thread sends to a device of another machine: it gives the message to the engine, and drives until it has gone.
 
 use super::fault;
-use super::net::{Dropped, Far};
+use super::net::{Devices, Dropped, Far};
 use super::sender::{DeviceSender, SEND, Way};
 use crate::Result;
 use crate::engine::baton::Token;
@@ -28,7 +28,7 @@ fn wait<T>(
         let op = {
             let mut engine = shared.enter(me, SEND)?;
             engine.push(me);
-            let Some(far) = engine.devices().far(stream) else { return Err(Error::Closed) };
+            let Some(far) = engine.service::<Devices>().far(stream) else { return Err(Error::Closed) };
             if let Some(found) = look(far) {
                 engine.push(me);
                 return Ok(Some(found));
@@ -52,13 +52,13 @@ fn timeout(operation: &'static str) -> Error {
 
 /// Finds who feeds a device.
 pub(super) fn open(shared: &Shared, me: Token, name: &str) -> Result<Way> {
-    let (stream, dropped) = shared.enter(me, SEND)?.devices().open(name);
+    let (stream, dropped) = shared.enter(me, SEND)?.service::<Devices>().open(name);
     let found = wait(shared, me, (name, stream), Some(Instant::now() + PATIENCE), |far| far.message_max);
     match found {
         Ok(Some(message_max)) => Ok(Way::Far { stream, message_max, dropped, not_sync: PhantomData }),
         Ok(None) | Err(_) => {
             if let Ok(mut engine) = shared.enter(me, SEND) {
-                engine.devices().close(stream);
+                engine.service::<Devices>().close(stream);
             }
             Err(found.err().unwrap_or_else(|| fault(SEND, name, DeviceFault::Absent)))
         }
@@ -89,7 +89,7 @@ pub(super) fn send(
 pub(super) fn try_send(sender: &DeviceSender, me: Token, stream: u32, thread: u32, tag: u64, parts: &[&[u8]]) -> Result<bool> {
     let mut engine = sender.shared.enter(me, SEND)?;
     engine.turn(me, false);
-    let Some(far) = engine.devices().far(stream) else { return Err(Error::Closed) };
+    let Some(far) = engine.service::<Devices>().far(stream) else { return Err(Error::Closed) };
     if let Some(why) = far.failed() {
         return Err(fault(SEND, sender.name(), why));
     }
@@ -107,7 +107,7 @@ pub(super) fn try_send(sender: &DeviceSender, me: Token, stream: u32, thread: u3
 /// An error if nobody feeds the device any more; if nobody does for now, whoever does is looked for from here on.
 pub(super) fn check_there(sender: &DeviceSender, me: Token, stream: u32) -> Result<()> {
     let mut engine = sender.shared.enter(me, SEND)?;
-    let Some(far) = engine.devices().far(stream) else { return Err(Error::Closed) };
+    let Some(far) = engine.service::<Devices>().far(stream) else { return Err(Error::Closed) };
     if let Some(why) = far.failed() {
         return Err(fault(SEND, sender.name(), why));
     }
@@ -125,7 +125,7 @@ pub(super) fn flush(sender: &DeviceSender, me: Token, stream: u32, deadline: Ins
     let is_in = wait(shared, me, name, Some(deadline), look)?;
     if is_in.is_none()
         && let Ok(mut engine) = shared.enter(me, SEND)
-        && let Some(far) = engine.devices().far(stream)
+        && let Some(far) = engine.service::<Devices>().far(stream)
     {
         // Nobody waits for it any more.
         far.flushing = false;
@@ -137,7 +137,7 @@ pub(super) fn flush(sender: &DeviceSender, me: Token, stream: u32, deadline: Ins
 pub(super) fn close(sender: &DeviceSender, stream: u32, dropped: &Dropped) {
     let Ok(me) = sender.shared.check() else { return };
     if let Ok(mut engine) = sender.shared.enter(me, SEND) {
-        engine.devices().close(stream);
+        engine.service::<Devices>().close(stream);
     } else {
         // Within a callback of the engine: its next turn sees to it.
         dropped.lock().unwrap_or_else(PoisonError::into_inner).push(stream);

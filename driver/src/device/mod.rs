@@ -30,6 +30,7 @@ mod sender;
 mod thread;
 mod watch;
 
+use self::net::Devices;
 use crate::Result;
 use crate::engine::baton::Token;
 use crate::error::{DeviceFault, Error};
@@ -123,7 +124,7 @@ impl DeviceBuilder {
         let Self { fetch_within, watch, .. } = self;
         let inner = Arc::new(Inner { shared: shared.clone(), segment, fetch_within, watch });
         if shared.has_network() {
-            shared.enter(Token::current(), "attach to a device")?.devices().enter(&inner);
+            shared.enter(Token::current(), "attach to a device")?.service::<Devices>().enter(&inner);
         }
         Ok(Device { inner })
     }
@@ -236,7 +237,7 @@ impl Drop for Inner {
         {
             // Who is fed is told so.
             engine.push(me);
-            engine.devices().leave();
+            engine.service::<Devices>().leave();
         }
     }
 }

@@ -14,5 +14,7 @@ pub mod op;
 #[cfg(not(loom))]
 pub mod poller;
 #[cfg(not(loom))]
+pub(crate) mod pool;
+#[cfg(not(loom))]
 pub mod turn;
 pub mod wait;

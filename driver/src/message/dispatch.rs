@@ -46,12 +46,8 @@ impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
                 self.inbound.news.push((source, News::Control(word)));
                 return Verdict::Taken;
             }
-            PacketKind::Region => return self.inbound.remote.take(lane, incarnation, head.tag, payload),
-            PacketKind::Letter => return self.inbound.mail.take(lane, incarnation, head.tag, payload),
-            PacketKind::Team => return self.inbound.teams.take(lane, incarnation, head.tag, payload),
-            PacketKind::Stream => return self.inbound.streams.take((source, incarnation), head.tag, payload),
-            PacketKind::Device => return self.inbound.devices.take(lane, incarnation, head.tag, payload),
             PacketKind::Whole | PacketKind::First | PacketKind::Rts | PacketKind::Loan => {}
+            class => return self.inbound.services.receive(class, (source, incarnation).into(), priority, head.tag, payload),
         }
         let assembly = &mut self.inbound.assemblies[lane];
         let ahead = head.sequence.wrapping_sub(assembly.expected);

@@ -1,16 +1,12 @@
 //! What arrives, and where it goes: to a posted receive, to whoever waits, or to the pool.
 
 use super::pool::{Pool, Pooled};
+use super::service::Services;
 use super::{Match, Message};
-use crate::collective::Teams;
-use crate::device::net::Devices;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::error::Error;
 use crate::loan::{Lenders, Lent};
-use crate::region::remote::Remote;
-use crate::registry::Mail;
-use crate::stream::table::Streams;
 use crate::transfer::LEAST_SHARE;
 use crate::transfer::descriptor::{Control, Ticket};
 use crate::transfer::incoming::{GivenUp, Incoming, Sink};
@@ -39,16 +35,8 @@ pub struct Inbound {
     pub news: Vec<(NodeId, News)>,
     /// Memory of others in which messages lie that are lent.
     pub lenders: Lenders,
-    /// Puts and gets of nodes that share no memory with this one, and those to them.
-    pub remote: Remote,
-    /// Letters about keys.
-    pub mail: Mail,
-    /// The teams of this node.
-    pub teams: Teams,
-    /// Devices of other machines, and senders there.
-    pub devices: Devices,
-    /// Streams to other nodes.
-    pub streams: Streams,
+    /// What nodes do by packets that are no messages.
+    pub(crate) services: Services,
     /// The latest transfers that ended.
     pub reports: Reports,
     pub(super) membership: Arc<Membership>,
@@ -218,7 +206,7 @@ impl RecvOp {
 
 impl Inbound {
     /// Nothing yet, in a domain's node.
-    pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders, remote: Remote) -> Self {
+    pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders) -> Self {
         Self {
             pool: Pool::new(pool_bytes),
             posted: VecDeque::new(),
@@ -227,11 +215,7 @@ impl Inbound {
             given_up: GivenUp::default(),
             news: Vec::new(),
             lenders,
-            remote,
-            teams: Teams::default(),
-            devices: Devices::default(),
-            streams: Streams::default(),
-            mail: Mail::default(),
+            services: Services::default(),
             reports: Reports::default(),
             membership,
             tally: Tally::default(),
@@ -409,10 +393,8 @@ impl Inbound {
             return true;
         }
         let is_awaited = |incoming: &Incoming| incoming.receive().is_some() || self.is_watched(&incoming.envelope);
-        let is_in_the_way = self.remote.awaits(lane)
-            || self.mail.awaits(lane)
-            || self.teams.awaits(lane)
-            || self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming));
+        let is_in_the_way =
+            self.services.awaits(lane) || self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming));
         if !is_in_the_way {
             self.in_the_way = 0;
             return false;

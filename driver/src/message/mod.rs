@@ -12,6 +12,8 @@ pub mod outbound;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
+pub mod service;
+#[cfg(not(loom))]
 pub mod ways;
 #[cfg(not(loom))]
 pub mod words;

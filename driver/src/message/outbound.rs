@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::fabrics::AnyLink;
 use crate::loan::LEASE_BYTES;
 use crate::message::bulk::BulkRings;
+use crate::message::service::Route;
 use crate::mode::{LINKS_MAX, LinkFigures, ModeRequest};
 use crate::transfer::RENDEZVOUS_BYTES;
 use crate::transfer::outgoing::{Begun, Order};
@@ -480,7 +481,7 @@ impl OutState {
         self.tried(0, push)
     }
 
-    /// The most bytes of a packet of a put or get. `None`: there is no lane now.
+    /// The most bytes of a packet of a service. `None`: there is no lane now.
     pub fn region_bytes(&mut self, by: u8) -> Option<usize> {
         self.by(by).map(|link| link.packet_bytes())
     }
@@ -494,29 +495,19 @@ impl OutState {
         has_room
     }
 
-    /// A packet of a put or get. It has no place in the order of messages, and may go between the packets of one.
-    /// If it is `held`, it may wait for others until [`Fabrics::release`](crate::fabrics::Fabrics::release).
-    pub fn push_region(&mut self, by: u8, tag: u64, bytes: &[u8], held: bool) -> Push {
-        let head = PacketHead { kind: PacketKind::Region, tag, sequence: 0, total: bytes.len() as u64 };
+    /// A packet of a service. It has no place in the order of messages, and may go between the packets of one. A packet that is held may wait for others
+    /// until [`Fabrics::release`](crate::fabrics::Fabrics::release).
+    pub fn push_apart(&mut self, kind: PacketKind, Route { link: by, held }: Route, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
         self.used_further |= by > 0;
         let Some(link) = self.by(by) else { return Push::Full };
         let push = if held {
             link.push_held(&head, bytes)
         } else {
-            // SAFETY: a slice; the caller keeps to `region_bytes`.
+            // SAFETY: a slice; services keep to `packet_bytes` of their outbox.
             unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
         };
         self.tried(by, push)
-    }
-
-    /// A packet of a team, of a device, of a stream, or a letter of the lock registry. It has no place in the order of messages, and may go between the packets of
-    /// one.
-    pub fn push_apart(&mut self, kind: PacketKind, tag: u64, bytes: &[u8]) -> Push {
-        let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
-        let Some(link) = &mut self.link else { return Push::Full };
-        // SAFETY: a slice; the caller keeps to `region_bytes`, and no letter is longer than any packet may be (mail.rs).
-        let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
-        self.tried(0, push)
     }
 
     /// After an attempt to push a packet that will be tried again: if it found no room, the target rings when there is some.

@@ -1,6 +1,6 @@
 //! How a node joins.
 
-use super::{Network, Node, Shared};
+use super::{Network, Node, Shared, install};
 use crate::Result;
 use crate::engine::poller::Progress;
 use crate::engine::turn::EngineSettings;
@@ -341,7 +341,7 @@ impl NodeBuilder {
         };
         let shared = Arc::new(Shared::new(fabric, network, self.wait, self.progress, settings));
         shared.heed_gathering();
-        shared.keep_registry();
+        install::all(&shared);
         Node::start(shared, has_poller)
     }
 

@@ -4,6 +4,7 @@ mod builder;
 mod clerked;
 mod drive;
 pub mod events;
+pub(crate) mod install;
 mod name;
 mod peer;
 mod receive;
@@ -57,7 +58,7 @@ impl Life {
             return Ok(());
         }
         if !doorbell_shm::space::forked() {
-            self.shared.flush_streams();
+            self.shared.flush();
         }
         self.shared.close(true);
         if !doorbell_shm::space::forked() {

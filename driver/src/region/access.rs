@@ -6,13 +6,13 @@ use super::key::{Access, Key, Place, ReadWrite, read_secret};
 use super::remote::Request;
 use super::table::Miss;
 use super::{Plain, RegionTable};
-use crate::atomic::code::AtomicRequest;
 use crate::engine::baton::{BatonGuard, Token};
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
-use crate::engine::turn::{AccessBy, Engine};
+use crate::engine::turn::Engine;
 use crate::error::{Error, KeyFault};
 use crate::node::Shared;
+use crate::region::remote::{AccessBy, Update};
 use crate::{Node, Peer, Result};
 use doorbell_fabric::sync::{Ordering, fence};
 use doorbell_shm::error::ShmError;
@@ -122,12 +122,12 @@ impl Shared {
     pub(crate) fn begin_update_apart(
         &self,
         place: &Place,
-        update: AtomicRequest,
+        update: Update,
         act: Act,
     ) -> Result<Option<(Token, BatonGuard<'_, Engine>, Arc<Op>)>> {
         let Some((me, mut engine)) = self.elsewhere(place, act)? else { return Ok(None) };
         let Place { node, incarnation, number, offset, secret, .. } = *place;
-        let request = Request { incarnation, number, offset, bytes: update.of.bytes() as u64, secret };
+        let request = Request { incarnation, number, offset, bytes: update.cell as u64, secret };
         let op = engine.begin_update(me, act.name, node, request, update)?;
         Ok(Some((me, engine, op)))
     }

@@ -6,7 +6,6 @@ use super::copy;
 use super::key::{Access, Key, Place, ReadWrite};
 use super::remote::{Request, priority_of};
 use crate::engine::baton::Token;
-use crate::engine::turn::AccessBy;
 use crate::error::{Error, KeyFault};
 use crate::mode::{
     Call, Decision, Fabric, LINKS_MAX, LinkFigures, LinkView, Links, Mode, ModeRequest, MovedBytes, Protocol, Question, Reason,
@@ -14,6 +13,7 @@ use crate::mode::{
 };
 use crate::node::Shared;
 use crate::region::Plain;
+use crate::region::remote::AccessBy;
 use crate::{Peer, Result};
 
 impl Shared {

@@ -1,5 +1,6 @@
 //! Keys that are elsewhere: where the registry is, and what is asked of its home.
 
+use super::Locks;
 use super::home::{Done, perform};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Home, Life, Tell, Trouble};
@@ -10,7 +11,7 @@ use crate::engine::turn::Engine;
 use crate::error::Error;
 use crate::node::Shared;
 use crate::{Node, Result};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::domain::{OpenKey, Restored};
 use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::{OwnerId, Resource};
@@ -79,7 +80,7 @@ impl Away {
             };
             return match answer {
                 Answer::Trouble(trouble @ (Trouble::Destroyed | Trouble::Unknown)) => {
-                    shared.enter(shared.check()?, operation)?.mail().close(&self.name);
+                    shared.enter(shared.check()?, operation)?.service::<Locks>().mail.close(&self.name);
                     Err(shared.trouble(operation, &self.name, trouble))
                 }
                 Answer::Trouble(trouble) => Err(shared.trouble(operation, &self.name, trouble)),
@@ -112,7 +113,7 @@ impl Away {
 
     /// Notes something of it, for the next home.
     pub fn note(&self, shared: &Shared, note: impl FnOnce(&mut Entry)) -> Result<()> {
-        shared.enter(shared.check()?, "lock")?.mail().note_of(&self.name, note);
+        shared.enter(shared.check()?, "lock")?.service::<Locks>().mail.note_of(&self.name, note);
         Ok(())
     }
 
@@ -121,7 +122,7 @@ impl Away {
     pub fn unlock(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let is_mine = {
             let mut engine = shared.enter(shared.check()?, "unlock")?;
-            engine.mail().note_unlocked(&self.name, me.bits())
+            engine.service::<Locks>().mail.note_unlocked(&self.name, me.bits())
         };
         match self.do_deed(shared, "unlock", Deed::Unlock { me: me.bits() }, None) {
             Err(Error::Lock { why, .. }) if is_mine && matches!(*why, LockFault::NotYours(_)) => Ok(()),
@@ -133,15 +134,16 @@ impl Away {
     pub fn give_up(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let me_now = shared.check()?;
         let mut engine = shared.enter(me_now, "unlock")?;
-        if !engine.mail().note_unlocked(&self.name, me.bits()) {
+        if !engine.service::<Locks>().mail.note_unlocked(&self.name, me.bits()) {
             return Ok(());
         }
-        if !engine.registry().belongs_here() {
+        if !engine.service::<Locks>().registry.belongs_here() {
             // If there is no home now, whoever is next is told what this node has, and this is not among it.
-            let homes = engine.registry().may_be_home();
+            let locks = engine.service::<Locks>();
+            let homes = locks.registry.may_be_home();
             for home in &homes {
                 let (node, life) = home.node();
-                engine.mail().tell(node, life, wire::encode(&Tell::Unlock { at: self.at(), me: me.bits() }));
+                locks.mail.tell(node, life, wire::encode(&Tell::Unlock { at: self.at(), me: me.bits() }));
             }
             if !homes.is_empty() {
                 if shared.progress() != Progress::Poller {
@@ -174,7 +176,9 @@ impl Shared {
             let mut engine = self.enter(me, operation)?;
             // Leaving closes the flag first, and ends what was begun then.
             self.check()?;
-            if let Some(op) = engine.ask(me, node, life, &bytes, wants.clone())? {
+            // If it can't be reached, that is said now.
+            engine.reach(me, (node, life).into(), Priority::High)?;
+            if let Some(op) = engine.service::<Locks>().mail.ask(node, life, &bytes, wants.clone()) {
                 if self.progress() != Progress::Poller {
                     engine.push(me);
                 }
@@ -200,8 +204,8 @@ impl Shared {
         if let Some(Outcome::Answered(bytes)) = op.take() {
             return wire::decode(&bytes).ok_or(Error::Damaged { node });
         }
-        if let Some((node, life, id)) = engine.mail().withdraw(&op) {
-            engine.mail().tell(node, life, wire::encode(&Tell::Withdraw { id, want }));
+        if let Some((node, life, id)) = engine.service::<Locks>().mail.withdraw(&op) {
+            engine.service::<Locks>().mail.tell(node, life, wire::encode(&Tell::Withdraw { id, want }));
             engine.push(me);
         }
         Err(driven.err().unwrap_or(Error::Timeout { operation, node: Some(node) }))
@@ -211,7 +215,7 @@ impl Shared {
     pub(super) fn answer(&self, node: NodeId, life: Incarnation, id: u64, answer: &Answer) {
         let Ok(me) = self.check() else { return };
         if let Ok(mut engine) = self.enter(me, "answer") {
-            engine.mail().answer(node, life, id, wire::encode(answer));
+            engine.service::<Locks>().mail.answer(node, life, id, wire::encode(answer));
             engine.push(me);
         }
         self.hand_over();
@@ -221,9 +225,9 @@ impl Shared {
     pub(super) fn answer_waiting(&self, node: NodeId, life: Incarnation, id: u64, answer: &Answer) -> bool {
         let Ok(me) = self.check() else { return false };
         let Ok(mut engine) = self.enter(me, "answer") else { return false };
-        let is_wanted = engine.registry().end_wait(node, life, id);
+        let is_wanted = engine.service::<Locks>().registry.end_wait(node, life, id);
         if is_wanted {
-            engine.mail().answer(node, life, id, wire::encode(answer));
+            engine.service::<Locks>().mail.answer(node, life, id, wire::encode(answer));
             engine.push(me);
         }
         drop(engine);
@@ -244,7 +248,7 @@ impl Shared {
         let began = Instant::now();
         loop {
             let me = self.check()?;
-            if let Some(home) = self.enter(me, "find the home of the lock registry")?.registry().known() {
+            if let Some(home) = self.enter(me, "find the home of the lock registry")?.service::<Locks>().registry.known() {
                 return Ok(Where::There(home));
             }
             if let Some(found) = self.find_home(deadline, began.elapsed() < MEETING)? {
@@ -262,7 +266,7 @@ impl Shared {
         if let Ok(me) = self.check()
             && let Ok(mut engine) = self.enter(me, "lock")
         {
-            engine.forget_home(home);
+            engine.service::<Locks>().forget(home);
         }
     }
 
@@ -307,11 +311,11 @@ impl Shared {
             Choice::Nobody => {}
             Choice::Unclear => return Ok(None),
             Choice::Home(home) => {
-                engine.adopt(home);
+                engine.service::<Locks>().adopt(home);
                 return Ok(Some(Where::There(home)));
             }
         }
-        let is_about_to_be = engine.registry().agreed_to().is_some();
+        let is_about_to_be = engine.service::<Locks>().registry.agreed_to().is_some();
         drop(engine);
         if is_about_to_be || unmet && patient {
             // Somebody lives, or did a moment ago, who may have keys and whom this node has not met.
@@ -334,24 +338,24 @@ impl Shared {
         let me = self.check()?;
         let (last, left, mut entries) = {
             let mut engine = self.enter(me, OPERATION)?;
-            if engine.registry().claiming {
+            if engine.service::<Locks>().registry.claiming {
                 // Another thread of this node does.
                 return Ok(false);
             }
-            engine.registry().claiming = true;
-            let last = engine.registry().last();
-            let left = last.and_then(|last| engine.registry().left_by(last));
-            (last, left, engine.mail().opened.clone())
+            engine.service::<Locks>().registry.claiming = true;
+            let last = engine.service::<Locks>().registry.last();
+            let left = last.and_then(|last| engine.service::<Locks>().registry.left_by(last));
+            (last, left, engine.service::<Locks>().mail.opened.clone())
         };
         let term = last.map_or(1, |last| last.term + 1);
         let agreed = self.agreed(others, term, &mut entries, deadline);
         let abandon = |engine: &mut Engine| {
             let letter = wire::encode(&Tell::Abandon { term });
-            others.iter().for_each(|(node, life)| engine.mail().tell(*node, *life, letter.clone()));
+            others.iter().for_each(|(node, life)| engine.service::<Locks>().mail.tell(*node, *life, letter.clone()));
             engine.push(me);
         };
         let mut engine = self.enter(me, OPERATION)?;
-        let is_still = std::mem::take(&mut engine.registry().claiming);
+        let is_still = std::mem::take(&mut engine.service::<Locks>().registry.claiming);
         if !matches!(agreed, Ok(true)) || !is_still {
             abandon(&mut engine);
             return agreed.map(|_| false);
@@ -375,7 +379,8 @@ impl Shared {
         for owner in known.iter().filter_map(|key| key.owner) {
             self.membership().serve(owner.node(), owner.life(), true);
         }
-        engine.tell_home(me, term);
+        engine.service::<Locks>().announce(term);
+        engine.push(me);
         tracing::debug!(term, keys = known.len(), "this node is the home of the lock registry");
         Ok(true)
     }
@@ -407,7 +412,10 @@ impl Shared {
                     }
                     Ok(Answer::Disagreed { last, .. }) => {
                         if let Some(last) = last {
-                            self.enter(self.check()?, "be the home of the lock registry")?.registry().learn_last(last);
+                            self.enter(self.check()?, "be the home of the lock registry")?
+                                .service::<Locks>()
+                                .registry
+                                .learn_last(last);
                         }
                         return Ok(false);
                     }
@@ -552,7 +560,7 @@ impl Node {
             match shared.letter(operation, home.node(), &ask, None, deadline) {
                 Ok(Answer::Key { at, resource }) => {
                     let me = shared.check()?;
-                    shared.enter(me, operation)?.mail().note(name, Some(resource), None);
+                    shared.enter(me, operation)?.service::<Locks>().mail.note(name, Some(resource), None);
                     return Ok(Opened::Away(Arc::new(Away::new(At { name: name.to_owned(), ..at }))));
                 }
                 Ok(Answer::Trouble(trouble)) => return Err(shared.trouble(operation, name, trouble)),

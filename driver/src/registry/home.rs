@@ -8,12 +8,12 @@
 //!
 //! A node goes to no home because that one says that it is home: it asks all others (`away.rs`). So a peer that lies can't be a second home beside one that lives.
 
-use super::clerks::{Clerks, Customer};
 use super::mail::{Mail, Received};
 use super::share::{Arrived, Offers};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Life, Tell, Trouble};
 use super::{LockFault, PATIENCE};
+use crate::engine::pool::{Clerks, Customer};
 use crate::error::Error;
 use crate::node::Shared;
 use doorbell_fabric::{Incarnation, NodeId};
@@ -103,11 +103,11 @@ pub enum Done {
 
 impl Registry {
     /// Of a node that knows nothing yet.
-    pub fn new(membership: Arc<Membership>) -> Self {
+    pub fn new(membership: Arc<Membership>, shared: Weak<Shared>, clerks: Arc<Clerks>) -> Self {
         Self {
             membership,
-            shared: Weak::new(),
-            clerks: Arc::default(),
+            shared,
+            clerks,
             known: None,
             agreed: None,
             heralds: Vec::new(),
@@ -121,11 +121,6 @@ impl Registry {
             farewell: None,
             offers: Offers::default(),
         }
-    }
-
-    /// Whose engine it is in.
-    pub fn belong(&mut self, shared: Weak<Shared>, clerks: Arc<Clerks>) {
-        (self.shared, self.clerks) = (shared, clerks);
     }
 
     fn me(&self) -> (NodeId, Incarnation) {
@@ -377,7 +372,7 @@ impl Registry {
                 None
             }
             Ask::Find { name } => Some(match self.membership.find_key(&name).and_then(|place| self.membership.key(place)) {
-                Some(key) => Answer::key(key, self.term(), &name, node),
+                Some(key) => Answer::key(key, self.term().unwrap_or(0), &name, node),
                 None => Answer::Trouble(Trouble::Unknown),
             }),
             Ask::Deed { at, deed: Deed::Destroy { me } } => {
@@ -450,12 +445,13 @@ impl Registry {
         self.clerks.submit_for(customer, Box::new(move || job(&shared)));
     }
 
-    fn term(&self) -> u64 {
-        self.membership.seat().map_or(0, |(term, _)| term)
+    /// The term of the registry, if it is here.
+    pub fn term(&self) -> Option<u64> {
+        self.membership.seat().map(|(term, _)| term)
     }
 
     fn key(&self, at: &At) -> Result<OpenKey, LockFault> {
-        let place = if at.term == self.term() { Some(at.place()) } else { self.membership.find_key(&at.name) };
+        let place = if Some(at.term) == self.term() { Some(at.place()) } else { self.membership.find_key(&at.name) };
         place.and_then(|place| OpenKey::new(self.membership.clone(), place)).ok_or(LockFault::Destroyed)
     }
 
@@ -530,6 +526,11 @@ impl Registry {
     /// Whether it has become home instead of another since this was asked last.
     pub fn has_succeeded(&mut self) -> bool {
         std::mem::take(&mut self.succeeded)
+    }
+
+    /// Whether it has become home instead of another, and nobody asked yet.
+    pub fn succeeded(&self) -> bool {
+        self.succeeded
     }
 
     /// This node has become home: those whom the former one served and that are gone are let go.

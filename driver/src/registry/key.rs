@@ -1,5 +1,6 @@
 //! What a program holds of a key.
 
+use super::Locks;
 use super::away::{Away, Opened};
 use super::guard::{KeyGuard, not_yours};
 use super::home::{Done, perform};
@@ -231,7 +232,8 @@ impl LockKey {
         };
         // Noted first, as with every key that is given up; and taken back if it was not.
         let shared = self.node.shared();
-        let gives_up = new == 0 && shared.enter(shared.check()?, "set")?.mail().note_unlocked(&away.name, expected);
+        let gives_up =
+            new == 0 && shared.enter(shared.check()?, "set")?.service::<Locks>().mail.note_unlocked(&away.name, expected);
         let done = self.deed("set", Deed::Set { expected, new }, None).map(drop);
         if done.is_err() && gives_up {
             away.note(shared, |entry| entry.owner = expected)?;
@@ -370,7 +372,7 @@ impl LockKey {
     /// Whether this node noted that the caller has a key that is elsewhere.
     fn has_away(&self, away: &Away, me: OwnerId) -> Result<bool> {
         let shared = self.node.shared();
-        Ok(shared.enter(shared.check()?, "lock")?.mail().owner_of(&away.name) == me.bits())
+        Ok(shared.enter(shared.check()?, "lock")?.service::<Locks>().mail.owner_of(&away.name) == me.bits())
     }
 
     /// Locks the key as the source does it: attempts again after a predefined time, until `deadline`. Stands in no line, so that it may be passed
@@ -541,7 +543,7 @@ impl LockKey {
         self.deed("release", Deed::Release, None)?;
         if let Opened::Away(away) = &self.opened {
             let shared = self.node.shared();
-            shared.enter(shared.check()?, "release")?.mail().close(&away.name);
+            shared.enter(shared.check()?, "release")?.service::<Locks>().mail.close(&away.name);
         }
         Ok(())
     }
@@ -571,7 +573,7 @@ impl LockKey {
                     },
                     Reach::Away(away) => {
                         self.deed("destroy", Deed::Destroy { me: self.my_id().bits() }, Some(until))?;
-                        shared.enter(shared.check()?, "destroy")?.mail().close(&away.name);
+                        shared.enter(shared.check()?, "destroy")?.service::<Locks>().mail.close(&away.name);
                         Ok(())
                     }
                 };

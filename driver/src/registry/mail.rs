@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::wire::{self, Answer, Entry, LETTER_MAX};
 
 /// Letters of one node that are kept until their answers have left. A node asks no more at a time: it counts a letter until it has the answer.
-pub const UNANSWERED_MAX: usize = super::clerks::WAITS_MAX;
+pub const UNANSWERED_MAX: usize = crate::engine::pool::WAITS_MAX;
 /// Letters of one node that are kept until the engine looks at them. Further ones stay in the lane.
 const RECEIVED_MAX: usize = 512;
 const IDS: u64 = 1 << 56;
@@ -17,9 +17,6 @@ const IDS: u64 = 1 << 56;
 const ASK: u64 = 1 << 56;
 const ANSWER: u64 = 2 << 56;
 const TELL: u64 = 3 << 56;
-const NOTE: u64 = 4 << 56;
-/// Notes that are kept until the engine looks at them.
-const NOTES_MAX: usize = 1024;
 
 /// A letter that is to be sent.
 pub struct Letter {
@@ -57,8 +54,6 @@ pub struct Mail {
     asked: Vec<Asked>,
     /// What is to be dealt with.
     pub received: VecDeque<Received>,
-    /// Notes about teams that came.
-    pub notes: VecDeque<(NodeId, Incarnation, Vec<u8>)>,
     /// Keys that this node has opened while the registry was elsewhere, and which of its threads has them. Here, as what an answer gives has to be noted
     /// before anybody can ask about it.
     pub opened: Vec<Entry>,
@@ -70,7 +65,7 @@ impl Mail {
     /// Whether anything is to be done.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        !(self.out.is_empty() && self.received.is_empty() && self.notes.is_empty())
+        !(self.out.is_empty() && self.received.is_empty())
     }
 
     /// Whether a thread of this node waits for an answer that is to come by a lane.
@@ -96,20 +91,6 @@ impl Mail {
         let mut latest = self.out.iter().rev().filter(|letter| (letter.node, letter.life) == (node, life));
         if !latest.next().is_some_and(|letter| letter.tag == TELL && letter.bytes == bytes) {
             self.push(node, life, TELL, bytes);
-        }
-    }
-
-    /// Says something about a team that is to be. Only the latest note about a lineage counts, so it takes the place of one that has not left: a node that
-    /// reads nothing has one kept for it.
-    pub fn inform(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>) {
-        let is_older = |letter: &&mut Letter| {
-            letter.tag == NOTE
-                && (letter.node, letter.life) == (node, life)
-                && letter.bytes.first_chunk::<8>() == bytes.first_chunk()
-        };
-        match self.out.iter_mut().find(is_older) {
-            Some(letter) => letter.bytes = bytes,
-            None => self.push(node, life, NOTE, bytes),
         }
     }
 
@@ -169,8 +150,6 @@ impl Mail {
                 *owed += 1;
                 self.received.push_back(Received { node, life, id: Some(id), bytes: payload.to_vec() });
             }
-            NOTE if self.notes.len() >= NOTES_MAX => return Verdict::Refused,
-            NOTE => self.notes.push_back((node, life, payload.to_vec())),
             TELL => self.received.push_back(Received { node, life, id: None, bytes: payload.to_vec() }),
             ANSWER => {
                 let is_its = |asked: &Asked| asked.id == id && asked.node == node && asked.life == life;

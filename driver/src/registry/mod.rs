@@ -43,11 +43,11 @@
 //! that many want goes round, and costs no switch between processes for each use.
 
 mod away;
-mod clerks;
 pub mod guard;
 mod home;
 pub mod key;
 mod mail;
+mod service;
 pub mod share;
 pub mod shared;
 mod task;
@@ -57,16 +57,12 @@ mod tests;
 mod wait;
 pub(crate) mod wire;
 
-pub(crate) use clerks::Clerks;
 pub use guard::KeyGuard;
-pub(crate) use home::Registry;
 pub use key::{LockKey, TryLock};
-pub(crate) use mail::Mail;
+pub(crate) use service::Locks;
 pub use share::{Accepted, Offer};
 pub use shared::{Shared, SharedGuard};
-pub(crate) use task::Lines;
 pub use task::TaskGuard;
-pub(crate) use wire::Home;
 
 use crate::{Error, Node, Result};
 use doorbell_shm::error::ShmError;

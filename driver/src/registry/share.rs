@@ -1,12 +1,13 @@
 //! Keys are shared by message, and accepted.
 
+use super::Locks;
 use super::key::LockKey;
 use super::wire::{self, Answer, Ask, WITH_MAX};
 use crate::engine::op::{Op, Outcome};
 use crate::engine::poller::Progress;
 use crate::error::Error;
 use crate::{Node, Result};
-use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_fabric::{Incarnation, NodeId, Priority};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -145,7 +146,9 @@ impl LockKey {
             engine.glance();
             let Some(life) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
             let ask = Ask::Offer { name: self.name().to_owned(), resource, with: with.to_vec() };
-            let op = engine.ask(me, node, life, &wire::encode(&ask), None)?.ok_or(Error::Full { node })?;
+            engine.reach(me, (node, life).into(), Priority::High)?;
+            let asked = engine.service::<Locks>().mail.ask(node, life, &wire::encode(&ask), None);
+            let op = asked.ok_or(Error::Full { node })?;
             offer.asked.push((node, life, op));
             if shared.progress() != Progress::Poller {
                 engine.push(me);
@@ -174,7 +177,7 @@ impl Node {
         let shared = self.shared();
         let me = shared.check()?;
         loop {
-            let taken = shared.enter(me, "accept_key")?.registry().offers.take();
+            let taken = shared.enter(me, "accept_key")?.service::<Locks>().registry.offers.take();
             let offer = match taken {
                 Ok(offer) => offer,
                 Err(op) => {

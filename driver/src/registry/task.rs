@@ -6,6 +6,7 @@ use super::key::Which;
 use super::{KeyGuard, LockFault, LockKey, TryLock};
 use crate::Result;
 use crate::engine::op::{Op, Outcome};
+use crate::engine::pool::Clerks;
 use crate::error::Error;
 use crate::node::Begun;
 use doorbell_shm::keys::OwnerId;
@@ -103,7 +104,8 @@ impl LockKey {
     /// # Errors
     /// As `lock`, but for circles and keys that the task has already; [`Error::Cancelled`] if no thread can be had to wait.
     pub async fn lock_async(&self) -> Result<TaskGuard> {
-        let lines = self.node().shared().lines();
+        let tasks = self.node().shared().kept::<Tasks>();
+        let lines = &tasks.lines;
         let mut is_first = true;
         loop {
             if !lines.has(&self.which()) {
@@ -129,9 +131,17 @@ impl LockKey {
     }
 }
 
+/// What the tasks of a node have in common that lock keys.
+#[derive(Default)]
+pub struct Tasks {
+    lines: Lines,
+    /// Threads that wait for keys. A thread that has a key may have to move data before it gives the key up, so these threads move none.
+    pub clerks: Arc<Clerks>,
+}
+
 /// The lines of a node's tasks, one for each key for which some wait.
 #[derive(Default)]
-pub struct Lines(Mutex<BTreeMap<Which, Line>>);
+struct Lines(Mutex<BTreeMap<Which, Line>>);
 
 #[derive(Default)]
 struct Line {
@@ -190,7 +200,8 @@ impl Standing {
         let shared = key.node().shared();
         let (which, turn) = (key.which(), Arc::new(Turn { op: Op::new(), answer: Mutex::new(None) }));
         let is_over = {
-            let mut all = shared.lines().all();
+            let tasks = shared.kept::<Tasks>();
+            let mut all = tasks.lines.all();
             let is_first = !all.contains_key(&which);
             let line = all.entry(which.clone()).or_default();
             line.turns.push_back(turn.clone());
@@ -199,7 +210,7 @@ impl Standing {
         };
         if let Some(is_over) = is_over {
             let serving = Serving { key: key.clone(), which: which.clone(), is_done: false };
-            shared.clerks().submit(Box::new(move || serving.serve(&is_over)));
+            shared.kept::<Tasks>().clerks.submit(Box::new(move || serving.serve(&is_over)));
         }
         Self { begun: Begun::new(shared), which, turn }
     }
@@ -213,7 +224,8 @@ impl Standing {
 
 impl Drop for Standing {
     fn drop(&mut self) {
-        let mut all = self.begun.0.lines().all();
+        let tasks = self.begun.0.kept::<Tasks>();
+        let mut all = tasks.lines.all();
         let Some(line) = all.get_mut(&self.which) else { return };
         line.turns.retain(|turn| !Arc::ptr_eq(turn, &self.turn));
         if line.turns.is_empty() {
@@ -232,7 +244,8 @@ struct Serving {
 
 impl Serving {
     fn serve(mut self, is_over: &AtomicBool) {
-        let lines = self.key.node().shared().lines();
+        let tasks = self.key.node().shared().kept::<Tasks>();
+        let lines = &tasks.lines;
         while lines.goes_on(&self.which) {
             let key = self.key.numbered();
             let Some(answer) = key.lock_unless(is_over).transpose() else { continue };
@@ -252,7 +265,7 @@ impl Drop for Serving {
         if self.is_done {
             return;
         }
-        let line = self.key.node().shared().lines().all().remove(&self.which);
+        let line = self.key.node().shared().kept::<Tasks>().lines.all().remove(&self.which);
         line.into_iter().flat_map(|line| line.turns).for_each(|turn| turn.end(None));
     }
 }

@@ -1,5 +1,6 @@
 //! What peers may cost that read nothing, and what they can't bring about by lies.
 
+use super::Locks;
 use super::away::{Choice, Where, choose};
 use super::home::Registry;
 use super::mail::{Mail, Received, UNANSWERED_MAX};
@@ -33,7 +34,7 @@ struct Books {
 impl Books {
     fn new(domain: &str) -> Self {
         let membership = Membership::join(JoinOptions::new(domain, Space::heap())).unwrap();
-        Self { registry: Registry::new(Arc::new(membership)), mail: Mail::default() }
+        Self { registry: Registry::new(Arc::new(membership), std::sync::Weak::new(), Arc::default()), mail: Mail::default() }
     }
 
     fn take(&mut self, (node, life): (NodeId, Incarnation), tag: u64, bytes: &[u8]) -> Verdict {
@@ -81,22 +82,6 @@ fn who_reads_no_answers_has_few_kept() {
     // Others are answered.
     assert_eq!(books.take(OTHER, ASK | 1, &ask), Verdict::Taken);
     books.deal();
-    assert_eq!(books.letters(OTHER), 1);
-}
-
-/// A node that reads nothing has the latest note about each team kept for it, and no earlier one.
-#[test]
-fn a_note_takes_the_place_of_one_that_has_not_left() {
-    let mut books = Books::new("notes");
-    for attempt in 0..1000_u32 {
-        for team in 0..2_u64 {
-            let note = [&team.to_le_bytes()[..], &attempt.to_le_bytes()].concat();
-            books.mail.inform(PEER.0, PEER.1, note);
-        }
-    }
-    assert_eq!(books.letters(PEER), 2);
-    assert!(books.mail.out.iter().all(|letter| letter.bytes.ends_with(&999_u32.to_le_bytes())));
-    books.mail.inform(OTHER.0, OTHER.1, vec![0; 12]);
     assert_eq!(books.letters(OTHER), 1);
 }
 
@@ -256,7 +241,7 @@ fn lie(from: &Node, to: &Node, tells: &[Tell]) {
     let (node, life) = life(to);
     for tell in tells {
         let mut engine = shared.enter(me, "lie").unwrap();
-        engine.mail().tell(node, life, wire::encode(tell));
+        engine.service::<Locks>().mail.tell(node, life, wire::encode(tell));
         engine.push(me);
     }
     // Letters are dealt with in their order.
@@ -343,10 +328,10 @@ fn being_asked_to_be_home_takes_one_thread() {
     let mut mail = Mail::default();
     for id in 1..=300 {
         let received = Received { node: PEER.0, life: PEER.1, id: Some(id), bytes: wire::encode(&Ask::BeHome) };
-        engine.registry().deal(received, &mut mail, Vec::new).unwrap();
+        engine.service::<Locks>().registry.deal(received, &mut mail, Vec::new).unwrap();
     }
     assert_eq!(mail.out.len(), 300);
-    assert_eq!(shared.clerks().threads(), 1);
+    assert_eq!(shared.kept::<super::task::Tasks>().clerks.threads(), 1);
     drop(engine);
     // And again, when that is over.
     while shared.membership().seat().is_none() {

@@ -4,7 +4,7 @@ use super::check_service;
 use super::end::{Carrier, End, Far, Side, State};
 use super::handle::Stream;
 use super::near::{Near, RING_LEAST, RING_MOST};
-use super::table::{WINDOW, WINDOW_FIRST};
+use super::table::{Streams, WINDOW, WINDOW_FIRST};
 use super::wire;
 use crate::engine::baton::Token;
 use crate::error::Error;
@@ -165,7 +165,7 @@ impl Connector {
 
     /// Asks one node. An error is one of this node; the other one's answer is that it does not. `None`: it has too many earlier requests to answer.
     fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Option<Stream>> {
-        if !shared.enter(me, "connect")?.streams().may_ask(peer) {
+        if !shared.enter(me, "connect")?.service::<Streams>().may_ask(peer) {
             return Ok(None);
         }
         let (carrier, offer) = if shared.is_near(me, peer.0) {
@@ -176,7 +176,7 @@ impl Connector {
         };
         let end = {
             let mut engine = shared.enter(me, "connect")?;
-            let streams = engine.streams();
+            let streams = engine.service::<Streams>();
             let end = End::new(streams.next_number(), peer, 0, carrier, State::Opening);
             streams.enter(&end);
             let bytes = [&wire::words(&offer)[..], self.service.as_bytes()].concat();

@@ -1,7 +1,8 @@
 //! A stream, as its user has it: one attempt at a time. What is done where that waits is in [`blocking`](super::blocking) and [`tasks`](super::tasks).
 
 use super::end::{Carrier, End, Side, State};
-use super::table::WINDOW;
+use super::near::Arenas;
+use super::table::{Streams, WINDOW};
 use crate::engine::baton::Token;
 use crate::error::Error;
 use crate::node::Shared;
@@ -227,12 +228,12 @@ impl Stream {
     #[cold]
     fn wake_other(&self, me: Token) {
         let end = self.end.clone();
-        self.shared.for_streams(me, move |streams| streams.wake_other(&end));
+        self.shared.have_done(me, move |engine| engine.service::<Streams>().wake_other(&end));
     }
 
     fn activate(&self, me: Token) {
         let end = self.end.clone();
-        self.shared.for_streams(me, move |streams| streams.activate(&end));
+        self.shared.have_done(me, move |engine| engine.service::<Streams>().activate(&end));
     }
 
     /// Before reading and writing. Not within a callback of the engine: the other side could not be told.
@@ -425,9 +426,9 @@ impl Drop for Stream {
         self.settle(Side::Read);
         self.settle(Side::Write);
         let end = self.end.clone();
-        self.shared.for_streams(me, move |streams| streams.let_go(&end));
+        self.shared.have_done(me, move |engine| engine.service::<Streams>().let_go(&end));
         if matches!(self.end.carrier, Carrier::Near(_)) {
-            self.shared.arenas().tidy();
+            self.shared.kept::<Arenas>().tidy();
         }
     }
 }

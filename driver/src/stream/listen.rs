@@ -3,7 +3,7 @@
 use super::check_service;
 use super::end::End;
 use super::handle::Stream;
-use super::table::Backlog;
+use super::table::{Backlog, Streams};
 use crate::engine::baton::Token;
 use crate::engine::op::Op;
 use crate::error::Error;
@@ -49,7 +49,7 @@ impl ListenerBuilder {
         let mut engine = shared.enter(me, "listen")?;
         // A listener that was dropped within the engine has its name until then.
         engine.push(me);
-        if !engine.streams().listen(service.as_bytes(), &backlog, context) {
+        if !engine.service::<Streams>().listen(service.as_bytes(), &backlog, context) {
             let what = format!("node {} listens for '{service}' already", node.id());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
         }
@@ -146,7 +146,7 @@ impl Drop for Listener {
         }
         let me = Token::current();
         let service = std::mem::take(&mut self.service);
-        self.node.shared().for_streams(me, move |streams| streams.unlisten(service.as_bytes()));
+        self.node.shared().have_done(me, move |engine| engine.service::<Streams>().unlisten(service.as_bytes()));
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) mod end;
 mod handle;
 mod listen;
 pub(crate) mod near;
+mod service;
 pub(crate) mod table;
 mod tasks;
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl Near {
 
     /// The memory of a new stream to a peer, and where the peer finds it: one more than the number of the region, and the offset in that. Control path.
     pub fn make(shared: &Shared, peer: (NodeId, Incarnation), ring: usize) -> Result<(Self, [u64; 2])> {
-        let arenas = shared.arenas();
+        let arenas = shared.kept::<Arenas>();
         let mut all = arenas.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |arena: &&Arc<Arena>| (arena.peer, arena.ring) == (peer, ring);
         let found = all.iter().filter(fits).find_map(|arena| Some((arena.clone(), arena.take()?)));

@@ -259,7 +259,7 @@ impl Streams {
     }
 
     /// Whether bytes of ends that nobody has any more are still to go.
-    pub fn is_flushing(&self) -> bool {
+    pub fn has_dropped(&self) -> bool {
         self.ends.values().any(|end| end.is_dropped() && end.state() == State::Open)
     }
 

@@ -4,6 +4,7 @@
 
 mod far;
 mod feed;
+mod service;
 mod wire;
 
 use super::Inner;

@@ -1,41 +1,33 @@
 //! What one turn of the engine does.
 
-mod devices;
 mod hot;
-mod letters;
 mod links;
 mod modes;
 mod peers;
+mod reach;
 mod receives;
-mod regions;
 mod sends;
-mod streams;
-mod teams;
-
-pub(crate) use peers::Gone;
+mod services;
 
 pub use hot::HotTake;
 use peers::End;
-pub(crate) use regions::AccessBy;
 
 use crate::engine::baton::Token;
 use crate::engine::later::Later;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::{Op, Outcome};
 use crate::engine::wait::{CHECK_EVERY, PARK_MOST};
-use crate::error::Error;
 use crate::fabrics::Fabrics;
 use crate::loan::{Lender, Lenders};
 use crate::message::dispatch::Dispatch;
 use crate::message::inbound::{Direct, Inbound, Nobody};
 use crate::message::outbound::Outbound;
 use crate::message::pool::Pool;
+use crate::message::service::{CloseReason, Wants};
 use crate::message::ways::Ways;
 use crate::mode::Modes;
 use crate::node::events::Event;
-use crate::region::remote::Remote;
 use crate::region::table::RegionTable;
-use crate::registry::Registry;
 use crate::transfer::Copy;
 use crate::transfer::memory::Local;
 use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
@@ -88,8 +80,6 @@ pub struct Engine {
     words: VecDeque<Word>,
     /// What its callers' closures want of it.
     later: Arc<Later>,
-    /// Keys that other nodes ask for, and those that are elsewhere.
-    registry: Registry,
     local: Local,
     copy: Copy,
     /// By which links and protocols messages go.
@@ -143,12 +133,10 @@ impl Engine {
     ) -> Self {
         let nodes = fabric.membership().max_nodes();
         let lenders = Lenders::new(fabric.membership().clone(), regions.clone());
-        let remote = Remote::new(regions.clone(), fabric.membership().incarnation());
         Self {
-            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders, remote),
+            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders),
             words: VecDeque::new(),
             later: Arc::default(),
-            registry: Registry::new(fabric.membership().clone()),
             outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone(), settings.modes.clone()),
             local: Local::new(fabric.membership().clone(), regions),
             copy: settings.copy,
@@ -203,7 +191,7 @@ impl Engine {
 
     /// Whether there is something that could not be done so far, and for which nobody waits.
     pub(crate) fn has_left_over(&self) -> bool {
-        self.inbound.streams.has_work() || self.later.any()
+        self.inbound.services.wants() == Wants::Soon || self.later.any()
     }
 
     /// Figures, flight recorder and DMA counters.
@@ -225,7 +213,6 @@ impl Engine {
 
     fn show_now(&mut self, now: Instant, all: bool) -> Figures {
         let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
-        let teams = self.inbound.teams.stats();
         let (pooled_bytes, pooled_bytes_most) = pool.bytes();
         let mut figures = self.monitor.tallies.read();
         for way in self.ways.iter() {
@@ -244,14 +231,10 @@ impl Engine {
             (Figure::BytesLoaned, self.lender.lent()),
             (Figure::Turns, self.turns.load(Ordering::Relaxed)),
             (Figure::CountersUsed, self.monitor.counters.register().used() as u64),
-            (Figure::Collectives, teams.operations),
-            (Figure::TurnsAcquired, teams.acquired),
-            (Figure::TurnsQueued, teams.queued),
-            (Figure::TurnsSynchronised, teams.synchronised),
-            (Figure::TurnsForeseen, teams.foreseen),
         ] {
             figures[figure] = value;
         }
+        self.inbound.services.count(&mut figures);
         self.monitor.show(&figures, self.fabric.latencies());
         self.show_links(now, all);
         self.modes.show();
@@ -277,11 +260,8 @@ impl Engine {
             && !self.outgoing.is_active()
             && self.inbound.incoming.is_empty()
             && self.words.is_empty()
-            && self.inbound.mail.out.is_empty()
-            && !self.inbound.teams.is_active()
-            && !self.inbound.devices.is_active()
-            && !self.has_left_over()
-            && !self.inbound.remote.has_work()
+            && self.inbound.services.wants() < Wants::Turns
+            && !self.later.any()
             && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
     }
 
@@ -373,12 +353,7 @@ impl Engine {
             return None;
         }
         // Nobody rings when a target that does not answer is not waited for any longer, or when another thread lets go of the network.
-        let is_quiet = self.words.is_empty()
-            && self.inbound.mail.out.is_empty()
-            && !self.inbound.remote.has_work()
-            && !self.inbound.teams.active().iter().any(|core| core.apart().is_some_and(|apart| apart.wants()))
-            && !self.inbound.devices.is_active()
-            && !self.has_left_over();
+        let is_quiet = self.words.is_empty() && !self.has_left_over();
         let timeout = if is_quiet { timeout } else { timeout.min(TRY_AGAIN) };
         Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
     }
@@ -415,13 +390,14 @@ impl Engine {
         if in_good_order {
             self.say_farewell(me);
         }
-        self.end_all(me, || Error::Closed);
+        self.end_all(me, CloseReason::Leaves);
         self.sending.clear();
         self.fabric.end_network();
     }
 
     /// Ends everything that is pending, and cuts all ways out. False if this thread holds one of them, which is still as it was.
-    pub(super) fn end_all(&mut self, me: Token, error: impl Fn() -> Error) -> bool {
+    pub(super) fn end_all(&mut self, me: Token, why: CloseReason) -> bool {
+        let error = || why.error();
         self.inbound.lenders.end();
         self.fail_posted(|_| Some(error()));
         for lane in 0..self.inbound.assemblies.len() {
@@ -440,12 +416,7 @@ impl Engine {
             op.finish(Outcome::Failed(error()));
         }
         self.outgoing.fail(None, &error);
-        self.inbound.remote.end(&error);
-        self.inbound.mail.end(&error);
-        self.registry.offers.end(&error);
-        self.inbound.teams.end();
-        self.inbound.devices.end();
-        self.inbound.streams.end();
+        self.inbound.services.close(why);
         self.fail_posted(|_| Some(error()));
         // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
         let mut all = true;

@@ -6,6 +6,7 @@ use crate::engine::wait::CHECK_EVERY;
 use crate::error::Error;
 use crate::message::Match;
 use crate::message::outbound::{OutState, Outbound};
+use crate::message::service::{CloseReason, Gone, PeerId};
 use crate::node::events::Event;
 use crate::transfer::incoming::Look;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority};
@@ -15,25 +16,6 @@ use std::time::Instant;
 
 /// Events kept for somebody to ask for; the oldest are dropped and counted.
 const EVENTS_MAX: usize = 1024;
-
-/// Why nothing that comes of a life of a node counts any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gone {
-    Left,
-    Died,
-    /// It lives, but broke the rules, or its memory was truncated.
-    Damaged,
-}
-
-impl Gone {
-    pub(crate) fn error(self, node: NodeId, incarnation: Incarnation) -> Error {
-        match self {
-            Gone::Left => Error::PeerLeft { node, incarnation },
-            Gone::Died => Error::PeerDied { node, incarnation },
-            Gone::Damaged => Error::Damaged { node },
-        }
-    }
-}
 
 /// How the latest life of a node ended.
 #[derive(Clone, Copy, Debug)]
@@ -188,7 +170,7 @@ impl Engine {
         self.tell(Event::Damaged { node, reason });
         if let Some(life) = self.fabric.live(node) {
             // What it says of what it was sent is believed no more, so nothing that waits for it may go on waiting.
-            self.peer_gone(node, life, Gone::Damaged);
+            self.peer_gone((node, life).into(), Gone::Damaged);
         }
         self.drop_inbound_of(node);
         self.fail_posted(|receive| (receive.accepts.bound_to() == Some(node)).then_some(Error::Damaged { node }));
@@ -211,13 +193,11 @@ impl Engine {
             }
             Change::Left(node, incarnation) | Change::Died(node, incarnation) => {
                 let died = matches!(change, Change::Died(..));
-                // What it said before, as what it unlocked.
-                self.read_letters();
                 let why = if died { Gone::Died } else { Gone::Left };
                 self.monitor.record_peer(if died { RecordKind::PeerDied } else { RecordKind::Left }, node, incarnation);
                 self.monitor.tallies.add(Figure::PeersDied, died.into());
                 self.ends[node.index()] = Some(End { incarnation, why });
-                self.peer_gone(node, incarnation, why);
+                self.peer_gone((node, incarnation).into(), why);
                 self.tell(if died { Event::Died { node, incarnation } } else { Event::Left { node, incarnation } });
             }
             Change::Parted(node, life) => {
@@ -269,13 +249,12 @@ impl Engine {
         end.map(|end| end.why).or_else(|| self.is_damaged(node, life).then_some(Gone::Damaged))
     }
 
-    /// Tells all services that a life of a node is gone, for whatever reason: what waits for it ends, and the ways there are cut. A way that this thread
-    /// holds is left to [`connect`](Self::connect).
-    fn peer_gone(&mut self, node: NodeId, life: Incarnation, why: Gone) {
-        let error = || why.error(node, life);
+    /// Tells all services that a peer is gone, for whatever reason: everything with it ends, and the ways there are cut. A way that this thread holds is
+    /// left to [`connect`](Self::connect).
+    fn peer_gone(&mut self, peer: PeerId, why: Gone) {
+        let (node, life) = peer.into();
+        let error = || why.error(peer);
         self.outgoing.fail(Some((node, life)), error);
-        self.inbound.remote.fail(node, life, error);
-        self.inbound.mail.fail(node, life, error);
         for way in Priority::ALL.into_iter().filter_map(|priority| self.ways.known(node, priority)) {
             if let Some(mut state) = way.state.enter(Token::current())
                 && state.incarnation == life
@@ -283,16 +262,11 @@ impl Engine {
                 state.fail(error);
             }
         }
-        self.inbound.teams.gone(node, life, why);
-        self.inbound.devices.fail(node, life);
-        self.inbound.streams.fail(node, life, why != Gone::Left);
+        self.inbound.services.peer_gone(peer, why);
         if why == Gone::Damaged {
-            self.registry.shun(node, life);
-            // It lives: it may be at work in what it has locked, and read what it was lent. Both come back when it has ended.
+            // It lives, and may read what it was lent. Loans come back when it has ended.
             return;
         }
-        self.registry.gone(node, life, &mut self.inbound.mail);
-        self.see_to_succession();
         // After its ways out were cut: nothing can be lent to it from here on.
         let (loans, bytes) = self.lender.drop_holds(node, life);
         if loans > 0 {
@@ -322,7 +296,7 @@ impl Engine {
     #[cold]
     fn resign(&mut self) {
         let node = self.me().0;
-        let cut = self.end_all(Token::current(), || Error::Severed { node });
+        let cut = self.end_all(Token::current(), CloseReason::Severed(node));
         self.monitor.counters.end_waits(|| Error::Severed { node });
         if cut {
             self.fabric.membership().resign();
@@ -352,7 +326,7 @@ impl Engine {
 
 impl End {
     fn error(self, node: NodeId) -> Error {
-        self.why.error(node, self.incarnation)
+        self.why.error((node, self.incarnation).into())
     }
 }
 

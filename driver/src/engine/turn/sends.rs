@@ -4,26 +4,20 @@ use super::Engine;
 use super::modes::Planner;
 use crate::engine::baton::Token;
 use crate::error::Error;
-use crate::message::inbound::{Inbound, News};
-use crate::message::outbound::{OutState, Outbound};
+use crate::message::inbound::News;
+use crate::message::outbound::Outbound;
 use crate::transfer::descriptor::{Control, Over, WORD_BYTES};
 use crate::transfer::incoming::Look;
 use crate::transfer::outgoing::{Farewell, Outgoing};
 use crate::transfer::{Copy, TransferReport};
 use doorbell_fabric::sync::Ordering;
-use doorbell_fabric::{Envelope, Incarnation, NodeId, PacketKind, Priority, Push};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::meeting::MEETINGS;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The smallest packets by which anything goes that has no place in the order of messages.
-const PACKET_MIN: usize = 64;
 /// Words that may wait for one node: of each of its slots, and of each of ours.
 const WORDS_MAX: usize = 4 * MEETINGS;
-
-/// To whom something goes, its tag and its bytes.
-type Parts<'a> = ((NodeId, Incarnation), u64, &'a [u8]);
 
 /// What another engine is to be told, as soon as there is room for it.
 pub(super) struct Word {
@@ -36,24 +30,16 @@ impl Engine {
     /// Moves what is queued into the lanes. Returns the amount of work done.
     #[inline(always)]
     pub fn push(&mut self, me: Token) -> usize {
-        let has_regions = self.inbound.remote.has_work();
         let has_transfers = !(self.outgoing.is_empty() && self.inbound.incoming.is_empty() && self.words.is_empty());
-        let has_letters = self.inbound.mail.has_work();
-        let (has_teams, has_devices) = (self.inbound.teams.is_active(), self.inbound.devices.has_work());
-        let (has_streams, has_later) = (self.inbound.streams.has_work(), self.later.any());
-        let has_parts = has_regions || has_letters || has_teams || has_devices || has_streams || has_later;
-        if self.sending.is_empty() && !has_transfers && !has_parts {
+        let has_later = self.later.any();
+        if self.sending.is_empty() && !has_transfers && !self.inbound.services.any() && !has_later {
             return 0;
         }
         self.waited = true;
         // First of all: it makes work for the others.
         let later = if has_later { self.do_later(me) } else { 0 };
-        let regions = if has_regions { self.step_regions(me) } else { 0 };
-        let letters = if has_letters { self.step_letters(me) } else { 0 };
-        let teams = if has_teams { self.step_teams(me) } else { 0 };
-        let devices = if has_devices { self.step_devices(me) } else { 0 };
-        let streams = if has_streams || has_later { self.step_streams(me) } else { 0 };
-        let work = later + regions + letters + teams + devices + streams + self.push_queues(me) + self.step_transfers(me);
+        let services = if self.inbound.services.any() { self.step_services(me) } else { 0 };
+        let work = later + services + self.push_queues(me) + self.step_transfers(me);
         if self.parked.is_some() {
             self.wake_parked();
         }
@@ -67,50 +53,6 @@ impl Engine {
         let count = deeds.len();
         deeds.into_iter().for_each(|deed| deed(self, me));
         count
-    }
-
-    /// Does something with the way out to a life of a node, for packets that have no place in the order of messages; `act` is told how many bytes one may have.
-    /// `None`: it is gone, or there is no such way. A way that somebody else has is tried again.
-    pub(super) fn by_way<T: Default>(
-        &mut self,
-        me: Token,
-        (node, life): (NodeId, Incarnation),
-        priority: Priority,
-        act: impl FnOnce(&mut Inbound, &mut OutState, usize) -> T,
-    ) -> Option<T> {
-        let outbound = self.ways.get(node, priority).cloned()?;
-        let Some(mut state) = outbound.state.enter(me) else { return Some(T::default()) };
-        self.connect(&outbound, &mut state, life).ok()?;
-        let Some(packet) = state.region_bytes(0).filter(|packet| *packet >= PACKET_MIN) else { return Some(T::default()) };
-        Some(act(&mut self.inbound, &mut state, packet))
-    }
-
-    /// Sends what is to be said to other nodes, in its order for each of them, but to those that are `full`. Returns how much went.
-    pub(super) fn push_words<W>(
-        &mut self,
-        me: Token,
-        kind: PacketKind,
-        priority: Priority,
-        full: &mut Vec<NodeId>,
-        queue: fn(&mut Inbound) -> &mut VecDeque<W>,
-        parts: fn(&W) -> Parts<'_>,
-    ) -> usize {
-        let (mut kept, mut work) = (VecDeque::new(), 0);
-        // All of it: whoever is found to be gone on the way takes words out of the queue.
-        for word in std::mem::take(queue(&mut self.inbound)) {
-            let ((node, life), tag, bytes) = parts(&word);
-            let push = |_: &mut Inbound, state: &mut OutState, _| state.push_apart(kind, tag, bytes) == Push::Done;
-            if !full.contains(&node) && self.by_way(me, (node, life), priority, push).unwrap_or(true) {
-                work += 1;
-            } else {
-                full.push(node);
-                kept.push_back(word);
-            }
-        }
-        let queue = queue(&mut self.inbound);
-        kept.append(queue);
-        *queue = kept;
-        work
     }
 
     #[cold]

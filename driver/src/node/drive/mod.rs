@@ -12,18 +12,18 @@ use crate::engine::later::Later;
 use crate::engine::monitor::Monitor;
 use crate::engine::op::Op;
 use crate::engine::poller::{NOTHING_PENDING, PollerWord, Progress, Turned};
+use crate::engine::pool::Clerks;
 use crate::engine::turn::{Engine, EngineSettings};
 use crate::engine::wait::{Gear, Step, Wait};
 use crate::error::Error;
 use crate::fabrics::{Fabrics, Net};
 use crate::loan::Lender;
 use crate::message::outbound::Outbound;
+use crate::message::service::Class;
 use crate::message::ways::Ways;
 use crate::mode::Modes;
 use crate::reactor::ReactorWord;
 use crate::region::table::RegionTable;
-use crate::registry::{Clerks, Lines};
-use crate::stream::near::Arenas;
 use crate::transfer::TransferReport;
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, light_barrier, sure_barrier};
@@ -34,6 +34,7 @@ use doorbell_shm::doorbell::Bell;
 use doorbell_shm::fabric::ShmFabric;
 use doorbell_udp::UdpFabric;
 use doorbell_udp::port::{Park, Port};
+use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -123,10 +124,9 @@ pub struct Shared {
     membership: Arc<Membership>,
     network: Option<Network>,
     modes: Arc<Modes>,
-    clerks: Arc<Clerks>,
     movers: Arc<Clerks>,
-    lines: Lines,
-    arenas: Arenas,
+    /// What services keep for the threads of this node, outside of the engine.
+    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
     reactor: ReactorWord,
 }
 
@@ -168,10 +168,8 @@ impl Shared {
             membership,
             network,
             modes,
-            clerks: Arc::default(),
             movers: Arc::default(),
-            lines: Lines::default(),
-            arenas: Arenas::default(),
+            kept: Mutex::default(),
             reactor: ReactorWord::default(),
         }
     }
@@ -181,11 +179,22 @@ impl Shared {
         self.network.as_ref().is_some_and(|network| Instant::now() < network.settled)
     }
 
-    /// Lets the engine hand to other threads what may have to wait for a key.
-    pub(crate) fn keep_registry(self: &Arc<Self>) {
+    /// Has the engine carry a service from now on.
+    pub(crate) fn register<S: Class>(&self, service: S) {
         if let Some(mut engine) = self.baton.enter(Token::current()) {
-            engine.registry().belong(Arc::downgrade(self), self.clerks.clone());
+            engine.register(service);
         }
+    }
+
+    /// What a service keeps for the threads of this node, outside of the engine: one of a type.
+    pub(crate) fn kept<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = kept.iter().find_map(|one| one.clone().downcast().ok()) {
+            return found;
+        }
+        let new = Arc::<T>::default();
+        kept.push(new.clone());
+        new
     }
 
     /// Sees to it that packets which are gathered are sent in time, though nobody calls.
@@ -235,11 +244,6 @@ impl Shared {
     /// The regions of this node, and those of others that it has mapped.
     pub(crate) fn regions(&self) -> &Arc<RegionTable> {
         &self.regions
-    }
-
-    /// The memory of this node's own streams.
-    pub(crate) fn arenas(&self) -> &Arenas {
-        &self.arenas
     }
 
     /// What this node lends.
@@ -295,19 +299,9 @@ impl Shared {
         Ok(Token::current())
     }
 
-    /// Threads that wait for keys.
-    pub(crate) fn clerks(&self) -> &Arc<Clerks> {
-        &self.clerks
-    }
-
-    /// Threads for what waits for no key: who has one may wait for these.
+    /// Threads that move data for callers that may not wait themselves.
     pub(crate) fn movers(&self) -> &Arc<Clerks> {
         &self.movers
-    }
-
-    /// Tasks that wait for keys.
-    pub(crate) fn lines(&self) -> &Lines {
-        &self.lines
     }
 
     /// Whether the node has left.
@@ -424,7 +418,7 @@ impl Shared {
     pub(crate) fn turn_poller(&self, me: Token) -> Turned {
         let turned = self.baton.enter(me).map(|mut engine| {
             let work = engine.turn(me, true);
-            Turned { work, is_news: engine.is_news(work), serves: engine.is_serving() }
+            Turned { work, is_news: engine.is_news(work), serves: engine.is_hurried() }
         });
         turned.unwrap_or_default()
     }

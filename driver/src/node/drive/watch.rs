@@ -9,7 +9,6 @@ use crate::engine::turn::Engine;
 use crate::engine::wait::PARK_MOST;
 use crate::error::Error;
 use crate::reactor::{ReactorWord, wake_all};
-use crate::stream::table::Streams;
 use doorbell_shm::board::Figure;
 use doorbell_udp::port::{Kind, Park, Port, bell_only};
 use std::io;
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// How long an event loop has to turn its reactor when it was told to.
 const LATE: Duration = Duration::from_millis(20);
-/// How long leaving waits for what was written to streams.
+/// How long leaving waits for what services still have to move.
 const FLUSH_MOST: Duration = Duration::from_secs(1);
 
 /// Something was begun that no thread may wait for: as long as this lives somebody drives.
@@ -72,11 +71,6 @@ impl Shared {
             self.rouse();
         }
         self.hand_over();
-    }
-
-    /// As [`have_done`](Self::have_done), about streams.
-    pub(crate) fn for_streams(&self, me: Token, act: impl FnOnce(&mut Streams) + Send + 'static) {
-        self.have_done(me, |engine| act(engine.streams()));
     }
 
     /// Whether there is something that could not be done so far, and for which nobody waits.
@@ -210,15 +204,15 @@ impl Shared {
         each(&mut **port)
     }
 
-    /// Waits until what was written to streams that nobody has any more is on its way: a second at most.
-    pub(crate) fn flush_streams(&self) {
+    /// Waits until services have moved what the program has handed over: a second at most.
+    pub(crate) fn flush(&self) {
         let me = Token::current();
-        let mut is_flushing = self.baton.enter(me).is_some_and(|mut engine| engine.streams().is_flushing());
+        let mut is_flushing = self.baton.enter(me).is_some_and(|engine| engine.is_flushing());
         let until = Instant::now() + FLUSH_MOST;
         while is_flushing && Instant::now() < until {
             let soon = until.min(Instant::now() + WITHOUT_PORT);
             let driven = self.drive(me, &Op::new(), Some(soon), |engine| {
-                is_flushing = engine.streams().is_flushing();
+                is_flushing = engine.is_flushing();
                 !is_flushing
             });
             if driven.is_err() {

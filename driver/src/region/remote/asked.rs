@@ -1,7 +1,7 @@
 //! The origin's half: puts, gets and updates of this node's threads, which wait for the answers.
 
+use super::update::Update;
 use super::wire::{IDS, OLD_BYTES, Request, Status, Step, Word};
-use crate::atomic::code::AtomicRequest;
 use crate::engine::op::{Op, Outcome};
 use crate::error::{Error, KeyFault};
 use crate::transfer::Place;
@@ -34,7 +34,7 @@ pub struct Ask {
     pulls: Option<Place>,
     request: Request,
     /// What is done to a cell, if it is an update.
-    update: Option<AtomicRequest>,
+    update: Option<Update>,
     /// What is put, or where it goes that is got.
     ptr: *mut u8,
     len: usize,
@@ -75,7 +75,7 @@ impl Ask {
     }
 
     /// An update of a cell. Nothing of the caller's is touched.
-    pub fn update(lane: usize, operation: &'static str, request: Request, update: AtomicRequest, op: Arc<Op>) -> Self {
+    pub fn update(lane: usize, operation: &'static str, request: Request, update: Update, op: Arc<Op>) -> Self {
         let (life, ptr) = (request.incarnation, std::ptr::null_mut());
         let update = Some(update);
         Self {
@@ -104,11 +104,6 @@ impl Ask {
     /// The node that it asks.
     pub fn node(&self) -> NodeId {
         NodeId((self.lane / PRIORITIES) as u16)
-    }
-
-    /// Whether it was begun later than another one that goes the same way.
-    pub fn is_behind(&self, other: &Ask) -> bool {
-        self.lane == other.lane && self.id > other.id
     }
 
     /// Whether its request is in the lane.
@@ -149,7 +144,7 @@ impl Ask {
         if let Some(update) = &self.update {
             room.clear();
             room.extend_from_slice(&self.request.encode());
-            room.extend_from_slice(&update.to_bytes());
+            room.extend_from_slice(&update.bytes);
             self.begun = room.len() <= packet && push(self.word(Step::Update), room);
             return self.begun;
         }

@@ -16,19 +16,24 @@
 //! [`UNANSWERED_MAX`] answers for one node. What is beyond it refuses, and the lane keeps it; no node of ours asks for so much at once.
 
 mod asked;
+mod begin;
 mod served;
+mod service;
+mod update;
 mod wire;
 
-pub use asked::{Ask, piece_bytes};
-pub use served::{Answer, Pull, UNANSWERED_MAX};
+pub(crate) use begin::AccessBy;
+pub use update::{UPDATE_BYTES, Update, Updates};
 pub use wire::Request;
 
 use crate::engine::op::Op;
 use crate::error::Error;
 use crate::region::table::RegionTable;
-use asked::Asked;
+use crate::transfer::memory::Local;
+use asked::{Ask, Asked};
 use doorbell_fabric::{Incarnation, NodeId, Payload, Priority, Verdict};
-use served::Served;
+use doorbell_shm::domain::Membership;
+use served::{Served, UNANSWERED_MAX};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use wire::{Step, Word};
@@ -45,14 +50,22 @@ pub fn priority_of(bytes: usize) -> Priority {
 pub struct Remote {
     asked: Asked,
     served: Served,
+    /// This node's memory.
+    local: Local,
     /// Where packets are put together.
-    pub room: Vec<u8>,
+    room: Vec<u8>,
 }
 
 impl Remote {
     /// Nothing yet, of this life of a node that has these regions.
-    pub(crate) fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
-        Self { asked: Asked::default(), served: Served::new(regions, life), room: Vec::new() }
+    pub(crate) fn new(membership: &Arc<Membership>, regions: Arc<RegionTable>) -> Self {
+        let served = Served::new(regions.clone(), membership.incarnation());
+        Self { asked: Asked::default(), served, local: Local::new(membership.clone(), regions), room: Vec::new() }
+    }
+
+    /// This node does updates in this way.
+    pub(crate) fn do_updates(&mut self, updates: Updates) {
+        self.served.updates = Some(updates);
     }
 
     /// Whether anything is to be sent.
@@ -64,11 +77,6 @@ impl Remote {
     /// Whether no answer is to come.
     pub fn is_idle(&self) -> bool {
         self.asked.sent.is_empty()
-    }
-
-    /// Whether a thread of this node waits for something that is to come by a lane.
-    pub fn awaits(&self, lane: usize) -> bool {
-        self.asked.awaits(lane)
     }
 
     /// Whether a node has as many requests as it keeps.
@@ -84,21 +92,6 @@ impl Remote {
     /// What is to be sent of puts and gets of this node.
     pub fn waiting(&mut self) -> &mut VecDeque<Ask> {
         &mut self.asked.waiting
-    }
-
-    /// All of this one was sent.
-    pub fn await_answer(&mut self, ask: Ask) {
-        self.asked.sent.push_back(ask);
-    }
-
-    /// What is to be said to others.
-    pub fn answers(&mut self) -> &mut VecDeque<Answer> {
-        &mut self.served.answers
-    }
-
-    /// Puts of which this node fetches the bytes.
-    pub fn pulls(&mut self) -> &mut VecDeque<Pull> {
-        &mut self.served.pulls
     }
 
     /// Takes a put or get back: its bytes are not touched any more.
@@ -136,9 +129,10 @@ impl Remote {
 
 #[cfg(test)]
 mod tests {
+    use super::asked::piece_bytes;
     use super::wire::Status;
     use super::*;
-    use crate::atomic::code::{AtomicRequest, REQUEST_BYTES};
+    use crate::atomic::code::{AtomicRequest, UPDATES};
     use crate::atomic::{Add, Div};
     use crate::engine::op::Outcome;
     use crate::error::KeyFault;
@@ -159,17 +153,24 @@ mod tests {
         region: OwnRegion,
         table: Arc<RegionTable>,
         life: Incarnation,
-        membership: Membership,
+        membership: Arc<Membership>,
+    }
+
+    fn origin() -> Remote {
+        let membership = Membership::join(JoinOptions::new("origin", Space::heap())).unwrap();
+        Remote::new(&Arc::new(membership), Arc::default())
     }
 
     impl Target {
         fn new() -> Self {
-            let membership = Membership::join(JoinOptions::new("remote", Space::heap())).unwrap();
+            let membership = Arc::new(Membership::join(JoinOptions::new("remote", Space::heap())).unwrap());
             let table: Arc<RegionTable> = Arc::default();
             let region = membership.create_region(table.next_number(), BYTES).unwrap();
             table.offer(&region);
             let life = membership.incarnation();
-            Self { remote: Remote::new(table.clone(), life), region, table, life, membership }
+            let mut remote = Remote::new(&membership, table.clone());
+            remote.do_updates(UPDATES);
+            Self { remote, region, table, life, membership }
         }
 
         fn request(&self, offset: u64, bytes: u64) -> Request {
@@ -183,7 +184,7 @@ mod tests {
         /// All that is to be said, in packets of so many bytes.
         fn say(&mut self, packet: usize) -> Vec<(Word, Vec<u8>)> {
             let mut said = Vec::new();
-            while let Some(mut answer) = self.remote.answers().pop_front() {
+            while let Some(mut answer) = self.remote.served.answers.pop_front() {
                 loop {
                     let len = answer.next_len(piece_bytes(packet));
                     let tag = answer.next(len, &mut self.remote.room);
@@ -300,7 +301,7 @@ mod tests {
             (false, Step::Done(Status::Fine), 0),
             (true, Step::Done(Status::Fine), 0),
         ] {
-            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let mut origin = origin();
             let op = ask(&mut origin, &target, writes, &mut bytes, 0);
             let answer =
                 |origin: &mut Remote, id| origin.take(LANE, PEER, Word { step, id }.tag(), Payload::private(&[9; 20][..len]));
@@ -309,7 +310,7 @@ mod tests {
             let mut ask = origin.waiting().pop_front().unwrap();
             assert!(ask.send(40, &mut Vec::new(), |_, _| true));
             origin.waiting().push_front(ask);
-            assert!(origin.awaits(LANE) && !origin.awaits(LANE + 1));
+            assert!(origin.asked.awaits(LANE) && !origin.asked.awaits(LANE + 1));
             assert_eq!(answer(&mut origin, 2), Verdict::Taken);
             assert!(matches!(answer(&mut origin, 1), Verdict::Broken(_)), "{writes} {step:?}");
             origin.fail(NodeId(1), target.life, || Error::Damaged { node: NodeId(1) });
@@ -326,7 +327,7 @@ mod tests {
     fn an_update_is_checked_by_its_target() {
         let mut target = Target::new();
         let good = target.request(8, 8);
-        let bytes = |request: Request, update: [u8; REQUEST_BYTES]| [&request.encode()[..], &update].concat();
+        let bytes = |request: Request, update: [u8; UPDATE_BYTES]| [&request.encode()[..], &update].concat();
         let plain = add(5, false).to_bytes();
         let changed = |at: usize, byte: u8| {
             let mut update = plain;
@@ -402,16 +403,16 @@ mod tests {
             (false, Step::Done(Status::Unknown), 0, Some(false)),
             (false, Step::Done(Status::Stale), 0, Some(false)),
         ] {
-            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let mut origin = origin();
             let op = Op::new();
-            origin.ask(Ask::update(LANE, "test", target.request(0, 8), add(1, fetch), op.clone()));
+            origin.ask(Ask::update(LANE, "test", target.request(0, 8), add(1, fetch).to_update(), op.clone()));
             let say = |origin: &mut Remote, lane, id| {
                 origin.take(lane, PEER, Word { step, id }.tag(), Payload::private(&[9; 20][..len]))
             };
             assert_eq!(say(&mut origin, LANE, 1), Verdict::Taken, "not sent yet");
             let mut ask = origin.waiting().pop_front().unwrap();
             assert!(ask.send(100, &mut Vec::new(), |_, bytes| bytes.len() == 72) && ask.is_sent());
-            origin.await_answer(ask);
+            origin.asked.sent.push_back(ask);
             assert_eq!(say(&mut origin, LANE, 2), Verdict::Taken, "of another number");
             assert_eq!(say(&mut origin, LANE + 1, 1), Verdict::Taken, "by another lane");
             assert!(!op.is_done());
@@ -425,11 +426,11 @@ mod tests {
             // One that was given up is not waited for, and its answer harms nobody.
             origin.remove(&op);
             assert_eq!(say(&mut origin, LANE, 1), Verdict::Taken);
-            assert!(!origin.awaits(LANE));
+            assert!(!origin.asked.awaits(LANE));
         }
         let mut bytes = [7; 10];
         for status in [Status::Unaligned, Status::Unknown] {
-            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let mut origin = origin();
             let _op = ask(&mut origin, &target, false, &mut bytes, 0);
             origin.waiting()[0].send(100, &mut Vec::new(), |_, _| true);
             let word = Word { step: Step::Done(status), id: 1 };
@@ -440,19 +441,19 @@ mod tests {
     #[test]
     fn updates_of_one_lane_come_behind_puts_and_in_turn() {
         let mut target = Target::new();
-        let mut origin = Remote::new(Arc::default(), Incarnation(1));
+        let mut origin = origin();
         let mut bytes = 40_u64.to_le_bytes();
         let put = ask(&mut origin, &target, true, &mut bytes, 16);
         let ops = [1, 2, 3].map(|by| {
             let op = Op::new();
-            origin.ask(Ask::update(LANE, "test", target.request(16, 8), add(by, true), op.clone()));
+            origin.ask(Ask::update(LANE, "test", target.request(16, 8), add(by, true).to_update(), op.clone()));
             op
         });
         while let Some(mut one) = origin.waiting().pop_front() {
             one.send(100, &mut Vec::new(), |tag, bytes| {
                 target.remote.take(LANE, PEER, tag, Payload::private(bytes)) == Verdict::Taken
             });
-            origin.await_answer(one);
+            origin.asked.sent.push_back(one);
         }
         for (word, bytes) in target.say(100) {
             assert_eq!(origin.take(LANE, PEER, word.tag(), Payload::private(&bytes)), Verdict::Taken);
@@ -469,7 +470,7 @@ mod tests {
     fn a_put_that_is_refused_is_sent_no_further() {
         let target = Target::new();
         let mut bytes = [7; 500];
-        let mut origin = Remote::new(Arc::default(), Incarnation(1));
+        let mut origin = origin();
         let op = ask(&mut origin, &target, true, &mut bytes, 0);
         let mut ask = origin.waiting().pop_front().unwrap();
         (0..2).for_each(|_| assert!(ask.send(100, &mut Vec::new(), |_, _| true) && !ask.is_sent()));
@@ -477,7 +478,7 @@ mod tests {
         let word = Word { step: Step::Done(Status::Stale), id: 1 };
         assert_eq!(origin.take(LANE, PEER, word.tag(), Payload::private(&[])), Verdict::Taken);
         assert!(matches!(op.take(), Some(Outcome::Failed(Error::Key { why: KeyFault::Stale, .. }))));
-        assert!(!origin.has_work() && !origin.awaits(LANE));
+        assert!(!origin.has_work() && !origin.asked.awaits(LANE));
     }
 
     /// What somebody may send as an update: which key it says, what it says is done, and what of that is spoiled.
@@ -530,7 +531,7 @@ mod tests {
             asks in proptest::collection::vec((any::<bool>(), 0_usize..BYTES, 0_usize..BYTES), 1..8), packet in 33_usize..3000,
         ) {
             let mut target = Target::new();
-            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let mut origin = origin();
             let mut model = vec![0; BYTES];
             let mut room = Vec::new();
             for (round, (writes, from, to)) in asks.into_iter().enumerate() {
@@ -545,7 +546,7 @@ mod tests {
                     });
                     prop_assert!(sent);
                 }
-                origin.await_answer(one);
+                origin.asked.sent.push_back(one);
                 for (word, bytes) in target.say(packet) {
                     prop_assert!(!op.is_done() && bytes.len() <= packet);
                     prop_assert_eq!(origin.take(LANE, PEER, word.tag(), Payload::private(&bytes)), Verdict::Taken);
@@ -568,7 +569,7 @@ mod tests {
             let op = ask(&mut target.remote, &Target::new(), false, &mut bytes, 0);
             let mut own = target.remote.waiting().pop_front().unwrap();
             own.send(100, &mut Vec::new(), |_, _| true);
-            target.remote.await_answer(own);
+            target.remote.asked.sent.push_back(own);
             for (step, status, id, offset, len, more, whole) in packets {
                 let mut payload = if whole { target.request(offset, len).encode().to_vec() } else { Vec::new() };
                 if whole && more == 40 {
@@ -577,7 +578,7 @@ mod tests {
                     payload.resize(payload.len() + more, 3);
                 }
                 target.remote.take(LANE, PEER, step << 56 | status << 48 | id, Payload::private(&payload));
-                prop_assert!(target.remote.answers().len() <= UNANSWERED_MAX);
+                prop_assert!(target.remote.served.answers.len() <= UNANSWERED_MAX);
                 if len % 3 == 0 {
                     target.say(64);
                 }
@@ -606,7 +607,7 @@ mod tests {
                 let verdict = target.take(Step::Update, 1, &payload);
                 let after = target.read();
                 let changed: Vec<u64> = (0..BYTES).filter(|at| before[*at] != after[*at]).map(|at| at as u64).collect();
-                let Some((request, update)) = Request::decode(Payload::private(&payload)).filter(|(_, update)| update.len() == REQUEST_BYTES) else {
+                let Some((request, update)) = Request::decode(Payload::private(&payload)).filter(|(_, update)| update.len() == UPDATE_BYTES) else {
                     prop_assert!(matches!(verdict, Verdict::Broken(_)) && changed.is_empty());
                     continue;
                 };
@@ -646,13 +647,13 @@ mod tests {
             lane in prop_oneof![3 => Just(LANE), 1 => Just(LANE + 1)],
         ) {
             let target = Target::new();
-            let mut origin = Remote::new(Arc::default(), Incarnation(1));
+            let mut origin = origin();
             let ops: Vec<_> = fetches.iter().map(|fetch| {
                 let op = Op::new();
-                origin.ask(Ask::update(LANE, "test", target.request(0, 8), add(1, *fetch), op.clone()));
+                origin.ask(Ask::update(LANE, "test", target.request(0, 8), add(1, *fetch).to_update(), op.clone()));
                 let mut one = origin.waiting().pop_front().unwrap();
                 assert!(one.send(100, &mut Vec::new(), |_, _| true));
-                origin.await_answer(one);
+                origin.asked.sent.push_back(one);
                 op
             }).collect();
             for (tag, len) in tags.into_iter().zip(lens) {
@@ -670,7 +671,7 @@ mod tests {
                 }
             }
             origin.end(|| Error::Closed);
-            prop_assert!(!origin.has_work() && !origin.awaits(LANE));
+            prop_assert!(!origin.has_work() && !origin.asked.awaits(LANE));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The target's half: what others ask of this node's regions. Its application does nothing.
 
+use super::update::{UPDATE_BYTES, Updates};
 use super::wire::{OLD_BYTES, Request, Status, Step, Word};
-use crate::atomic::code::{AtomicRequest, REQUEST_BYTES};
 use crate::region::copy;
 use crate::region::key::read_secret;
 use crate::region::table::RegionTable;
@@ -17,6 +17,8 @@ pub const UNANSWERED_MAX: usize = 64;
 
 /// What others ask of this node's regions.
 pub struct Served {
+    /// How this node does updates, if it has atomics.
+    pub updates: Option<Updates>,
     regions: Arc<RegionTable>,
     life: Incarnation,
     /// Puts of which bytes are still coming, the oldest first: of one lane several, where several links lead here.
@@ -170,7 +172,7 @@ impl Answer {
 impl Served {
     /// Nothing yet, of this life of a node that has these regions.
     pub fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
-        Self { regions, life, coming: Vec::new(), answers: VecDeque::new(), pulls: VecDeque::new() }
+        Self { regions, life, updates: None, coming: Vec::new(), answers: VecDeque::new(), pulls: VecDeque::new() }
     }
 
     /// The region that a request means, if its key is one of ours.
@@ -242,8 +244,8 @@ impl Served {
         if self.is_full(lane) {
             return Verdict::Refused;
         }
-        let mut bytes = [0; REQUEST_BYTES];
-        let Some((request, rest)) = Request::decode(payload).filter(|(_, rest)| rest.len() == REQUEST_BYTES) else {
+        let mut bytes = [0; UPDATE_BYTES];
+        let Some((request, rest)) = Request::decode(payload).filter(|(_, rest)| rest.len() == UPDATE_BYTES) else {
             return Verdict::Broken("an update that does not say of what");
         };
         rest.copy_to(&mut bytes);
@@ -252,10 +254,11 @@ impl Served {
         Verdict::Taken
     }
 
-    fn perform(&self, request: &Request, bytes: &[u8; REQUEST_BYTES]) -> Result<What, Status> {
+    fn perform(&self, request: &Request, bytes: &[u8; UPDATE_BYTES]) -> Result<What, Status> {
         let Part { memory, at, left } = self.check(request, true)?;
-        let update = AtomicRequest::from_bytes(bytes).filter(AtomicRequest::is_possible).ok_or(Status::Unknown)?;
-        if left != update.of.bytes() {
+        let updates = self.updates.ok_or(Status::Unknown)?;
+        let update = (updates.read)(bytes).ok_or(Status::Unknown)?;
+        if left != update.cell {
             return Err(Status::Unknown);
         }
         if !at.is_multiple_of(left) {
@@ -263,7 +266,7 @@ impl Served {
         }
         // SAFETY: within the region (check), which `memory` keeps mapped and which begins at a page; all others write a cell by atomic instructions, or
         // else as they may write anything into shared memory.
-        let old = unsafe { update.perform(memory.ptr().add(at)) };
+        let old = unsafe { (updates.perform)(bytes, memory.ptr().add(at)) };
         if memory.is_cut() {
             return Err(Status::Cut);
         }

@@ -1,0 +1,459 @@
+//! What the engine carries for others: services, each with packets of a class of its own.
+//!
+//! The engine knows no service. It gives each packet of a class to the service that registered for it, gives that service a turn when it wants one, and
+//! tells all services of each peer that is gone.
+
+use crate::error::Error;
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
+use doorbell_shm::board::Figures;
+use doorbell_shm::domain::PeerInbox;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// One incarnation of another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId {
+    /// The node.
+    pub node: NodeId,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
+}
+
+impl From<(NodeId, Incarnation)> for PeerId {
+    fn from((node, incarnation): (NodeId, Incarnation)) -> Self {
+        Self { node, incarnation }
+    }
+}
+
+impl From<PeerId> for (NodeId, Incarnation) {
+    fn from(peer: PeerId) -> Self {
+        (peer.node, peer.incarnation)
+    }
+}
+
+/// Why a peer is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// It left in good order.
+    Left,
+    /// It died.
+    Died,
+    /// It lives and broke the rules: the engine believes nothing more of it.
+    Damaged,
+}
+
+impl Gone {
+    /// The error of an operation with that peer.
+    pub fn error(self, PeerId { node, incarnation }: PeerId) -> Error {
+        match self {
+            Gone::Left => Error::PeerLeft { node, incarnation },
+            Gone::Died => Error::PeerDied { node, incarnation },
+            Gone::Damaged => Error::Damaged { node },
+        }
+    }
+}
+
+/// Why this node ends all that it has under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// It leaves.
+    Leaves,
+    /// Another process truncated its inbox.
+    Severed(NodeId),
+}
+
+impl CloseReason {
+    /// The error of an operation that this ends.
+    pub fn error(self) -> Error {
+        match self {
+            CloseReason::Leaves => Error::Closed,
+            CloseReason::Severed(node) => Error::Severed { node },
+        }
+    }
+}
+
+/// What a service wants of those who turn the engine. Each wish includes those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wants {
+    /// Nothing: it is at rest.
+    #[default]
+    Nothing,
+    /// A look at each turn. No thread has to turn the engine for its sake.
+    Look,
+    /// Turns, until it is at rest. A peer rings the bell when there is something to do.
+    Turns,
+    /// Turns even if no peer rings the bell.
+    Soon,
+}
+
+/// How a packet is sent: as most are, by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// By which link between the two nodes.
+    pub link: u8,
+    /// Whether it may wait in the network for others until the end of the turn.
+    pub held: bool,
+}
+
+/// What became of a packet that was pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pushed {
+    /// It is in the lane.
+    Done,
+    /// There is no room, or another thread has the lane: try again in another turn.
+    Full,
+    /// The peer is gone, or there is no such node.
+    Gone,
+}
+
+/// What the engine does for a service in its turn.
+pub(crate) trait Post {
+    fn packet_bytes(&mut self, to: PeerId, priority: Priority, link: u8) -> Result<usize, Pushed>;
+    fn has_room(&mut self, to: PeerId, priority: Priority, len: usize) -> bool;
+    fn push(&mut self, class: PacketKind, to: PeerId, priority: Priority, route: Route, tag: u64, bytes: &[u8]) -> Pushed;
+    fn release(&mut self);
+    fn condemn(&mut self, node: NodeId, reason: &'static str);
+    fn apart(&self) -> Vec<PeerId>;
+    fn networked(&self) -> Vec<PeerId>;
+    fn is_live(&self, peer: PeerId) -> bool;
+    fn inbox(&self, peer: PeerId) -> Option<Arc<PeerInbox>>;
+    fn why_gone(&mut self) -> Error;
+}
+
+/// The way out for the packets of one service, for one turn.
+///
+/// A lane that had no room once in a turn stays full for that turn, so that the packets of a service keep their order.
+pub struct Outbox<'a> {
+    post: &'a mut dyn Post,
+    class: PacketKind,
+    full: Vec<(NodeId, Priority)>,
+    held: bool,
+}
+
+impl<'a> Outbox<'a> {
+    pub(crate) fn new(post: &'a mut dyn Post, class: PacketKind) -> Self {
+        Self { post, class, full: Vec::new(), held: false }
+    }
+
+    /// Sends one packet.
+    ///
+    /// `bytes` are at most [`packet_bytes`](Self::packet_bytes).
+    pub fn push(&mut self, to: PeerId, priority: Priority, tag: u64, bytes: &[u8]) -> Pushed {
+        self.push_by(to, priority, Route::default(), tag, bytes)
+    }
+
+    /// Sends one packet by a link of its own, or together with others.
+    pub fn push_by(&mut self, to: PeerId, priority: Priority, route: Route, tag: u64, bytes: &[u8]) -> Pushed {
+        if self.is_full(to.node, priority) {
+            return Pushed::Full;
+        }
+        self.held |= route.held;
+        let pushed = self.post.push(self.class, to, priority, route, tag, bytes);
+        if pushed == Pushed::Full {
+            self.hold(to.node, priority);
+        }
+        pushed
+    }
+
+    /// Sends the packets of a queue, in its order for each peer. Those that have no room stay; those for peers that are gone are dropped. Returns how many
+    /// left the queue.
+    pub fn push_all<W>(
+        &mut self,
+        queue: &mut VecDeque<W>,
+        priority: Priority,
+        parts: impl Fn(&W) -> (PeerId, u64, &[u8]),
+    ) -> usize {
+        let before = queue.len();
+        queue.retain(|packet| {
+            let (to, tag, bytes) = parts(packet);
+            self.push(to, priority, tag, bytes) == Pushed::Full
+        });
+        before - queue.len()
+    }
+
+    /// The most bytes that a packet to a peer can have.
+    ///
+    /// # Errors
+    /// [`Pushed::Full`] if that can't be said now, [`Pushed::Gone`].
+    pub fn packet_bytes(&mut self, to: PeerId, priority: Priority) -> Result<usize, Pushed> {
+        self.packet_bytes_by(to, priority, 0)
+    }
+
+    /// The same by one of several links; [`Pushed::Gone`] if that link is.
+    pub fn packet_bytes_by(&mut self, to: PeerId, priority: Priority, link: u8) -> Result<usize, Pushed> {
+        if self.is_full(to.node, priority) {
+            return Err(Pushed::Full);
+        }
+        let bytes = self.post.packet_bytes(to, priority, link);
+        if bytes == Err(Pushed::Full) {
+            self.hold(to.node, priority);
+        }
+        bytes
+    }
+
+    /// Whether a packet of so many bytes finds room.
+    pub fn has_room(&mut self, to: PeerId, priority: Priority, len: usize) -> bool {
+        let has_room = !self.is_full(to.node, priority) && self.post.has_room(to, priority, len);
+        if !has_room {
+            self.hold(to.node, priority);
+        }
+        has_room
+    }
+
+    /// Why the latest peer is gone to which that was the answer.
+    pub fn why_gone(&mut self) -> Error {
+        self.post.why_gone()
+    }
+
+    /// Leaves a lane alone for this turn, as if it had no room: what is behind in its order may not overtake.
+    pub fn hold(&mut self, node: NodeId, priority: Priority) {
+        if !self.is_full(node, priority) {
+            self.full.push((node, priority));
+        }
+    }
+
+    /// Whether a lane had no room in this turn.
+    pub fn is_full(&self, node: NodeId, priority: Priority) -> bool {
+        self.full.contains(&(node, priority))
+    }
+
+    /// Looks at all lanes again in this turn.
+    pub fn retry(&mut self) {
+        self.full.clear();
+    }
+
+    /// A peer broke the rules: the conversation with it ends.
+    pub fn condemn(&mut self, node: NodeId, reason: &'static str) {
+        self.post.condemn(node, reason);
+    }
+
+    /// All peers that share no memory with this node.
+    pub fn apart(&self) -> Vec<PeerId> {
+        self.post.apart()
+    }
+
+    /// All peers that have a network.
+    pub fn networked(&self) -> Vec<PeerId> {
+        self.post.networked()
+    }
+
+    /// Whether a peer is there, as far as this node knows.
+    pub fn is_live(&self, peer: PeerId) -> bool {
+        self.post.is_live(peer)
+    }
+
+    /// What a peer shares, if it shares memory with this node.
+    pub(crate) fn inbox(&self, peer: PeerId) -> Option<Arc<PeerInbox>> {
+        self.post.inbox(peer)
+    }
+}
+
+impl Drop for Outbox<'_> {
+    fn drop(&mut self) {
+        if self.held {
+            self.post.release();
+        }
+    }
+}
+
+/// Something that nodes do by packets of a class of their own. All calls come from the thread that turns the engine.
+///
+/// The packets come from other processes: what they say is checked, and bounded for each peer.
+pub trait Service: Any + Send {
+    /// A packet came. What is refused stays in its lane and comes again.
+    fn receive(&mut self, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict;
+
+    /// Goes on with everything. Returns the amount of work done, 0 if there was none.
+    fn progress(&mut self, out: &mut Outbox<'_>) -> usize;
+
+    /// What it wants of those who turn the engine.
+    fn wants(&self) -> Wants;
+
+    /// Whether a thread waits for what is to come by the lane of this peer, so that what stands before it has to be taken though there is no room for it.
+    fn awaits(&self, _peer: NodeId, _priority: Priority) -> bool {
+        false
+    }
+
+    /// A peer is gone: everything with it ends. A node that breaks the rules is gone twice, as it leaves or dies later.
+    fn peer_gone(&mut self, peer: PeerId, why: Gone);
+
+    /// Whether a peer waits for each part of what this service moves for it: then the poller looks again at once before it sleeps.
+    fn is_hurried(&self) -> bool {
+        false
+    }
+
+    /// Whether it still moves what this node's program has handed over: a node that leaves waits for that, for a second at most.
+    fn is_flushing(&self) -> bool {
+        false
+    }
+
+    /// This node leaves in good order: the last that it says to others.
+    fn farewell(&mut self, _out: &mut Outbox<'_>) {}
+
+    /// Everything ends. It may be called again.
+    fn close(&mut self, why: CloseReason);
+
+    /// Adds what it counted to the metrics of its node.
+    fn count(&self, _figures: &mut Figures) {}
+}
+
+/// A service that handles can reach by its type.
+pub trait Class: Service {
+    /// The class of its packets.
+    const CLASS: PacketKind;
+}
+
+/// A service, and what it wants.
+struct Slot {
+    class: PacketKind,
+    /// `None` while it has its turn.
+    service: Option<Box<dyn Service>>,
+    /// Peers that were found to be gone during its turn.
+    gone: Vec<(PeerId, Gone)>,
+    /// Everything ended during its turn.
+    closed: Option<CloseReason>,
+}
+
+/// The services of a node, by the class of their packets.
+#[derive(Default)]
+pub(crate) struct Services {
+    slots: Vec<Slot>,
+    /// For each class its slot, from 1 on; 0 for none.
+    by_class: [u8; CLASSES],
+    /// A bit for each slot that may want something: it was touched since it last was at rest.
+    touched: u32,
+}
+
+/// One more than the greatest number of a class.
+const CLASSES: usize = 32;
+
+impl Services {
+    /// Registers a service. A class has one: a second one for it is a mistake of the program.
+    pub fn register<S: Class>(&mut self, service: S) {
+        let class = S::CLASS;
+        let place = &mut self.by_class[class as usize];
+        assert!(*place == 0 && self.slots.len() < 32, "a second service for packets of the class {class:?}");
+        self.slots.push(Slot { class, service: Some(Box::new(service)), gone: Vec::new(), closed: None });
+        *place = self.slots.len() as u8;
+    }
+
+    fn place(&self, class: PacketKind) -> Option<usize> {
+        usize::from(self.by_class[class as usize]).checked_sub(1)
+    }
+
+    /// The service of a type.
+    ///
+    /// # Panics
+    /// It was not registered, or it has its turn: then a service called a handle of its own node.
+    pub fn get<S: Class>(&mut self) -> &mut S {
+        let place = self.place(S::CLASS).expect("the builder of each node registers it");
+        self.touched |= 1 << place;
+        let service: &mut dyn Any = self.slots[place].service.as_deref_mut().expect("it has no turn now");
+        service.downcast_mut().expect("a class has one type")
+    }
+
+    /// A packet came.
+    #[cold]
+    pub fn receive(&mut self, class: PacketKind, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
+        let slot = self.place(class).and_then(|place| {
+            self.touched |= 1 << place;
+            self.slots[place].service.as_mut()
+        });
+        match slot {
+            Some(service) => service.receive(from, priority, tag, payload),
+            // A peer may have services that this node has not. Their packets are for nobody here.
+            None => Verdict::Taken,
+        }
+    }
+
+    /// Whether a service may want a turn.
+    #[inline(always)]
+    pub fn any(&self) -> bool {
+        self.touched != 0
+    }
+
+    /// What that service wants that wants most.
+    pub fn wants(&self) -> Wants {
+        if self.touched == 0 {
+            return Wants::Nothing;
+        }
+        self.slots.iter().filter_map(|slot| slot.service.as_ref()).map(|service| service.wants()).max().unwrap_or_default()
+    }
+
+    /// Takes the service in a slot out for its turn, if it wants one. [`put_back`](Self::put_back) comes after.
+    pub fn take_out(&mut self, slot: usize) -> Option<(PacketKind, Box<dyn Service>)> {
+        if self.touched & 1 << slot == 0 {
+            return None;
+        }
+        let Slot { class, service, .. } = &mut self.slots[slot];
+        if service.as_ref()?.wants() == Wants::Nothing {
+            self.touched &= !(1 << slot);
+            return None;
+        }
+        Some((*class, service.take()?))
+    }
+
+    /// The turn is over. The service is told which peers were found to be gone meanwhile.
+    pub fn put_back(&mut self, slot: usize, mut service: Box<dyn Service>) {
+        let slot = &mut self.slots[slot];
+        slot.gone.drain(..).for_each(|(peer, why)| service.peer_gone(peer, why));
+        if let Some(why) = slot.closed.take() {
+            service.close(why);
+        }
+        slot.service = Some(service);
+    }
+
+    /// How many slots there are.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether a peer waits for each part of what a service moves for it.
+    pub fn is_hurried(&self) -> bool {
+        self.touched != 0 && self.slots.iter().filter_map(|slot| slot.service.as_ref()).any(|service| service.is_hurried())
+    }
+
+    /// Whether a service still moves what the program has handed over.
+    pub fn is_flushing(&self) -> bool {
+        self.slots.iter().filter_map(|slot| slot.service.as_ref()).any(|service| service.is_flushing())
+    }
+
+    /// Whether a thread waits for what is to come by a lane.
+    pub fn awaits(&self, lane: usize) -> bool {
+        let (node, priority) = (NodeId((lane / PRIORITIES) as u16), Priority::ALL[lane % PRIORITIES]);
+        self.slots.iter().filter_map(|slot| slot.service.as_ref()).any(|service| service.awaits(node, priority))
+    }
+
+    /// A peer is gone.
+    pub fn peer_gone(&mut self, peer: PeerId, why: Gone) {
+        for (place, slot) in self.slots.iter_mut().enumerate() {
+            self.touched |= 1 << place;
+            match &mut slot.service {
+                Some(service) => service.peer_gone(peer, why),
+                None => slot.gone.push((peer, why)),
+            }
+        }
+    }
+
+    /// Everything ends.
+    pub fn close(&mut self, why: CloseReason) {
+        for slot in &mut self.slots {
+            match &mut slot.service {
+                Some(service) => service.close(why),
+                None => slot.closed = Some(why),
+            }
+        }
+    }
+
+    /// Takes the service in a slot out, whatever it wants.
+    pub fn take_out_anyway(&mut self, slot: usize) -> Option<(PacketKind, Box<dyn Service>)> {
+        let Slot { class, service, .. } = &mut self.slots[slot];
+        Some((*class, service.take()?))
+    }
+
+    /// Adds what services counted.
+    pub fn count(&self, figures: &mut Figures) {
+        self.slots.iter().filter_map(|slot| slot.service.as_ref()).for_each(|service| service.count(figures));
+    }
+}
