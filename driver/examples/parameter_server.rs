@@ -9,6 +9,7 @@
 //! to sums in a region of the server, by remote atomics: the server's processor has no part in it. The model is a line through a cloud of points, of which it is known what
 //! must come out.
 
+use doorbell::atomic::RemoteCell;
 use doorbell::{Error, Key, Match, Node, NodeId, ReadWrite, atomic};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -93,7 +94,7 @@ fn work(node: &Node) -> Result<(), Error> {
     let mut bytes = [0; doorbell::KEY_BYTES];
     node.recv(Match::from(server).tag(SUMS), &mut bytes)?;
     let key = Key::<f64, ReadWrite>::from_bytes(&bytes)?;
-    let sums: Vec<_> = (0..WIDTH).map(|at| node.cell(key.at(at))).collect::<Result<_, _>>()?;
+    let sums: Vec<_> = (0..WIDTH).map(|at| RemoteCell::open(node, key.at(at))).collect::<Result<_, _>>()?;
     let (points, values) = data(u64::from(node.id().0));
     let mut parameters = vec![0.0; WIDTH];
     loop {

@@ -6,6 +6,7 @@
 //! - `async`: the same in tokio, on a runtime with one thread.
 //! - `bulk`: blocks of 1 MiB one way.
 
+use doorbell::Listener;
 use doorbell::{Node, Stream};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -76,8 +77,8 @@ fn server(domain: &str) -> std::io::Result<()> {
     let unix = UnixListener::bind(&path)?;
     let unix_async = std::os::unix::net::UnixListener::bind(format!("{path}.async"))?;
     let node = Node::builder(domain).join()?;
-    let near = node.listener("blocking").bind()?;
-    let near_async = node.listener("async").bind()?;
+    let near = Listener::builder(&node, "blocking").bind()?;
+    let near_async = Listener::builder(&node, "async").bind()?;
     println!("ready");
     for line in std::io::stdin().lines() {
         match line?.as_str() {
@@ -179,7 +180,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     pin(0);
     let path = format!("/tmp/{domain}.sock");
     let node = Node::builder(&domain).join()?;
-    let connect = |service: &str| -> std::io::Result<Stream> { node.connector(service).buffer_bytes(256 << 10).connect() };
+    let connect =
+        |service: &str| -> std::io::Result<Stream> { Stream::builder(&node, service).buffer_bytes(256 << 10).connect() };
     let mut spent = 0;
     for _ in 0..rounds {
         for what in ["unix", "doorbell"] {
@@ -200,7 +202,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 if what == "unix async" {
                     calls_async(tokio::net::UnixStream::connect(format!("{path}.async")).await?, count).await
                 } else {
-                    calls_async(node.connector("async").connect_async().await?, count).await
+                    calls_async(Stream::builder(&node, "async").connect_async().await?, count).await
                 }
             })?;
             let [middle, high] = quantiles(times);

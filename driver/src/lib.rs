@@ -23,106 +23,65 @@
 //! # }
 //! ```
 //!
-//! The rooms, in the order a message meets them:
+//! What there is:
 //!
-//! 1. [`node`]: [`Node`] and [`Peer`], what a program calls. `Node` is shared by threads; a `Peer` is one thread's own way
-//!    to another node, and the fastest.
-//! 2. [`message`]: which receive accepts which message, those that nobody has asked for yet, those on their way out.
-//! 3. [`transfer`]: large messages, moved from both ends at once.
-//! 4. [`engine`]: who drives, who waits, and how.
-//! 5. [`region`]: memory of one node that others write and read without its help, and the keys to it.
-//! 6. [`counter`]: DMA counters, which say when all bytes of a transfer have moved.
-//! 7. [`loan`]: messages written in place in shared memory, and read in place.
-//! 8. [`registry`]: locks that know their owner, and survive it.
-//! 9. [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen.
-//! 10. [`mod@atomic`]: updates of shared memory as ordinary expressions, made atomic in the cheapest way.
-//! 11. [`device`]: one reception FIFO that the threads of several processes share.
-//! 12. [`io`]: files of a node that has some, for nodes that have none.
+//! - [`Node`] and [`Peer`]: messages. A `Node` is shared by threads; a `Peer` is one thread's own way to another node, and the fastest.
+//! - [`Loan`] and [`Taken`]: messages written in place in shared memory, and read in place ([`loan`]).
+//! - [`Region`] and [`Key`]: memory of one node that others write and read without its help ([`region`]); [`Counter`]: when all bytes of a
+//!   transfer have moved ([`counter`]).
+//! - [`mode`]: by which fabric, link and protocol data goes: asked for, watched, and chosen.
+//! - Services, each a feature of this crate: [`LockKey`] ([`lock`]), [`Stream`] and [`Reactor`] ([`stream`]), [`collective`],
+//!   [`mod@atomic`], [`Device`] ([`device`]), [`io`].
+//! - [`testing`]: a domain in one process for the tests of your own programs.
 //!
-//! Beside them, [`topology`]: who is whose neighbour in a torus, and who is whose parent in a combining tree; and [`testing`]: a domain
-//! in one process for the tests of your own programs.
-//!
-//! Below lie the fabrics: [`doorbell_shm`] for processes that share memory.
+//! Each handle has a builder, `Noun::builder(&node)`. Each call that waits has the forms `try_` (never waits), `_by` (until a deadline) and `start_` (owns its
+//! buffer, and is a `Future`).
 
-// What `atomic!` makes names this crate, in this crate too.
-extern crate self as doorbell;
-
-#[cfg(not(loom))]
-pub mod atomic;
-#[cfg(not(loom))]
-pub mod collective;
-#[cfg(not(loom))]
-pub mod counter;
-#[cfg(not(loom))]
-pub mod device;
-pub mod engine;
-pub mod error;
-#[cfg(not(loom))]
-pub mod fabrics;
-#[cfg(not(loom))]
-pub mod io;
-#[cfg(not(loom))]
-pub mod loan;
-pub mod message;
-pub mod mode;
-#[cfg(not(loom))]
-pub mod node;
-#[cfg(not(loom))]
-pub mod reactor;
-#[cfg(not(loom))]
-pub mod region;
-#[cfg(not(loom))]
-pub mod registry;
-#[cfg(not(loom))]
-pub mod stream;
-#[cfg(not(loom))]
 pub mod testing;
-pub mod topology;
-#[cfg(not(loom))]
-pub mod transfer;
 
-pub use doorbell_fabric::{Envelope, Incarnation, NodeId, Payload, Priority, Role};
-pub use engine::wait::Wait;
-#[cfg(not(loom))]
-pub use error::DeviceFault;
-pub use error::{Certainty, Error, KeyFault, Result};
-pub use message::{Match, Message};
+pub mod region {
+    //! Regions and keys: memory of one node that others write and read, while its processor does nothing. See [`Region`].
 
-#[cfg(not(loom))]
-pub use counter::{Counter, CounterKey, Lowered};
-#[cfg(not(loom))]
-pub use device::{Device, DeviceBuilder, DeviceCounts, DeviceEnvelope, DeviceSender, DeviceThread};
-#[cfg(not(loom))]
-pub use doorbell_macros::atomic;
-#[cfg(not(loom))]
-pub use doorbell_shm::board::{Figure, Figures};
-#[cfg(not(loom))]
-pub use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Value};
-#[cfg(not(loom))]
-pub use doorbell_shm::{domain::Member, faults::Faults, layout::LaneGeometry, space::Space};
-#[cfg(not(loom))]
-pub use doorbell_udp::{UdpError, port::Kind as PortKind};
-#[cfg(not(loom))]
-pub use engine::poller::Progress;
-#[cfg(not(loom))]
-pub use fabrics::FabricKind;
-#[cfg(not(loom))]
-pub use loan::{Lendable, Loan, LoanMut, LoanStats, Recipient, Taken};
-#[cfg(not(loom))]
-pub use node::{Completion, Done, Event, Node, NodeBuilder, NodeName, Peer, Request, Stats};
-#[cfg(not(loom))]
-pub use reactor::Reactor;
-#[cfg(not(loom))]
-pub use region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
-#[cfg(not(loom))]
-pub use registry::{Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TaskGuard, TryLock};
-#[cfg(not(loom))]
-pub use stream::{Connector, Listener, ListenerBuilder, Stream};
-#[cfg(not(loom))]
-pub use transfer::{Copy, TransferReport};
-#[cfg(not(loom))]
+    pub use doorbell_engine::region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
+}
+
+pub mod transfer {
+    //! Large messages, moved from both ends at once: what became of each. See [`TransferReport`].
+
+    pub use doorbell_engine::transfer::report::thread_number;
+    pub use doorbell_engine::transfer::{Copy, Descriptor, Executed, RENDEZVOUS_BYTES, Side, TransferReport};
+}
+
+pub use doorbell_engine::{
+    Access, Certainty, Completion, Copy, Counter, CounterKey, Done, Envelope, Error, Event, FabricKind, Faults, Figure, Figures,
+    Incarnation, KEY_BYTES, Key, KeyFault, LaneGeometry, Lendable, Loan, LoanMut, LoanStats, Lowered, Match, Member, Message,
+    Node, NodeBuilder, NodeId, NodeName, Payload, Peer, Plain, PortKind, Priority, Progress, ReadOnly, ReadWrite, Recipient,
+    Region, Request, Result, Role, Space, Stats, Stored, Taken, TransferReport, UdpError, Wait,
+};
+pub use doorbell_engine::{counter, error, loan, mode};
 pub use zerocopy;
 
-#[cfg(all(doctest, feature = "tokio", not(loom)))]
+#[cfg(feature = "atomic")]
+pub use doorbell_atomic as atomic;
+#[cfg(feature = "collective")]
+pub use doorbell_collective::{self as collective, topology};
+#[cfg(feature = "device")]
+pub use doorbell_device::{self as device, Device, DeviceBuilder, DeviceCounts, DeviceEnvelope, DeviceSender, DeviceThread};
+#[cfg(feature = "device")]
+pub use doorbell_engine::error::DeviceFault;
+#[cfg(feature = "io")]
+pub use doorbell_io as io;
+#[cfg(feature = "lock")]
+pub use doorbell_lock::{
+    self as lock, Accepted, Circle, KeyGuard, LockFault, LockKey, Offer, Shared, SharedGuard, TaskGuard, TryLock,
+};
+#[cfg(feature = "atomic")]
+pub use doorbell_macros::atomic;
+#[cfg(feature = "lock")]
+pub use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Value};
+#[cfg(feature = "stream")]
+pub use doorbell_stream::{self as stream, Listener, ListenerBuilder, Reactor, Stream, StreamBuilder, reactor};
+
+#[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../../docs/guide.md")]
 struct Guide;

@@ -21,8 +21,9 @@
 //! # }
 //! ```
 
-use crate::engine::baton::Token;
 use crate::{Faults, Node, NodeBuilder, Result, Space};
+use doorbell_engine::node::shared_of;
+use doorbell_engine::sync::baton::Token;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
@@ -113,7 +114,7 @@ pub struct Stopped {
 pub fn stop(node: &Node) -> Stopped {
     let (go_on, until) = mpsc::channel::<()>();
     let (stands, is_still) = mpsc::channel();
-    let shared = node.shared().clone();
+    let shared = shared_of(node).clone();
     let thread = thread::spawn(move || {
         let me = Token::current();
         // The engine first, then the ways out: nobody makes a new one without the engine.

@@ -2,6 +2,8 @@
 //!
 //! `DOORBELL_IDLE_SECONDS` says for how long each policy is looked at, and looked at again if it seems to cost too much.
 
+use doorbell::Listener;
+use doorbell::Stream;
 use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId, Wait};
 use doorbell_tests::patience::{PATIENCE, soon, until};
 use doorbell_tests::process::{Process, told};
@@ -118,14 +120,14 @@ fn streams() {
     let node = node.join().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let listener = is_server.then(|| node.listener("idle").backlog(STREAMS).bind().unwrap());
+        let listener = is_server.then(|| Listener::builder(&node, "idle").backlog(STREAMS).bind().unwrap());
         if is_server {
             words[at::PORT].store(node.address().map_or(1, |address| address.port().into()), SeqCst);
         }
         for _ in 0..STREAMS {
             let mut stream = match &listener {
                 Some(listener) => listener.accept_async().await.unwrap().0,
-                None => node.connector("idle").buffer_bytes(4096).connect_async().await.unwrap(),
+                None => Stream::builder(&node, "idle").buffer_bytes(4096).connect_async().await.unwrap(),
             };
             tokio::spawn(async move { tokio::io::AsyncReadExt::read_u8(&mut stream).await.unwrap() });
         }

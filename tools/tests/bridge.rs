@@ -4,6 +4,7 @@ mod as_usual;
 mod bridges;
 
 use bridges::{Bridge, PATIENCE, Pair, Process, Way, doorbell, eventually, fails, finishes, fixed};
+use doorbell::Listener;
 use doorbell::Node;
 use serde_json::Value;
 use socket2::SockRef;
@@ -404,7 +405,7 @@ fn what_is_no_socket_stays_as_it_is() {
 fn a_program_with_streams_of_its_own_needs_no_bridge() {
     let domain = bridges::domain("own");
     let node = Node::builder(&domain).join().unwrap();
-    let listener = node.listener("greeter").bind().unwrap();
+    let listener = Listener::builder(&node, "greeter").bind().unwrap();
     let to = Bridge::start(&["--tcp", "127.0.0.1:0", "--to", "0:greeter", "--domain", &domain]);
     let address = to.address();
     let client = finishes("a client that is answered before it has said all", move || {

@@ -59,7 +59,7 @@ impl Listener {
             }
             Over::Doorbell => {
                 let node = Node::builder(name).join()?;
-                Ok(Self::Doorbell(node.listener(service).bind()?, node))
+                Ok(Self::Doorbell(doorbell::Listener::builder(&node, service).bind()?, node))
             }
         }
     }
@@ -96,7 +96,7 @@ pub enum Connector {
     /// The path of the socket.
     Unix(PathBuf),
     /// The service, and the node.
-    Doorbell(doorbell::Connector),
+    Doorbell(doorbell::StreamBuilder),
 }
 
 impl Connector {
@@ -107,7 +107,7 @@ impl Connector {
     pub fn new(over: Over, name: &str, service: &str) -> io::Result<Self> {
         Ok(match over {
             Over::Unix => Self::Unix(socket(name, service)),
-            Over::Doorbell => Self::Doorbell(Node::builder(name).join()?.connector(service)),
+            Over::Doorbell => Self::Doorbell(doorbell::Stream::builder(&Node::builder(name).join()?, service)),
         })
     }
 

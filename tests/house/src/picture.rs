@@ -61,7 +61,7 @@ impl Crates {
     }
 }
 
-/// The rooms of the driver, from the bottom up, and the services beside each other above them.
+/// The rooms of a crate, from the bottom up.
 pub struct Rooms {
     rooms: Vec<Room>,
 }
@@ -70,35 +70,30 @@ struct Room {
     name: String,
     /// Files and folders, relative to the source folder of the driver, without an ending.
     places: Vec<String>,
-    /// The services that a service may import. A room of the engine has none here: it may import all rooms below it.
-    beside: Option<Vec<String>>,
 }
 
 impl Rooms {
-    /// Reads the block `rooms`: a line `room: files and folders` each, from the bottom up. A line `service NAME [services]: …` is a service: it may import
-    /// every room of the engine, and of the other services those that it names.
+    /// Reads the block `rooms`: a line `room: files and folders` each, from the bottom up.
     ///
     /// # Errors
     ///
     /// The block is missing or a line of it cannot be read.
     pub fn read(text: &str) -> Result<Self, String> {
-        let rooms = block(text, "rooms")?.into_iter().map(|(name, places)| {
-            let words: Vec<String> = name.split_whitespace().map(str::to_owned).collect();
-            let places = places.split_whitespace().map(str::to_owned).collect();
-            match &words[..] {
-                [name] => Ok(Room { name: name.clone(), places, beside: None }),
-                [kind, name, beside @ ..] if kind == "service" => {
-                    Ok(Room { name: name.clone(), places, beside: Some(beside.to_vec()) })
-                }
-                _ => Err(format!("cannot read the room {name:?}")),
-            }
-        });
-        Ok(Self { rooms: rooms.collect::<Result<_, _>>()? })
+        let places = |places: &str| places.split_whitespace().map(str::to_owned).collect();
+        let rooms = block(text, "rooms")?.into_iter().map(|(name, list)| Room { name: name.to_owned(), places: places(list) });
+        Ok(Self { rooms: rooms.collect() })
+    }
+
+    /// One room that all modules lie in.
+    pub fn one() -> Self {
+        Self { rooms: vec![Room { name: "all".into(), places: vec![String::new()] }] }
     }
 
     /// The room of a module: the room with the longest place that the module lies in.
     pub(crate) fn of(&self, module: &str) -> Result<usize, String> {
-        let lies_in = |place: &str| module == place || module.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
+        let lies_in = |place: &str| {
+            place.is_empty() || module == place || module.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'))
+        };
         let longest = |room: &Room| room.places.iter().filter(|place| lies_in(place)).map(String::len).max();
         let found = self.rooms.iter().enumerate().filter_map(|(at, room)| longest(room).map(|len| (len, at))).max();
         found.map(|(_, at)| at).ok_or(format!("{module} lies in no room of the picture"))
@@ -108,16 +103,8 @@ impl Rooms {
         &self.rooms[room].name
     }
 
+    /// A room may import all rooms below it.
     pub(crate) fn allows(&self, from: usize, to: usize) -> bool {
-        if from == to {
-            return true;
-        }
-        match (&self.rooms[from].beside, &self.rooms[to].beside) {
-            (None, None) => to < from,
-            (Some(_), None) => true,
-            // The facade stands above all services; a room of the engine stands below them.
-            (None, Some(_)) => from > to,
-            (Some(beside), Some(_)) => beside.contains(&self.rooms[to].name),
-        }
+        to <= from
     }
 }

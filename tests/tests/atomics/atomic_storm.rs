@@ -5,6 +5,7 @@
 //!
 //! `DOORBELL_KILLS` says how many die, `DOORBELL_SEED` seeds the choices.
 
+use doorbell::atomic::RemoteCell;
 use doorbell::atomic::{Atom, AtomicValue};
 use doorbell::{Key, Node, ReadWrite, atomic};
 use doorbell_tests::domain::Domain;
@@ -52,7 +53,7 @@ pub fn update() {
     let words = Words::inherited();
     let node = Node::builder(told("DOMAIN")).id(me as u16 + 1).join().unwrap();
     let key: Vec<u8> = told("KEY").split(' ').map(|byte| byte.parse().unwrap()).collect();
-    let cell = node.cell(Key::<Atom<Large>, ReadWrite>::from_bytes(&key).unwrap()).unwrap();
+    let cell = RemoteCell::open(&node, Key::<Atom<Large>, ReadWrite>::from_bytes(&key).unwrap()).unwrap();
     while words[STOP].load(SeqCst) == 0 {
         atomic! { cell = cell.next() }.unwrap();
         words[me].fetch_add(1, SeqCst);
@@ -71,7 +72,7 @@ fn a_value_survives_whoever_updates_it() {
     let domain = Domain::new("values");
     let owner = Node::builder(domain.name()).id(0).join().unwrap();
     let region = owner.region::<Atom<Large>>(1).unwrap();
-    let cell = owner.cell(region.key()).unwrap();
+    let cell = RemoteCell::open(&owner, region.key()).unwrap();
     let words = Words::new(PROCESSES + 1);
     let key = region.key().to_bytes().map(|byte| byte.to_string()).join(" ");
     let start = |place: usize, fault: Option<String>| {

@@ -5,6 +5,8 @@
 //! for every operator, floats too. Where nobody asks, each process has an operand of its own; these commute, so that the order does not matter
 //! and the result is known.
 
+use doorbell::atomic::AtomicCell;
+use doorbell::atomic::RemoteCell;
 use doorbell::atomic::{
     self as cells, Add, And, Atom, AtomicValue, Div, Max, Min, Mul, New, Nothing, Offset, Old, Operate, Or, Rem, Set, Shl, Shr,
     Sub, TABLE, Tier, Xor, tier,
@@ -230,7 +232,7 @@ impl<T: Sample> Operand for T {
 /// Calls a macro for each type of the library's table and each of ours, with operators and the types of operands.
 macro_rules! cases {
     ($then:ident) => {
-        let _ = doorbell::atomic_table!($then);
+        let _ = doorbell::atomic::atomic_table!($then);
         cases!(@ours $then Pair Triple Large Odd);
     };
     (@ours $then:ident $($of:ident)+) => { $(
@@ -272,7 +274,7 @@ impl Side<'_> {
         T: Sample + Operate<O, R> + PartialEq + std::fmt::Debug,
         R: Operand,
     {
-        let cell = self.node.cell(key).unwrap();
+        let cell = RemoteCell::open(self.node, key).unwrap();
         // Somebody asks.
         if self.me == 0 {
             self.words[at::FLOW].store(0, SeqCst);
@@ -450,7 +452,7 @@ fn every_assignment_operator_is_an_expression() {
     macro_rules! expressions {
         ($of:ident: $($sign:tt $by:expr),+) => {{
             let region = node.region::<$of>(1).unwrap();
-            let (own, remote) = (region.cell(0).unwrap(), node.cell(region.key()).unwrap());
+            let (own, remote) = (AtomicCell::at(&region, 0).unwrap(), RemoteCell::open(&node, region.key()).unwrap());
             $({
                 let start = 100 as $of;
                 let mut plain = start;

@@ -1,5 +1,6 @@
 //! Cells that only the network reaches: what an update of them says, in which order they take place, and what becomes of those under way.
 
+use doorbell::atomic::AtomicCell;
 use doorbell::atomic::{self as cells, Add, Atom, AtomicValue, NotPerformed, Nothing, Old, RemoteCell, Set};
 use doorbell::{Certainty, Error, FabricKind, KEY_BYTES, Key, KeyFault, Match, Node, Progress, ReadWrite, Wait, atomic};
 use doorbell_tests::Turn;
@@ -57,8 +58,8 @@ fn a_cell_that_only_the_network_reaches_is_as_any_other() {
     let domain = Domain::new("apart");
     let [owner, other] = two(&domain);
     let region = owner.region::<u64>(2).unwrap();
-    let (own, cell) = (region.cell(0).unwrap(), other.cell(region.key()).unwrap());
-    assert!(!cell.is_shared() && owner.cell(region.key()).unwrap().is_shared());
+    let (own, cell) = (AtomicCell::at(&region, 0).unwrap(), RemoteCell::open(&other, region.key()).unwrap());
+    assert!(!cell.is_shared() && RemoteCell::open(&owner, region.key()).unwrap().is_shared());
     atomic! { cell = 7 }.unwrap();
     atomic! { own += 1 };
     assert_eq!(atomic! { old: cell += 2 }.unwrap(), 8);
@@ -75,7 +76,7 @@ fn a_cell_that_only_the_network_reaches_is_as_any_other() {
     });
     assert!(matches!(result, Err(Error::NotPerformed(NotPerformed::Attempts))) && tries == 3);
     assert_eq!((atomic! { cell }.unwrap(), atomic! { own }), (8003, 8003));
-    for shared in [owner.cell(region.key()).unwrap(), cell] {
+    for shared in [RemoteCell::open(&owner, region.key()).unwrap(), cell] {
         let (here, not) = (shared.start_compare_swap(8003, 1).unwrap(), shared.start_compare_swap(8003, 2).unwrap());
         assert_eq!((here.wait().unwrap(), not.wait().unwrap()), (8003, 1));
         assert_eq!(shared.start::<Set, Old, _>(8003).unwrap().wait().unwrap(), 1);
@@ -86,18 +87,18 @@ fn a_cell_that_only_the_network_reaches_is_as_any_other() {
         assert!(olds.iter().copied().eq(8003..8303), "{olds:?}");
         assert_eq!(shared.start::<Set, Old, _>(8003).unwrap().wait().unwrap(), 8303);
     }
-    let cell = other.cell(region.key()).unwrap();
+    let cell = RemoteCell::open(&other, region.key()).unwrap();
     let by_zero = std::panic::AssertUnwindSafe(|| drop(atomic! { cell /= 0 }));
     assert!(std::panic::catch_unwind(by_zero).is_err());
     assert_eq!(atomic! { own }, 8003);
     // What does not go by the network says what to do.
     let locked = owner.region::<Atom<Large>>(1).unwrap();
-    let under_lock = other.cell(locked.key()).unwrap();
+    let under_lock = RemoteCell::open(&other, locked.key()).unwrap();
     let error = atomic! { under_lock = Large([1; 9]) }.unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("send its node a message"), "{error}");
     // A key that is stale.
     let gone = owner.region::<u64>(1).unwrap();
-    let stale = other.cell(gone.key()).unwrap();
+    let stale = RemoteCell::open(&other, gone.key()).unwrap();
     atomic! { stale += 1 }.unwrap();
     drop(gone);
     assert!(matches!(atomic! { stale += 1 }, Err(Error::Key { why: KeyFault::Stale, .. })));
@@ -115,7 +116,7 @@ fn whoever_sees_an_update_sees_what_was_put_before() {
         let [owner, other] = world.nodes();
         const LEN: usize = 40_000;
         let (data, rounds) = (owner.region::<u64>(LEN).unwrap(), owner.region::<u64>(1).unwrap());
-        let cell = other.cell(rounds.key()).unwrap();
+        let cell = RemoteCell::open(&other, rounds.key()).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 1..=60_u64 {
@@ -127,7 +128,7 @@ fn whoever_sees_an_update_sees_what_was_put_before() {
                 }
             });
             for round in 1..=60_u64 {
-                let own = rounds.cell(0).unwrap();
+                let own = AtomicCell::at(&rounds, 0).unwrap();
                 until("an update", || (atomic! { own } == 1).then_some(()));
                 let mut seen = vec![0; [1, 500, LEN][round as usize % 3]];
                 data.read(0, &mut seen).unwrap();
@@ -153,7 +154,7 @@ fn updates_over_a_bad_network_take_place_once() {
     let relay = Relay::start(None, owner.address().unwrap(), [badness; 2], 7).unwrap();
     let other = builder().id(1).connect(relay.front(0)).join().unwrap();
     let region = owner.region::<u64>(1).unwrap();
-    let (own, cell) = (region.cell(0).unwrap(), other.cell(region.key()).unwrap());
+    let (own, cell) = (AtomicCell::at(&region, 0).unwrap(), RemoteCell::open(&other, region.key()).unwrap());
     let olds = std::thread::scope(|scope| {
         let far = [(); 2].map(|()| {
             scope.spawn(|| {
@@ -196,7 +197,7 @@ fn stopped_owner(domain: &Domain, node: &Node) -> (Process, RemoteCell<u64>) {
     let owner = Process::start("owner").tell("DOMAIN", domain.name()).tell("ADDRESS", address).go();
     let mut bytes = [0; KEY_BYTES];
     node.recv_by(Match::any().tag(1), &mut bytes, soon()).unwrap();
-    let cell = node.cell(Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
+    let cell = RemoteCell::open(node, Key::<u64, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
     assert_eq!(cell.start::<Add, Old, _>(1).unwrap().wait().unwrap(), 0);
     owner.signal(Signal::STOP);
     (owner, cell)
@@ -252,7 +253,7 @@ fn a_future_that_is_polled_while_its_update_ends_has_the_result() {
     let owner = builder().id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
     let other = builder().id(1).connect(owner.address().unwrap()).join().unwrap();
     let region = owner.region::<u64>(1).unwrap();
-    let cell = other.cell(region.key()).unwrap();
+    let cell = RemoteCell::open(&other, region.key()).unwrap();
     for count in 0..3_000 {
         let mut update = cell.start::<Add, Old, _>(1).unwrap();
         let mut context = Context::from_waker(Waker::noop());
@@ -276,7 +277,7 @@ fn who_cannot_wait_for_an_update_is_not_told_that_it_did_not_take_place() {
     let domain = Domain::new("abandoned");
     let [owner, other] = two(&domain);
     let region = owner.region::<u64>(1).unwrap();
-    let cell = other.cell(region.key()).unwrap();
+    let cell = RemoteCell::open(&other, region.key()).unwrap();
     let mut expected = 0;
     for _ in 0..20 {
         owner.send(other.id(), 1, &[1]).unwrap();
@@ -297,7 +298,7 @@ pub fn update_without_end() {
     node.send(doorbell::NodeId(0), 1, &[]).unwrap();
     let mut bytes = [0; KEY_BYTES];
     node.recv(Match::any(), &mut bytes).unwrap();
-    let cell = node.cell(Key::<Atom<Triple>, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
+    let cell = RemoteCell::open(&node, Key::<Atom<Triple>, ReadWrite>::from_bytes(&bytes).unwrap()).unwrap();
     loop {
         let some: Vec<_> = (0..AT_ONCE).map(|at| cell.start::<Set, Old, _>(Triple::from_word(at as u32)).unwrap()).collect();
         some.into_iter().for_each(|update| _ = update.wait().unwrap());
@@ -315,12 +316,12 @@ fn a_killed_updater_leaves_a_cell_that_is_whole() {
     let region = owner.region::<Atom<Triple>>(1).unwrap();
     owner.recv_by(Match::any().tag(1), &mut [], soon()).unwrap();
     owner.send(doorbell::NodeId(1), 1, &region.key().to_bytes()).unwrap();
-    let own = region.cell(0).unwrap();
+    let own = AtomicCell::at(&region, 0).unwrap();
     until("an update", || (atomic! { own }.0[0] >= 1000).then_some(()));
     updater.kill();
     assert!(updater.ended_by(soon()));
     let other = Node::builder(domain.name()).id(2).fabric(FabricKind::Udp).connect(address.parse().unwrap()).join().unwrap();
-    let cell = other.cell(region.key()).unwrap();
+    let cell = RemoteCell::open(&other, region.key()).unwrap();
     // What was on its way may come yet, but each is whole.
     for at in 0..100 {
         atomic! { old: cell = Triple::from_word(at) }.unwrap().word();

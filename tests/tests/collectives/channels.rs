@@ -123,7 +123,7 @@ fn with_team(members: usize, channels: usize, progress: Progress, act: impl Fn(&
     let ids: Vec<NodeId> = nodes.iter().map(Node::id).collect();
     let log = Arc::<Log>::default();
     let run = |(rank, node): (usize, &Node)| {
-        let (sees, team) = (log.clone(), node.team().members(&ids).channels(channels).slot_bytes(4096));
+        let (sees, team) = (log.clone(), Team::builder(node).members(&ids).channels(channels).slot_bytes(4096));
         let team = team.patience(PATIENCE).watch(move |event| sees.add(rank, event)).form_by(soon()).unwrap();
         act(&team, &log).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
         team.barrier().unwrap();
@@ -286,7 +286,7 @@ fn each_step_of_the_claim_is_taken_by_either() {
 fn a_node_shows_what_became_of_the_channels_of_all_its_teams() {
     let node = Node::builder("shown").space(Space::heap()).join().unwrap();
     for teams in 1..4 {
-        let team = node.team().label(teams.to_string()).form().unwrap();
+        let team = Team::builder(&node).label(teams.to_string()).form().unwrap();
         (0..10).for_each(|_| team.barrier().unwrap());
         let batch = team.batch();
         let both = [1, 2].map(|x| batch.allreduce(Sum, vec![x]).unwrap());

@@ -84,7 +84,7 @@ fn with_team<V: Send>(shape: Shape, act: impl Fn(&Team) -> Result<V> + Send + st
             .map(|node| {
                 let (ids, act) = (&ids, &act);
                 scope.spawn(move || {
-                    let team = node.team().members(ids).channels(shape.channels).slot_bytes(shape.slot).sync(shape.sync);
+                    let team = Team::builder(node).members(ids).channels(shape.channels).slot_bytes(shape.slot).sync(shape.sync);
                     let team = shape.algorithm.into_iter().fold(team, TeamBuilder::algorithm);
                     let team = team.patience(PATIENCE).form_by(soon()).unwrap();
                     assert_eq!(team.boxes(), shape.boxes(), "{team:?}");
@@ -513,7 +513,7 @@ fn on_a_bad_network(node: &Node) {
     node.wait_for(HOMES.len(), soon()).unwrap();
     let ids: Vec<NodeId> = (0..HOMES.len() as u16).map(NodeId).collect();
     for algorithm in [None, Some(Algorithm::Doubling), Some(Algorithm::Ring), Some(Algorithm::Direct)] {
-        let team = algorithm.into_iter().fold(node.team().members(&ids), TeamBuilder::algorithm);
+        let team = algorithm.into_iter().fold(Team::builder(node).members(&ids), TeamBuilder::algorithm);
         let team = team.label(format!("{algorithm:?}")).patience(4 * PATIENCE).form_by(soon()).unwrap();
         assert_eq!(team.boxes(), [[0, 1], [2, 3]]);
         for (root, len) in [3, 700, 10_000].into_iter().enumerate() {

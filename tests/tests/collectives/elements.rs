@@ -57,7 +57,7 @@ fn with_teams(ground: Ground, who: (Progress, Wait), act: impl Fn(&Node, &Arc<Te
                 let (ids, act, meet) = (&ids, &act, &meet);
                 scope.spawn(move || {
                     node.wait_for(MEMBERS, soon()).unwrap();
-                    let team = node.team().members(ids).slot_bytes(SLOT).patience(PATIENCE).form_by(soon()).unwrap();
+                    let team = Team::builder(node).members(ids).slot_bytes(SLOT).patience(PATIENCE).form_by(soon()).unwrap();
                     act(node, &Arc::new(team), meet);
                 });
             }

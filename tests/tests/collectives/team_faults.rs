@@ -27,7 +27,7 @@ fn with_team(members: usize, progress: Progress, patience: Duration, act: impl F
                 node.wait_for(members, soon).unwrap();
                 // Nobody leaves before the others are through; who panics keeps nobody here.
                 let _meets = Meets(meet);
-                act(node, node.team().members(ids).patience(patience).form_by(soon).unwrap(), meet);
+                act(node, Team::builder(node).members(ids).patience(patience).form_by(soon).unwrap(), meet);
             });
         }
     });
@@ -272,7 +272,7 @@ fn a_reduction_that_panics_over_the_network_ends_its_operation_and_nothing_else(
                 scope.spawn(move || {
                     let soon = Instant::now() + LONG;
                     node.wait_for(2, soon).unwrap();
-                    let team = node.team().members(&[NodeId(0), NodeId(1)]).patience(LONG).form_by(soon).unwrap();
+                    let team = Team::builder(node).members(&[NodeId(0), NodeId(1)]).patience(LONG).form_by(soon).unwrap();
                     let rank = team.rank();
                     let fragile = by("fragile", move |left: &u64, right: &u64| {
                         assert!(rank != 1, "it panics on purpose");

@@ -10,8 +10,8 @@ use std::sync::{Arc, Barrier};
 fn circle<const N: usize>(nodes: &[Node; N], owner: fn(&LockKey) -> LockKey, one_after_the_other: bool) -> [Option<Circle>; N] {
     let keys: [[LockKey; N]; N] = std::array::from_fn(|at| {
         let name = format!("key {at}");
-        nodes[0].key(&name, Resource::Unnamed).unwrap();
-        std::array::from_fn(|node| nodes[node].find_key(&name).unwrap())
+        LockKey::open(&nodes[0], &name, Resource::Unnamed).unwrap();
+        std::array::from_fn(|node| LockKey::find(&nodes[node], &name).unwrap())
     });
     let start = Arc::new(Barrier::new(N));
     let waiting: Vec<_> = (0..N)

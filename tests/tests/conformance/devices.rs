@@ -1,5 +1,6 @@
 //! Devices: what is sent to a thread id reaches that thread, whatever leads to the device.
 
+use doorbell::DeviceSender;
 use doorbell::{Device, DeviceFault, DeviceThread, Error, Node, NodeId};
 use doorbell_tests::patience::{Running, finishes, running, soon, until};
 use doorbell_tests::pattern;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 const LONG: usize = 30_000;
 
 fn device(node: &Node) -> Device {
-    node.device("net").threads(8).message_max(LONG).attach().unwrap()
+    Device::builder(node, "net").threads(8).message_max(LONG).attach().unwrap()
 }
 
 /// Lengths that say something, and others by a seed.
@@ -80,7 +81,7 @@ fn receive_all(mut thread: DeviceThread, senders: &[NodeId]) -> u64 {
 }
 
 fn send_some(node: Node, threads: &[u32], count: u64) {
-    let sender = node.to_device("net").unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     let mut next = vec![0_u64; threads.len()];
     for message in 0..count {
         let at = (message.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as usize % threads.len();
@@ -116,7 +117,7 @@ pub fn a_message_that_does_not_fit_is_not_lost(world: &World) {
     let _driven = driving(&a);
     let mut thread = device.thread(1).unwrap();
     let sending = running("a node sends", move || {
-        let sender = b.to_device("net").unwrap();
+        let sender = DeviceSender::open(&b, "net").unwrap();
         assert!(sender.message_max() >= LONG);
         let max = sender.message_max();
         assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceFault::TooLong { len: max + 1, max });
@@ -151,7 +152,7 @@ pub fn a_sender_waits_for_room_in_a_device(world: &World) {
     let full = Arc::new(AtomicBool::new(false));
     let noticed = full.clone();
     let sending = running("a node sends", move || {
-        let sender = b.to_device("net").unwrap();
+        let sender = DeviceSender::open(&b, "net").unwrap();
         let (bytes, mut sent) = (vec![9; 10_000], 0_u64);
         // Much more than any lane has room for.
         while sent < 1000 {
@@ -185,17 +186,17 @@ pub fn a_device_that_is_not_there_is_told(world: &World) {
     let [a, b]: [Node; 2] = world.nodes();
     let driven = driving(&a);
     let other = b.clone();
-    assert_eq!(fault(finishes("to_device", move || other.to_device("nothing"))), DeviceFault::Absent);
+    assert_eq!(fault(finishes("to_device", move || DeviceSender::open(&other, "nothing"))), DeviceFault::Absent);
     drop(driven);
     // It is there while somebody is attached.
-    let device = a.device("short").attach().unwrap();
+    let device = Device::builder(&a, "short").attach().unwrap();
     let taken = device.thread(1).unwrap();
     let DeviceFault::Taken { thread: 1, owner } = fault(device.thread(1)) else { panic!("an id that is taken") };
     assert_eq!(owner.node(), a.id());
     drop(taken);
     assert!(device.thread(1).is_ok());
     drop(device);
-    assert_eq!(fault(a.to_device("short")), DeviceFault::Absent);
+    assert_eq!(fault(DeviceSender::open(&a, "short")), DeviceFault::Absent);
 }
 
 pub fn what_was_sent_before_a_thread_came_is_there(world: &World) {
@@ -204,7 +205,7 @@ pub fn what_was_sent_before_a_thread_came_is_there(world: &World) {
     let _driven = driving(&a);
     let mut other = device.thread(2).unwrap();
     let sending = running("a node sends", move || {
-        let sender = b.to_device("net").unwrap();
+        let sender = DeviceSender::open(&b, "net").unwrap();
         for tag in 0..10 {
             sender.send_by(1, tag, b"early", soon()).unwrap();
         }

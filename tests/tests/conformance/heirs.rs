@@ -43,7 +43,7 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
 
     // Its next life has nothing to do with it.
     let nb = world.node(1);
-    let b = nb.find_key("key").unwrap();
+    let b = LockKey::find(&nb, "key").unwrap();
     let gone = lock_sound(&b).keep();
     let waiter = waits(&a);
     until_waiting(&c, 1);
@@ -52,7 +52,7 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     check_heirs([&c, &a], gone);
 
     let nb = world.node(1);
-    let b = nb.find_key("key").unwrap();
+    let b = LockKey::find(&nb, "key").unwrap();
     let gone = b.with_id(3).lock_by(soon()).unwrap().keep();
     nb.abandon();
     let guard = a.lock_every(Duration::from_millis(1), soon()).unwrap();
@@ -61,7 +61,7 @@ pub fn the_next_owner_is_told_who_died(world: &World) {
     a.lock_by(soon()).unwrap().mark_repaired().unwrap();
     // However short the waits of those who come.
     let nb = world.node(1);
-    let b = nb.find_key("key").unwrap();
+    let b = LockKey::find(&nb, "key").unwrap();
     let gone = lock_sound(&b).keep();
     nb.abandon();
     let guard = until("a short wait that inherits", || a.lock_by(Instant::now() + Duration::from_micros(100)).ok());

@@ -27,8 +27,8 @@ pub(super) fn met<const N: usize>(world: &World) -> [Node; N] {
 
 #[track_caller]
 fn shared<const N: usize>(nodes: &[Node; N], name: &str) -> [LockKey; N] {
-    nodes[0].init_key(name, Resource::Unnamed).unwrap();
-    std::array::from_fn(|at| nodes[at].find_key(name).unwrap())
+    LockKey::init(&nodes[0], name, Resource::Unnamed).unwrap();
+    std::array::from_fn(|at| LockKey::find(&nodes[at], name).unwrap())
 }
 
 /// What is wrong with a call on a key, and nothing else.
@@ -111,28 +111,28 @@ pub fn a_key_has_one_owner(world: &World) {
 
 pub fn keys_have_names(world: &World) {
     let [a, b] = met(world);
-    assert_eq!(why(b.find_key("no such key")), LockFault::Unknown);
-    let key = a.init_key("frame", Resource::memory(0x1000..0x2000)).unwrap();
+    assert_eq!(why(LockKey::find(&b, "no such key")), LockFault::Unknown);
+    let key = LockKey::init(&a, "frame", Resource::memory(0x1000..0x2000)).unwrap();
     for node in [&a, &b] {
-        let again = node.init_key("frame", Resource::Unnamed).unwrap_err();
+        let again = LockKey::init(node, "frame", Resource::Unnamed).unwrap_err();
         assert!(matches!(again, Error::Shm(_)) && again.to_string().contains("frame"), "{again}");
     }
     for name in ["", "a\nb", &"x".repeat(41)] {
-        assert!(matches!(a.init_key(name, Resource::Unnamed), Err(Error::Shm(_))), "{name}");
-        assert_eq!(why(a.find_key(name)), LockFault::Unknown);
+        assert!(matches!(LockKey::init(&a, name, Resource::Unnamed), Err(Error::Shm(_))), "{name}");
+        assert_eq!(why(LockKey::find(&a, name)), LockFault::Unknown);
     }
-    let theirs = b.key("frame", Resource::Id(7)).unwrap();
+    let theirs = LockKey::open(&b, "frame", Resource::Id(7)).unwrap();
     assert_eq!(theirs.name(), "frame");
     assert_eq!(theirs.resource().unwrap(), Resource::memory(0x1000..0x2000), "it was there already");
     let facts = key.facts().unwrap();
     assert_eq!((facts.creator, facts.users), ((a.id(), a.incarnation()), vec![a.id(), b.id()]));
-    b.key("other", Resource::Device(3)).unwrap();
-    assert_eq!(a.find_key("other").unwrap().resource().unwrap(), Resource::Device(3));
+    LockKey::open(&b, "other", Resource::Device(3)).unwrap();
+    assert_eq!(LockKey::find(&a, "other").unwrap().resource().unwrap(), Resource::Device(3));
     // Several at once make it together.
     let made: Vec<_> = [&a, &b, &a, &b]
         .map(|node| {
             let node = node.clone();
-            running("a key", move || node.key("at once", Resource::Unnamed).unwrap().facts().unwrap().key)
+            running("a key", move || LockKey::open(&node, "at once", Resource::Unnamed).unwrap().facts().unwrap().key)
         })
         .into_iter()
         .map(Running::join)
@@ -345,7 +345,7 @@ pub fn the_module_waits_for_who_is_in(world: &World) {
     assert_eq!(waiter.join().unwrap(), Some(dead), "of a death in a barred key");
     a.lock_by(soon()).unwrap().mark_repaired().unwrap();
     let nb = world.node(1);
-    let b = nb.find_key("key").unwrap();
+    let b = LockKey::find(&nb, "key").unwrap();
     let dead = lock_sound(&b).keep();
     nb.abandon();
     until("a short lock_all after a death", || a.lock_all(Instant::now() + Duration::from_micros(100)).ok());
@@ -366,7 +366,7 @@ pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
     guard.unlock().unwrap();
     b.release().unwrap();
     destroying.join().unwrap();
-    assert_eq!(why(nodes[1].find_key("key")), LockFault::Unknown);
+    assert_eq!(why(LockKey::find(&nodes[1], "key")), LockFault::Unknown);
     for key in [&a, &stale] {
         assert_eq!(why(key.lock()), LockFault::Destroyed);
         assert_eq!(why(key.try_lock()), LockFault::Destroyed);
@@ -381,13 +381,13 @@ pub fn a_key_is_destroyed_when_nobody_uses_it(world: &World) {
         assert_eq!(why(key.clone().destroy(soon())), LockFault::Destroyed);
     }
     // Another of that name is another.
-    let new = nodes[2].init_key("key", Resource::Id(2)).unwrap();
+    let new = LockKey::init(&nodes[2], "key", Resource::Id(2)).unwrap();
     assert_eq!(why(stale.lock()), LockFault::Destroyed);
     let guard = lock_sound(&new);
     assert_eq!(why(stale.unlock()), LockFault::Destroyed);
     drop(guard);
     // A user that died uses it no more.
-    let theirs = nodes[1].find_key("key").unwrap();
+    let theirs = LockKey::find(&nodes[1], "key").unwrap();
     let [_na, nb, _nc] = nodes;
     nb.abandon();
     until("a death", || new.clone().destroy(briefly()).ok());
@@ -407,13 +407,13 @@ pub fn who_waits_for_a_key_is_told_that_it_was_destroyed(world: &World) {
         assert_eq!(why(waiter.join()), LockFault::Destroyed);
     }
     // What is in its place is nothing to the guard of the old one.
-    let new = nodes[0].init_key("key", Resource::Unnamed).unwrap();
+    let new = LockKey::init(&nodes[0], "key", Resource::Unnamed).unwrap();
     let mine = lock_sound(&new);
     drop(guard);
     assert_eq!(new.get().unwrap(), Value::Owner(new.my_id()), "a guard of another key unlocked it");
     mine.unlock().unwrap();
     // Somebody has it who said that it does not use it.
-    let theirs = nodes[1].find_key("key").unwrap();
+    let theirs = LockKey::find(&nodes[1], "key").unwrap();
     let guard = lock_sound(&theirs);
     theirs.clone().release().unwrap();
     assert_eq!(why(new.clone().destroy(soon())), LockFault::Otherwise(Value::Owner(guard.owner())));
@@ -536,9 +536,9 @@ pub fn a_node_that_left_has_no_keys(world: &World) {
     let clone = na.clone();
     na.leave().unwrap();
     let results = [
-        clone.init_key("new", Resource::Unnamed).map(drop),
-        clone.find_key("key").map(drop),
-        clone.key("key", Resource::Unnamed).map(drop),
+        LockKey::init(&clone, "new", Resource::Unnamed).map(drop),
+        LockKey::find(&clone, "key").map(drop),
+        LockKey::open(&clone, "key", Resource::Unnamed).map(drop),
         a.get().map(drop),
         a.facts().map(drop),
         a.set(None, None),

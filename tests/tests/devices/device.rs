@@ -12,6 +12,7 @@
 //! The compute processes are real ones: in SMP mode one, whose main thread made two others; in dual mode two, whose main threads made one each.
 //! The I/O node is the process of the test.
 
+use doorbell::Device;
 use doorbell::device::DeviceStep::{self, Checked, FromDevice, FromStorage, Header, Locked, Stored, Unlocked, Waited};
 use doorbell::{DeviceFault, DeviceSender, DeviceThread};
 use doorbell::{Error, Node};
@@ -102,7 +103,7 @@ pub fn compute() {
         log[at::step(event.thread, count)].store(to_word(event.step), SeqCst);
         log[at::steps(event.thread)].store(count + 1, SeqCst);
     };
-    let device = node.device("net").message_max(LEN).watch(watch).attach().unwrap();
+    let device = Device::builder(&node, "net").message_max(LEN).watch(watch).attach().unwrap();
     let work = |id: u32| {
         let (device, words) = (device.clone(), words.clone());
         std::thread::spawn(move || obey(&words, device.thread(id).unwrap()))
@@ -262,7 +263,7 @@ fn each_step_is_taken_in_its_order(mode: Mode) {
     let domain = Domain::new("device-steps");
     let mut compute = Compute::start(&domain, mode);
     let io = Node::builder(domain.name()).join().unwrap();
-    let daemon = io.to_device("net").unwrap();
+    let daemon = DeviceSender::open(&io, "net").unwrap();
     let send = |thread: u32, tag: u64| daemon.send_by(thread, tag, &pattern::bytes(LEN, tag), soon()).unwrap();
     // (a) (b) (d): there is none.
     assert_eq!((compute.run(1, TRY), compute.steps(1)), (NOTHING, NONE.to_vec()));
@@ -353,13 +354,13 @@ fn a_thread_id_is_one_threads_at_a_time() {
     let domain = Domain::new("device-ids");
     let compute = Compute::start(&domain, Mode::Dual);
     let node = Node::builder(domain.name()).join().unwrap();
-    let device = node.device("net").attach().unwrap();
+    let device = Device::builder(&node, "net").attach().unwrap();
     for thread in [1, 2] {
         let DeviceFault::Taken { thread: taken, owner } = fault(device.thread(thread)) else { panic!("an id that is taken") };
         assert!(taken == thread && owner.node() != node.id());
     }
     // Its process dies: the id is free, and what was sent to it in between is there.
-    let sender = node.to_device("net").unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     compute.processes[0].kill();
     assert!(compute.processes[0].ended_by(soon()));
     sender.send(1, 7, &[7]).unwrap();
@@ -377,8 +378,8 @@ fn a_thread_id_is_one_threads_at_a_time() {
 fn what_is_seen_of_a_device_from_outside() {
     let domain = Domain::new("device-seen");
     let node = Node::builder(domain.name()).join().unwrap();
-    let device = node.device("net").threads(3).attach().unwrap();
-    let sender = node.to_device("net").unwrap();
+    let device = Device::builder(&node, "net").threads(3).attach().unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     let mut one = device.thread(1).unwrap();
     // One that somebody looked at, for an id that nobody has; and one in the lane.
     sender.send(77, 0, &[1; 40]).unwrap();
@@ -405,7 +406,7 @@ fn what_is_seen_of_a_device_from_outside() {
 fn ids_that_are_given_up_make_room_for_others() {
     let domain = Domain::new("device-room");
     let node = Node::builder(domain.name()).join().unwrap();
-    let device = node.device("net").threads(2).attach().unwrap();
+    let device = Device::builder(&node, "net").threads(2).attach().unwrap();
     let [one, two] = [1, 2].map(|id| device.thread(id).unwrap());
     assert_eq!(fault(device.thread(3)), DeviceFault::Crowded { threads: 2 });
     drop(one);
@@ -424,8 +425,8 @@ fn ids_that_are_given_up_make_room_for_others() {
 fn a_thread_id_goes_from_thread_to_thread() {
     let domain = Domain::new("device-moves");
     let node = Node::builder(domain.name()).join().unwrap();
-    let device = node.device("net").threads(3).attach().unwrap();
-    let sender = node.to_device("net").unwrap();
+    let device = Device::builder(&node, "net").threads(3).attach().unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     let mut buf = [0; 8];
     let mut other = device.thread(9).unwrap();
     for round in 0..3 {
@@ -453,8 +454,8 @@ fn a_thread_id_goes_from_thread_to_thread() {
 fn what_nobody_fetches_is_dropped_after_the_limit() {
     let domain = Domain::new("device-limit");
     let node = Node::builder(domain.name()).join().unwrap();
-    let device = node.device("net").threads(2).fetch_within(Duration::from_millis(200)).attach().unwrap();
-    let sender = node.to_device("net").unwrap();
+    let device = Device::builder(&node, "net").threads(2).fetch_within(Duration::from_millis(200)).attach().unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     let mut thread = device.thread(1).unwrap();
     let mut buf = [0; 64];
     // Nobody is 77; more of them than the storage has room for, and one of a thread for which there is no slot then.
@@ -487,11 +488,11 @@ fn a_device_goes_with_the_last_process() {
     let _turn = Turn::take();
     let domain = Domain::new("device-last");
     let node = Node::builder(domain.name()).join().unwrap();
-    assert_eq!(fault(node.to_device("net")), DeviceFault::Absent);
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::Absent);
     let compute = Compute::start(&domain, Mode::Dual);
     assert_eq!(devices(&domain), 1);
-    let device = node.device("net").attach().unwrap();
-    let sender = node.to_device("net").unwrap();
+    let device = Device::builder(&node, "net").attach().unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     compute.end();
     assert_eq!(devices(&domain), 1);
     drop(device);
@@ -502,7 +503,7 @@ fn a_device_goes_with_the_last_process() {
         until("an error", || sender.send_by(1, 0, &bytes, soon()).err().map(|error| fault::<()>(Err(error)))),
         DeviceFault::Absent
     );
-    assert_eq!(fault(node.to_device("net")), DeviceFault::Absent);
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::Absent);
     drop(sender);
     node.leave().unwrap();
 }
@@ -514,17 +515,17 @@ fn a_device_of_which_all_processes_were_killed_is_removed_or_made_anew() {
         let domain = Domain::new("device-killed");
         let node = Node::builder(domain.name()).join().unwrap();
         let compute = Compute::start(&domain, Mode::Dual);
-        let sender = node.to_device("net").unwrap();
+        let sender = DeviceSender::open(&node, "net").unwrap();
         sender.send(1, 1, b"to one who dies").unwrap();
         compute.processes.iter().for_each(Process::kill);
         assert!(compute.processes.iter().all(|process| process.ended_by(soon())));
-        assert_eq!(fault(node.to_device("net")), DeviceFault::Absent);
+        assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::Absent);
         if anew {
-            let device = node.device("net").threads(5).attach().unwrap();
+            let device = Device::builder(&node, "net").threads(5).attach().unwrap();
             assert_eq!(devices(&domain), 1);
             let mut thread = device.thread(1).unwrap();
             assert_eq!(thread.try_receive(&mut [0; 64]).unwrap(), None);
-            let other = node.to_device("net").unwrap();
+            let other = DeviceSender::open(&node, "net").unwrap();
             other.send(1, 2, &[]).unwrap();
             assert_eq!(thread.receive_by(&mut [0; 64], soon()).unwrap().tag, 2);
             drop((other, thread, device));
@@ -543,7 +544,7 @@ fn a_device_of_which_all_processes_were_killed_is_removed_or_made_anew() {
 pub fn send_for_ever() {
     let words = Words::inherited();
     let node = Node::builder(told("DOMAIN")).join().unwrap();
-    let sender: DeviceSender = node.to_device("net").unwrap();
+    let sender: DeviceSender = DeviceSender::open(&node, "net").unwrap();
     for tag in 0.. {
         sender.send(1, tag, &pattern::bytes(LEN, tag)).unwrap();
         words[0].store(tag + 1, SeqCst);
@@ -555,8 +556,8 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
     let _turn = Turn::take();
     let domain = Domain::new("device-lanes");
     let node = Node::builder(domain.name()).join().unwrap();
-    let device = node.device("net").senders(3).message_max(LEN).attach().unwrap();
-    let sender = node.to_device("net").unwrap();
+    let device = Device::builder(&node, "net").senders(3).message_max(LEN).attach().unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     let max = sender.message_max();
     assert_eq!(fault(sender.send(1, 0, &vec![0; max + 1])), DeviceFault::TooLong { len: max + 1, max });
     let words = Words::new(1);
@@ -569,11 +570,11 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
         (sent > 5 && full.swap(sent, SeqCst) == sent).then_some(())
     });
     // One is free, and this node has one already.
-    assert_eq!(fault(node.to_device("net")), DeviceFault::NoLane { senders: 3 });
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::NoLane { senders: 3 });
     other.kill();
     assert!(other.ended_by(soon()));
-    let heir = node.to_device("net").unwrap();
-    assert_eq!(fault(node.to_device("net")), DeviceFault::NoLane { senders: 3 });
+    let heir = DeviceSender::open(&node, "net").unwrap();
+    assert_eq!(fault(DeviceSender::open(&node, "net")), DeviceFault::NoLane { senders: 3 });
     // What the dead one sent is there, whole and in order, and what its heir sends comes behind it.
     let mut thread = device.thread(1).unwrap();
     let mut buf = [0; LEN];
@@ -591,7 +592,7 @@ fn each_sender_has_a_lane_and_a_dead_ones_is_free() {
     }
     assert_eq!(next.tag, u64::MAX);
     drop(heir);
-    drop(node.to_device("net").unwrap());
+    drop(DeviceSender::open(&node, "net").unwrap());
     drop((sender, thread, device, other));
     node.leave().unwrap();
     doorbell_shm::domain::clean(domain.space(), Some(domain.name()), false).unwrap();

@@ -1,5 +1,7 @@
 //! What is left to the others when a node leaves in the middle of its work at a device, and to senders when their device goes.
 
+use doorbell::Device;
+use doorbell::DeviceSender;
 use doorbell::device::DeviceStep;
 use doorbell::{DeviceFault, Error, Node};
 use doorbell_tests::domain::Domain;
@@ -30,10 +32,10 @@ fn leaves_with_the_lock(before: bool) {
             let _ = on.lock().unwrap().recv_timeout(PATIENCE);
         }
     };
-    let device = leaving.device("net").watch(watch).attach().unwrap();
-    let kept = staying.device("net").attach().unwrap();
+    let device = Device::builder(&leaving, "net").watch(watch).attach().unwrap();
+    let kept = Device::builder(&staying, "net").attach().unwrap();
     let (mut one, mut two) = (device.thread(1).unwrap(), kept.thread(2).unwrap());
-    let sender = sending.to_device("net").unwrap();
+    let sender = DeviceSender::open(&sending, "net").unwrap();
     sender.send(1, 0, b"for one").unwrap();
     (1..5).for_each(|tag| sender.send(2, tag, b"for two").unwrap());
     let receiving = running("a thread receives", move || {
@@ -45,7 +47,7 @@ fn leaves_with_the_lock(before: bool) {
     lock.recv_timeout(PATIENCE).unwrap();
     let node = leaving.clone();
     let leave = running("its node leaves", move || node.leave());
-    until("the node is closed", || leaving.to_device("net").is_err().then_some(()));
+    until("the node is closed", || DeviceSender::open(&leaving, "net").is_err().then_some(()));
     if before {
         go_on.send(()).unwrap();
         leave.join().unwrap();
@@ -90,17 +92,17 @@ fn a_thread_whose_node_has_left_spoils_nothing() {
 fn senders_are_told_that_their_device_is_gone() {
     let domain = Domain::new("device-gone");
     let (attached, sending) = (join(&domain), join(&domain));
-    let device = attached.device("net").attach().unwrap();
-    let sender = sending.to_device("net").unwrap();
+    let device = Device::builder(&attached, "net").attach().unwrap();
+    let sender = DeviceSender::open(&sending, "net").unwrap();
     sender.send(1, 0, b"while it is there").unwrap();
     drop(device);
     assert_eq!(fault(sender.send(1, 1, b"nobody")), DeviceFault::Absent);
     assert_eq!(fault(sender.try_send(1, 1, b"nobody")), DeviceFault::Absent);
     // Another of the same name is another.
-    let device = attached.device("net").attach().unwrap();
+    let device = Device::builder(&attached, "net").attach().unwrap();
     let mut thread = device.thread(1).unwrap();
     assert_eq!(fault(sender.send(1, 2, b"the former")), DeviceFault::Absent);
-    let anew = sending.to_device("net").unwrap();
+    let anew = DeviceSender::open(&sending, "net").unwrap();
     anew.send(1, 3, b"the new one").unwrap();
     assert_eq!(thread.receive_by(&mut [0; 64], soon()).unwrap().tag, 3);
     drop((sender, anew, thread, device));
@@ -111,8 +113,8 @@ fn senders_are_told_that_their_device_is_gone() {
 fn ids_that_nobody_has_keep_no_thread_out() {
     let domain = Domain::new("device-strays");
     let node = join(&domain);
-    let device = node.device("net").threads(4).attach().unwrap();
-    let (stray, sender) = (node.to_device("net").unwrap(), node.to_device("net").unwrap());
+    let device = Device::builder(&node, "net").threads(4).attach().unwrap();
+    let (stray, sender) = (DeviceSender::open(&node, "net").unwrap(), DeviceSender::open(&node, "net").unwrap());
     let mut one = device.thread(1).unwrap();
     let mut buf = [0; 8];
     (100..110).for_each(|id| stray.send(id, 0, b"?").unwrap());
@@ -136,14 +138,14 @@ fn ids_that_nobody_has_keep_no_thread_out() {
 fn a_lane_is_its_new_senders_whatever_the_former_does() {
     let domain = Domain::new("device-lane");
     let (receiving, leaving, second, third) = (join(&domain), join(&domain), join(&domain), join(&domain));
-    let device = receiving.device("net").senders(1).attach().unwrap();
+    let device = Device::builder(&receiving, "net").senders(1).attach().unwrap();
     let mut thread = device.thread(1).unwrap();
-    let former = leaving.to_device("net").unwrap();
+    let former = DeviceSender::open(&leaving, "net").unwrap();
     leaving.leave().unwrap();
-    let sender = second.to_device("net").unwrap();
+    let sender = DeviceSender::open(&second, "net").unwrap();
     assert!(matches!(former.send(1, 0, b"gone"), Err(Error::Closed)));
     drop(former);
-    assert_eq!(fault(third.to_device("net")), DeviceFault::NoLane { senders: 1 });
+    assert_eq!(fault(DeviceSender::open(&third, "net")), DeviceFault::NoLane { senders: 1 });
     sender.send(1, 5, b"its own").unwrap();
     assert_eq!(thread.receive_by(&mut [0; 8], soon()).unwrap().tag, 5);
     drop((sender, thread, device));

@@ -1,5 +1,7 @@
 //! A device that is fed from the network, by whichever process holds its port; and what becomes of what was on its way when that one dies.
 
+use doorbell::Device;
+use doorbell::DeviceSender;
 use doorbell::{DeviceFault, Error, FabricKind, Match, Node, NodeId};
 use doorbell_shm::domain::clean;
 use doorbell_tests::Turn;
@@ -24,7 +26,7 @@ pub fn receive() {
     let thread = number("THREAD", 0);
     let next = &words[thread as usize];
     let node = Node::builder(told("DOMAIN")).connect(told("ADDRESS").parse().unwrap()).join().unwrap();
-    let device = node.device("net").message_max(10 * LONG).senders(3).attach().unwrap();
+    let device = Device::builder(&node, "net").message_max(10 * LONG).senders(3).attach().unwrap();
     let mut receiver = device.thread(thread as u32).unwrap();
     node.send_by(NodeId(0), thread, &[], soon()).unwrap();
     let mut buf = vec![0; LONG];
@@ -66,7 +68,7 @@ fn another_feeds_a_device_when_the_one_that_did_dies() {
         let words = Words::new(16);
         // The first takes the port with the first question. In every other round the one that does not hold it dies.
         let first = receiver(&domain, &node, &words, 1);
-        let sender = node.to_device("net").unwrap();
+        let sender = DeviceSender::open(&node, "net").unwrap();
         let second = receiver(&domain, &node, &words, 2);
         let mortal = if round.is_multiple_of(2) { 1 } else { 2 };
         let count = 600;
@@ -112,7 +114,7 @@ fn a_sender_is_told_when_nobody_feeds_a_device_any_more() {
     let node = builder.listen(([127, 0, 0, 1], 0).into()).join().unwrap();
     let words = Words::new(16);
     let receiver = receiver(&domain, &node, &words, 1);
-    let sender = node.to_device("net").unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     sender.send(1, 0, &[]).unwrap();
     sender.flush_by(soon()).unwrap();
     receiver.kill();

@@ -4,6 +4,8 @@
 //! `DOORBELL_STORM_SECONDS` says for how long the first goes on, `DOORBELL_KILLS` how many die in the second, `DOORBELL_SEED` seeds the
 //! choices.
 
+use doorbell::Device;
+use doorbell::DeviceSender;
 use doorbell::{DeviceFault, DeviceThread, Error, FabricKind, Node, NodeBuilder};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, briefly, running, soon};
@@ -99,7 +101,7 @@ pub fn receive_all() {
         Ok(address) => builder.connect(address).join().unwrap(),
         Err(_) => builder.join().unwrap(),
     };
-    let device = node.device("net").threads(THREADS_MAX).message_max(LONG).fetch_within(PATIENCE).attach().unwrap();
+    let device = Device::builder(&node, "net").threads(THREADS_MAX).message_max(LONG).fetch_within(PATIENCE).attach().unwrap();
     let words = Arc::new(Words::inherited());
     let ids: Vec<u32> = told("THREADS").split(',').map(|id| id.parse().unwrap()).collect();
     let threads = ids.into_iter().map(|id| {
@@ -166,7 +168,7 @@ fn storm(random: &mut Random, is_apart: bool, processes: usize, threads: usize, 
     };
     let address = node.address().map_or("none".to_owned(), |address| address.to_string());
     // The senders' process is attached as well if it can be, so that it can ask what was counted when all others have left.
-    let attach = || node.device("net").threads(THREADS_MAX).message_max(LONG).attach().unwrap();
+    let attach = || Device::builder(&node, "net").threads(THREADS_MAX).message_max(LONG).attach().unwrap();
     let device = (!is_apart).then(attach);
     let receivers: Vec<_> = (0..processes)
         .map(|process| {
@@ -192,7 +194,7 @@ fn storm(random: &mut Random, is_apart: bool, processes: usize, threads: usize, 
     let send = |number: usize| {
         let (node, mut random) = (node.clone(), Random::new(random.next()));
         running("a sender", move || {
-            let sender = node.to_device("net").unwrap();
+            let sender = DeviceSender::open(&node, "net").unwrap();
             let mut next = vec![0_u64; threads];
             while Instant::now() < over {
                 let thread = random.below(threads);
@@ -308,7 +310,7 @@ pub fn receive_until_death() {
     let words = Arc::new(Words::inherited());
     // Of a node that has its own thread for its engine, so that no thread that is killed can have it.
     let node = builder(&told("DOMAIN")).progress("poller".parse().unwrap()).join().unwrap();
-    let device = node.device("net").threads(THREADS_MAX).message_max(LONG).fetch_within(LIMIT).attach().unwrap();
+    let device = Device::builder(&node, "net").threads(THREADS_MAX).message_max(LONG).fetch_within(LIMIT).attach().unwrap();
     // SAFETY: the handler touches thread-locals without destructors, and ends the thread.
     unsafe { libc::signal(libc::SIGUSR1, condemned as *const () as libc::sighandler_t) };
     let ids: Vec<usize> = told("THREADS").split(',').map(|id| id.parse().unwrap()).collect();
@@ -362,7 +364,7 @@ pub fn send_until_death() {
     let words = Words::inherited();
     let life = number("LIFE", 0) as usize;
     let node = builder(&told("DOMAIN")).join().unwrap();
-    let sender = node.to_device("net").unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     let mut random = Random::new(life as u64);
     while words[at::STOP].load(SeqCst) == 0 {
         let thread = random.below(at::THREADS);
@@ -461,8 +463,8 @@ fn a_device_survives_its_threads_processes_and_senders() {
         probes: 0,
     };
     let node = builder(storm.domain.name()).join().unwrap();
-    let device = node.device("net").threads(THREADS_MAX).message_max(LONG).fetch_within(LIMIT).attach().unwrap();
-    let sender = node.to_device("net").unwrap();
+    let device = Device::builder(&node, "net").threads(THREADS_MAX).message_max(LONG).fetch_within(LIMIT).attach().unwrap();
+    let sender = DeviceSender::open(&node, "net").unwrap();
     for process in 0..PROCESSES {
         let receiver = storm.receiver(process, None);
         storm.receivers.push(receiver);

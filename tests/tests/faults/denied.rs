@@ -3,6 +3,7 @@
 //!
 //! The filter holds for a whole process and for good, so each case is a process of its own, which talks with this one before and after.
 
+use doorbell::Reactor;
 use doorbell::transfer::Side;
 use doorbell::{Copy, KEY_BYTES, Key, Match, Node, NodeBuilder, NodeId, ReadWrite, Region, Space};
 use doorbell_tests::Turn;
@@ -115,7 +116,7 @@ fn talk(node: &Node, keys: &[Key<u8, ReadWrite>], number: u64, is_denied: bool) 
         region.read(0, &mut first).unwrap();
         assert_eq!(first, [7; 100]);
     }
-    let reactor = node.reactor();
+    let reactor = Reactor::new(node);
     check("a reactor", reactor.is_ok());
     if let Ok(mut reactor) = reactor {
         for _ in 0..10 {

@@ -1,5 +1,6 @@
 //! What no node of ours sends, and what it must not cost whoever gets it.
 
+use doorbell::Listener;
 use doorbell::{Error, Event, Match, Node, NodeId, Priority, Progress, Space};
 use doorbell_fabric::{PacketHead, PacketKind, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
@@ -154,7 +155,7 @@ fn streams_with_a_peer_that_broke_the_rules_end() {
     let space = Space::heap();
     let node = victim("streams", &space);
     let mut forger = Forger::join_at(Priority::High, 1, "streams", &space);
-    let listener = node.listener("forged").bind().unwrap();
+    let listener = Listener::builder(&node, "forged").bind().unwrap();
     // Asks for a stream without common memory, and then says what nobody says.
     let ask = [&[0_u8; 16][..], &(256_u64 << 10).to_le_bytes(), b"forged"].concat();
     assert!(forger.push(PacketKind::Stream, 1 << 56 | 1, ask.len() as u64, &ask));

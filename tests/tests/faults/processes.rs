@@ -163,10 +163,10 @@ pub fn forks_and_goes_on() {
     let peer = node.peer(NodeId(0)).unwrap();
     let pending = node.start_recv(Match::any().tag(GO_ON), vec![0; 8]).unwrap();
     let mut sending = Some(peer.start_send(1, vec![1; 8 << 20]).unwrap());
-    let key = node.key("key", Resource::Unnamed).unwrap();
+    let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
     let guard = key.lock().unwrap();
-    let device = node.device("net").attach().unwrap();
-    let to_device = node.to_device("net").unwrap();
+    let device = Device::builder(&node, "net").attach().unwrap();
+    let to_device = DeviceSender::open(&node, "net").unwrap();
     let mut thread = device.thread(1).unwrap();
     to_device.send(1, 0, b"one").unwrap();
     thread.receive_by(&mut [0; 8], soon()).unwrap();
@@ -265,9 +265,9 @@ fn what_does_not_say_forked(node: &Node, peer: &Peer) -> Vec<String> {
 
 fn which_call_on_a_key_does_not_say_forked(node: &Node, key: &LockKey) -> Vec<String> {
     let results: [(&str, doorbell::Result<()>); 13] = [
-        ("init_key", node.init_key("new", Resource::Unnamed).map(drop)),
-        ("find_key", node.find_key("key").map(drop)),
-        ("key", node.key("key", Resource::Unnamed).map(drop)),
+        ("init_key", LockKey::init(node, "new", Resource::Unnamed).map(drop)),
+        ("find_key", LockKey::find(node, "key").map(drop)),
+        ("key", LockKey::open(node, "key", Resource::Unnamed).map(drop)),
         ("get", key.get().map(drop)),
         ("set", key.set(None, None)),
         ("facts", key.facts().map(drop)),

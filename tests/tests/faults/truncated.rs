@@ -1,5 +1,7 @@
 //! Files that somebody truncates under those who use them: whatever depended on them fails by name, at both ends, and nothing else does.
 
+use doorbell::Listener;
+use doorbell::Stream;
 use doorbell::{Copy, Error, Event, Key, Match, Node, NodeId, Progress, ReadWrite};
 use doorbell_shm::layout::{LaneGeometry, block_offset};
 use doorbell_tests::domain::Domain;
@@ -64,8 +66,8 @@ impl Pair {
 #[test]
 fn streams_with_a_node_whose_inbox_is_truncated_end() {
     let pair = Pair::new("streams", Progress::Adaptive);
-    let listener = pair.a.listener("cut").bind().unwrap();
-    let mut waits = pair.b.connector("cut").connect().unwrap();
+    let listener = Listener::builder(&pair.a, "cut").bind().unwrap();
+    let mut waits = Stream::builder(&pair.b, "cut").connect().unwrap();
     let (mut own, _) = listener.accept_by(soon()).unwrap();
     let waiting = running("a stream's reader", move || (waits.read(&mut [0; 8]), waits)).started();
     pair.file(".0.inbox").set_len(0).unwrap();

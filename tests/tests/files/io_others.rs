@@ -1,5 +1,6 @@
 //! Clients and servers of I/O nodes that say what they like, and many that come at once.
 
+use doorbell::Device;
 use doorbell::device::{DeviceSender, DeviceThread};
 use doorbell::io::IoClient;
 use doorbell::{FabricKind, Node, NodeId, Role, Space};
@@ -31,8 +32,8 @@ impl Raw {
     const TOKEN: u64 = 4711;
 
     fn new(node: &Node, server: NodeId, thread: u32) -> Self {
-        let sender = node.to_device(&format!("io.{server}")).unwrap();
-        let device = node.device(&format!("io.{}.{}", node.id(), node.incarnation())).attach().unwrap();
+        let sender = DeviceSender::open(node, &format!("io.{server}")).unwrap();
+        let device = Device::builder(node, &format!("io.{}.{}", node.id(), node.incarnation())).attach().unwrap();
         let mut this = Self { sender, mailbox: device.thread(thread).unwrap(), client: 0 };
         this.say(1, 0, Self::TOKEN);
         assert_eq!(this.hears(), 0);
@@ -137,7 +138,7 @@ fn nobody_says_anything_in_the_name_of_another() {
         assert_eq!(raw.hears(), -i64::from(libc::ENOTCONN));
     }
     // To leave in its name, too.
-    let sender = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let sender = DeviceSender::open(&pair.compute, &format!("io.{}", pair.io.id())).unwrap();
     for (client, thread) in [0, 1 << 16, 1 << 16 | 1].into_iter().flat_map(|client| (0..200).map(move |thread| (client, thread)))
     {
         raw.client = client;
@@ -158,7 +159,7 @@ fn who_asks_twice_is_one_client() {
     let client = pair.client();
     let file = client.open("f").unwrap();
     // What a client says first, of a thread that has none to take the answer.
-    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let device = DeviceSender::open(&pair.compute, &format!("io.{}", pair.io.id())).unwrap();
     let say = |op: u8, thread: u64| {
         let mut request = [0; 32];
         (request[0], request[1]) = (op, u8::from(op == 2));
@@ -189,7 +190,7 @@ fn who_asks_twice_is_one_client() {
 fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
     let space = Space::heap();
     let [io, compute] = [Role::Io, Role::Host].map(|role| Node::builder("io").role(role).space(space.clone()).join().unwrap());
-    let device = io.device(&format!("io.{}", io.id())).threads(1).senders(8).message_max(20_000).attach().unwrap();
+    let device = Device::builder(&io, &format!("io.{}", io.id())).threads(1).senders(8).message_max(20_000).attach().unwrap();
     let mut mailbox = device.thread(0).unwrap();
     let (server, name) = (io.id(), format!("io.{}.{}", compute.id(), compute.incarnation()));
     // Answers to questions how much is under way, and what the call fails with then.
@@ -221,7 +222,7 @@ fn a_client_notices_what_is_lost_and_believes_no_nonsense() {
         };
         let ((op, ..), tag) = next();
         assert_eq!(op, 1);
-        let sender = io.to_device(&name).unwrap();
+        let sender = DeviceSender::open(&io, &name).unwrap();
         let says = |tag: u64, result: i64, value: u8, follows: &[u8]| {
             sender.send((tag >> 32) as u32, tag, &[&result.to_le_bytes()[..], &[value], &[0; 23], follows].concat()).unwrap();
         };
@@ -272,8 +273,8 @@ fn a_node_has_32_clients_and_leaves_places_for_others() {
 fn a_node_that_has_one_lane_gets_no_more_than_its_share() {
     let pair = Pair::new(Room::in_memory(), |server| server.clients(8).staging_bytes(8 << 20));
     let name = format!("io.{}.{}", pair.compute.id(), pair.compute.incarnation());
-    let _answers = pair.compute.device(&name).threads(64).attach().unwrap();
-    let device = pair.compute.to_device(&format!("io.{}", pair.io.id())).unwrap();
+    let _answers = Device::builder(&pair.compute, &name).threads(64).attach().unwrap();
+    let device = DeviceSender::open(&pair.compute, &format!("io.{}", pair.io.id())).unwrap();
     let say = || {
         for thread in 0..100_u64 {
             let mut request = [0; 32];

@@ -2,6 +2,7 @@
 //! the pair says is lost or changed, and it ends well.
 
 use crate::pair::{self, Pair};
+use doorbell::DeviceSender;
 use doorbell_tests::patience::PATIENCE;
 use doorbell_tests::{Turn, number};
 use std::sync::atomic::Ordering::SeqCst;
@@ -24,7 +25,7 @@ fn talks_beside(way: &str) {
             struck = Instant::now();
         }
         // Also what begins under attack.
-        let (mut stream, sender) = (pair::connect(&node), node.to_device(pair::DEVICE).unwrap());
+        let (mut stream, sender) = (pair::connect(&node), DeviceSender::open(&node, pair::DEVICE).unwrap());
         for _ in 0..20 {
             pair::talk(&node, &mut stream, &sender, round);
             round += 1;

@@ -174,11 +174,11 @@ fn by_library(what: &str, words: &Words) {
     let builder = if by_network() { builder.fabric(FabricKind::Udp).connect(([127, 0, 0, 1], port).into()) } else { builder };
     let node = builder.join().unwrap();
     let (mut senders, mut streams): (Vec<DeviceSender>, Vec<Stream>) = Default::default();
-    let connector = node.connector(pair::SERVICE).to(NodeId(VICTIM)).patience(Duration::from_millis(100));
+    let connector = Stream::builder(&node, pair::SERVICE).to(NodeId(VICTIM)).patience(Duration::from_millis(100));
     let (began, mut number, mut is_full) = (Instant::now(), 0_u32, false);
     while words[crate::at::STOP].load(SeqCst) == 0 && began.elapsed() < 6 * HANG {
         if what == "senders" {
-            senders.extend(node.to_device(pair::DEVICE));
+            senders.extend(DeviceSender::open(&node, pair::DEVICE));
         } else if !is_full {
             let made = connector.connect();
             is_full = made.is_err();
@@ -205,7 +205,7 @@ fn is_flooded(what: &str, network: bool, at_least: u64) {
         let node = pair.join();
         let mut stream = pair::connect(&node);
         pair::accepts(&node);
-        let sender = node.to_device(pair::DEVICE).unwrap();
+        let sender = DeviceSender::open(&node, pair::DEVICE).unwrap();
         (0..20).for_each(|round| pair::talk(&node, &mut stream, &sender, round));
         pair::refuses(&node);
         drop((stream, sender));
@@ -227,7 +227,7 @@ fn is_flooded(what: &str, network: bool, at_least: u64) {
         if honest.is_none() && pair.words[at::SENT].load(SeqCst) >= least / 4 {
             let node = pair.join();
             // Its places are there though nobody accepts what the hostile one asked for.
-            let sender = node.to_device(pair::DEVICE).unwrap();
+            let sender = DeviceSender::open(&node, pair::DEVICE).unwrap();
             let stream = pair::connect(&node);
             looks(&mut most);
             pair::accepts(&node);

@@ -4,6 +4,7 @@
 //! `DOORBELL_LETTERS` says how many letters; a million is the long form.
 
 use crate::{HANG, HONEST, HOSTILE, VICTIM};
+use doorbell::LockKey;
 use doorbell::{FabricKind, Match, Node, NodeId, Resource, Space};
 use doorbell_fabric::{PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::domain::{JoinOptions, Membership, PeerInbox};
@@ -50,7 +51,7 @@ const THREADS_MOST: u64 = 4;
 pub fn victim() {
     let words = Words::inherited();
     let node = Node::builder(told("DOORBELL_DOMAIN")).id(VICTIM).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
-    let _lock = node.init_key(LOCK, Resource::memory(u64::MAX - 1..u64::MAX)).unwrap();
+    let _lock = LockKey::init(&node, LOCK, Resource::memory(u64::MAX - 1..u64::MAX)).unwrap();
     words[at::PORT].store(node.address().unwrap().port().into(), SeqCst);
     let mut buf = [0; 64];
     while words[at::STOP].load(SeqCst) < 2 {
@@ -70,7 +71,7 @@ pub fn honest() {
     let node = builder.id(HONEST).connect(address).join().unwrap();
     node.wait_for(2, soon()).unwrap();
     words[at::MET].store(1, SeqCst);
-    let lock = node.find_key(LOCK).unwrap();
+    let lock = LockKey::find(&node, LOCK).unwrap();
     let mut buf = [0; 64];
     while words[at::STOP].load(SeqCst) == 0 {
         let deadline = Instant::now() + HANG;

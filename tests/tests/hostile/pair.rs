@@ -2,6 +2,8 @@
 
 use crate::foe::{Raw, open};
 use crate::{HANG, HONEST, HOSTILE, VICTIM};
+use doorbell::Device;
+use doorbell::Listener;
 use doorbell::{FabricKind, Match, Node, NodeBuilder, NodeId, Stream};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, until};
@@ -53,8 +55,8 @@ pub fn serve() {
     let network = by_network();
     let own = builder(network).id(VICTIM);
     let node = if network { own.listen(([127, 0, 0, 1], 0).into()) } else { own }.join().unwrap();
-    let listener = node.listener(SERVICE).bind().unwrap();
-    let device = node.device(DEVICE).attach().unwrap();
+    let listener = Listener::builder(&node, SERVICE).bind().unwrap();
+    let device = Device::builder(&node, DEVICE).attach().unwrap();
     let mut thread = device.thread(THREAD).unwrap();
     words[at::PORT].store(node.address().map_or(1, |address| address.port().into()), SeqCst);
     let (mut streams, mut kept): (Vec<Stream>, Vec<Stream>) = Default::default();
@@ -166,7 +168,7 @@ impl Pair {
 
 /// A stream with the other one, be it accepted yet or not.
 pub fn connect(node: &Node) -> Stream {
-    let stream = node.connector(SERVICE).to(NodeId(VICTIM)).patience(HANG).connect().unwrap();
+    let stream = Stream::builder(node, SERVICE).to(NodeId(VICTIM)).patience(HANG).connect().unwrap();
     stream.set_read_timeout(Some(HANG)).unwrap();
     stream.set_write_timeout(Some(HANG)).unwrap();
     stream

@@ -136,7 +136,7 @@ pub fn own() {
         // Nodes that have not met have registries of their own.
         node.wait_for(NODES - 1, soon()).unwrap();
     }
-    let key = node.key("key", Resource::Unnamed).unwrap();
+    let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
     let life = u64::from(node.incarnation().0);
     let mut random = Random::new(life);
     words[at::life(me)].store(life, SeqCst);
@@ -471,7 +471,7 @@ pub fn hold() {
     let ground: Ground = told("GROUND").parse().unwrap();
     let node = ground.builder(&told("DOMAIN"), 1).join().unwrap();
     node.wait_for(2, soon()).unwrap();
-    let key = node.key("key", Resource::Unnamed).unwrap();
+    let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
     let mut guard = None;
     loop {
         let has_to = words[at::doing(0)].load(SeqCst);
@@ -500,7 +500,7 @@ fn heirs(ground: Ground, rounds: usize) {
         let start = Process::start("holder").words(&words).tell("DOMAIN", domain.name()).tell("GROUND", format!("{ground:?}"));
         let holder = start.tell("PORT", port.to_string()).tell("TURN", (1 + round % (TURNS - 1)).to_string()).go();
         node.wait_for(2, soon()).unwrap();
-        let key = node.key("key", Resource::Unnamed).unwrap();
+        let key = LockKey::open(&node, "key", Resource::Unnamed).unwrap();
         for dies in [false, true] {
             words[at::doing(0)].store(IN, SeqCst);
             done(IN);
@@ -549,7 +549,7 @@ fn a_dead_owners_key_goes_on_soon_on_a_network() {
 /// The role: makes a key, and dies of it.
 pub fn make() {
     let node = Node::builder(told("DOMAIN")).join().unwrap();
-    let _ = node.init_key("key", Resource::Id(1));
+    let _ = LockKey::init(&node, "key", Resource::Id(1));
 }
 
 #[test]
@@ -560,8 +560,8 @@ fn a_key_is_made_anew_whose_maker_died() {
     for round in 0..3 {
         let maker = Process::start("maker").tell("DOMAIN", domain.name()).tell("DOORBELL_FAULT", "key.made:1:kill").go();
         assert!(!maker.end(Duration::from_secs(30)).success(), "it was to die");
-        assert!(node.find_key("key").is_err(), "half a key was found");
-        let key = node.init_key("key", Resource::Id(2)).unwrap();
+        assert!(LockKey::find(&node, "key").is_err(), "half a key was found");
+        let key = LockKey::init(&node, "key", Resource::Id(2)).unwrap();
         let facts = key.facts().unwrap();
         assert_eq!((facts.key.slot, facts.resource, facts.creator.0), (0, Resource::Id(2), node.id()), "round {round}");
         assert_eq!(key.lock_by(soon()).unwrap().inherited_from(), None);

@@ -1,5 +1,6 @@
 //! Streams, beside the system's own: one suite for Unix stream sockets, streams over shared memory, and streams over UDP.
 
+use doorbell::Listener;
 use doorbell::{FabricKind, Node, Role, Space, Stream};
 use doorbell_tests::patience::{PATIENCE, finishes, running, soon};
 use doorbell_tests::pattern::bytes;
@@ -74,8 +75,8 @@ fn network() -> (Stream, Stream, [Node; 2]) {
 }
 
 fn between(nodes: [Node; 2]) -> (Stream, Stream, [Node; 2]) {
-    let listener = nodes[0].listener("suite").bind().unwrap();
-    let connector = nodes[1].connector("suite");
+    let listener = Listener::builder(&nodes[0], "suite").bind().unwrap();
+    let connector = Stream::builder(&nodes[1], "suite");
     let connecting = running("connecting", move || connector.connect().unwrap());
     let (accepted, peer) = listener.accept_by(soon()).unwrap();
     assert_eq!(peer, nodes[1].id());
@@ -320,8 +321,8 @@ fn what_was_said_whole_stays_whole_when_the_rest_is_given_up() {
 fn who_connects_is_answered_though_nobody_accepts_yet() {
     let space = Space::heap();
     let nodes = [(); 2].map(|()| Node::builder("answered").space(space.clone()).join().unwrap());
-    let listener = nodes[0].listener("busy").bind().unwrap();
-    let connector = nodes[1].connector("busy");
+    let listener = Listener::builder(&nodes[0], "busy").bind().unwrap();
+    let connector = Stream::builder(&nodes[1], "busy");
     let mut stream = finishes("somebody connects", move || connector.connect().unwrap());
     stream.write_all(b"first").unwrap();
     let (mut accepted, _) = listener.accept_by(soon()).unwrap();

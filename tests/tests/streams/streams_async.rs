@@ -1,6 +1,9 @@
 //! Streams and other calls as tasks use them: on runtimes with one thread and with several, without a runtime, over both fabrics; what is lost when futures are dropped
 //! (nothing), and what tasks are told when the other side is killed.
 
+use doorbell::Listener;
+use doorbell::LockKey;
+use doorbell::Reactor;
 use doorbell::{FabricKind, Match, Node, NodeBuilder, Resource, Role, Space, Stream};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, block_on, finishes, running, soon, until};
@@ -39,8 +42,8 @@ fn far() -> [Node; 2] {
 }
 
 async fn pair(nodes: &[Node; 2]) -> (Stream, Stream) {
-    let listener = nodes[0].listener("tasks").bind().unwrap();
-    let (connector, accepting) = (nodes[1].connector("tasks"), listener.accept_async());
+    let listener = Listener::builder(&nodes[0], "tasks").bind().unwrap();
+    let (connector, accepting) = (Stream::builder(&nodes[1], "tasks"), listener.accept_async());
     let (near, far) = tokio::join!(connector.connect_async(), accepting);
     (near.unwrap(), far.unwrap().0)
 }
@@ -102,7 +105,7 @@ async fn bytes_come_in_order_both_ways(nodes: [Node; 2]) {
 
 async fn many_streams_at_once(nodes: [Node; 2]) {
     const MANY: usize = 200;
-    let listener = nodes[0].listener("many").backlog(MANY).bind().unwrap();
+    let listener = Listener::builder(&nodes[0], "many").backlog(MANY).bind().unwrap();
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept_async().await.unwrap();
@@ -114,7 +117,7 @@ async fn many_streams_at_once(nodes: [Node; 2]) {
     });
     let clients: Vec<_> = (0..MANY)
         .map(|at| {
-            let connector = nodes[1].connector("many");
+            let connector = Stream::builder(&nodes[1], "many");
             tokio::spawn(async move {
                 let mut stream = connector.connect_async().await.unwrap();
                 for round in 0..5 {
@@ -172,7 +175,7 @@ async fn a_node_that_leaves_ends_what_waits(nodes: [Node; 2]) {
 }
 
 async fn several_tasks_accept(nodes: [Node; 2]) {
-    let listener = Arc::new(nodes[0].listener("crowd").bind().unwrap());
+    let listener = Arc::new(Listener::builder(&nodes[0], "crowd").bind().unwrap());
     // One that gives up must not take what another waits for.
     let mut gives_up = Some(Box::pin(listener.accept_async()));
     assert!(poll_fn(|context| Poll::Ready(gives_up.as_mut().unwrap().as_mut().poll(context).is_pending())).await);
@@ -185,7 +188,7 @@ async fn several_tasks_accept(nodes: [Node; 2]) {
     tokio::task::yield_now().await;
     let mut streams = Vec::new();
     for _ in 0..3 {
-        streams.push(nodes[1].connector("crowd").connect_async().await.unwrap());
+        streams.push(Stream::builder(&nodes[1], "crowd").connect_async().await.unwrap());
         gives_up = None;
     }
     drop(gives_up);
@@ -197,8 +200,8 @@ async fn several_tasks_accept(nodes: [Node; 2]) {
 async fn who_gives_up_connecting_leaves_nobody_waiting(nodes: [Node; 2]) {
     // So that they have met.
     drop(pair(&nodes).await);
-    let listener = nodes[0].listener("given up").bind().unwrap();
-    let connector = nodes[1].connector("given up");
+    let listener = Listener::builder(&nodes[0], "given up").bind().unwrap();
+    let connector = Stream::builder(&nodes[1], "given up");
     let mut connecting = Box::pin(connector.connect_async());
     // It has asked, and was most likely not answered.
     poll_fn(|context| Poll::Ready(connecting.as_mut().poll(context).is_pending())).await;
@@ -208,8 +211,8 @@ async fn who_gives_up_connecting_leaves_nobody_waiting(nodes: [Node; 2]) {
 }
 
 async fn messages_and_keys(nodes: [Node; 2]) {
-    nodes[0].attend().unwrap();
-    nodes[1].attend().unwrap();
+    Reactor::attend(&nodes[0]).unwrap();
+    Reactor::attend(&nodes[1]).unwrap();
     let [one, other] = &nodes;
     let peer = one.peer(other.id()).unwrap();
     for len in [0, 64, 100_000, 3 << 20] {
@@ -228,8 +231,8 @@ async fn messages_and_keys(nodes: [Node; 2]) {
     let [one, other] = nodes;
     // These wait for the other node, which this very thread may have to drive.
     let making = tokio::task::spawn_blocking(move || {
-        let key = one.init_key("tasks", Resource::Unnamed).unwrap();
-        let other_key = other.find_key("tasks").unwrap();
+        let key = LockKey::init(&one, "tasks", Resource::Unnamed).unwrap();
+        let other_key = LockKey::find(&other, "tasks").unwrap();
         (key, other_key)
     });
     let (key, other_key) = making.await.unwrap();
@@ -300,7 +303,7 @@ fn near_id(connected: &Stream) -> doorbell::NodeId {
 fn the_descriptor_tells([listens, sends]: [Node; 2]) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     listens.wait_for(2, soon()).unwrap();
-    let mut reactor = listens.reactor().unwrap();
+    let mut reactor = Reactor::new(&listens).unwrap();
     let (armed, is_armed) = std::sync::mpsc::channel();
     let to = listens.id();
     let sending = running("sends when somebody sleeps", move || {
@@ -402,7 +405,7 @@ pub fn server() {
     } else {
         builder.join().unwrap()
     };
-    let listener = node.listener("serve").bind().unwrap();
+    let listener = Listener::builder(&node, "serve").bind().unwrap();
     words[0].store(node.address().map_or(1, |address| address.port().into()), SeqCst);
     one_thread().block_on(async {
         let mut kept = Vec::new();
@@ -444,7 +447,7 @@ fn a_killed_process_ends_what_waits_for_it() {
         let (server, node) = serve(domain.name(), fabric, "yes");
         finishes("tasks whose server is killed", move || {
             one_thread().block_on(async {
-                let connector = node.connector("serve");
+                let connector = Stream::builder(&node, "serve");
                 let (mut reads, mut writes) =
                     (connector.connect_async().await.unwrap(), connector.connect_async().await.unwrap());
                 // One waits for an answer to what was answered before, the other for room.
@@ -472,6 +475,8 @@ fn a_killed_process_ends_what_waits_for_it() {
 /// What threads are told; apart, as `Read` and `Write` have methods of the same names.
 mod blocking {
     use super::{Domain, ErrorKind, running, serve};
+
+    use doorbell::Stream;
     use std::io::{Read, Write};
     use std::time::Duration;
 
@@ -480,8 +485,8 @@ mod blocking {
         for fabric in ["shm", "udp"] {
             let domain = Domain::new("streams-kill");
             let (server, node) = serve(domain.name(), fabric, "yes");
-            let mut reads = node.connector("serve").connect().unwrap();
-            let mut writes = node.connector("serve").connect().unwrap();
+            let mut reads = Stream::builder(&node, "serve").connect().unwrap();
+            let mut writes = Stream::builder(&node, "serve").connect().unwrap();
             reads.write_all(b"ex").unwrap();
             reads.read_exact(&mut [0]).unwrap();
             writes.write_all(b"g").unwrap();
@@ -508,7 +513,7 @@ fn tasks_are_woken_where_io_uring_is_forbidden() {
         let (server, node) = serve(domain.name(), fabric, "no");
         let node = finishes("tasks without io_uring", move || {
             one_thread().block_on(async {
-                let mut stream = node.connector("serve").connect_async().await.unwrap();
+                let mut stream = Stream::builder(&node, "serve").connect_async().await.unwrap();
                 stream.write_all(b"e").await.unwrap();
                 for _ in 0..20 {
                     stream.write_all(b"x").await.unwrap();
@@ -555,8 +560,8 @@ fn futures_that_are_dropped_lose_nothing() {
         let (a, b) = (join(), join());
         let mut random = Random::new(seed.wrapping_add(round));
         let mut steps = Steps { random: &mut random };
-        let listener = a.listener("seeded").bind().unwrap();
-        let connector = b.connector("seeded");
+        let listener = Listener::builder(&a, "seeded").bind().unwrap();
+        let connector = Stream::builder(&b, "seeded");
         let connecting = running("connects", move || connector.connect().unwrap());
         let (accepted, _) = until("somebody connects", || steps.some(listener.accept_async())).unwrap();
         let connected = connecting.join();

@@ -1,7 +1,10 @@
 //! Who is held up holds up nobody else: nodes that ask each other for more streams than fit, runtimes that nobody polls, threads that wait in a direction that another shuts
 //! down, streams that are dropped where nobody can be told at once, tasks that always find something to do.
 
-use doorbell::{Connector, FabricKind, Match, Node, NodeId, Resource, Role, Space, Stream};
+use doorbell::Listener;
+use doorbell::LockKey;
+use doorbell::Reactor;
+use doorbell::{FabricKind, Match, Node, NodeId, Resource, Role, Space, Stream, StreamBuilder};
 use doorbell_tests::domain::Domain;
 use doorbell_tests::patience::{PATIENCE, block_on, finishes, running, soon, until};
 use std::io::{ErrorKind, Read, Write};
@@ -30,13 +33,13 @@ fn far() -> [Node; 2] {
 }
 
 fn connect([listens, connects]: &[Node; 2]) -> (Stream, Stream) {
-    let listener = listens.listener("held").bind().unwrap();
-    let near = connects.connector("held").to(listens.id()).connect().unwrap();
+    let listener = Listener::builder(listens, "held").bind().unwrap();
+    let near = Stream::builder(connects, "held").to(listens.id()).connect().unwrap();
     (near, listener.accept().unwrap().0)
 }
 
-fn patiently(node: &Node, to: NodeId) -> Connector {
-    node.connector("bulk").to(to).patience(PATIENCE).buffer_bytes(4096)
+fn patiently(node: &Node, to: NodeId) -> StreamBuilder {
+    Stream::builder(node, "bulk").to(to).patience(PATIENCE).buffer_bytes(4096)
 }
 
 /// Both ask for many at once, and both answer all.
@@ -48,7 +51,7 @@ fn in_bulk(nodes: [Node; 2]) {
         let (begin, end) = (begin.clone(), end.clone());
         running("connecting in bulk", move || {
             runtime().block_on(async {
-                let listener = node.listener("bulk").backlog(MANY).bind().unwrap();
+                let listener = Listener::builder(&node, "bulk").backlog(MANY).bind().unwrap();
                 begin.wait();
                 let accepted = tokio::spawn(async move {
                     let mut accepted = Vec::new();
@@ -92,7 +95,7 @@ fn who_gives_up_at_once_is_not_waited_for() {
     finishes("giving up", || {
         let nodes = near();
         let other = nodes[0].id();
-        let listener = nodes[0].listener("bulk").backlog(10_000).bind().unwrap();
+        let listener = Listener::builder(&nodes[0], "bulk").backlog(10_000).bind().unwrap();
         runtime().block_on(async {
             for _ in 0..300 {
                 let connector = patiently(&nodes[1], other);
@@ -116,10 +119,10 @@ fn who_gives_up_at_once_is_not_waited_for() {
 fn not_polled(nodes: [Node; 2]) {
     finishes("a runtime that is not polled", move || {
         let [listens, connects] = &nodes;
-        let listener = listens.listener("held").bind().unwrap();
+        let listener = Listener::builder(listens, "held").bind().unwrap();
         let idle = runtime();
         let (mut here, mut there) = idle.block_on(async {
-            let connector = connects.connector("held").to(listens.id());
+            let connector = Stream::builder(connects, "held").to(listens.id());
             let (here, there) = tokio::join!(connector.connect_async(), listener.accept_async());
             (here.unwrap(), there.unwrap().0)
         });
@@ -151,7 +154,7 @@ fn not_polled(nodes: [Node; 2]) {
         assert_eq!(&reads.join(), b"again");
         // The first comes back.
         idle.block_on(async {
-            let connector = connects.connector("held").to(listens.id());
+            let connector = Stream::builder(connects, "held").to(listens.id());
             let (here, there) = tokio::join!(connector.connect_async(), listener.accept_async());
             let (mut here, mut there) = (here.unwrap(), there.unwrap().0);
             AsyncWriteExt::write_all(&mut here, b"x").await.unwrap();
@@ -175,8 +178,8 @@ fn nor_over_a_network() {
 fn a_reactor_that_was_late_drives_again() {
     finishes("a late reactor", || {
         let [one, other] = near();
-        let mut reactor = one.reactor().unwrap();
-        assert_eq!(one.reactor().unwrap_err().kind(), ErrorKind::ResourceBusy);
+        let mut reactor = Reactor::new(&one).unwrap();
+        assert_eq!(Reactor::new(&one).unwrap_err().kind(), ErrorKind::ResourceBusy);
         while reactor.turn() {}
         let slept = reactor.arm().unwrap().is_some();
         let receive = one.start_recv(Match::any(), vec![0; 8]).unwrap();
@@ -185,7 +188,7 @@ fn a_reactor_that_was_late_drives_again() {
         other.send(one.id(), 1, b"late").unwrap();
         // Nobody turns it; the poller does.
         waits.join().unwrap();
-        let taken = until("another may be begun", || one.reactor().ok());
+        let taken = until("another may be begun", || Reactor::new(&one).ok());
         assert_eq!(reactor.arm().unwrap_err().kind(), ErrorKind::ResourceBusy, "{slept}");
         assert!(!reactor.turn());
         drop(taken);
@@ -196,9 +199,9 @@ fn a_reactor_that_was_late_drives_again() {
             reactor.turn();
             receive.test().then_some(())
         });
-        assert_eq!(one.reactor().unwrap_err().kind(), ErrorKind::ResourceBusy);
+        assert_eq!(Reactor::new(&one).unwrap_err().kind(), ErrorKind::ResourceBusy);
         drop(reactor);
-        drop(one.reactor().unwrap());
+        drop(Reactor::new(&one).unwrap());
     });
 }
 
@@ -368,14 +371,14 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
         let [node, other] = near();
         let tasks = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         tasks.block_on(async move {
-            let key = node.init_key("held", Resource::Unnamed).unwrap();
+            let key = LockKey::init(&node, "held", Resource::Unnamed).unwrap();
             let region = node.region::<u8>(4 << 20).unwrap();
             let guard = key.lock_async().await.unwrap();
             let held = Arc::new(AtomicBool::new(true));
             let waiting: Vec<_> = (0..600)
                 .map(|number| {
                     // Handles of their own, too.
-                    let key = if number % 2 == 0 { key.clone() } else { node.find_key("held").unwrap() };
+                    let key = if number % 2 == 0 { key.clone() } else { LockKey::find(&node, "held").unwrap() };
                     let held = held.clone();
                     tokio::spawn(async move {
                         let guard = key.lock_async().await.unwrap();
@@ -404,7 +407,7 @@ fn whoever_has_a_key_is_served_however_many_wait_for_it() {
                 }
             }
             // Others have the key after them.
-            let theirs = other.find_key("held").unwrap();
+            let theirs = LockKey::find(&other, "held").unwrap();
             tokio::task::spawn_blocking(move || drop(theirs.lock_by(soon()).unwrap())).await.unwrap();
             // A key that is destroyed ends those who wait for it.
             let guard = key.lock_async().await.unwrap();
@@ -426,7 +429,7 @@ fn tasks_that_wait_for_each_others_keys_wait_until_one_gives_up() {
         let [node, _other] = near();
         let tasks = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         tasks.block_on(async move {
-            let [one, two] = ["one", "two"].map(|name| node.init_key(name, Resource::Unnamed).unwrap());
+            let [one, two] = ["one", "two"].map(|name| LockKey::init(&node, name, Resource::Unnamed).unwrap());
             let (mine, theirs) = (one.lock_async().await.unwrap(), two.lock_async().await.unwrap());
             let waits = tokio::spawn(async move {
                 let guard = one.lock_async().await.unwrap();
@@ -478,12 +481,12 @@ fn memory_of_streams_comes_back() {
         let join = || Node::builder(domain.name()).join().unwrap();
         let nodes = [join(), join()];
         let [listens, connects] = &nodes;
-        let to = || connects.connector("held").to(listens.id());
+        let to = || Stream::builder(connects, "held").to(listens.id());
         drop(connect(&nodes));
         let before = bytes_of(&domain);
         for _ in 0..80 {
             // A listener is dropped before anybody accepted.
-            let listener = listens.listener("held").bind().unwrap();
+            let listener = Listener::builder(listens, "held").bind().unwrap();
             let stream = to().connect().unwrap();
             drop(listener);
             until("its end", || matches!(Read::read(&mut &stream, &mut [0; 8]), Ok(0) | Err(_)).then_some(()));
@@ -493,7 +496,7 @@ fn memory_of_streams_comes_back() {
             let kind = to().patience(Duration::from_millis(1)).connect().unwrap_err().kind();
             assert!(matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::TimedOut), "{kind}");
         }
-        let listener = listens.listener("held").bind().unwrap();
+        let listener = Listener::builder(listens, "held").bind().unwrap();
         let many: Vec<_> = (0..100).map(|_| (to().connect().unwrap(), listener.accept().unwrap())).collect();
         assert!(bytes_of(&domain) > before + (8 << 20));
         drop(many);

@@ -15,7 +15,7 @@ const ACCESSES: usize = 50;
 // The calls that the source names, each by one of ours.
 
 fn dacs_mutex_init(node: &Node, key: &str, start: u64, end: u64) -> LockKey {
-    node.init_key(key, Resource::memory(start..end)).unwrap()
+    LockKey::init(node, key, Resource::memory(start..end)).unwrap()
 }
 
 fn dacs_mutex_share(key: &LockKey, nodes: &[NodeId]) -> Offer {
@@ -23,7 +23,7 @@ fn dacs_mutex_share(key: &LockKey, nodes: &[NodeId]) -> Offer {
 }
 
 fn dacs_mutex_accept(node: &Node) -> LockKey {
-    node.accept_key(soon()).unwrap()
+    LockKey::accept(node, soon()).unwrap()
 }
 
 /// In the source this says the current value and changes nothing.
@@ -163,7 +163,7 @@ fn flow_charts(ground: Ground) {
     first_key.release().unwrap();
     second_key.release().unwrap();
     key.destroy(soon()).unwrap();
-    assert!(first.find_key("MemRsrcKey").is_err());
+    assert!(LockKey::find(&first, "MemRsrcKey").is_err());
 }
 
 #[test]

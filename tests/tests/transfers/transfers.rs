@@ -1,7 +1,7 @@
 //! The method by which large messages are moved, between real processes: who executes which step, what share goes which way, and
 //! that nothing lands in memory that was given back.
 
-use doorbell::transfer::report::thread_number;
+use doorbell::transfer::thread_number;
 use doorbell::transfer::{Descriptor, Side};
 use doorbell::{Done, Error, Figure, Match, Node, NodeId, Priority, TransferReport};
 use doorbell_tests::Turn;

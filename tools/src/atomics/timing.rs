@@ -83,7 +83,7 @@ impl<'a> Bench<'a> {
                 )+
             }};
         }
-        let _ = doorbell::atomic_table!(measure);
+        let _ = doorbell::atomic::atomic_table!(measure);
         Ok(found)
     }
 
@@ -199,7 +199,7 @@ impl<'a> Bench<'a> {
     }
 
     fn over_udp(&self, node: &Node, to: NodeId, words: &Region<u64>) -> doorbell::Result<Vec<NetRow>> {
-        let cell: RemoteCell<u64> = node.cell(words.key())?;
+        let cell: RemoteCell<u64> = RemoteCell::open(node, words.key())?;
         let trip = || -> doorbell::Result<()> {
             node.send(to, ECHO, &[1; 8])?;
             node.recv(Match::from(to).tag(ECHO), &mut [0; 8]).map(drop)
@@ -255,9 +255,9 @@ impl<'a> Bench<'a> {
         let (owner, other) = (join()?, join()?);
         let words: Region<u64> = owner.region(64)?;
         let locked: Region<cells::Atom<ByLock<u64>>> = owner.region(1)?;
-        let cell: RemoteCell<u64> = other.cell(words.key())?;
-        let under_lock = other.cell(locked.key())?;
-        let own = words.cell(32)?;
+        let cell: RemoteCell<u64> = RemoteCell::open(&other, words.key())?;
+        let under_lock = RemoteCell::open(&other, locked.key())?;
+        let own = AtomicCell::at(&words, 32)?;
         macro_rules! row {
             ($what:literal, $update:expr) => {
                 RemoteRow { what: $what, ns: self.alone(&|times| (0..times).for_each(|_| $update)) }

@@ -4,7 +4,7 @@ use super::link::Link;
 use super::socket::{Connection, Listener, Place};
 use super::tally::{Tally, add};
 use crate::exit::Failure;
-use doorbell::{Connector, NodeId, Stream};
+use doorbell::{NodeId, Stream, StreamBuilder};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -56,13 +56,13 @@ impl fmt::Display for Service {
 
 /// Accepts at one side, and connects at the other.
 pub enum Bridge {
-    To { listener: Listener, connector: Connector },
+    To { listener: Listener, connector: StreamBuilder },
     From { listener: doorbell::Listener, place: Place, patience: Duration },
 }
 
 /// One side of a connection, and how to come to the other.
 enum Half {
-    Socket(Connection, Connector),
+    Socket(Connection, StreamBuilder),
     Stream(Stream, Place, Duration),
 }
 

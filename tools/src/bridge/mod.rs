@@ -17,6 +17,8 @@ use crate::measure::args::words;
 use crate::measure::size::Size;
 use crate::processes::{raise_descriptors, requests_to_end};
 use crate::text::{print, time};
+use doorbell::Listener;
+use doorbell::Stream;
 use doorbell::{NodeId, Role};
 use ends::{Bridge, Service};
 use serde_json::json;
@@ -36,7 +38,7 @@ const FIRST: &str = "start the bridge there first: doorbell bridge --from SERVIC
 ///
 /// Programs that speak TCP, such as a Redis server and its clients, go by Doorbell without knowing it: one bridge stands beside the clients, and takes their
 /// connections for the server's (--to); the other stands beside the server, and connects to it (--from). Between the two each connection is a stream, to a service
-/// that has a name. A program that uses streams itself (`Node::connector`, `Node::listener`) needs no bridge on its side.
+/// that has a name. A program that uses streams itself (`Stream::builder`, `Listener::builder`) needs no bridge on its side.
 #[derive(Debug, clap::Args)]
 #[command(
     group = clap::ArgGroup::new("socket").required(true),
@@ -148,7 +150,7 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
         let bridge = match (bound, &args.to, &args.from) {
             (Some(bound), Some(service), _) => {
                 let at = bound.place();
-                let mut connector = node.connector(&service.name).patience(args.patience).buffer_bytes(args.buffer.0);
+                let mut connector = Stream::builder(&node, &service.name).patience(args.patience).buffer_bytes(args.buffer.0);
                 if let Some(to) = service.node {
                     connector = connector.to(to);
                 }
@@ -157,7 +159,7 @@ pub fn run(args: &BridgeArgs) -> Result<(), Failure> {
                 Bridge::To { listener, connector }
             }
             (_, _, Some(name)) => {
-                let listener = node.listener(name).backlog(1024).bind();
+                let listener = Listener::builder(&node, name).backlog(1024).bind();
                 let listener = listener.map_err(|error| Failure::failed(format!("cannot offer '{name}': {error}"), ""))?;
                 say(args, &node, &place, name);
                 Bridge::From { listener, place, patience: args.patience }

@@ -7,6 +7,7 @@ use super::script::{
 };
 use crate::exit::Failure;
 use crate::processes::take_name;
+use doorbell::LockKey;
 use doorbell::transfer::Side;
 use doorbell::{
     Copy, CounterKey, Error, Event, KEY_BYTES, Key, Match, Node, NodeId, Peer, Progress, ReadWrite, Region, Role, Wait,
@@ -129,15 +130,15 @@ fn serve(node: &Node, host: &Peer) -> Result<(), Error> {
                 host.send(answer::MOVES, &serde_json::to_vec(&moves).unwrap_or_default())?;
             }
             order::CONTEND => {
-                let contest = Contest::play(node, &node.find_key(FRAME)?, Key::from_bytes(message)?)?;
+                let contest = Contest::play(node, &LockKey::find(node, FRAME)?, Key::from_bytes(message)?)?;
                 host.send(answer::CONTEST, &serde_json::to_vec(&contest).unwrap_or_default())?;
             }
             order::HOLD => {
-                node.find_key(FRAME)?.lock_by(Instant::now() + PATIENCE)?.keep();
+                LockKey::find(node, FRAME)?.lock_by(Instant::now() + PATIENCE)?.keep();
                 host.send(answer::DONE, &[])?;
             }
             order::INHERIT => {
-                let key = node.find_key(FRAME)?;
+                let key = LockKey::find(node, FRAME)?;
                 let mut guard = key.lock_by(Instant::now() + PATIENCE)?;
                 let dead = guard.inherited_from().map(|dead| dead.to_string());
                 guard.mark_repaired()?;

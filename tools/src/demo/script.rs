@@ -2,6 +2,7 @@
 
 use super::cast::PATIENCE;
 pub use crate::clock::{now, processor_time};
+use doorbell::collective::Team;
 use doorbell::collective::reduction::Sum;
 use doorbell::transfer::{Descriptor, Side};
 use doorbell::{Error, Key, LockKey, Node, NodeId, ReadWrite, Stats, TransferReport, TryLock};
@@ -301,7 +302,7 @@ impl Overlap {
 
     /// Sums, computes, and does both.
     pub fn play(node: &Node) -> Result<Self, Error> {
-        let team = node.team().members(&TEAM).patience(PATIENCE).form_by(Instant::now() + PATIENCE)?;
+        let team = Team::builder(node).members(&TEAM).patience(PATIENCE).form_by(Instant::now() + PATIENCE)?;
         let mine: Vec<f64> = (0..SUMMED).map(|at| ((team.rank() + 1) * (at % 1000)) as f64).collect();
         let is_sum =
             |found: &Vec<f64>| found.iter().enumerate().all(|(at, found)| *found == ((1 + 2 + 3 + 4) * (at % 1000)) as f64);

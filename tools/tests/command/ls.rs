@@ -1,4 +1,5 @@
 use super::support::{Ended, domain, doorbell, ended, eventually, kill, node, nothing_is_left, segments};
+use doorbell::LockKey;
 use doorbell::{Node, Resource, Role};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
@@ -111,7 +112,7 @@ const HOLDER: &str = "TEST_HOLDS_A_KEY_IN";
 fn holds_a_key() {
     let Some(name) = std::env::var_os(HOLDER) else { return };
     let node = Node::builder(name.to_str().unwrap()).role(Role::Accelerator).label("holder").join().unwrap();
-    node.find_key("frame").unwrap().lock().unwrap().keep();
+    LockKey::find(&node, "frame").unwrap().lock().unwrap().keep();
     loop {
         std::thread::park();
     }
@@ -133,7 +134,7 @@ fn keys_are_seen_with_who_holds_them_and_who_died_with_them() {
     assert_eq!(listed(&name)["keys"], 0);
     assert!(ended(&["ls", "--locks", &name]).stdout.contains("no keys"));
 
-    let key = node.init_key("frame", Resource::memory(0x100..0x1000)).unwrap();
+    let key = LockKey::init(&node, "frame", Resource::memory(0x100..0x1000)).unwrap();
     assert!(ended(&["ls", &name]).stdout.contains(&format!("'{name}' has 1 key in its lock registry")));
     assert_eq!(listed(&name)["keys"], 1);
     let free = locks();

@@ -1,4 +1,6 @@
 use super::support::{domain, doorbell, ended, eventually, nothing_is_left, ring, segments, send};
+use doorbell::LockKey;
+use doorbell::collective::Team;
 use doorbell::{Node, Resource};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -67,14 +69,14 @@ fn keys_are_seen_at_who_holds_them_and_who_waits() {
     let name = domain("top-keys");
     let join = || Node::builder(&name).join().unwrap();
     let (holder, other) = (join(), join());
-    let key = holder.init_key("frame", Resource::Unnamed).unwrap();
+    let key = LockKey::init(&holder, "frame", Resource::Unnamed).unwrap();
     let keys = || looked(&name).iter().map(|node| [node["holds"].clone(), node["waits_for"].clone()]).collect::<Vec<_>>();
     let nothing = || [json!([]), json!([])];
     assert_eq!(keys(), [nothing(), nothing()]);
     let guard = key.lock().unwrap();
     assert_eq!(keys(), [[json!([{ "key": "frame", "waiting": 0 }]), json!([])], nothing()]);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| other.find_key("frame").unwrap().lock().unwrap().unlock());
+        let waiting = scope.spawn(|| LockKey::find(&other, "frame").unwrap().lock().unwrap().unlock());
         let expected = [[json!([{ "key": "frame", "waiting": 1 }]), json!([])], [json!([]), json!(["frame"])]];
         eventually("that the other one waits", || keys() == expected);
         let table = ended(&["top", "--once", "--interval", "10ms", "--domain", &name]).stdout;
@@ -91,7 +93,7 @@ fn collectives_are_seen_at_each_node() {
     let nodes = [0, 1].map(|id| Node::builder(&name).id(id).join().unwrap());
     let ids = nodes.each_ref().map(Node::id);
     let member = |node: &Node| {
-        let team = node.team().members(&ids).channels(1).form().unwrap();
+        let team = Team::builder(node).members(&ids).channels(1).form().unwrap();
         (0..7).for_each(|_| team.barrier().unwrap());
         node.figures().unwrap();
     };

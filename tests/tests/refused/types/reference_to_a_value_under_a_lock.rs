@@ -1,5 +1,5 @@
 use doorbell::Region;
-use doorbell::atomic::{Atom, AtomicValue};
+use doorbell::atomic::{Atom, AtomicCell, AtomicValue};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, AtomicValue)]
@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 struct Large([u64; 9]);
 
 fn cell(region: &Region<Atom<Large>>) {
-    region.cell(0).unwrap();
+    AtomicCell::at(region, 0).unwrap();
 }
 
 fn main() {}

@@ -4,12 +4,13 @@ use super::super::script::{Contest, FRAME, TURNS, answer, order};
 use super::{FIRST, HOST, SECOND, Stage, patience, told, unlike};
 use crate::exit::Failure;
 use crate::text::Table;
+use doorbell::LockKey;
 use doorbell::{Match, NodeId, OwnerId, Resource, Value};
 
 pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
     stage.say.title("A key says who may use what all of them share");
     let region = stage.done(stage.cast.node.region::<u64>(2))?;
-    let key = stage.done(stage.cast.node.init_key(FRAME, Resource::Id(1)))?;
+    let key = stage.done(LockKey::init(&stage.cast.node, FRAME, Resource::Id(1)))?;
     let value = stage.done(key.get())?;
     stage.say.line(format_args!("node 0: init_key(\"{FRAME}\")  =>  a key in the lock registry of the domain, {value}"));
     for node in [FIRST, SECOND] {
@@ -51,7 +52,7 @@ pub fn hold(stage: &mut Stage<'_>, node: NodeId) -> Result<OwnerId, Failure> {
 }
 
 fn holder(stage: &Stage<'_>) -> Result<Value, Failure> {
-    stage.done(stage.cast.node.find_key(FRAME).and_then(|key| key.get()))
+    stage.done(LockKey::find(&stage.cast.node, FRAME).and_then(|key| key.get()))
 }
 
 /// The owner of the key is dead; the next one is told so, and the one after that is not.
@@ -67,7 +68,7 @@ pub fn inherit(stage: &mut Stage<'_>, dead: OwnerId) -> Result<(), Failure> {
     }
     stage.say.line(format_args!("node 1: key.lock()  =>  its own; inherited_from() says {heir}"));
     stage.say.line("node 1 looks after what the key guards, and calls mark_repaired(): until then every owner would be told");
-    let key = stage.done(stage.cast.node.find_key(FRAME))?;
+    let key = stage.done(LockKey::find(&stage.cast.node, FRAME))?;
     let guard = stage.done(key.lock_by(patience()))?;
     if let Some(dead) = guard.inherited_from() {
         return Err(unlike(format_args!("the key was repaired, and node 0 inherited it from {dead}")));

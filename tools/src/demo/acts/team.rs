@@ -18,7 +18,9 @@ pub fn play(stage: &mut Stage<'_>) -> Result<(), Failure> {
         stage.send(node, order::SUM, &[])?;
     }
     let team: Vec<u16> = TEAM.iter().map(|node| node.0).collect();
-    stage.say.line(format_args!("all four: node.team().members({team:?}).form(): they share a few channels from now on"));
+    stage
+        .say
+        .line(format_args!("all four: Team::builder(&node).members({team:?}).form(): they share a few channels from now on"));
     stage.say.line(format_args!(
         "team.start_allreduce(Sum, {} of numbers); compute; wait, {} times. In each round another node computes {} times as much:",
         bytes((SUMMED * size_of::<f64>()) as u64),

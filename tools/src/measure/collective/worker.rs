@@ -87,7 +87,7 @@ pub fn work(plan: &Plan, place: &Place) -> Result<Vec<Found>, Trouble> {
 fn form(plan: &Plan, place: &Place, node: &Node) -> Result<Vec<Team>, Trouble> {
     let ids: Vec<NodeId> = (0..plan.nodes).map(|node| NodeId(node as u16)).collect();
     let form = |way: &super::Way| {
-        let team = node.team().members(&ids).label(way.name()).channels(plan.channels).slot_bytes(plan.slot);
+        let team = Team::builder(node).members(&ids).label(way.name()).channels(plan.channels).slot_bytes(plan.slot);
         team.sync(way.sync()).form_by(Instant::now() + FORM)
     };
     plan.ways.iter().map(form).collect::<Result<_, Error>>().map_err(|error| {

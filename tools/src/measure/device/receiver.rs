@@ -30,7 +30,8 @@ struct Share {
 /// Has the threads of this process receive section after section.
 pub fn work(member: &Arc<Member>) -> Result<Vec<Vec<Seen>>, Trouble> {
     let plan = &member.plan;
-    let device = member.node.device(DEVICE).threads(plan.threads).senders(1).message_max(plan.longest().max(ROOM)).attach()?;
+    let device =
+        Device::builder(&member.node, DEVICE).threads(plan.threads).senders(1).message_max(plan.longest().max(ROOM)).attach()?;
     let threads = member.threads();
     // Where the threads of this process meet, without looking again and again as at the gate.
     let barrier = Arc::new(Barrier::new(threads.len() + 1, member.place.patience.clone()));

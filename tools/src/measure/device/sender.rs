@@ -57,7 +57,7 @@ impl<'a> Sender<'a> {
         let plan = &member.plan;
         let all = || 0..plan.threads;
         Ok(Self {
-            device: member.node.to_device(DEVICE)?,
+            device: DeviceSender::open(&member.node, DEVICE)?,
             homes: all().map(|thread| member.node.peer(member.home(thread))).collect::<Result<_, _>>()?,
             threads: all().map(|thread| member.node.peer(member.itself(thread))).collect::<Result<_, _>>()?,
             read: all().map(|thread| Finish::new(&member.place.mapping.pair(thread), &member.place.patience)).collect(),

@@ -111,7 +111,7 @@ pub fn work(task: &Task, place: &Place) -> Result<Found, Trouble> {
     if place.process > 0 {
         place.gate(nodes)?;
     }
-    let key = node.key(KEY, Resource::Unnamed).map_err(|error| Trouble::unable("could not make a key", error))?;
+    let key = LockKey::open(&node, KEY, Resource::Unnamed).map_err(|error| Trouble::unable("could not make a key", error))?;
     if place.process == 0 {
         place.gate(nodes)?;
     }

@@ -1,0 +1,176 @@
+//! The counters of a node with those who are to be told: what the engine lowers.
+
+use super::CounterKey;
+use crate::error::Error;
+use crate::sync::op::{Op, Outcome};
+use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_shm::board::{COUNTERS, Counters, Figure, Home, Lowered, Record, RecordKind, Recorder, Standing, Tallies};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// All DMA counters of a node. Thread-safe; needs no baton.
+#[derive(Debug)]
+pub struct CounterFile {
+    counters: Counters<Told>,
+    recorder: Arc<Recorder>,
+    tallies: Arc<Tallies>,
+    me: (NodeId, Incarnation),
+}
+
+/// Who is told when a counter is at zero.
+#[derive(Debug, Default)]
+pub struct Told {
+    waits: Vec<Arc<Op>>,
+    interrupt: Option<Arc<OwnedFd>>,
+}
+
+impl Told {
+    fn zero(&mut self) -> Vec<Arc<Op>> {
+        if let Some(fd) = &self.interrupt {
+            raise(fd);
+        }
+        std::mem::take(&mut self.waits)
+    }
+}
+
+impl CounterFile {
+    pub(crate) fn new(home: Home, recorder: Arc<Recorder>, tallies: Arc<Tallies>, me: (NodeId, Incarnation)) -> Self {
+        Self { counters: Counters::new(home), recorder, tallies, me }
+    }
+
+    /// Values and status register.
+    #[inline]
+    pub(crate) fn register(&self) -> &Counters<Told> {
+        &self.counters
+    }
+
+    /// Takes a free counter; `None` if there is none.
+    pub(crate) fn take(&self) -> Option<usize> {
+        self.counters.take()
+    }
+
+    /// Gives a counter back. Nobody waits for it any more: those who do have borrowed it.
+    pub(crate) fn give_back(&self, index: usize) {
+        finish(self.counters.give_back(index).waits);
+    }
+
+    /// Begins a use; returns its generation, or `None` if there are more bytes than a counter counts.
+    pub(crate) fn set(&self, index: usize, bytes: u64) -> Option<u32> {
+        let mut waits = Vec::new();
+        let generation = self.counters.set(index, bytes, |told, standing| {
+            if let Some(fd) = &told.interrupt {
+                lay(fd);
+            }
+            if standing.zero {
+                waits = told.zero();
+            }
+        });
+        finish(waits);
+        generation
+    }
+
+    /// The generation of the present use.
+    pub(crate) fn generation(&self, index: usize) -> u32 {
+        self.counters.with(index, |_, standing| standing.generation).unwrap_or(0)
+    }
+
+    /// The secret of the present use, which its key has.
+    pub(crate) fn secret(&self, index: usize) -> u64 {
+        self.counters.with(index, |_, standing| standing.secret).unwrap_or(0)
+    }
+
+    /// Lowers a use of a counter by bytes that were moved. Whoever holds the baton needs to do no more: at the end of its turn it
+    /// wakes the thread that sleeps on the bell. Others go by `Shared::lower_counter`. `index` and `generation` may come from
+    /// outside.
+    pub(crate) fn lower(&self, index: usize, generation: u32, bytes: u64) -> Lowered {
+        let mut waits = Vec::new();
+        let mut size = 0;
+        let lowered = self.counters.lower(index, generation, bytes, |told, standing| {
+            size = standing.size;
+            waits = told.zero();
+        });
+        if lowered.reached_zero() {
+            let record = Record::new(RecordKind::CounterZero).transfer(index as u64).at(u64::from(generation)).bytes(size);
+            self.recorder.record(&record);
+            self.tallies.add(Figure::CounterZeros, 1);
+            finish(waits);
+        }
+        lowered
+    }
+
+    /// As [`lower`](Self::lower), by a key that came from anywhere. A key of another node, incarnation or use lowers nothing, nor does a
+    /// guess.
+    pub(crate) fn lower_by_key(&self, key: &CounterKey, bytes: u64) -> Lowered {
+        let is_ours = (key.node, key.incarnation) == self.me;
+        match self.counters.named(key.index.into(), key.secret).filter(|_| is_ours) {
+            Some(generation) => self.lower(key.index.into(), generation, bytes),
+            None => Lowered::Stale,
+        }
+    }
+
+    /// An operation that ends when the counter is at zero; `None` if it is.
+    pub(crate) fn watch(&self, index: usize) -> Option<Arc<Op>> {
+        let watch = |told: &mut Told, standing: Standing| {
+            (!standing.zero).then(|| {
+                let op = Op::new();
+                told.waits.push(op.clone());
+                op
+            })
+        };
+        self.counters.with(index, watch).flatten()
+    }
+
+    /// Takes [`watch`](Self::watch) back.
+    pub(crate) fn unwatch(&self, index: usize, op: &Arc<Op>) {
+        self.counters.with(index, |told, _| told.waits.retain(|other| !Arc::ptr_eq(other, op)));
+    }
+
+    /// Has a descriptor made readable at zero; at once if the present use is there already.
+    pub(crate) fn interrupt(&self, index: usize, fd: Arc<OwnedFd>) {
+        self.counters.with(index, |told, standing| {
+            if standing.zero && standing.set {
+                raise(&fd);
+            }
+            told.interrupt = Some(fd);
+        });
+    }
+
+    /// Ends all waits: the node leaves, after which nobody begins to wait, or was cut off from those who would lower its counters.
+    pub(crate) fn end_waits(&self, error: impl Fn() -> Error) {
+        for index in 0..COUNTERS {
+            let waits = self.counters.with(index, |told, _| std::mem::take(&mut told.waits));
+            waits.into_iter().flatten().for_each(|op| op.finish(Outcome::Failed(error())));
+        }
+    }
+}
+
+/// Outside of the counter's lock: a waker may do anything.
+fn finish(waits: Vec<Arc<Op>>) {
+    waits.into_iter().for_each(|op| op.finish(Outcome::Counted));
+}
+
+/// A descriptor that can be made readable.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes two integers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just made, which nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes it readable. It does not block, and can only fail if it is readable already.
+fn raise(fd: &OwnedFd) {
+    let one = 1_u64;
+    // SAFETY: eight readable bytes.
+    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Makes it unreadable.
+fn lay(fd: &OwnedFd) {
+    let mut count = 0_u64;
+    // SAFETY: eight writable bytes.
+    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}

@@ -1,0 +1,9 @@
+//! What a node shows of itself on its board: metrics, the flight recorder, and its DMA counters.
+
+mod counters;
+mod key;
+pub(crate) mod monitor;
+
+pub use counters::CounterFile;
+pub(crate) use counters::eventfd;
+pub use key::CounterKey;

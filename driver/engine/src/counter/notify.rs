@@ -1,0 +1,114 @@
+//! Telling another node that bytes of what it counts were moved.
+
+use super::CounterKey;
+use crate::Result;
+use crate::error::Error;
+use crate::node::Node;
+use crate::region::{Key, Plain, ReadWrite};
+use crate::sync::wait::Step;
+use crate::transfer::descriptor::Lower;
+use doorbell_fabric::Priority;
+use std::time::{Duration, Instant};
+
+impl Node {
+    /// Lowers a counter of another node, or of this one, by `bytes`: that node's engine does so at its next turn. What this thread put
+    /// before is in its place then.
+    ///
+    /// Waits while there is no room in the lane, and drives this node's engine meanwhile. A key of an earlier use, of a
+    /// counter that is gone, or that its owner did not make, lowers nothing and is no error.
+    ///
+    /// # Errors
+    /// [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    pub fn notify(&self, key: CounterKey, bytes: u64) -> Result<()> {
+        self.notify_until(key, bytes, None)
+    }
+
+    /// As [`notify`](Self::notify), waiting for room until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: the counter is not lowered; otherwise as [`notify`](Self::notify).
+    pub fn notify_by(&self, key: CounterKey, bytes: u64, deadline: Instant) -> Result<()> {
+        self.notify_until(key, bytes, Some(deadline))
+    }
+
+    fn notify_until(&self, key: CounterKey, bytes: u64, deadline: Option<Instant>) -> Result<()> {
+        let shared = self.shared();
+        let me = shared.check()?;
+        if (key.node, key.incarnation) == (self.id(), self.incarnation()) {
+            let _ = shared.lower_counter(me, |file| file.lower_by_key(&key, bytes));
+            return Ok(());
+        }
+        let word = Lower { key, bytes }.encode();
+        let mut gear = shared.gear(deadline);
+        loop {
+            {
+                let mut engine = shared.enter(me, "notify")?;
+                shared.check()?;
+                if engine.fabric().live(key.node) != Some(key.incarnation) {
+                    engine.glance();
+                }
+                if engine.fabric().live(key.node) != Some(key.incarnation) {
+                    return Err(engine.unreachable(key.node, Some(key.incarnation)));
+                }
+                if engine.send_control(me, key.node, Priority::High, key.incarnation, &word)? {
+                    return Ok(());
+                }
+                engine.turn(me, false);
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => shared.check_peers(me),
+                Step::Expired => return Err(Error::Timeout { operation: "notify", node: Some(key.node) }),
+                // The target rings nobody for this, so sleep a little and look again.
+                Step::Park(_) => {
+                    shared.check_peers(me);
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+        }
+    }
+
+    /// Writes elements where the key says, and then lowers a counter of their node by as many bytes: so a node learns that all of what
+    /// it waits for has come.
+    ///
+    /// ```
+    /// # use doorbell::{Node, Space};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let space = Space::heap();
+    /// # let a = Node::builder("notify").space(space.clone()).join()?;
+    /// # let b = Node::builder("notify").space(space).join()?;
+    /// let region = b.region::<u64>(100)?;
+    /// let arrived = b.counter()?;
+    /// arrived.init(800)?;
+    /// a.put_notify(&[7; 100], region.key(), arrived.key())?;
+    /// arrived.wait()?;
+    /// # let mut all = [0; 100];
+    /// # region.read(0, &mut all)?;
+    /// # assert_eq!(all, [7; 100]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put), then nothing is counted, and of [`notify`](Self::notify).
+    pub fn put_notify<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>, counter: CounterKey) -> Result<()> {
+        self.put(from, to)?;
+        self.notify(counter, size_of_val(from) as u64)
+    }
+
+    /// As [`put_notify`](Self::put_notify), waiting for room for the notification until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: the elements are in their place, and the counter is not lowered; otherwise as
+    /// [`put_notify`](Self::put_notify).
+    pub fn put_notify_by<T: Plain>(
+        &self,
+        from: &[T],
+        to: Key<T, ReadWrite>,
+        counter: CounterKey,
+        deadline: Instant,
+    ) -> Result<()> {
+        self.put(from, to)?;
+        self.notify_by(counter, size_of_val(from) as u64, deadline)
+    }
+}

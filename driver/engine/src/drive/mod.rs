@@ -1,0 +1,760 @@
+//! What all handles of a node share, and how their threads drive and wait.
+
+pub mod install;
+pub mod poller;
+mod stats;
+mod watch;
+
+pub use stats::Stats;
+pub use watch::Begun;
+
+use crate::Result;
+use crate::board::monitor::Monitor;
+use crate::error::Error;
+use crate::links::{Fabrics, Net};
+use crate::memory::table::RegionTable;
+use crate::message::lending::Lender;
+use crate::message::outbound::Outbound;
+use crate::message::service::Class;
+use crate::message::ways::Ways;
+use crate::mode::Modes;
+use crate::sync::baton::{Baton, BatonGuard, Token};
+use crate::sync::helm::{CALLER, Helm, POLLER};
+use crate::sync::op::Op;
+use crate::sync::pool::Clerks;
+use crate::sync::reactor::ReactorWord;
+use crate::sync::wait::{Gear, Step, Wait};
+use crate::transfer::TransferReport;
+use crate::turn::later::Later;
+use crate::turn::{Engine, EngineSettings};
+use crossbeam_utils::CachePadded;
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, light_barrier, sure_barrier};
+use doorbell_fabric::{Incarnation, NodeId, Priority};
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::domain::{Member, Membership};
+use doorbell_shm::doorbell::Bell;
+use doorbell_shm::fabric::ShmFabric;
+use doorbell_udp::UdpFabric;
+use doorbell_udp::port::{Park, Port};
+use poller::{NOTHING_PENDING, PollerWord, Progress, Turned};
+use std::any::Any;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Turns in a row before the clock is looked at.
+pub const TURNS_MAX: usize = 64;
+/// Looks at the busy lanes before the baton is given to others for a moment.
+pub const SPIN_ROUNDS: u32 = 64;
+
+/// How long a wait for somebody to come sleeps where both the directory and the network may tell of it.
+const LOOK_AROUND: Duration = Duration::from_millis(10);
+/// How long after it has joined a node that met nobody may still be about to meet others.
+const SETTLING: Duration = Duration::from_millis(500);
+/// How long a sleep lasts if the port can't be waited for.
+const WITHOUT_PORT: Duration = Duration::from_millis(1);
+
+/// A node's place on a network.
+pub(crate) struct Network {
+    udp: Arc<Mutex<UdpFabric>>,
+    /// Whoever sleeps on the bell waits here for both.
+    port: Mutex<Option<Box<dyn Port>>>,
+    addresses: Vec<SocketAddr>,
+    /// How long leaving may take.
+    linger: Duration,
+    /// Until when those may answer that it was told to seek.
+    settled: Instant,
+}
+
+impl Network {
+    /// A place that was found.
+    pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration, seeks: bool) -> Self {
+        let addresses = udp.addresses().to_vec();
+        let settled = Instant::now() + if seeks { SETTLING } else { Duration::ZERO };
+        Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), addresses, linger, settled }
+    }
+
+    /// Gives the address back.
+    fn close(&self, end: impl FnOnce(&mut UdpFabric)) {
+        end(&mut self.udp.lock().unwrap_or_else(PoisonError::into_inner));
+        *self.port.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// One handle of a node by which somebody works at what others take from the node when it leaves: a lane or the lock of a device.
+#[derive(Clone)]
+pub struct Work(Arc<CachePadded<AtomicBool>>);
+
+/// Work that is being done.
+pub struct Working<'a>(&'a AtomicBool);
+
+impl Drop for Working<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: who finds it done finds what was done.
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// An update under a lock.
+pub struct Updating<'a>(&'a AtomicUsize);
+
+impl Drop for Updating<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The common part of a node.
+pub struct Shared {
+    baton: Baton<Engine>,
+    later: Arc<Later>,
+    helm: Helm,
+    poller: PollerWord,
+    ways: Arc<Ways>,
+    turns: Arc<CachePadded<AtomicU64>>,
+    monitor: Arc<Monitor>,
+    wait: Wait,
+    progress: Progress,
+    closed: AtomicBool,
+    /// Threads that may have the lock of a value.
+    updating: AtomicUsize,
+    /// Handles by which somebody may be at work; of those that are gone, some.
+    works: Mutex<Vec<Weak<CachePadded<AtomicBool>>>>,
+    regions: Arc<RegionTable>,
+    lender: Arc<Lender>,
+    membership: Arc<Membership>,
+    network: Option<Network>,
+    modes: Arc<Modes>,
+    movers: Arc<Clerks>,
+    /// What services keep for the threads of this node, outside of the engine.
+    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    reactor: ReactorWord,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        shm: ShmFabric,
+        network: Option<Network>,
+        wait: Wait,
+        progress: Progress,
+        settings: EngineSettings,
+    ) -> Self {
+        let membership = shm.membership().clone();
+        let net = network.as_ref().map(|network| Net::new(network.udp.clone(), membership.max_nodes()));
+        let fabric = Fabrics::new(shm, net);
+        let ways = Arc::new(Ways::new(membership.max_nodes(), settings.bulk_bytes, settings.modes.steer_all()));
+        let turns = Arc::new(CachePadded::new(AtomicU64::new(0)));
+        let regions: Arc<RegionTable> = Arc::default();
+        let monitor = Arc::new(Monitor::new(&membership));
+        settings.modes.belong(monitor.home().clone());
+        let lender = Arc::new(Lender::new(membership.clone(), regions.clone(), settings.loan_bytes));
+        let modes = settings.modes.clone();
+        let engine = Engine::new(fabric, ways.clone(), turns.clone(), monitor.clone(), regions.clone(), lender.clone(), settings);
+        let later = engine.later().clone();
+        Self {
+            baton: Baton::new(engine),
+            later,
+            helm: Helm::default(),
+            poller: PollerWord::default(),
+            ways,
+            turns,
+            monitor,
+            wait,
+            progress,
+            closed: AtomicBool::new(false),
+            updating: AtomicUsize::new(0),
+            works: Mutex::default(),
+            regions,
+            lender,
+            membership,
+            network,
+            modes,
+            movers: Arc::default(),
+            kept: Mutex::default(),
+            reactor: ReactorWord::default(),
+        }
+    }
+
+    /// Whether others that this node was told to seek may not have had the time to answer.
+    pub fn is_settling(&self) -> bool {
+        self.network.as_ref().is_some_and(|network| Instant::now() < network.settled)
+    }
+
+    /// Has the engine carry a service from now on.
+    pub fn register<S: Class>(&self, service: S) {
+        if let Some(mut engine) = self.baton.enter(Token::current()) {
+            engine.register(service);
+        }
+    }
+
+    /// What a service keeps for the threads of this node, outside of the engine: one of a type.
+    pub fn kept<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = kept.iter().find_map(|one| one.clone().downcast().ok()) {
+            return found;
+        }
+        let new = Arc::<T>::default();
+        kept.push(new.clone());
+        new
+    }
+
+    /// Sees to it that packets which are gathered are sent in time, though nobody calls.
+    pub(crate) fn heed_gathering(self: &Arc<Self>) {
+        let Some(network) = &self.network else { return };
+        let shared = Arc::downgrade(self);
+        let call = move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.poller.gathering();
+                shared.bell().wake();
+                // The bell may be disarmed since the poller went to sleep.
+                shared.rouse_poller();
+            }
+        };
+        network.udp.lock().unwrap_or_else(PoisonError::into_inner).on_gather(Box::new(call));
+    }
+
+    /// Which node is at an address of the network.
+    pub(crate) fn node_at(&self, address: SocketAddr) -> Option<NodeId> {
+        let udp = &self.network.as_ref()?.udp;
+        udp.lock().unwrap_or_else(PoisonError::into_inner).node_at(address)
+    }
+
+    /// What this node does about modes.
+    pub(crate) fn modes(&self) -> &Modes {
+        &self.modes
+    }
+
+    /// Whether nodes are reached by a network.
+    pub fn has_network(&self) -> bool {
+        self.network.is_some()
+    }
+
+    /// Where others find this node on a network.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        self.network.as_ref().map_or(&[], |network| &network.addresses)
+    }
+
+    /// What joined the domain, to be kept.
+    pub fn membership_arc(&self) -> Arc<Membership> {
+        self.membership.clone()
+    }
+
+    /// What joined the domain: the directory, and which nodes live.
+    pub fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    /// The regions of this node, and those of others that it has mapped.
+    pub fn regions(&self) -> &Arc<RegionTable> {
+        &self.regions
+    }
+
+    /// What this node lends.
+    #[inline(always)]
+    pub(crate) fn lender(&self) -> &Lender {
+        &self.lender
+    }
+
+    /// Figures, flight recorder and DMA counters.
+    #[inline]
+    pub(crate) fn monitor(&self) -> &Monitor {
+        &self.monitor
+    }
+
+    /// After something was completed outside of the engine: wakes the thread that sleeps on the bell if it waits for that. From
+    /// within the engine, its turn does so.
+    pub fn wake_parked(&self, me: Token) {
+        if let Some(mut engine) = self.baton.enter(me) {
+            engine.wake_if_done();
+        }
+    }
+
+    /// The send queues of this node.
+    pub fn ways(&self) -> &Ways {
+        &self.ways
+    }
+
+    /// What the poller thread and others share.
+    pub fn poller(&self) -> &PollerWord {
+        &self.poller
+    }
+
+    /// How threads of this node wait.
+    pub fn wait(&self) -> Wait {
+        self.wait
+    }
+
+    /// How a thread of this node begins to wait.
+    #[inline(always)]
+    pub fn gear(&self, deadline: Option<Instant>) -> Gear {
+        Gear::new(self.wait, deadline).on_network(self.network.is_some())
+    }
+
+    /// Which thread turns the engine when no call does.
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process may use the node at all; and the calling thread's token. Two loads.
+    #[inline(always)]
+    pub fn check(&self) -> Result<Token> {
+        self.usable()?;
+        Ok(Token::current())
+    }
+
+    /// Threads that move data for callers that may not wait themselves.
+    pub fn movers(&self) -> &Arc<Clerks> {
+        &self.movers
+    }
+
+    /// Whether the node has left.
+    #[inline(always)]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process may use the node at all.
+    #[inline(always)]
+    pub fn usable(&self) -> Result<()> {
+        if doorbell_shm::space::forked() {
+            return Err(Error::Forked);
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::Closed);
+        }
+        Ok(())
+    }
+
+    /// Before an update of a value under a lock: until the answer is dropped this node does not leave, as others would take the lock from it.
+    #[inline]
+    pub fn begin_update(&self) -> Result<Updating<'_>> {
+        self.updating.fetch_add(1, Ordering::SeqCst);
+        let updating = Updating(&self.updating);
+        // In one order with the count, and with the flag and the count of who leaves: one of the two sees the other.
+        if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(updating) }
+    }
+
+    /// A handle by which one thread at a time works.
+    pub fn new_work(&self) -> Work {
+        let work = Arc::default();
+        let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
+        works.retain(|work| work.strong_count() > 0);
+        works.push(Arc::downgrade(&work));
+        Work(work)
+    }
+
+    /// Before each piece of work: until the answer is dropped this node does not leave. As [`begin_update`](Self::begin_update), for what is done so often
+    /// that two stores to a line of its own are enough.
+    #[inline(always)]
+    pub fn begin<'a>(&self, work: &'a Work) -> Result<Working<'a>> {
+        work.0.store(true, Ordering::Relaxed);
+        let working = Working(&work.0);
+        // With the heavy barrier of who leaves: one of the two sees the other.
+        light_barrier();
+        if self.closed.load(Ordering::Relaxed) { Err(Error::Closed) } else { Ok(working) }
+    }
+
+    /// Waits until nobody is in an update or at work, of a node that is closed: a second at most, as this thread may be.
+    pub(crate) fn wait_for_updates(&self) {
+        // Between the flag of who leaves and the look at who is at work: pairs with `begin`.
+        sure_barrier();
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_at_work = || works.iter().any(|work| work.upgrade().is_some_and(|work| work.load(Ordering::Acquire)));
+        while (self.updating.load(Ordering::SeqCst) > 0 || is_at_work()) && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Whether this call comes from within the engine's turn.
+    pub fn is_within(&self, me: Token) -> bool {
+        self.baton.is_mine(me)
+    }
+
+    /// How this life of a node ended, if it has and this thread is not within a callback of this node. Asks the kernel.
+    pub(crate) fn ended(&self, me: Token, node: NodeId, incarnation: Incarnation) -> Option<Error> {
+        let mut engine = self.baton.enter(me)?;
+        engine.check_peers();
+        engine.has_ended(node, incarnation).then(|| engine.unreachable(node, Some(incarnation)))
+    }
+
+    /// Whether this life of a node is over: it left or died, and whoever is there under its id is another. False if that can't be asked now.
+    pub fn is_over(&self, me: Token, node: NodeId, incarnation: Incarnation) -> bool {
+        let Some(mut engine) = self.baton.enter(me) else { return false };
+        engine.check_peers();
+        engine.fabric().live(node) != Some(incarnation)
+    }
+
+    /// Why this life of a node can't be reached any more, if it can't.
+    #[cold]
+    pub fn why_over(&self, node: NodeId, incarnation: Incarnation) -> Option<Error> {
+        let mut engine = self.baton.enter(Token::current())?;
+        engine.check_peers();
+        (engine.fabric().live(node) != Some(incarnation)).then(|| engine.unreachable(node, Some(incarnation)))
+    }
+
+    /// Whether this life of a node shares memory with this one.
+    pub fn is_near(&self, me: Token, node: NodeId) -> bool {
+        self.baton.enter(me).is_some_and(|mut engine| !engine.fabric().is_remote(node))
+    }
+
+    /// Takes the baton.
+    #[inline(always)]
+    pub fn enter(&self, me: Token, operation: &'static str) -> Result<BatonGuard<'_, Engine>> {
+        match self.baton.enter(me) {
+            Some(engine) => Ok(engine),
+            None => Err(Error::Reentrant { operation }),
+        }
+    }
+
+    fn bell(&self) -> &Bell {
+        // SAFETY: the inbox begins with the header page and is mapped as long as the membership.
+        unsafe { Bell::at(self.membership.inbox().ptr()) }
+    }
+
+    /// One turn of the engine, with what is left to be shown on the board.
+    pub fn turn(&self, me: Token) -> usize {
+        self.baton.enter(me).map_or(0, |mut engine| engine.turn(me, false))
+    }
+
+    /// The poller's turn.
+    pub(crate) fn turn_poller(&self, me: Token) -> Turned {
+        let turned = self.baton.enter(me).map(|mut engine| {
+            let work = engine.turn(me, true);
+            Turned { work, is_news: engine.is_news(work), serves: engine.is_hurried() }
+        });
+        turned.unwrap_or_default()
+    }
+
+    /// Asks whether the peers live, and tells services and waiting threads of those that do not. Makes system calls.
+    pub fn check_peers(&self, me: Token) {
+        if let Some(mut engine) = self.baton.enter(me) {
+            engine.check_peers();
+        }
+    }
+
+    /// The directory without those who died and were not yet swept from it. From within a callback: with those of them whose
+    /// death was not noticed before.
+    pub fn living_members(&self, me: Token) -> Vec<Member> {
+        let mut members = self.membership.members();
+        if let Some(mut engine) = self.baton.enter(me) {
+            engine.check_peers();
+            members.retain(|member| !engine.has_ended(member.id, member.incarnation));
+            members.extend(engine.fabric().remote_members());
+            members.sort_unstable_by_key(|member| member.id);
+        }
+        members
+    }
+
+    /// Waits until somebody may have come or gone since the directory had this generation, for `most` at most.
+    pub(crate) fn await_change(&self, me: Token, generation: u32, most: Duration) -> Result<()> {
+        if self.network.is_none() {
+            self.membership.wait_change(generation, most);
+            return Ok(());
+        }
+        let seen = self.enter(me, "wait")?.changes();
+        let deadline = Instant::now() + most.min(LOOK_AROUND);
+        self.drive(me, &Op::new(), Some(deadline), |engine| {
+            engine.changes() != seen || self.membership.generation() != generation
+        })?;
+        Ok(())
+    }
+
+    /// Sleeps on the bell, and on the network if there is one, as long as the bell is armed by this sleeper.
+    fn sleep(&self, sleeper: u32, timeout: Duration) {
+        let Some(network) = &self.network else { return self.bell().sleep_as(sleeper, timeout) };
+        let park = Park { bell: self.bell().word(), expected: sleeper, timeout, writable: false };
+        // The former leader may be on its way out of here: the bell does not say its number any more.
+        let mut port = network.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(port) = &mut *port else { return self.bell().sleep_as(sleeper, timeout) };
+        if let Err(error) = port.park(park) {
+            tracing::debug!(%error, "the UDP port can't be waited for");
+            self.bell().sleep_as(sleeper, timeout.min(WITHOUT_PORT));
+        }
+    }
+
+    /// The way to a node's present life, made if need be. Control path.
+    pub(crate) fn way(&self, me: Token, node: NodeId, priority: Priority) -> Result<(Arc<Outbound>, Incarnation)> {
+        let Some(outbound) = self.ways.get(node, priority) else { return Err(Error::NoSuchNode { node }) };
+        let mut engine = self.enter(me, "peer")?;
+        engine.glance();
+        let Some(incarnation) = engine.fabric().live(node) else { return Err(engine.unreachable(node, None)) };
+        if let Some(mut state) = outbound.state.enter(me) {
+            engine.connect(outbound, &mut state, incarnation)?;
+        }
+        Ok((outbound.clone(), incarnation))
+    }
+
+    /// The way to a node at normal priority, with the life it leads to: the path of [`Node::send`](super::Node::send).
+    #[inline]
+    pub(crate) fn known_way(&self, me: Token, node: NodeId) -> Result<(&Arc<Outbound>, Incarnation)> {
+        if let Some(outbound) = self.ways.known(node, Priority::Normal)
+            && let Some(state) = outbound.state.enter(me)
+            && state.link.is_some()
+        {
+            let incarnation = state.incarnation;
+            drop(state);
+            return Ok((outbound, incarnation));
+        }
+        let (_, incarnation) = self.way(me, node, Priority::Normal)?;
+        self.ways.known(node, Priority::Normal).map(|outbound| (outbound, incarnation)).ok_or(Error::NoSuchNode { node })
+    }
+
+    /// Drives until `op` is done. False if the deadline passed first, or if `stuck` said that it can't come to an end.
+    pub fn drive(
+        &self,
+        me: Token,
+        op: &Arc<Op>,
+        deadline: Option<Instant>,
+        mut stuck: impl FnMut(&mut Engine) -> bool,
+    ) -> Result<bool> {
+        let mut gear = self.gear(deadline);
+        let mut helm = self.helm_hold();
+        loop {
+            if op.is_done() {
+                return Ok(true);
+            }
+            if self.progress != Progress::Poller {
+                let mut engine = self.enter(me, "wait")?;
+                // Bounded: a flood from a peer must not hide the deadline.
+                for _ in 0..TURNS_MAX {
+                    if op.is_done() {
+                        break;
+                    }
+                    let work = engine.turn(me, false);
+                    if work == 0 {
+                        break;
+                    }
+                    if engine.is_news(work) {
+                        gear.awake();
+                    }
+                }
+                if op.is_done() {
+                    return Ok(true);
+                }
+                if stuck(&mut engine) {
+                    return Ok(false);
+                }
+                if self.wait != Wait::Park && engine.spin(SPIN_ROUNDS) {
+                    gear.awake();
+                }
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => {
+                    if self.progress != Progress::Poller {
+                        self.check_peers(me);
+                    } else if let Some(mut engine) = self.baton.enter(me)
+                        && stuck(&mut engine)
+                    {
+                        return Ok(false);
+                    }
+                }
+                Step::Park(timeout) => {
+                    self.park(me, op, timeout, &mut helm)?;
+                    if self.progress != Progress::Poller {
+                        if gear.check_due() {
+                            self.check_peers(me);
+                        }
+                    } else if stuck(&mut *self.enter(me, "wait")?) {
+                        return Ok(false);
+                    }
+                    gear.slept();
+                }
+                Step::Expired => return Ok(op.is_done()),
+            }
+        }
+    }
+
+    /// Sleeps until `op` is done, something arrives, or the time is up.
+    pub(crate) fn park(&self, me: Token, op: &Arc<Op>, timeout: Duration, helm: &mut HelmHold<'_>) -> Result<()> {
+        if self.progress == Progress::Poller {
+            if op.will_sleep() {
+                op.sleep(timeout);
+            }
+            return Ok(());
+        }
+        if helm.held && helm.reactors != self.reactor.count() {
+            // The reactor took it.
+            helm.held = false;
+        }
+        if !helm.held {
+            // Before: a reactor that takes it in between is counted after this.
+            let reactors = self.reactor.count();
+            match self.helm.take() {
+                Some(from_poller) => {
+                    helm.held = true;
+                    helm.reactors = reactors;
+                    if from_poller {
+                        // It may sleep though the bell is disarmed: a thread that looks by itself does that.
+                        self.bell().rouse();
+                    }
+                }
+                None => {
+                    helm.slept = true;
+                    self.helm.sleep_on(op, || op.sleep(timeout));
+                    return Ok(());
+                }
+            }
+        }
+        let sleep = self.enter(me, "wait")?.park(me, CALLER, op, timeout);
+        if let Some(timeout) = sleep {
+            self.monitor.tallies.add(Figure::Parks, 1);
+            self.sleep(CALLER, timeout);
+            let mut engine = self.enter(me, "wait")?;
+            engine.awake(op);
+            engine.show_for_sleep();
+        }
+        Ok(())
+    }
+
+    /// The poller's sleep on the bell, unless a thread of the application sleeps there. Returns the turns there had been when it went
+    /// to sleep.
+    pub(crate) fn park_poller(&self, me: Token, timeout: Duration) -> u64 {
+        if !self.helm.take_as_poller() {
+            let turns = self.turns();
+            std::thread::park_timeout(Duration::from_millis(1));
+            if self.turns() == turns {
+                // Whoever has the helm sleeps there, and drives when it wakes.
+                self.poller.sleep_beside(|| self.helm.is_callers());
+            }
+            return turns;
+        }
+        let dozes = self.progress != Progress::Poller;
+        let sleep = self.baton.enter(me).and_then(|mut engine| {
+            if !self.helm.is_pollers() {
+                // A thread of the application took it meanwhile, and the bell with it.
+                return None;
+            }
+            engine.check_peers_now_and_then();
+            engine.show_for_sleep();
+            // Else it has to see for itself whether those live that a thread waits for.
+            let is_told = if dozes { !self.poller.is_needed() } else { engine.fabric().is_remote_only() };
+            let timeout = engine.arm(me, POLLER, if is_told { NOTHING_PENDING } else { timeout })?;
+            if !self.helm.is_pollers() {
+                // Who took it before the bell was armed roused nobody, and does not arm it before the baton is free.
+                self.bell().disarm();
+                return None;
+            }
+            Some(timeout)
+        });
+        let turns = self.turns();
+        if let Some(timeout) = sleep
+            && !self.poller.stopped()
+        {
+            self.monitor.tallies.add(Figure::Parks, 1);
+            let timeout = if dozes { self.poller.doze(timeout) } else { timeout };
+            self.sleep(POLLER, timeout);
+            self.poller.rouse();
+        }
+        // A thread of the application may take the helm as soon as the poller has left it, and arm the bell for itself.
+        if self.helm.leave_as_poller() {
+            self.bell().disarm_as(POLLER);
+        }
+        turns
+    }
+
+    /// Wakes the poller if it sleeps on the bell for long, whether or not anybody disarmed that since.
+    fn rouse_poller(&self) {
+        if self.poller.rouse() {
+            self.bell().rouse();
+        }
+    }
+
+    /// Tells the poller that there is something to do, where it alone drives.
+    pub fn hand_over(&self) {
+        if self.progress == Progress::Poller {
+            self.bell().ring(true);
+        }
+    }
+
+    pub(crate) fn helm_hold(&self) -> HelmHold<'_> {
+        HelmHold { shared: self, held: false, reactors: 0, slept: false }
+    }
+
+    pub(crate) fn stats(&self, me: Token) -> Result<Stats> {
+        let figures = self.enter(me, "stats")?.show();
+        Ok(Stats {
+            messages_in: figures[Figure::MessagesIn],
+            bytes_in: figures[Figure::BytesIn],
+            by_poller: figures[Figure::ByPoller],
+            unexpected: figures[Figure::Unexpected],
+            messages_out: figures[Figure::MessagesOut],
+            bytes_out: figures[Figure::BytesOut],
+            pooled: figures[Figure::Pooled] as usize,
+            pooled_bytes: figures[Figure::PooledBytes] as usize,
+            pooled_bytes_most: figures[Figure::PooledBytesMost] as usize,
+            parks: figures[Figure::Parks],
+        })
+    }
+
+    /// The latest transfers that ended.
+    pub(crate) fn transfers(&self, me: Token) -> Result<Vec<TransferReport>> {
+        Ok(self.enter(me, "transfers")?.reports())
+    }
+
+    /// Ends everything that is pending. The first half of leaving.
+    pub(crate) fn close(&self, in_good_order: bool) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.poller.stop();
+        if doorbell_shm::space::forked() {
+            return;
+        }
+        let me = Token::current();
+        if let Some(mut engine) = self.baton.enter(me) {
+            engine.close(me, in_good_order);
+            engine.monitor().record(&Record::new(RecordKind::Left));
+            engine.show();
+        }
+        self.monitor.counters.end_waits(|| Error::Closed);
+        self.rouse();
+        self.bell().wake();
+    }
+
+    /// Ends as if the process had been killed.
+    pub(crate) fn abandon(&self) {
+        if let Some(network) = &self.network {
+            network.close(UdpFabric::abandon);
+        }
+        self.membership.abandon();
+    }
+
+    /// Leaves the domain. The second half of leaving.
+    pub(crate) fn depart(&self) -> Result<()> {
+        if doorbell_shm::space::forked() {
+            return Ok(());
+        }
+        if let Some(network) = &self.network {
+            network.close(|udp| udp.shut(Instant::now() + network.linger));
+        }
+        self.bell().depart();
+        Ok(self.membership.leave()?)
+    }
+}
+
+/// Leaves the helm when the wait is over, however it ends.
+pub(crate) struct HelmHold<'a> {
+    shared: &'a Shared,
+    held: bool,
+    /// How many reactors there had been then.
+    reactors: u32,
+    /// It slept beside the helm, so it may be the one who was woken to take it.
+    slept: bool,
+}
+
+impl Drop for HelmHold<'_> {
+    fn drop(&mut self) {
+        if self.held && self.reactors == self.shared.reactor.count() {
+            self.shared.helm.leave();
+            self.shared.poller.helm_is_left();
+        } else if self.slept {
+            self.shared.helm.pass_on();
+        }
+    }
+}

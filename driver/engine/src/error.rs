@@ -1,0 +1,462 @@
+//! What can go wrong, in words for people and in facts for programs.
+
+#[cfg(not(loom))]
+mod faults;
+
+#[cfg(not(loom))]
+pub use faults::{Circle, DeviceFault, LockFault, NotPerformed, TeamFault};
+
+use doorbell_fabric::{Incarnation, Message, NodeId};
+#[cfg(not(loom))]
+use doorbell_shm::error::ShmError;
+#[cfg(not(loom))]
+use doorbell_udp::UdpError;
+
+/// The result of a call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Whether an operation that failed may have taken place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certainty {
+    /// It certainly did not take place: doing it again does it once.
+    DidNotHappen,
+    /// It may or may not have taken place.
+    Unknown,
+}
+
+/// Waits of which a time-out says that nothing happened, and that nothing will.
+const MESSAGE_WAITS: [&str; 5] = ["send", "recv", "recv_with", "wait_for", "event"];
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no room for the message, or for another update, now. An ordinary result: receive something, wait for an update that was begun, or try again later.
+    #[error(
+        "no room for a message to node {node}: it has not read what it was sent; try again, receive first, or send with a deadline"
+    )]
+    Full {
+        /// The node it was for.
+        node: NodeId,
+    },
+    /// The deadline passed.
+    #[error("{operation} did not complete by its deadline{}", of(.node))]
+    Timeout {
+        /// Which call.
+        operation: &'static str,
+        /// The node it was about, if it was about one.
+        node: Option<NodeId>,
+    },
+    /// The request was cancelled.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// The peer is dead.
+    #[error("node {node} ({incarnation}) died; take a new peer when it has joined again")]
+    PeerDied {
+        /// Which node.
+        node: NodeId,
+        /// Which life of it.
+        incarnation: Incarnation,
+    },
+    /// The peer left the domain.
+    #[error("node {node} ({incarnation}) left the domain; take a new peer when it has joined again")]
+    PeerLeft {
+        /// Which node.
+        node: NodeId,
+        /// Which life of it.
+        incarnation: Incarnation,
+    },
+    /// There is no such node now, and there was none.
+    #[error("no node {node} is attached to the domain; wait for it with wait_for, or see who is there with `doorbell ls`")]
+    NoSuchNode {
+        /// Which node.
+        node: NodeId,
+    },
+    /// The message is longer than the buffer. It is not lost: here it is.
+    #[error("a message of {} bytes from node {} is longer than the buffer of {capacity}; it is in the error", .message.bytes.len(), .message.envelope.source)]
+    Truncated {
+        /// The whole message.
+        message: Box<Message>,
+        /// Bytes of the buffer.
+        capacity: usize,
+    },
+    /// The message is not of the size that was asked for. It is not lost: here it is.
+    #[error("a message of {} bytes from node {} is not of the type asked for, of {expected} bytes; it is in the error", .message.bytes.len(), .message.envelope.source)]
+    WrongSize {
+        /// The whole message.
+        message: Box<Message>,
+        /// Bytes of the type, or of its elements.
+        expected: usize,
+    },
+    /// All memory for loans is in use. An ordinary result: try again when readers have given something back.
+    #[error(
+        "no memory for a loan of {bytes} bytes: what is left of {limit} bytes is held, or too small; drop loans, have readers drop what they took, or raise the limit with loan_bytes"
+    )]
+    LoansOut {
+        /// Bytes that were asked for.
+        bytes: usize,
+        /// The most bytes that may be lent.
+        limit: usize,
+    },
+    /// The peer wrote something into shared memory that no peer should, or somebody truncated its. If it was a region, what lay there is
+    /// lost; else what it sends is read no further.
+    #[error(
+        "shared memory of node {node} was damaged, by it or by another process: what lay there is lost; ask it for a key of another region, or wait until it joins anew"
+    )]
+    Damaged {
+        /// Which node.
+        node: NodeId,
+    },
+    /// Another process truncated this node's inbox, and with it what others sent. The node counts as dead to all of them from then on.
+    #[error("the inbox of this node ({node}) was truncated by another process; what others send is lost: leave, and join anew")]
+    Severed {
+        /// This node.
+        node: NodeId,
+    },
+    /// A key can't be used like this. Nothing was copied.
+    #[error("cannot {operation}{}: {why}", with_key(.node))]
+    Key {
+        /// Which call.
+        operation: &'static str,
+        /// The node that the key names, if it could be read.
+        node: Option<NodeId>,
+        /// What is wrong.
+        why: KeyFault,
+    },
+    /// A call on a key of the lock registry failed.
+    #[cfg(not(loom))]
+    #[error("cannot {operation} the key '{key}': {why}")]
+    Lock {
+        /// Which call.
+        operation: &'static str,
+        /// The key's name.
+        key: Box<str>,
+        /// Why not.
+        why: Box<LockFault>,
+    },
+    /// An atomic update did not take place.
+    #[cfg(not(loom))]
+    #[error(transparent)]
+    NotPerformed(NotPerformed),
+    /// The lock of a cell was taken from an update that was under way: this node left or was abandoned meanwhile, or another process wrote over the lock.
+    #[error(
+        "the lock of a cell in a region of node {node} was lost in the middle of an update: this node left meanwhile, or another process wrote over the lock; read the cell to see whether the update took place"
+    )]
+    LockLost {
+        /// The node that has the region.
+        node: NodeId,
+    },
+    /// A team can't go on together.
+    #[cfg(not(loom))]
+    #[error("cannot {operation}: {why}")]
+    Team {
+        /// Which call.
+        operation: &'static str,
+        /// Why not.
+        why: TeamFault,
+    },
+    /// A call about a device failed.
+    #[cfg(not(loom))]
+    #[error("cannot {operation} the device '{device}': {why}")]
+    Device {
+        /// Which call.
+        operation: &'static str,
+        /// The device's name.
+        device: Box<str>,
+        /// Why not.
+        why: Box<DeviceFault>,
+    },
+    /// It can't be done here.
+    #[error("cannot {operation}: {why}")]
+    Unsupported {
+        /// What.
+        operation: &'static str,
+        /// Why not, and what to do instead.
+        why: &'static str,
+    },
+    /// This process is a fork of the one that joined. Nodes do not survive a fork.
+    #[error("this process was forked from the one that joined the domain; join again in the child")]
+    Forked,
+    /// Called from within a callback that this thread runs: what reads a message, combines vectors, or watches a team.
+    #[error("{operation} was called from within a callback, as recv_with or a reduction; return from it first")]
+    Reentrant {
+        /// Which call.
+        operation: &'static str,
+    },
+    /// Something is under way, and this call can't wait for its end.
+    #[error("{operation} ended before the answer came, and nobody knows whether it took place; wait for it outside of callbacks")]
+    Abandoned {
+        /// Which call.
+        operation: &'static str,
+    },
+    /// The node has left.
+    #[error("this node has left its domain")]
+    Closed,
+    /// A parameter is out of range.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong with it and what would be right.
+        what: String,
+    },
+    /// Joining, leaving or finding a peer failed.
+    #[cfg(not(loom))]
+    #[error(transparent)]
+    Shm(Box<ShmError>),
+    /// The network can't be taken part in.
+    #[cfg(not(loom))]
+    #[error(transparent)]
+    Udp(Box<UdpError>),
+}
+
+/// What is wrong with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyFault {
+    /// The region was withdrawn, or belongs to a former life of its node.
+    #[error("its region was withdrawn, or its node has another life now; ask the owner for a new key")]
+    Stale,
+    /// There are more elements than the key reaches, or it reaches beyond its region.
+    #[error("there are more elements than the key reaches; use fewer, or a key to more")]
+    OutOfRange,
+    /// The key may only read.
+    #[error("the key may only read; ask the owner for one that may write")]
+    ReadOnly,
+    /// The key is for elements of another size or alignment.
+    #[error("the key is for elements of another size or alignment; read it as the type that the owner made the region of")]
+    WrongType,
+    /// It is no key, or none that the owner of the region made.
+    #[error("it is no key that the owner of the region made; see that its bytes arrived whole, and as they were sent")]
+    Forged,
+    /// There is no such node in this domain.
+    #[error("the domain has no such node; see that the key is of this domain, and whether its owner has left")]
+    Unknown,
+    /// It is a key of another node than that of the peer.
+    #[error("it is a key of another node than that of the peer; use a peer of that node, or the call of Node")]
+    OtherNode,
+}
+
+fn with_key(node: &Option<NodeId>) -> String {
+    node.map_or(String::new(), |node| format!(" with a key of node {node}"))
+}
+
+fn of(node: &Option<NodeId>) -> String {
+    node.map_or(String::new(), |node| format!(" (node {node})"))
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anybody changing the program.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Full { .. } | Error::Timeout { .. } | Error::NoSuchNode { .. } | Error::LoansOut { .. } => true,
+            #[cfg(not(loom))]
+            Error::Team { why: TeamFault::Full { .. }, .. } => true,
+            #[cfg(not(loom))]
+            Error::Shm(error) => error.is_retryable(),
+            #[cfg(not(loom))]
+            Error::Udp(error) => matches!(**error, UdpError::NoAnswer { .. }),
+            #[cfg(not(loom))]
+            Error::NotPerformed(why) => *why == NotPerformed::Attempts,
+            _ => false,
+        }
+    }
+
+    /// Whether the operation may have taken place all the same. It is [`Unknown`](Certainty::Unknown) of every error that does not say for certain that
+    /// nothing happened: a caller that does the operation again must not do it twice.
+    pub fn certainty(&self) -> Certainty {
+        let is_certain = match self {
+            // Each of these is said before anything is begun.
+            Error::Full { .. }
+            | Error::NoSuchNode { .. }
+            | Error::LoansOut { .. }
+            | Error::Unsupported { .. }
+            | Error::Forked
+            | Error::Reentrant { .. }
+            | Error::Invalid { .. } => true,
+            #[cfg(not(loom))]
+            Error::NotPerformed(_) => true,
+            // A message that ran out of time is taken back. A collective, a request to another node, or a stream has left something behind.
+            Error::Timeout { operation, .. } => MESSAGE_WAITS.contains(operation),
+            // A region may be withdrawn in the middle of a long put; all else is seen before the first byte.
+            Error::Key { why, .. } => *why != KeyFault::Stale,
+            #[cfg(not(loom))]
+            Error::Lock { why, .. } => match **why {
+                LockFault::Unknown
+                | LockFault::NotYours(_)
+                | LockFault::AlreadyYours
+                | LockFault::Otherwise(_)
+                | LockFault::Barred
+                | LockFault::Circle(_)
+                | LockFault::InUse(_) => true,
+                LockFault::Destroyed | LockFault::Home(_) => false,
+            },
+            #[cfg(not(loom))]
+            Error::Device { why, .. } => match **why {
+                DeviceFault::Taken { .. }
+                | DeviceFault::Crowded { .. }
+                | DeviceFault::NoLane { .. }
+                | DeviceFault::TooLong { .. }
+                | DeviceFault::TooSmall { .. } => true,
+                DeviceFault::Absent | DeviceFault::Damaged => false,
+            },
+            // A call that waits when its own node leaves is told `Closed`, too: what it asked for may have been under way.
+            _ => false,
+        };
+        if is_certain { Certainty::DidNotHappen } else { Certainty::Unknown }
+    }
+
+    /// The node that the error is about, if it is about one.
+    pub fn node(&self) -> Option<NodeId> {
+        match self {
+            Error::Full { node }
+            | Error::PeerDied { node, .. }
+            | Error::PeerLeft { node, .. }
+            | Error::NoSuchNode { node }
+            | Error::Damaged { node }
+            | Error::Severed { node }
+            | Error::LockLost { node } => Some(*node),
+            Error::Timeout { node, .. } | Error::Key { node, .. } => *node,
+            _ => None,
+        }
+    }
+}
+
+#[cfg(not(loom))]
+impl From<ShmError> for Error {
+    fn from(error: ShmError) -> Self {
+        Error::Shm(Box::new(error))
+    }
+}
+
+#[cfg(not(loom))]
+impl From<UdpError> for Error {
+    fn from(error: UdpError) -> Self {
+        Error::Udp(Box::new(error))
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind;
+        #[cfg(not(loom))]
+        if let Error::Udp(error) = error {
+            return (*error).into();
+        }
+        let kind = match &error {
+            Error::Full { .. } | Error::LoansOut { .. } => ErrorKind::WouldBlock,
+            #[cfg(not(loom))]
+            Error::Team { why: TeamFault::Full { .. }, .. } => ErrorKind::WouldBlock,
+            Error::Timeout { .. } => ErrorKind::TimedOut,
+            Error::Cancelled => ErrorKind::Interrupted,
+            Error::PeerDied { .. } | Error::PeerLeft { .. } => ErrorKind::ConnectionReset,
+            Error::Severed { .. } => ErrorKind::ConnectionAborted,
+            Error::NoSuchNode { .. } | Error::Key { why: KeyFault::Stale | KeyFault::Unknown, .. } => ErrorKind::NotFound,
+            Error::Key { why: KeyFault::ReadOnly, .. } => ErrorKind::PermissionDenied,
+            Error::Key { .. } => ErrorKind::InvalidInput,
+            Error::Truncated { .. } | Error::WrongSize { .. } | Error::Invalid { .. } => ErrorKind::InvalidInput,
+            Error::Damaged { .. } => ErrorKind::InvalidData,
+            #[cfg(not(loom))]
+            Error::Lock { why, .. } => match **why {
+                LockFault::Unknown | LockFault::Destroyed => ErrorKind::NotFound,
+                LockFault::NotYours(_) => ErrorKind::PermissionDenied,
+                LockFault::Otherwise(_) | LockFault::Barred | LockFault::InUse(_) | LockFault::Home(_) => ErrorKind::ResourceBusy,
+                LockFault::AlreadyYours | LockFault::Circle(_) => ErrorKind::Deadlock,
+            },
+            #[cfg(not(loom))]
+            Error::Device { why, .. } => match **why {
+                DeviceFault::Absent => ErrorKind::NotFound,
+                DeviceFault::Taken { .. } => ErrorKind::AddrInUse,
+                DeviceFault::Crowded { .. } | DeviceFault::NoLane { .. } => ErrorKind::QuotaExceeded,
+                DeviceFault::TooLong { .. } | DeviceFault::TooSmall { .. } => ErrorKind::InvalidInput,
+                DeviceFault::Damaged => ErrorKind::InvalidData,
+            },
+            Error::Closed => ErrorKind::NotConnected,
+            Error::Unsupported { .. } => ErrorKind::Unsupported,
+            _ => ErrorKind::Other,
+        };
+        std::io::Error::new(kind, error)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_and_whom_and_what_to_do() {
+        let error = Error::Timeout { operation: "recv", node: Some(NodeId(3)) };
+        assert_eq!(error.to_string(), "recv did not complete by its deadline (node 3)");
+        assert!(error.is_retryable());
+        assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::TimedOut);
+        let died = Error::PeerDied { node: NodeId(2), incarnation: Incarnation(9) };
+        assert_eq!((died.certainty(), died.node()), (Certainty::Unknown, Some(NodeId(2))));
+        assert!(died.to_string().contains("node 2"));
+    }
+
+    #[test]
+    fn nothing_happened_only_where_that_is_certain() {
+        let node = NodeId(1);
+        let timeout = |operation| Error::Timeout { operation, node: None };
+        let key = |why| Error::Key { operation: "put", node: Some(node), why };
+        let device = |why| Error::Device { operation: "send to", device: "d".into(), why: Box::new(why) };
+        let lock = |why| Error::Lock { operation: "lock", key: "k".into(), why: Box::new(why) };
+        let team = |why| Error::Team { operation: "allreduce", why };
+        let certain = [
+            Error::Full { node },
+            Error::NoSuchNode { node },
+            Error::LoansOut { bytes: 1, limit: 1 },
+            Error::Invalid { what: String::new() },
+            Error::Unsupported { operation: "o", why: "w" },
+            Error::Forked,
+            Error::Reentrant { operation: "put" },
+            Error::NotPerformed(NotPerformed::Declined),
+            timeout("send"),
+            timeout("recv"),
+            timeout("recv_with"),
+            key(KeyFault::OutOfRange),
+            key(KeyFault::ReadOnly),
+            lock(LockFault::Barred),
+            device(DeviceFault::TooSmall { len: 2, capacity: 1 }),
+        ];
+        for error in certain {
+            assert_eq!(error.certainty(), Certainty::DidNotHappen, "{error}");
+        }
+        let message = || {
+            let envelope = doorbell_fabric::Envelope {
+                source: node,
+                incarnation: Incarnation(1),
+                tag: 0,
+                len: 0,
+                sequence: 0,
+                priority: doorbell_fabric::Priority::Normal,
+            };
+            Box::new(Message { envelope, bytes: Vec::new() })
+        };
+        let unknown = [
+            team(TeamFault::Panicked),
+            team(TeamFault::OutOfStep),
+            team(TeamFault::GaveUp { node }),
+            team(TeamFault::Mismatch { node }),
+            timeout("allreduce"),
+            timeout("a request to an I/O node"),
+            timeout("put"),
+            // A collective that was given up says so, too.
+            Error::Cancelled,
+            // The message was taken: the same call takes another.
+            Error::Truncated { message: message(), capacity: 0 },
+            Error::WrongSize { message: message(), expected: 1 },
+            Error::Closed,
+            Error::Abandoned { operation: "o" },
+            Error::PeerDied { node, incarnation: Incarnation(1) },
+            Error::PeerLeft { node, incarnation: Incarnation(1) },
+            Error::Damaged { node },
+            Error::Severed { node },
+            Error::LockLost { node },
+            key(KeyFault::Stale),
+            lock(LockFault::Home("busy".into())),
+            device(DeviceFault::Damaged),
+        ];
+        for error in unknown {
+            assert_eq!(error.certainty(), Certainty::Unknown, "{error}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Sending loans.
+
+use super::{Held, Loan, LoanMut};
+use crate::drive::{Shared, TURNS_MAX};
+use crate::error::Error;
+use crate::message::lending::Parcel;
+use crate::message::outbound::Outbound;
+use crate::sync::baton::Token;
+use crate::sync::wait::Step;
+use crate::{Peer, Result};
+use doorbell_fabric::{Incarnation, NodeId, Push};
+use doorbell_shm::board::{Record, RecordKind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Loans from this length on are noted in the flight recorder, as it takes some 30 ns.
+const RECORDED: usize = 64 << 10;
+
+/// Whom a loan is sent to: a node by its id, or a peer, which is faster and means one life of that node.
+#[derive(Clone, Copy, Debug)]
+pub enum Recipient<'a> {
+    /// Whoever has this id now.
+    Node(NodeId),
+    /// The other end of a peer.
+    Peer(&'a Peer),
+}
+
+impl From<NodeId> for Recipient<'_> {
+    fn from(node: NodeId) -> Self {
+        Recipient::Node(node)
+    }
+}
+
+impl<'a> From<&'a Peer> for Recipient<'a> {
+    fn from(peer: &'a Peer) -> Self {
+        Recipient::Peer(peer)
+    }
+}
+
+impl<T: ?Sized> LoanMut<T> {
+    /// Sends it and returns when the reader's lane has it. It is the reader's then; after an error nobody's, and its contents
+    /// are lost: [`share`](Self::share) it and use [`Loan::send`] to keep them.
+    ///
+    /// It has its place among the messages to that node, and like those waits while the lane is full, or while the reader has
+    /// 1024 loans of this node. The rules of [`Node::send`](crate::Node::send) hold. If this node leaves before the reader's
+    /// engine has seen the message, the reader does not get it.
+    ///
+    /// # Errors
+    /// As [`Node::send`](crate::Node::send); [`Error::Invalid`] for a peer of another node than this.
+    #[inline]
+    pub fn send<'a>(self, to: impl Into<Recipient<'a>>, tag: u64) -> Result<()> {
+        send(&self.held, self.ptr.cast(), to.into(), tag, false, None)?;
+        // The reader holds the block in place of this handle; the rest of the handle is dropped.
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: read once, from a value that is not dropped.
+        drop(unsafe { std::ptr::read(&this.held.shared) });
+        Ok(())
+    }
+}
+
+impl<T: ?Sized> Loan<T> {
+    /// Sends it to one node: as [`LoanMut::send`], but it can be sent again.
+    ///
+    /// # Errors
+    /// As [`LoanMut::send`].
+    #[inline]
+    pub fn send<'a>(&self, to: impl Into<Recipient<'a>>, tag: u64) -> Result<()> {
+        send(&self.held, self.ptr.cast(), to.into(), tag, true, None)
+    }
+
+    /// Sends it to one node, waiting until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: then it was not sent. Otherwise as [`LoanMut::send`].
+    pub fn send_by<'a>(&self, to: impl Into<Recipient<'a>>, tag: u64, deadline: Instant) -> Result<()> {
+        send(&self.held, self.ptr.cast(), to.into(), tag, true, Some(deadline))
+    }
+
+    /// Sends it to several nodes, one after the other. All of them read the same memory.
+    ///
+    /// # Errors
+    /// The first that came up, of those of [`LoanMut::send`]; all other nodes have got it nevertheless.
+    pub fn send_to(&self, nodes: &[NodeId], tag: u64) -> Result<()> {
+        let mut result = Ok(());
+        for node in nodes {
+            result = result.and(self.send(*node, tag));
+        }
+        result
+    }
+}
+
+#[inline(always)]
+fn send(held: &Held, contents: NonNull<u8>, to: Recipient<'_>, tag: u64, keep: bool, deadline: Option<Instant>) -> Result<()> {
+    let parcel = Parcel { tag, block: held.block, len: held.len, keep };
+    let shared = &held.shared;
+    let me = shared.check()?;
+    let (outbound, life) = match to {
+        Recipient::Peer(peer) if Arc::ptr_eq(peer.node().shared(), shared) => (peer.outbound(), Some(peer.incarnation())),
+        Recipient::Peer(_) => {
+            let what = "a loan is sent to a peer of the node that lends it; take the peer from that node".into();
+            return Err(Error::Invalid { what });
+        }
+        Recipient::Node(node) => (shared.known_way(me, node)?.0, None),
+    };
+    if let Some(mut state) = outbound.state.enter(me) {
+        let leads = state.link.is_some() && life.is_none_or(|life| life == state.incarnation);
+        if leads && state.is_remote() {
+            drop(state);
+            return send_copy(me, held, contents, outbound, life, &parcel, deadline);
+        }
+        if leads && state.is_free() {
+            match shared.lender().offer(me, &mut state, outbound.target, &parcel)? {
+                Push::Done => {
+                    drop(state);
+                    note(held, outbound);
+                    return Ok(());
+                }
+                Push::Full => {}
+                Push::Down(_) => return Err(Error::Damaged { node: outbound.target }),
+            }
+        }
+    }
+    send_slow(me, held, contents, outbound, life, &parcel, deadline)
+}
+
+/// To a node that shares no memory with this one goes a copy.
+#[cold]
+fn send_copy(
+    me: Token,
+    held: &Held,
+    contents: NonNull<u8>,
+    outbound: &Arc<Outbound>,
+    life: Option<Incarnation>,
+    parcel: &Parcel,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    let shared = &held.shared;
+    // SAFETY: the block holds `len` initialised bytes, and whoever has a handle to it only reads while this one is borrowed.
+    let bytes = unsafe { std::slice::from_raw_parts(contents.as_ptr(), held.len) };
+    shared.send_copy(me, outbound, life, parcel.tag, bytes, deadline)?;
+    if !parcel.keep {
+        // In place of the handle, which is not dropped.
+        shared.lender().release(me, held.block);
+    }
+    Ok(())
+}
+
+fn note(held: &Held, outbound: &Outbound) {
+    // After it is published, so that it is no part of its journey.
+    if held.len >= RECORDED {
+        let record = Record::new(RecordKind::LoanSent).peer(outbound.target).priority(outbound.priority);
+        held.shared.monitor().record(&record.bytes(held.len as u64));
+    }
+}
+
+/// Drives until what is queued before it is gone and there is room.
+#[cold]
+fn send_slow(
+    me: Token,
+    held: &Held,
+    contents: NonNull<u8>,
+    outbound: &Arc<Outbound>,
+    life: Option<Incarnation>,
+    parcel: &Parcel,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    let (shared, node): (&Shared, _) = (&held.shared, outbound.target);
+    let mut gear = shared.gear(deadline);
+    let mut wanted = life;
+    loop {
+        {
+            let mut engine = shared.enter(me, "send")?;
+            shared.check()?;
+            let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
+            // The life that it was first meant for, and no later one.
+            let life = match wanted {
+                Some(life) => life,
+                None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
+            };
+            wanted = Some(life);
+            engine.connect(outbound, &mut state, life)?;
+            if state.is_remote() {
+                drop((state, engine));
+                return send_copy(me, held, contents, outbound, Some(life), parcel, deadline);
+            }
+            if state.link.is_some() && state.is_free() {
+                match shared.lender().offer(me, &mut state, node, parcel)? {
+                    Push::Done => {
+                        drop(state);
+                        note(held, outbound);
+                        return Ok(());
+                    }
+                    Push::Full => {}
+                    Push::Down(_) => return Err(Error::Damaged { node }),
+                }
+            }
+            // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
+            if engine.is_refusing() && state.refused() {
+                return Err(Error::Full { node });
+            }
+            drop(state);
+            // Bounded: a flood from a peer must not hide the deadline.
+            (0..TURNS_MAX).any(|_| engine.turn(me, false) == 0);
+        }
+        match gear.step() {
+            Step::Again => {}
+            Step::Check => shared.check_peers(me),
+            Step::Expired => return Err(Error::Timeout { operation: "send", node: Some(node) }),
+            // Neither a free slot nor an empty queue rings a bell, so sleep a little and look again.
+            Step::Park(_) => {
+                shared.check_peers(me);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+}

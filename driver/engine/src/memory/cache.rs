@@ -1,0 +1,80 @@
+//! The regions that one thread used lately, so that a put or get finds its memory without a lock.
+
+use super::key::{Place, read_secret};
+use super::table::Credit;
+use crate::error::{Error, KeyFault, Result};
+use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::region::PeerRegion;
+use std::sync::Arc;
+
+/// What a copy does: its name, and whether it writes.
+#[derive(Clone, Copy)]
+pub struct Act {
+    /// What errors call it.
+    pub name: &'static str,
+    /// Whether it needs a key that may write.
+    pub writes: bool,
+}
+
+pub(crate) const PUT: Act = Act { name: "put", writes: true };
+pub(crate) const GET: Act = Act { name: "get", writes: false };
+
+/// Places in the cache of a peer.
+pub(crate) const CACHED: usize = 8;
+
+/// The regions that a thread's peer used lately. The thread finds them without a lock.
+#[derive(Default)]
+pub(crate) struct RegionCache {
+    pub(crate) regions: [Option<Arc<PeerRegion>>; CACHED],
+    pub(crate) inbox: Option<Arc<PeerInbox>>,
+    credit: Credit,
+}
+
+impl RegionCache {
+    /// Where the bytes that `place` names are, if the cache has the region and the region allows the access.
+    #[inline(always)]
+    pub(crate) fn find(&mut self, place: &Place, bytes: usize, act: Act) -> Option<*mut u8> {
+        let region = self.regions[place.number as usize % CACHED].as_ref()?;
+        if region.number() != place.number
+            || region.incarnation() != place.incarnation
+            || (act.writes && !region.is_writable())
+            || self.credit.spend(bytes)
+        {
+            return None;
+        }
+        locate(region, place, bytes, act).ok()
+    }
+
+    /// After a copy: an error if the region was truncated by then.
+    #[inline(always)]
+    pub(crate) fn whole(&self, place: &Place) -> Result<()> {
+        match &self.regions[place.number as usize % CACHED] {
+            Some(region) if region.is_cut() => Err(Error::Damaged { node: place.node }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An error if another process truncated the region.
+#[inline(always)]
+pub fn whole(region: &PeerRegion) -> Result<()> {
+    if region.is_cut() { Err(Error::Damaged { node: region.node() }) } else { Ok(()) }
+}
+
+/// Where the bytes that `place` names are in a region of the right number, if the key was made for this region.
+#[inline(always)]
+pub(crate) fn locate(region: &PeerRegion, place: &Place, bytes: usize, act: Act) -> Result<*mut u8, KeyFault> {
+    if !region.is_live() {
+        return Err(KeyFault::Stale);
+    }
+    let secret = if act.writes { region.secret() } else { read_secret(region.secret()) };
+    if place.secret != secret {
+        return Err(KeyFault::Forged);
+    }
+    let fits = place.offset.checked_add(bytes as u64).is_some_and(|end| end <= region.len() as u64);
+    if !fits {
+        return Err(KeyFault::OutOfRange);
+    }
+    // SAFETY: within the region (checked).
+    Ok(unsafe { region.ptr().add(place.offset as usize) })
+}

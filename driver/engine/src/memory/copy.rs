@@ -1,0 +1,63 @@
+//! Copies between private memory and memory that others may write at the same time.
+//!
+//! Aligned elements of four and eight bytes are one store or load each way, when they go alone: a counter or a flag is never
+//! seen half. All else is the C library's copy. Miri gets relaxed atomics throughout, as it would rightly call the rest a
+//! race if two nodes of one process did not order their accesses.
+
+use doorbell_fabric::sync::{Ordering, fence};
+
+/// Copies into shared memory.
+///
+/// # Safety
+/// `src` is the start of `len` readable, initialised bytes, and `dst` of `len` writable ones of shared memory.
+#[inline(always)]
+pub unsafe fn inward(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(miri)]
+    for at in 0..len {
+        // SAFETY: caller.
+        unsafe { std::sync::atomic::AtomicU8::from_ptr(dst.add(at)).store(src.add(at).read(), Ordering::Relaxed) };
+    }
+    #[cfg(not(miri))]
+    // SAFETY: caller; alignment is checked.
+    unsafe {
+        match len {
+            8 if dst.cast::<u64>().is_aligned() => {
+                std::sync::atomic::AtomicU64::from_ptr(dst.cast()).store(src.cast::<u64>().read_unaligned(), Ordering::Relaxed);
+            }
+            4 if dst.cast::<u32>().is_aligned() => {
+                std::sync::atomic::AtomicU32::from_ptr(dst.cast()).store(src.cast::<u32>().read_unaligned(), Ordering::Relaxed);
+            }
+            // The two may be parts of one region.
+            _ => std::ptr::copy(src, dst, len),
+        }
+    }
+}
+
+/// Copies out of shared memory. What is read later was written later: see [`crate::Peer::flush`].
+///
+/// # Safety
+/// `src` is the start of `len` readable bytes of shared memory, and `dst` of `len` writable ones.
+#[inline(always)]
+pub unsafe fn out(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(miri)]
+    for at in 0..len {
+        // SAFETY: caller.
+        unsafe { dst.add(at).write(std::sync::atomic::AtomicU8::from_ptr(src.cast_mut().add(at)).load(Ordering::Relaxed)) };
+    }
+    #[cfg(not(miri))]
+    // SAFETY: caller; alignment is checked, and the loads write nothing.
+    unsafe {
+        match len {
+            8 if src.cast::<u64>().is_aligned() => {
+                let word = std::sync::atomic::AtomicU64::from_ptr(src.cast_mut().cast()).load(Ordering::Relaxed);
+                dst.cast::<u64>().write_unaligned(word);
+            }
+            4 if src.cast::<u32>().is_aligned() => {
+                let word = std::sync::atomic::AtomicU32::from_ptr(src.cast_mut().cast()).load(Ordering::Relaxed);
+                dst.cast::<u32>().write_unaligned(word);
+            }
+            _ => std::ptr::copy(src, dst, len),
+        }
+    }
+    fence(Ordering::Acquire);
+}

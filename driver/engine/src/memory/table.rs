@@ -1,0 +1,283 @@
+//! The regions that a node has, and those of its peers that it has mapped.
+
+use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_shm::domain::{Membership, PeerInbox};
+use doorbell_shm::doorbell::Bell;
+use doorbell_shm::error::ShmError;
+use doorbell_shm::region::{OwnRegion, PeerRegion, RegionFault, RegionMemory};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+/// Mapped regions of one life of a peer at which those that were withdrawn are first let go.
+const SWEEP_AT: usize = 32;
+
+/// Why a region of a peer can't be had.
+#[derive(Debug)]
+pub enum Miss {
+    /// Its node has another life now.
+    OtherLife,
+    /// Its node is gone.
+    Gone {
+        /// Whether it left in good order.
+        left: bool,
+    },
+    /// It was withdrawn.
+    Withdrawn,
+    /// Something else.
+    Shm(ShmError),
+}
+
+/// Behind a node's `Shared`. Thread-safe.
+#[derive(Default)]
+pub struct RegionTable {
+    /// By address: length and number.
+    own: RwLock<BTreeMap<usize, (usize, u32)>>,
+    /// By number: the memory of those that others may put to and get from.
+    memories: RwLock<BTreeMap<u32, RegionMemory>>,
+    made: AtomicU32,
+    peers: Mutex<BTreeMap<NodeId, Life>>,
+}
+
+/// What is mapped of the latest life of a peer that was asked for.
+struct Life {
+    inbox: Arc<PeerInbox>,
+    regions: BTreeMap<u32, Arc<PeerRegion>>,
+    sweep_at: usize,
+    credit: Credit,
+}
+
+/// What may be copied before somebody asks again whether the peer lives: that costs half a microsecond, so that it is dear
+/// beside a small copy and nothing beside a large one.
+#[derive(Default)]
+pub(crate) struct Credit(usize);
+
+impl Credit {
+    const WHOLE: usize = 256 << 10;
+    const EACH: usize = 1 << 10;
+
+    /// Whether it is time to ask.
+    #[inline(always)]
+    pub fn spend(&mut self, bytes: usize) -> bool {
+        let cost = bytes.saturating_add(Self::EACH);
+        let due = self.0 < cost;
+        self.0 = if due { Self::WHOLE } else { self.0 - cost };
+        due
+    }
+}
+
+impl Life {
+    fn gone(&self) -> Miss {
+        // SAFETY: the peer's header page is mapped as long as `inbox`.
+        Miss::Gone { left: unsafe { Bell::at(self.inbox.header()) }.departed() }
+    }
+
+    /// Lets go of what was withdrawn: its pages go back to the system with the last mapping.
+    fn sweep(&mut self) {
+        self.regions.retain(|_, region| region.is_live());
+        self.sweep_at = SWEEP_AT.max(2 * self.regions.len());
+    }
+}
+
+impl RegionTable {
+    /// A number that no region of this node had before.
+    pub fn next_number(&self) -> u32 {
+        self.made.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Enters a region of this node.
+    pub fn enter(&self, ptr: *const u8, len: usize, number: u32) {
+        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(ptr.addr(), (len, number));
+    }
+
+    /// Enters a region of this node to which others may have keys.
+    pub fn offer(&self, own: &OwnRegion) {
+        self.memories.write().unwrap_or_else(PoisonError::into_inner).insert(own.number(), own.memory());
+        self.enter(own.ptr(), own.len(), own.number());
+    }
+
+    /// Takes a region of this node out.
+    pub fn forget(&self, ptr: *const u8) {
+        if let Some((_, number)) = self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&ptr.addr()) {
+            self.memories.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        }
+    }
+
+    /// The memory of a region of this node to which others may have keys: mapped as long as the answer is kept.
+    pub fn memory(&self, number: u32) -> Option<RegionMemory> {
+        self.memories.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    /// The number of the region of this node in which these bytes lie, and where in it they begin; `None` if they are private.
+    /// The answer is good as long as the caller keeps the region: by a clone, or by a slice of it.
+    pub fn find(&self, ptr: *const u8, len: usize) -> Option<(u32, u64)> {
+        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        let (start, (bytes, number)) = own.range(..=ptr.addr()).next_back()?;
+        let offset = ptr.addr() - start;
+        (offset.checked_add(len)? <= *bytes).then_some((*number, offset as u64))
+    }
+
+    /// A region of a peer, mapped at least as asked for; `None` if it is not to be had: withdrawn, of another life, refused by
+    /// the system. Control path the first time; afterwards a short lock.
+    pub fn map_peer(
+        &self,
+        membership: &Membership,
+        node: NodeId,
+        incarnation: Incarnation,
+        number: u32,
+        writable: bool,
+    ) -> Option<Arc<PeerRegion>> {
+        self.open(membership, node, incarnation, number, writable, 0).ok()
+    }
+
+    /// The inbox of this life of a peer, for its [`reach`](PeerInbox::reach) and to ask whether it lives.
+    pub fn inbox(&self, membership: &Membership, node: NodeId, incarnation: Incarnation) -> Result<Arc<PeerInbox>, Miss> {
+        Ok(self.life(&mut self.peers(), membership, node, incarnation)?.inbox.clone())
+    }
+
+    /// Whether the inbox of this life of a peer is mapped, as it shares memory with this node.
+    pub fn knows(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.peers().get(&node).is_some_and(|life| life.inbox.incarnation() == incarnation)
+    }
+
+    /// Lets go of all that is mapped of this life of a peer: it is over.
+    pub fn let_go(&self, node: NodeId, incarnation: Incarnation) {
+        if let Entry::Occupied(life) = self.peers().entry(node)
+            && life.get().inbox.incarnation() == incarnation
+        {
+            life.remove();
+        }
+    }
+
+    /// As [`map_peer`](Self::map_peer), for a copy of `bytes`, and tells why not.
+    pub fn open(
+        &self,
+        membership: &Membership,
+        node: NodeId,
+        incarnation: Incarnation,
+        number: u32,
+        writable: bool,
+        bytes: usize,
+    ) -> Result<Arc<PeerRegion>, Miss> {
+        let mut peers = self.peers();
+        let life = self.life(&mut peers, membership, node, incarnation)?;
+        if life.credit.spend(bytes) {
+            life.inbox.is_alive();
+        }
+        if life.inbox.is_known_dead() {
+            life.regions.clear();
+            return Err(life.gone());
+        }
+        if let Some(region) = life.regions.get(&number) {
+            if !region.is_live() {
+                // Whoever leaves withdraws its regions, too.
+                let is_alive = life.inbox.is_alive();
+                life.sweep();
+                return Err(if is_alive { Miss::Withdrawn } else { life.gone() });
+            }
+            if region.is_writable() || !writable {
+                return Ok(region.clone());
+            }
+        }
+        let region = membership.open_region(node, incarnation, number, writable).map_err(|error| match error {
+            ShmError::Region { fault: RegionFault::Absent | RegionFault::Withdrawn, .. } if life.inbox.is_alive() => {
+                Miss::Withdrawn
+            }
+            ShmError::Region { .. } if !life.inbox.is_alive() => life.gone(),
+            error => Miss::Shm(error),
+        })?;
+        let region = Arc::new(region);
+        if life.regions.len() >= life.sweep_at {
+            life.sweep();
+        }
+        life.regions.insert(number, region.clone());
+        Ok(region)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<NodeId, Life>> {
+        // No step in here leaves the map half-changed.
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn life<'a>(
+        &self,
+        peers: &'a mut BTreeMap<NodeId, Life>,
+        membership: &Membership,
+        node: NodeId,
+        incarnation: Incarnation,
+    ) -> Result<&'a mut Life, Miss> {
+        let open =
+            |inbox| Life { inbox: Arc::new(inbox), regions: BTreeMap::new(), sweep_at: SWEEP_AT, credit: Credit::default() };
+        let find = || match membership.open_peer(node) {
+            Ok(inbox) if inbox.incarnation() == incarnation => Ok(open(inbox)),
+            Ok(_) => Err(Miss::OtherLife),
+            Err(ShmError::NodeDead { incarnation: dead, .. }) if dead == incarnation => Err(Miss::Gone { left: false }),
+            Err(error) => Err(Miss::Shm(error)),
+        };
+        match peers.entry(node) {
+            Entry::Vacant(entry) => Ok(entry.insert(find()?)),
+            Entry::Occupied(entry) if entry.get().inbox.incarnation() == incarnation => Ok(entry.into_mut()),
+            Entry::Occupied(mut entry) => {
+                // An earlier life must not take the place of the present one.
+                entry.insert(find()?);
+                Ok(entry.into_mut())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doorbell_shm::domain::JoinOptions;
+    use doorbell_shm::space::Space;
+
+    #[test]
+    fn slices_are_found_in_the_region_where_they_lie() {
+        let table = RegionTable::default();
+        let memory = [0_u8; 300];
+        let at = |offset: usize| memory.as_ptr().wrapping_add(offset);
+        table.enter(at(100), 50, 7);
+        table.enter(at(200), 100, 8);
+        assert_eq!(table.find(at(100), 50), Some((7, 0)));
+        assert_eq!(table.find(at(149), 1), Some((7, 49)));
+        assert_eq!(table.find(at(250), 50), Some((8, 50)));
+        for (offset, len) in [(99, 1), (99, 2), (149, 2), (151, 1), (199, 1), (250, 51), (250, usize::MAX)] {
+            assert_eq!(table.find(at(offset), len), None, "{offset} {len}");
+        }
+        table.forget(at(100));
+        assert_eq!((table.find(at(100), 1), table.find(at(200), 1)), (None, Some((8, 0))));
+    }
+
+    #[test]
+    fn regions_are_mapped_once_and_let_go() {
+        let space = Space::heap();
+        let join = || Membership::join(JoinOptions::new("table", space.clone())).unwrap();
+        let (a, b) = (join(), join());
+        let table = RegionTable::default();
+        let map = |number, writable| table.map_peer(&a, b.id(), b.incarnation(), number, writable);
+        let many = if cfg!(miri) { 3 } else { 50 };
+        let own: Vec<_> = (0..many).map(|number| b.create_region(number, 64).unwrap()).collect();
+        let read = map(0, false).unwrap();
+        assert!(!read.is_writable() && Arc::ptr_eq(&read, &map(0, false).unwrap()));
+        let write = map(0, true).unwrap();
+        assert!(write.is_writable() && Arc::ptr_eq(&write, &map(0, false).unwrap()));
+        let last: Vec<_> = (0..many).map(|number| Arc::downgrade(&map(number, true).unwrap())).collect();
+        assert!(last.iter().all(|region| region.upgrade().is_some()) && map(many, true).is_none());
+        drop((own, read, write));
+        assert!(map(0, true).is_none());
+        assert!(last.iter().all(|region| region.upgrade().is_none()));
+        assert!(table.map_peer(&a, b.id(), Incarnation(99), 0, true).is_none());
+        assert!(table.inbox(&a, b.id(), b.incarnation()).unwrap().reach().is_some());
+        let kept = b.create_region(60, 64).unwrap();
+        let one = Arc::downgrade(&map(60, true).unwrap());
+        table.let_go(b.id(), Incarnation(99));
+        assert!(one.upgrade().is_some());
+        table.let_go(b.id(), b.incarnation());
+        assert!(one.upgrade().is_none());
+        drop(kept);
+        b.abandon();
+        assert!(matches!(table.open(&a, b.id(), b.incarnation(), 1, true, usize::MAX), Err(Miss::Gone { left: false })));
+    }
+}

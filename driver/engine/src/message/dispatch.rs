@@ -1,0 +1,350 @@
+//! A packet that arrives: checked, matched, and given to whom it belongs.
+
+use super::Message;
+use super::inbound::{Active, Direct, Inbound, Into, News};
+use super::receive::RecvOp;
+use crate::message::lending::{Lease, Miss};
+use crate::sync::op::Outcome;
+use crate::transfer::descriptor::{Control, DirectPut, Ticket};
+use crate::transfer::incoming::{Incoming, Pieces, Sink};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, PacketHead, PacketKind, Payload, Priority, Verdict};
+
+/// No message is so long: a terabyte. A peer that speaks of such a one is lying.
+const MESSAGE_MAX: usize = 1 << 40;
+
+/// Gives packets to whom they belong.
+pub struct Dispatch<'a, D> {
+    /// What is on its way in.
+    pub inbound: &'a mut Inbound,
+    /// Who waits.
+    pub direct: &'a mut D,
+    /// Whether the poller thread turns the engine.
+    pub poller: bool,
+    /// `direct` has its message.
+    pub satisfied: bool,
+}
+
+impl<D: Direct> doorbell_fabric::Sink for Dispatch<'_, D> {
+    #[inline(always)]
+    fn packet(
+        &mut self,
+        source: NodeId,
+        incarnation: Incarnation,
+        priority: Priority,
+        head: &PacketHead,
+        payload: Payload<'_>,
+    ) -> Verdict {
+        let lane = source.index() * PRIORITIES + priority.index();
+        match head.kind {
+            PacketKind::Next => return self.next(lane, payload),
+            PacketKind::GivenUp => {
+                self.inbound.give_up(lane);
+                return Verdict::Taken;
+            }
+            PacketKind::Chunk => return self.chunk(lane, head, payload),
+            PacketKind::Control => {
+                let Some(word) = Control::decode(payload) else { return Verdict::Broken("a control packet of unknown kind") };
+                self.inbound.news.push((source, News::Control(word)));
+                return Verdict::Taken;
+            }
+            PacketKind::Whole | PacketKind::First | PacketKind::Rts | PacketKind::Loan => {}
+            class => return self.inbound.services.receive(class, (source, incarnation).into(), priority, head.tag, payload),
+        }
+        let assembly = &mut self.inbound.assemblies[lane];
+        let ahead = head.sequence.wrapping_sub(assembly.expected);
+        if ahead != 0 {
+            // What comes before it may come by another link; whether there is one, the fabrics know.
+            return if ahead <= u32::MAX / 2 { Verdict::Later } else { Verdict::Broken("a message out of sequence") };
+        }
+        if assembly.active.is_some() {
+            self.inbound.give_up(lane);
+        }
+        if head.kind == PacketKind::Loan {
+            let envelope = Envelope { source, incarnation, tag: head.tag, len: 0, sequence: head.sequence, priority };
+            return self.loan(lane, envelope, payload);
+        }
+        let Some(len) = usize::try_from(head.total).ok().filter(|len| *len < MESSAGE_MAX) else {
+            return Verdict::Broken("a message longer than any");
+        };
+        let envelope = Envelope { source, incarnation, tag: head.tag, len, sequence: head.sequence, priority };
+        if head.kind == PacketKind::Rts {
+            return self.rts(lane, envelope, payload);
+        }
+        if head.kind == PacketKind::First {
+            return self.first(lane, envelope, payload);
+        }
+        if !self.inbound.posted.is_empty()
+            && let Some(receive) = self.inbound.posted_for(&envelope)
+        {
+            receive.complete(envelope, payload);
+            self.count(lane, len);
+            self.inbound.turned_away = false;
+            return self.received();
+        }
+        if !self.satisfied && self.direct.wants(&envelope) {
+            self.direct.take(&envelope, payload);
+            self.count(lane, len);
+            self.inbound.turned_away = false;
+            self.satisfied = true;
+            return Verdict::TakenAndStop;
+        }
+        if !self.inbound.pool.push(envelope, payload) {
+            if !self.inbound.must_take(lane, &envelope, len) {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+            // Somebody waits for just this one.
+            self.inbound.pool.reserve_anyway(len);
+            self.inbound.pool.push_reserved(Message { envelope, bytes: payload.to_vec() });
+        }
+        self.count(lane, len);
+        self.inbound.tally.unexpected += 1;
+        self.inbound.sight(&envelope);
+        Verdict::Taken
+    }
+
+    fn damaged(&mut self, source: NodeId, _priority: Priority, reason: &'static str) {
+        self.inbound.news.push((source, News::Broken(reason)));
+    }
+}
+
+impl<D: Direct> Dispatch<'_, D> {
+    #[inline(always)]
+    fn count(&mut self, lane: usize, len: usize) {
+        let expected = &mut self.inbound.assemblies[lane].expected;
+        *expected = expected.wrapping_add(1);
+        self.inbound.tally.messages += 1;
+        self.inbound.tally.bytes += len as u64;
+        self.inbound.tally.by_poller += self.poller as u64;
+    }
+
+    /// After a posted receive got its message. If it was the last, the application gets a chance to post another before more is taken:
+    /// what is taken without one goes by way of the pool, and is copied twice.
+    #[inline(always)]
+    fn received(&self) -> Verdict {
+        let anybody_waits = !self.inbound.posted.is_empty() || !(self.satisfied || self.direct.has());
+        if anybody_waits { Verdict::Taken } else { Verdict::TakenAndStop }
+    }
+
+    /// A message that lies in its sender's memory. It is given back by whoever gets it; one that is refused comes again.
+    fn loan(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
+        let Some(lease) = Lease::decode(payload).filter(|lease| lease.len < MESSAGE_MAX as u64) else {
+            return Verdict::Broken("a loan without a lease");
+        };
+        let envelope = Envelope { len: lease.len as usize, ..envelope };
+        let lending = match self.inbound.lenders.find(envelope.source, envelope.incarnation, &lease) {
+            Ok(lending) => lending.clone(),
+            Err(Miss::Lost) => {
+                tracing::debug!(node = envelope.source.0, "a loan is lost, as its owner is gone");
+                let expected = &mut self.inbound.assemblies[lane].expected;
+                *expected = expected.wrapping_add(1);
+                return Verdict::Taken;
+            }
+            Err(Miss::NotNow) => {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+            Err(Miss::Broken(reason)) => return Verdict::Broken(reason),
+        };
+        if let Some(receive) = self.inbound.posted_for(&envelope) {
+            receive.complete_loan(envelope, &lending.lend(&lease));
+            self.count(lane, envelope.len);
+            self.inbound.turned_away = false;
+            return self.received();
+        }
+        if !self.satisfied && self.direct.wants(&envelope) {
+            self.direct.take_loan(&envelope, lending.lend(&lease));
+            self.count(lane, envelope.len);
+            self.inbound.turned_away = false;
+            self.satisfied = true;
+            return Verdict::TakenAndStop;
+        }
+        if !self.inbound.pool.reserve(0) {
+            if !self.inbound.must_take(lane, &envelope, 0) {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+            // Somebody waits for just this one.
+            self.inbound.pool.reserve_anyway(0);
+        }
+        self.inbound.pool.push_lent(envelope, lending.lend(&lease));
+        self.count(lane, envelope.len);
+        self.inbound.tally.unexpected += 1;
+        self.inbound.sight(&envelope);
+        Verdict::Taken
+    }
+
+    /// An RTS takes the place of its message among the others: what it is matched to is decided here.
+    #[cold]
+    fn rts(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
+        let Some(put) = DirectPut::decode(payload, envelope.len as u64) else {
+            return Verdict::Broken("an RTS without a direct-put descriptor");
+        };
+        let mut coming = Incoming::new(0, lane, envelope, put, Sink::Nowhere(None), &self.inbound.membership);
+        let is_given_up = put.apart.is_some() && self.inbound.given_up.take(envelope.source, put.ticket);
+        if is_given_up {
+            // Its slot is free from here on.
+            self.inbound.news.push((envelope.source, News::TooLate(put.ticket)));
+        }
+        if is_given_up || coming.came_too_late() {
+            let expected = &mut self.inbound.assemblies[lane].expected;
+            *expected = expected.wrapping_add(1);
+            return Verdict::Taken;
+        }
+        // It is not, so another of its slot is. No node has more transfers under way than slots, whatever it writes into them.
+        if let Some(at) = self.inbound.incoming.iter().position(|incoming| incoming.shares_slot(lane, put.ticket)) {
+            self.inbound.give_up_transfer(at, None);
+        }
+        let sink = match self.receive_for(&envelope) {
+            Some(receive) if envelope.len <= receive.capacity => Sink::Receive(receive),
+            Some(receive) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                Sink::TooLong(receive, Pieces::default())
+            }
+            None if (self.satisfied || !self.direct.wants(&envelope)) && self.inbound.pool.reserve(envelope.len) => {
+                Sink::Pool(Pieces::default())
+            }
+            None if (!self.satisfied && self.direct.wants(&envelope)) || self.inbound.must_take(lane, &envelope, 0) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                // What follows must not overtake it.
+                self.satisfied = true;
+                Sink::Pool(Pieces::default())
+            }
+            None => {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+        };
+        let expected = &mut self.inbound.assemblies[lane].expected;
+        *expected = expected.wrapping_add(1);
+        let id = self.inbound.pool.next_number();
+        if matches!(sink, Sink::Pool(_)) {
+            self.inbound.pool.insert_coming(envelope, id);
+        }
+        (coming.id, coming.sink) = (id, sink);
+        self.inbound.incoming.push(coming);
+        Verdict::Taken
+    }
+
+    fn chunk(&mut self, lane: usize, head: &PacketHead, payload: Payload<'_>) -> Verdict {
+        let Some(ticket) = Ticket::from_word(head.tag) else { return Verdict::Broken("a chunk of no transfer") };
+        // Of a transfer that is over: its sender did not know yet.
+        let Some(incoming) = self.inbound.incoming.iter_mut().find(|incoming| incoming.is(lane, ticket)) else {
+            return Verdict::Taken;
+        };
+        match incoming.store(head.total, payload) {
+            Ok(()) => Verdict::Taken,
+            Err(reason) => Verdict::Broken(reason),
+        }
+    }
+
+    /// Who gets a message that comes in parts: a posted receive, or whoever waits with a buffer.
+    fn receive_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
+        if let Some(receive) = self.inbound.posted_for(envelope) {
+            return Some(receive);
+        }
+        if self.satisfied || !self.direct.wants(envelope) {
+            return None;
+        }
+        let receive = self.direct.take_long()?;
+        self.satisfied = true;
+        Some(self.inbound.number(receive))
+    }
+
+    fn first(&mut self, lane: usize, envelope: Envelope, payload: Payload<'_>) -> Verdict {
+        let receive = self.receive_for(&envelope);
+        let into = match receive {
+            Some(receive) if envelope.len <= receive.capacity => Into::Buffer(receive),
+            Some(receive) => {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                Into::TooLong(receive, Vec::new())
+            }
+            None if self.inbound.pool.reserve(envelope.len) => {
+                self.inbound.tally.unexpected += 1;
+                Into::Pool(Vec::new())
+            }
+            // Somebody waits for just this one, and can't take it in parts: however long it is, it has to be put together.
+            None if (!self.satisfied && self.direct.wants(&envelope))
+                || self.inbound.must_take(lane, &envelope, envelope.len) =>
+            {
+                self.inbound.pool.reserve_anyway(envelope.len);
+                Into::Pool(Vec::new())
+            }
+            None => {
+                self.inbound.turned_away = true;
+                return Verdict::Refused;
+            }
+        };
+        self.inbound.assemblies[lane].active = Some(Active { envelope, received: 0, into });
+        self.next(lane, payload)
+    }
+
+    fn next(&mut self, lane: usize, payload: Payload<'_>) -> Verdict {
+        if payload.is_empty() {
+            return Verdict::Broken("an empty part of a message");
+        }
+        let Some(active) = &mut self.inbound.assemblies[lane].active else {
+            return Verdict::Broken("a packet of a message that was not begun");
+        };
+        if payload.len() > active.envelope.len - active.received {
+            return Verdict::Broken("more bytes than the message has");
+        }
+        if let Into::Buffer(receive) | Into::TooLong(receive, _) = &active.into
+            && receive.op.is_done()
+        {
+            // Cancelled from within recv_with: the buffer is gone, and with it what had arrived.
+            if matches!(active.into, Into::TooLong(..)) {
+                self.inbound.pool.release(active.envelope.len);
+            }
+            self.inbound.assemblies[lane].active =
+                Some(Active { envelope: active.envelope, received: active.received, into: Into::Nowhere });
+            return self.next(lane, payload);
+        }
+        match &mut active.into {
+            Into::Nowhere => {}
+            Into::Buffer(receive) => receive.write(active.received, payload),
+            Into::TooLong(_, bytes) | Into::Pool(bytes) => payload.append_to(bytes),
+        }
+        active.received += payload.len();
+        if active.received == active.envelope.len
+            && let Some(active) = self.inbound.assemblies[lane].active.take()
+        {
+            let envelope = active.envelope;
+            self.count(lane, envelope.len);
+            match active.into {
+                Into::Nowhere => {}
+                Into::Buffer(receive) => {
+                    self.inbound.turned_away = false;
+                    receive.op.finish(Outcome::Received(envelope));
+                    return self.received();
+                }
+                Into::TooLong(receive, bytes) => {
+                    self.inbound.pool.release(envelope.len);
+                    receive.op.finish(Outcome::Truncated(Box::new(Message { envelope, bytes })));
+                }
+                Into::Pool(bytes) => {
+                    let message = Message { envelope, bytes };
+                    // A receive may have been posted since the message began.
+                    match self.inbound.posted_for(&envelope) {
+                        Some(receive) => {
+                            self.inbound.pool.release(envelope.len);
+                            receive.complete(envelope, Payload::private(&message.bytes));
+                        }
+                        None if !self.satisfied && self.direct.wants(&envelope) => {
+                            // Not by way of the pool: what follows in this lane would overtake it.
+                            self.inbound.pool.release(envelope.len);
+                            self.direct.take(&envelope, Payload::private(&message.bytes));
+                            self.satisfied = true;
+                            return Verdict::TakenAndStop;
+                        }
+                        None => {
+                            self.inbound.pool.push_reserved(message);
+                            self.inbound.sight(&envelope);
+                        }
+                    }
+                }
+            }
+        }
+        Verdict::Taken
+    }
+}

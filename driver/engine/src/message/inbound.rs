@@ -1,0 +1,372 @@
+//! What arrives, and where it goes: to a posted receive, to whoever waits, or to the pool.
+
+use super::pool::{Pool, Pooled};
+use super::receive::RecvOp;
+use super::service::Services;
+use super::{Match, Message};
+use crate::board::monitor::Monitor;
+use crate::message::lending::{Lenders, Lent};
+use crate::sync::op::{Op, Outcome};
+use crate::transfer::LEAST_SHARE;
+use crate::transfer::descriptor::{Control, Ticket};
+use crate::transfer::incoming::{GivenUp, Incoming, Sink};
+use crate::transfer::report::Reports;
+use doorbell_fabric::{Envelope, Incarnation, NodeId, PRIORITIES, Payload};
+use doorbell_shm::domain::{Membership, PeerInbox};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes of messages that are taken, whatever the pool's limit, as they stand in the way of chunks that somebody waits for.
+const IN_THE_WAY_MAX: usize = 256 << 20;
+
+/// Everything on its way in.
+pub struct Inbound {
+    /// Messages nobody has asked for yet.
+    pub pool: Pool,
+    /// Receives nobody has sent for yet, in the order in which they were posted.
+    pub posted: VecDeque<RecvOp>,
+    /// What is under way, by lane.
+    pub assemblies: Vec<Assembly>,
+    /// Messages that both ends move.
+    pub incoming: Vec<Incoming>,
+    /// Transfers that ended before they came.
+    pub given_up: GivenUp,
+    /// What came besides messages, for the engine, and from whom.
+    pub news: Vec<(NodeId, News)>,
+    /// Memory of others in which messages lie that are lent.
+    pub lenders: Lenders,
+    /// What nodes do by packets that are no messages.
+    pub(crate) services: Services,
+    /// The latest transfers that ended.
+    pub reports: Reports,
+    pub(super) membership: Arc<Membership>,
+    /// Counts.
+    pub tally: Tally,
+    /// Threads that wait for a message without having posted a buffer, as they read it in place.
+    pub watchers: Vec<(Match, Arc<Op>)>,
+    /// A watcher's message came into the pool.
+    pub sighted: bool,
+    /// A message was refused since the application last received one.
+    pub turned_away: bool,
+    /// The number of the latest receive.
+    pub receives: u64,
+    /// Bytes taken past the limit of the pool, as they stood in the way.
+    in_the_way: usize,
+    /// Counts turns of those that pull.
+    pulls: u32,
+}
+
+/// What is no message, but concerns the engine.
+pub enum News {
+    /// A word of another engine.
+    Control(Control),
+    /// The RTS of a transfer that the node had given up.
+    TooLate(Ticket),
+    /// The node broke the rules, in this way.
+    Broken(&'static str),
+}
+
+/// Counts, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Messages that arrived whole.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of them, those that the poller thread carried.
+    pub by_poller: u64,
+    /// Of them, those that went to the pool first, as nobody had asked for them.
+    pub unexpected: u64,
+}
+
+/// A message of which packets are still missing, for one lane.
+#[derive(Default)]
+pub struct Assembly {
+    /// The number that the next whole message has.
+    pub expected: u32,
+    /// The message that was begun.
+    pub active: Option<Active>,
+}
+
+/// A message that was begun.
+pub struct Active {
+    /// What it says of itself.
+    pub envelope: Envelope,
+    /// Bytes that are there.
+    pub received: usize,
+    /// Where they go.
+    pub into: Into,
+}
+
+/// Where a message goes of which packets are still missing.
+pub enum Into {
+    /// To a receive.
+    Buffer(RecvOp),
+    /// Longer than the buffer: kept whole, for the error that owns it.
+    TooLong(RecvOp, Vec<u8>),
+    /// To the pool.
+    Pool(Vec<u8>),
+    /// The receive that had begun to take it was cancelled from within recv_with.
+    Nowhere,
+}
+
+/// Where a message goes that no posted receive accepts.
+pub trait Direct {
+    /// Whether it is accepted.
+    fn wants(&self, envelope: &Envelope) -> bool;
+    /// Takes a whole message.
+    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>);
+    /// Takes a message that is lent. It is given back when `lent` is dropped.
+    fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
+        self.take(envelope, lent.payload());
+    }
+    /// Takes a message of which only the first packet has arrived, if it can: by making a posted receive of itself.
+    fn take_long(&mut self) -> Option<RecvOp>;
+    /// Whether it has its message, or waits for none.
+    fn has(&self) -> bool;
+}
+
+/// Nobody waits for anything in particular.
+pub struct Nobody;
+
+impl Direct for Nobody {
+    fn wants(&self, _: &Envelope) -> bool {
+        false
+    }
+
+    fn take(&mut self, _: &Envelope, _: Payload<'_>) {}
+
+    fn take_long(&mut self) -> Option<RecvOp> {
+        None
+    }
+
+    fn has(&self) -> bool {
+        true
+    }
+}
+
+impl Inbound {
+    /// Nothing yet, in a domain's node.
+    pub fn new(pool_bytes: usize, membership: Arc<Membership>, lenders: Lenders) -> Self {
+        Self {
+            pool: Pool::new(pool_bytes),
+            posted: VecDeque::new(),
+            assemblies: (0..membership.max_nodes() * PRIORITIES).map(|_| Assembly::default()).collect(),
+            incoming: Vec::new(),
+            given_up: GivenUp::default(),
+            news: Vec::new(),
+            lenders,
+            services: Services::default(),
+            reports: Reports::default(),
+            membership,
+            tally: Tally::default(),
+            watchers: Vec::new(),
+            sighted: false,
+            turned_away: false,
+            receives: 0,
+            in_the_way: 0,
+            pulls: 0,
+        }
+    }
+
+    /// A message of `len` bytes went from a lane to whoever waited for it.
+    #[inline(always)]
+    pub fn took(&mut self, lane: usize, len: usize) {
+        self.turned_away = false;
+        let expected = &mut self.assemblies[lane].expected;
+        *expected = expected.wrapping_add(1);
+        self.tally.messages += 1;
+        self.tally.bytes += len as u64;
+    }
+
+    /// Gives up the message under way in a lane: its sender did. The receive that had taken it is posted again, first.
+    #[cold]
+    pub fn give_up(&mut self, lane: usize) {
+        match self.assemblies[lane].active.take() {
+            Some(Active { into: Into::Buffer(receive), .. }) => self.post_again(receive),
+            Some(Active { into: Into::TooLong(receive, _), envelope, .. }) => {
+                self.pool.release(envelope.len);
+                self.post_again(receive);
+            }
+            Some(Active { into: Into::Pool(_), envelope, .. }) => self.pool.release(envelope.len),
+            Some(Active { into: Into::Nowhere, .. }) | None => {}
+        }
+    }
+
+    /// Copies some chunks of one transfer, by priority, though now and then of the lowest. Of one priority it is in turns the oldest, so
+    /// that messages end in the order in which they began, and the one of which least is left, so that no long one holds up a short one.
+    /// Which transfer that was, and what came of it; `None` if nothing was there to copy.
+    pub fn pull(&mut self, monitor: &Monitor) -> Option<(u64, Result<(), &'static str>)> {
+        self.pulls = self.pulls.wrapping_add(1);
+        let (by_rest, lowest_first) = (self.pulls.is_multiple_of(2), self.pulls.is_multiple_of(LEAST_SHARE));
+        loop {
+            let key = |incoming: &Incoming| {
+                let rank = incoming.lane % PRIORITIES;
+                let rest = incoming.envelope.len as u64 - incoming.moved().min(incoming.envelope.len as u64);
+                (if lowest_first { PRIORITIES - 1 - rank } else { rank }, if by_rest { rest } else { 0 }, incoming.id)
+            };
+            let next = self.incoming.iter_mut().filter(|incoming| incoming.pulls()).min_by_key(|incoming| key(incoming))?;
+            match next.pull(monitor) {
+                Ok(true) => return Some((next.id, Ok(()))),
+                Err(reason) => return Some((next.id, Err(reason))),
+                // Then it has nothing left to copy.
+                Ok(false) => {}
+            }
+        }
+    }
+
+    /// A transfer is over, and the message is not delivered: its sender gave it up, or is gone; or it broke the rules and lives: then
+    /// `origin` is given a moment to let go of the buffer.
+    #[cold]
+    pub fn give_up_transfer(&mut self, at: usize, origin: Option<&Arc<PeerInbox>>) {
+        let incoming = self.incoming.swap_remove(at);
+        let (id, source, len) = (incoming.id, incoming.envelope.source, incoming.envelope.len);
+        // Not closed yet if its origin said what can't be: it must claim no more of a buffer that is another message's from here on.
+        incoming.close();
+        if let Some(origin) = origin {
+            incoming.settle(origin);
+        }
+        match incoming.tell(&mut self.reports) {
+            Sink::Receive(receive) | Sink::Kept(_, Some(receive)) => self.post_again(receive),
+            Sink::TooLong(receive, _) => {
+                self.pool.release(len);
+                self.post_again(receive);
+            }
+            Sink::Pool(_) | Sink::Kept(_, None) => self.pool.remove(source, id),
+            Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),
+        }
+    }
+
+    /// A transfer is complete.
+    pub fn complete_transfer(&mut self, at: usize, by_poller: bool) {
+        let incoming = self.incoming.swap_remove(at);
+        let (id, envelope) = (incoming.id, incoming.envelope);
+        self.tally.messages += 1;
+        self.tally.bytes += envelope.len as u64;
+        self.tally.by_poller += u64::from(by_poller);
+        match incoming.tell(&mut self.reports) {
+            Sink::Receive(receive) => {
+                self.turned_away = false;
+                receive.op.finish(Outcome::Received(envelope));
+            }
+            Sink::TooLong(receive, pieces) => {
+                self.pool.release(envelope.len);
+                let message = Box::new(Message { envelope, bytes: pieces.assemble(envelope.len) });
+                receive.op.finish(Outcome::Truncated(message));
+            }
+            Sink::Kept(bytes, Some(receive)) => receive.complete(envelope, Payload::private(&bytes)),
+            Sink::Pool(pieces) => {
+                self.tally.unexpected += 1;
+                self.pool.complete(envelope.source, id, pieces.assemble(envelope.len));
+                self.sight(&envelope);
+            }
+            Sink::Kept(bytes, None) => {
+                self.pool.complete(envelope.source, id, bytes);
+                self.sight(&envelope);
+            }
+            Sink::Nowhere(reserved) => reserved.into_iter().for_each(|len| self.pool.release(len)),
+        }
+    }
+
+    /// Gives a receive its place among those of this node.
+    pub fn number(&mut self, receive: RecvOp) -> RecvOp {
+        self.receives += 1;
+        RecvOp { number: self.receives, ..receive }
+    }
+
+    /// Gives a message that is still coming to a receive that has its number.
+    pub fn attach(&mut self, id: u64, receive: RecvOp) {
+        match self.incoming.iter_mut().find(|incoming| incoming.id == id) {
+            Some(incoming) => {
+                if !matches!(incoming.sink, Sink::Kept(..)) && incoming.envelope.len > receive.capacity {
+                    self.pool.reserve_anyway(incoming.envelope.len);
+                }
+                incoming.attach(receive);
+            }
+            None => self.post_again(receive),
+        }
+    }
+
+    /// Takes the receive of a transfer away. True if it had that one.
+    pub fn detach(&mut self, op: &Arc<Op>, peer: impl Fn(NodeId, Incarnation) -> Option<Arc<PeerInbox>>) -> bool {
+        let has = |incoming: &Incoming| incoming.receive().is_some_and(|receive| Arc::ptr_eq(&receive.op, op));
+        let Some(at) = self.incoming.iter().position(has) else { return false };
+        let incoming = &mut self.incoming[at];
+        let (id, envelope) = (incoming.id, incoming.envelope);
+        let was_too_long = matches!(incoming.sink, Sink::TooLong(..));
+        if incoming.detach(peer(envelope.source, envelope.incarnation).as_ref()).is_none() {
+            return false;
+        }
+        if matches!(incoming.sink, Sink::Nowhere(_)) {
+            // Closed for both ends.
+            self.incoming.swap_remove(at).tell(&mut self.reports);
+            return true;
+        }
+        // Nothing is lost, past the limit of the pool if it must be.
+        if !was_too_long {
+            self.pool.reserve_anyway(envelope.len);
+        }
+        self.pool.insert_coming(envelope, id);
+        true
+    }
+
+    /// Posts a receive again, at its old place: its message was given up. Another may have come meanwhile.
+    pub fn post_again(&mut self, receive: RecvOp) {
+        if receive.op.is_done() {
+            return;
+        }
+        match self.pool.take(&receive.accepts) {
+            Some(Pooled::Whole(message)) => receive.complete(message.envelope, Payload::private(&message.bytes)),
+            Some(Pooled::Lent(envelope, lent)) => receive.complete_loan(envelope, &lent),
+            Some(Pooled::Coming(id)) => self.attach(id, receive),
+            None => {
+                let at = self.posted.partition_point(|other| other.number < receive.number);
+                self.posted.insert(at, receive);
+            }
+        }
+    }
+
+    /// Whether a message has to be taken though the pool is full: somebody waits for just this one; or for a message of which chunks
+    /// lie behind it in the lane, or for an answer to a put or get, and those would never come.
+    #[cold]
+    pub(super) fn must_take(&mut self, lane: usize, envelope: &Envelope, bytes: usize) -> bool {
+        if self.is_watched(envelope) {
+            return true;
+        }
+        let is_awaited = |incoming: &Incoming| incoming.receive().is_some() || self.is_watched(&incoming.envelope);
+        let is_in_the_way =
+            self.services.awaits(lane) || self.incoming.iter().any(|incoming| incoming.lane == lane && is_awaited(incoming));
+        if !is_in_the_way {
+            self.in_the_way = 0;
+            return false;
+        }
+        let taken = self.in_the_way.saturating_add(bytes);
+        if taken <= IN_THE_WAY_MAX {
+            self.in_the_way = taken;
+        }
+        taken <= IN_THE_WAY_MAX
+    }
+
+    fn is_watched(&self, envelope: &Envelope) -> bool {
+        self.watchers.iter().any(|(accepts, _)| accepts.matches(envelope))
+    }
+
+    /// A message came into the pool: tells those who watch for it.
+    #[inline]
+    pub fn sight(&mut self, envelope: &Envelope) {
+        for (accepts, op) in &self.watchers {
+            if accepts.matches(envelope) {
+                self.sighted = true;
+                op.nudge();
+            }
+        }
+    }
+
+    /// The first posted receive that accepts a message.
+    pub fn posted_for(&mut self, envelope: &Envelope) -> Option<RecvOp> {
+        // Those that are over were cancelled from within recv_with: their buffers are gone.
+        self.posted.retain(|receive| !receive.op.is_done());
+        let at = self.posted.iter().position(|receive| receive.accepts.matches(envelope))?;
+        self.posted.remove(at)
+    }
+}

@@ -1,0 +1,182 @@
+//! The reader's side: arenas of others, and what is on loan from them.
+
+use super::lease::Lease;
+use super::lender::ARENAS_MAX;
+use crate::memory::table::RegionTable;
+use doorbell_fabric::sync::{AtomicBool, Ordering};
+use doorbell_fabric::{Incarnation, NodeId, Payload};
+use doorbell_shm::domain::{Membership, PeerInbox};
+use doorbell_shm::doorbell::Bell;
+use doorbell_shm::error::ShmError;
+use doorbell_shm::region::PeerRegion;
+use doorbell_shm::returns::Returns;
+use std::fmt;
+use std::sync::Arc;
+
+/// An arena of another node, mapped read-only for as long as this or a loan from it lives.
+pub(crate) struct Lending {
+    region: PeerRegion,
+    /// `None` if its owner was gone when it was mapped: nobody waits for what is given back.
+    returns: Option<Returns>,
+    /// This node has left: its owner takes back everything by itself, and a later life may use the slots.
+    ended: Arc<AtomicBool>,
+}
+
+/// A message that lies in its owner's memory. Dropping it gives it back: one plain store.
+pub struct Lent {
+    from: Arc<Lending>,
+    offset: usize,
+    len: usize,
+    slot: u16,
+    generation: u32,
+}
+
+impl Lent {
+    /// Its bytes, where they lie.
+    #[inline(always)]
+    pub fn payload(&self) -> Payload<'_> {
+        // SAFETY: within the arena (Lenders::find), which is mapped as long as `from`.
+        unsafe { Payload::from_raw(self.ptr(), self.len) }
+    }
+
+    /// How many bytes there are.
+    #[inline(always)]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether somebody truncated the memory, and a page that was gone was touched here: what was read may be zeros.
+    #[inline]
+    pub fn is_cut(&self) -> bool {
+        self.from.region.is_cut()
+    }
+
+    #[inline(always)]
+    pub(crate) fn ptr(&self) -> *const u8 {
+        // SAFETY: within the arena (Lenders::find).
+        unsafe { self.from.region.ptr().add(self.offset) }
+    }
+}
+
+impl Drop for Lent {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if doorbell_shm::space::forked() || self.from.ended.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(returns) = &self.from.returns {
+            returns.give_back(self.slot, self.generation);
+        }
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").field("from", &self.from.region.node()).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Why a lease is good for nothing.
+pub(crate) enum Miss {
+    /// Its owner is gone, and its memory with it.
+    Lost,
+    /// The system refuses to map it now.
+    NotNow,
+    /// No owner writes that.
+    Broken(&'static str),
+}
+
+/// The arenas of other nodes that this one has mapped. Behind its baton.
+pub struct Lenders {
+    sources: Vec<Option<Source>>,
+    ended: Arc<AtomicBool>,
+    membership: Arc<Membership>,
+    regions: Arc<RegionTable>,
+}
+
+struct Source {
+    life: Incarnation,
+    inbox: Option<Arc<PeerInbox>>,
+    arenas: Vec<Arc<Lending>>,
+}
+
+impl Lenders {
+    pub(crate) fn new(membership: Arc<Membership>, regions: Arc<RegionTable>) -> Self {
+        let sources = (0..membership.max_nodes()).map(|_| None).collect();
+        Self { sources, ended: Arc::new(AtomicBool::new(false)), membership, regions }
+    }
+
+    /// The arena of a lease, if it is mapped and the lease keeps within it.
+    #[inline(always)]
+    pub(crate) fn known(&self, node: NodeId, life: Incarnation, lease: &Lease) -> Option<Result<&Arc<Lending>, Miss>> {
+        let source = self.sources.get(node.index())?.as_ref().filter(|source| source.life == life)?;
+        let lending = source.arenas.iter().find(|lending| lending.region.number() == lease.arena)?;
+        let fits = lease.offset.checked_add(lease.len).is_some_and(|end| end <= lending.region.len() as u64);
+        Some(if fits { Ok(lending) } else { Err(Miss::Broken("a loan lies outside its arena")) })
+    }
+
+    /// The same; the arena is mapped if it is not. Then it makes system calls: the first time for each arena.
+    pub(crate) fn find(&mut self, node: NodeId, life: Incarnation, lease: &Lease) -> Result<&Arc<Lending>, Miss> {
+        if self.known(node, life, lease).is_none() {
+            self.map(node, life, lease.arena)?;
+        }
+        self.known(node, life, lease).unwrap_or(Err(Miss::Lost))
+    }
+
+    #[cold]
+    fn map(&mut self, node: NodeId, life: Incarnation, number: u32) -> Result<(), Miss> {
+        let place = self.sources.get_mut(node.index()).ok_or(Miss::Broken("a loan of no node"))?;
+        if place.as_ref().is_none_or(|source| source.life != life) {
+            *place = None;
+        }
+        let source = place.get_or_insert_with(|| Source { life, inbox: None, arenas: Vec::new() });
+        if source.inbox.is_none() {
+            source.inbox = self.regions.inbox(&self.membership, node, life).ok();
+        }
+        if source.arenas.len() >= ARENAS_MAX {
+            return Err(Miss::Broken("loans in more arenas than a node has"));
+        }
+        // A node withdraws its regions before it is seen to be gone, but says first that it departs.
+        let lives = |inbox: &Option<Arc<PeerInbox>>| {
+            // SAFETY: the peer's header page is mapped as long as its inbox.
+            inbox.as_ref().is_some_and(|inbox| inbox.is_alive() && !unsafe { Bell::at(inbox.header()) }.departed())
+        };
+        // The owner may be dead: what it sent before is delivered as long as its memory is there.
+        let region = self.membership.open_region(node, life, number, false).map_err(|error| match error {
+            _ if !lives(&source.inbox) => Miss::Lost,
+            ShmError::Region { .. } => Miss::Broken("a loan in memory that is not there"),
+            error => {
+                tracing::warn!(node = node.0, %error, "memory that a loan lies in could not be mapped");
+                Miss::NotNow
+            }
+        })?;
+        let returns = source.inbox.as_ref().map(Returns::to_owner);
+        source.arenas.push(Arc::new(Lending { region, returns, ended: self.ended.clone() }));
+        Ok(())
+    }
+
+    /// A life is gone, and all it sent was delivered.
+    pub(crate) fn forget(&mut self, node: NodeId, life: Incarnation) {
+        if let Some(place) = self.sources.get_mut(node.index()) {
+            place.take_if(|source| source.life == life);
+        }
+    }
+
+    /// This node leaves: nothing is given back any more.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Lending {
+    /// What a lease gives. Once for each lease that came; it was checked against this arena.
+    #[inline(always)]
+    pub(crate) fn lend(self: &Arc<Self>, lease: &Lease) -> Lent {
+        let Lease { slot, generation, offset, len, .. } = *lease;
+        if let Some(returns) = &self.returns {
+            returns.own_ahead(slot);
+        }
+        Lent { from: self.clone(), offset: offset as usize, len: len as usize, slot, generation }
+    }
+}

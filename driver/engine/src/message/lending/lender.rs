@@ -1,0 +1,358 @@
+//! The owner's side: the arenas, who holds what, and how it comes back.
+
+use super::arena::{Arenas, BlockId, class_bytes, class_of};
+use super::lease::Lease;
+use crate::Result;
+use crate::error::Error;
+use crate::memory::table::RegionTable;
+use crate::message::outbound::OutState;
+use crate::sync::baton::{Baton, BatonGuard, Token};
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
+use doorbell_fabric::{Incarnation, NodeId, Push};
+use doorbell_shm::domain::Membership;
+use doorbell_shm::region::OwnRegion;
+use doorbell_shm::returns::{RETURNS, Returns};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of the first arena, unless more is asked for.
+const FIRST: usize = 1 << 20;
+/// An arena has room for so many blocks of the size for which it is made.
+const SOME: usize = 4;
+/// Bytes of an arena that is made although readers could be asked for blocks: at most.
+const COMFORT: usize = 32 << 20;
+/// Loans from this length on are asked for as soon as another was sent.
+const WARM_BYTES: usize = 256 << 10;
+/// The most arenas of a node.
+pub(crate) const ARENAS_MAX: usize = 256;
+
+/// Everything that a node lends. Behind its `Shared`; thread-safe. Who has a way out may enter the books, and not the other way
+/// round.
+pub(crate) struct Lender {
+    books: Baton<Books>,
+    /// Held while an arena is made, so that two threads do not make two.
+    growing: Mutex<()>,
+    /// There was no room for an arena: no further one is tried where readers can be asked.
+    cramped: AtomicBool,
+    limit: usize,
+    /// Bytes of loans sent so far: written by whoever has the books, with plain stores.
+    lent: AtomicU64,
+    membership: Arc<Membership>,
+    regions: Arc<RegionTable>,
+}
+
+struct Books {
+    arenas: Arenas,
+    /// One for each arena. They stay until the node is gone: readers may have them mapped, and handles point into them.
+    memory: Vec<OwnRegion>,
+    readers: Vec<Option<Box<Reader>>>,
+}
+
+/// What one node has on loan.
+struct Reader {
+    life: Incarnation,
+    returns: Returns,
+    slots: Vec<Slot>,
+    /// Slots that are free, and those that are not: neither ever grows.
+    free: Vec<u16>,
+    out: Vec<u16>,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    /// Goes on from life to life, as the words in shared memory stay.
+    generation: u32,
+    block: BlockId,
+}
+
+/// A block in hand, and where it begins.
+type Grant = (BlockId, NonNull<u8>);
+
+/// A loan that is to be sent.
+#[derive(Clone, Copy)]
+pub(crate) struct Parcel {
+    pub tag: u64,
+    pub block: BlockId,
+    pub len: usize,
+    /// The handle goes on holding the block.
+    pub keep: bool,
+}
+
+/// How much a node lends, as of now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoanStats {
+    /// Bytes of shared memory taken for loans.
+    pub reserved: usize,
+    /// Of them, bytes of blocks that somebody holds: this node by a handle, or a reader.
+    pub held: usize,
+    /// How many blocks those are.
+    pub blocks: usize,
+    /// How often readers hold one: each reader of a block counts.
+    pub out: usize,
+}
+
+impl Lender {
+    pub fn new(membership: Arc<Membership>, regions: Arc<RegionTable>, limit: usize) -> Self {
+        let readers = (0..membership.max_nodes()).map(|_| None).collect();
+        let books = Books { arenas: Arenas::new(), memory: Vec::new(), readers };
+        let (books, growing, lent) = (Baton::new(books), Mutex::default(), AtomicU64::new(0));
+        Self { books, growing, cramped: AtomicBool::new(false), limit, lent, membership, regions }
+    }
+
+    #[inline(always)]
+    fn enter(&self, me: Token) -> Result<BatonGuard<'_, Books>> {
+        // Nobody's code runs in here, so no thread ever comes twice.
+        match self.books.enter(me) {
+            Some(books) => Ok(books),
+            None => Err(Error::Reentrant { operation: "loan" }),
+        }
+    }
+
+    /// Bytes of loans sent so far.
+    pub fn lent(&self) -> u64 {
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    /// A block for so many bytes.
+    #[inline(always)]
+    pub(crate) fn grant(&self, me: Token, bytes: usize) -> Result<Grant> {
+        if let Some(class) = class_of(bytes) {
+            let mut books = self.enter(me)?;
+            if let Some(block) = books.arenas.pop(class) {
+                return Ok(books.grant(block));
+            }
+        }
+        self.grant_slow(me, bytes)
+    }
+
+    /// No block of the size is at hand: asks readers, cuts more, at last makes an arena.
+    #[cold]
+    fn grant_slow(&self, me: Token, bytes: usize) -> Result<Grant> {
+        let none = || Error::LoansOut { bytes, limit: self.limit };
+        let class = class_of(bytes).filter(|_| bytes <= self.limit).ok_or_else(none)?;
+        let (least, some) = (class_bytes(class), class_bytes(class).saturating_mul(SOME));
+        let comfort = |room: usize| some <= room.min(COMFORT) && !self.cramped.load(Ordering::Relaxed);
+        let grant = {
+            let mut books = self.enter(me)?;
+            let asks = !comfort(self.room(&books));
+            books.find(class, asks)
+        };
+        if let Some(grant) = grant {
+            return Ok(grant);
+        }
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (room, reserved) = {
+            let mut books = self.enter(me)?;
+            let room = self.room(&books);
+            if let Some(grant) = books.find(class, !comfort(room)) {
+                // Another thread has just made an arena.
+                return Ok(grant);
+            }
+            (room, books.arenas.bytes())
+        };
+        if least > room {
+            return self.enter(me)?.find_in_larger(class).ok_or_else(none);
+        }
+        // Each as large as all before, so that there are few.
+        let wish = FIRST.max(reserved).max(some).min(room);
+        let number = || self.regions.next_number();
+        let region = self.membership.create_region(number(), wish);
+        if region.is_err() {
+            self.cramped.store(true, Ordering::Relaxed);
+        }
+        // Where there is no room for so much there may be for less.
+        let region = if wish > least { region.or_else(|_| self.membership.create_region(number(), least)) } else { region };
+        let mut books = self.enter(me)?;
+        match region {
+            Ok(region) => {
+                books.arenas.add(region.len());
+                books.memory.push(region);
+            }
+            // It may have been for comfort only.
+            Err(error) => return books.find(class, true).ok_or_else(|| error.into()),
+        }
+        books.find(class, true).ok_or_else(none)
+    }
+
+    /// Bytes that further arenas may have.
+    fn room(&self, books: &Books) -> usize {
+        if books.arenas.count() < ARENAS_MAX { self.limit.saturating_sub(books.arenas.bytes()) } else { 0 }
+    }
+
+    /// One more holds the block.
+    pub(crate) fn hold(&self, me: Token, block: BlockId) -> Result<()> {
+        self.enter(me)?.arenas.hold(block);
+        Ok(())
+    }
+
+    /// One holds it no longer.
+    #[inline(always)]
+    pub(crate) fn release(&self, me: Token, block: BlockId) {
+        if let Ok(mut books) = self.enter(me) {
+            books.arenas.release(block);
+        }
+    }
+
+    /// Puts a loan's packet into a lane. If it is done, the reader holds the block: as one more if it keeps, else in
+    /// place of the caller. `Full` also if the reader has as many loans as it can have.
+    #[inline(always)]
+    pub(crate) fn offer(&self, me: Token, state: &mut OutState, node: NodeId, parcel: &Parcel) -> Result<Push> {
+        let Parcel { tag, block, len, keep } = *parcel;
+        let mut books = self.enter(me)?;
+        let Some((slot, generation)) = books.reserve(&self.membership, node, state.incarnation, block) else {
+            return Ok(Push::Full);
+        };
+        let (region, offset) = books.place(block);
+        let lease = Lease { arena: region.number(), slot, generation, offset: offset as u64, len: len as u64 };
+        let push = state.push_loan(tag, &lease.encode(), len);
+        if push != Push::Done {
+            books.cancel(node, slot);
+            return Ok(push);
+        }
+        if keep {
+            books.arenas.hold(block);
+        }
+        self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(len as u64), Ordering::Relaxed);
+        // Now, while the message is on its way, and not when the next loan is written. A large block that just came back is still in the
+        // caches, and its turn is next.
+        if len >= WARM_BYTES || books.arenas.is_used_up(block) {
+            books.collect();
+        }
+        Ok(push)
+    }
+
+    /// This life of a reader is gone: it holds nothing any more. Returns how many loans it had, and the bytes of their blocks.
+    pub fn drop_holds(&self, node: NodeId, life: Incarnation) -> (usize, u64) {
+        if let Ok(mut books) = self.enter(Token::current()) {
+            let Books { arenas, readers, .. } = &mut *books;
+            if let Some(Some(reader)) = readers.get_mut(node.index())
+                && reader.life == life
+            {
+                reader.collect(arenas);
+                return reader.drop_all(arenas);
+            }
+        }
+        (0, 0)
+    }
+
+    /// How much is lent, after readers were asked what they have done with.
+    pub fn stats(&self, me: Token) -> Result<LoanStats> {
+        let mut books = self.enter(me)?;
+        books.collect();
+        let (blocks, held) = books.arenas.held();
+        let out = books.readers.iter().flatten().map(|reader| reader.out.len()).sum();
+        Ok(LoanStats { reserved: books.arenas.bytes(), held, blocks, out })
+    }
+}
+
+impl Books {
+    #[inline(always)]
+    fn grant(&self, block: BlockId) -> Grant {
+        let (region, offset) = self.place(block);
+        // SAFETY: a block lies within its arena, and no mapping begins at zero.
+        (block, unsafe { NonNull::new_unchecked(region.ptr()).add(offset) })
+    }
+
+    /// In which region a block lies, and where.
+    #[inline(always)]
+    fn place(&self, block: BlockId) -> (&OwnRegion, usize) {
+        (&self.memory[block.arena as usize], self.arenas.offset(block))
+    }
+
+    /// Whatever can be had of the arenas there are, for blocks of this size. Where there are few: only if `asks`.
+    fn find(&mut self, class: usize, asks: bool) -> Option<Grant> {
+        let hungry = self.arenas.is_hungry(class) && self.arenas.cut(class);
+        if !hungry {
+            if !asks && self.arenas.is_short(class) {
+                return None;
+            }
+            self.collect();
+            self.arenas.asked(class);
+        }
+        let mut block = self.arenas.pop(class);
+        if block.is_none() && (self.arenas.cut(class) || (self.arenas.renew() && self.arenas.cut(class))) {
+            block = self.arenas.pop(class);
+        }
+        block.map(|block| self.grant(block))
+    }
+
+    fn find_in_larger(&mut self, class: usize) -> Option<Grant> {
+        let block = if self.arenas.split(class) { self.arenas.pop(class) } else { None };
+        block.map(|block| self.grant(block))
+    }
+
+    /// Takes back what readers have done with.
+    fn collect(&mut self) {
+        for reader in self.readers.iter_mut().flatten() {
+            reader.collect(&mut self.arenas);
+        }
+    }
+
+    /// A slot for a block at a reader. `None` if all are in use.
+    #[inline(always)]
+    fn reserve(&mut self, membership: &Arc<Membership>, node: NodeId, life: Incarnation, block: BlockId) -> Option<(u16, u32)> {
+        let place = self.readers.get_mut(node.index())?;
+        let reader = match place {
+            Some(reader) => reader,
+            None => place.insert(Box::new(Reader::new(membership, node, life))),
+        };
+        if reader.life != life {
+            reader.drop_all(&mut self.arenas);
+            reader.life = life;
+        }
+        if reader.free.is_empty() {
+            reader.collect(&mut self.arenas);
+        }
+        let number = reader.free.pop()?;
+        reader.out.push(number);
+        let slot = &mut reader.slots[usize::from(number)];
+        // Never zero, so that a blank word gives nothing back.
+        *slot = Slot { generation: slot.generation.wrapping_add(1).max(1), block };
+        Some((number, slot.generation))
+    }
+
+    /// The slot that was reserved last is not needed.
+    #[cold]
+    fn cancel(&mut self, node: NodeId, slot: u16) {
+        if let Some(Some(reader)) = self.readers.get_mut(node.index())
+            && reader.out.pop_if(|last| *last == slot).is_some()
+        {
+            reader.free.push(slot);
+        }
+    }
+}
+
+impl Reader {
+    #[cold]
+    fn new(membership: &Arc<Membership>, node: NodeId, life: Incarnation) -> Self {
+        let slots = vec![Slot { generation: 0, block: BlockId::NONE }; RETURNS];
+        // The lowest comes first, so that few lines are in use.
+        let free = (0..RETURNS as u16).rev().collect();
+        Self { life, returns: Returns::of_reader(membership, node), slots, free, out: Vec::with_capacity(RETURNS) }
+    }
+
+    fn collect(&mut self, arenas: &mut Arenas) {
+        let Self { returns, slots, free, out, .. } = self;
+        out.retain(|number| {
+            let Slot { generation, block } = slots[usize::from(*number)];
+            let back = returns.is_back(*number, generation);
+            if back {
+                arenas.release(block);
+                free.push(*number);
+            }
+            !back
+        });
+    }
+
+    fn drop_all(&mut self, arenas: &mut Arenas) -> (usize, u64) {
+        let (mut count, mut bytes) = (0, 0);
+        for number in self.out.drain(..) {
+            let block = self.slots[usize::from(number)].block;
+            (count, bytes) = (count + 1, bytes + arenas.len(block) as u64);
+            arenas.release(block);
+            self.free.push(number);
+        }
+        (count, bytes)
+    }
+}

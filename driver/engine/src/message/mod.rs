@@ -1,0 +1,28 @@
+//! Messages: matching, the pool of those nobody has asked for yet, and the queues of those on their way out.
+
+#[cfg(not(loom))]
+pub mod bulk;
+#[cfg(not(loom))]
+pub mod dispatch;
+#[cfg(not(loom))]
+pub mod inbound;
+#[cfg(not(loom))]
+pub mod lending;
+pub mod matching;
+#[cfg(not(loom))]
+pub mod order;
+#[cfg(not(loom))]
+pub mod outbound;
+#[cfg(not(loom))]
+pub mod pool;
+#[cfg(not(loom))]
+pub mod receive;
+#[cfg(not(loom))]
+pub mod service;
+#[cfg(not(loom))]
+pub mod ways;
+#[cfg(not(loom))]
+pub mod words;
+
+pub use doorbell_fabric::Message;
+pub use matching::Match;

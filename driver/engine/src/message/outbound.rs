@@ -1,0 +1,740 @@
+//! The way out: messages to one node, of one priority.
+
+use crate::error::Error;
+use crate::links::AnyLink;
+use crate::message::bulk::BulkRings;
+use crate::message::lending::LEASE_BYTES;
+use crate::message::order::{Begun, Order};
+use crate::message::service::Route;
+use crate::mode::{LINKS_MAX, LinkFigures, ModeRequest};
+use crate::sync::baton::Baton;
+use crate::sync::op::{Op, Outcome};
+use crate::transfer::RENDEZVOUS_BYTES;
+use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
+use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
+use doorbell_shm::region::OwnRegion;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The longest message that every lane carries as one packet, the least lanes that a domain may have included.
+pub const WHOLE_BYTES: usize = 4096;
+/// Queued sends to one node and priority; one more is refused as `Full`.
+pub const QUEUE_MAX: usize = 4096;
+
+/// Packets that a target has not taken, from which on it is watched whether it takes any.
+const MANY: u32 = 128;
+/// Messages of which one looks for further links.
+const LOOK_EVERY: u32 = 64;
+
+/// Everything that this node sends to one node at one priority.
+pub struct Outbound {
+    /// The node it leads to.
+    pub target: NodeId,
+    /// The priority of its lane.
+    pub priority: Priority,
+    /// Whether the engine has it in its list of those with something queued.
+    pub listed: AtomicBool,
+    /// Long messages take the lane, and a bulk ring was not asked for yet.
+    pub wants_bulk: AtomicBool,
+    /// What went this way so far.
+    pub carried: Arc<Carried>,
+    /// The rest, for one thread at a time.
+    pub state: Baton<OutState>,
+}
+
+/// The part of an [`Outbound`] that changes.
+pub struct OutState {
+    /// The lane, once it could be claimed.
+    pub link: Option<AnyLink>,
+    /// The life of the target that the lane leads to.
+    pub incarnation: Incarnation,
+    /// That life wrote something into the lane's shared words that no target would, and the engine was not told yet.
+    pub damaged: bool,
+    /// Links beside the first: by their number, from 1 on.
+    further: Vec<Option<AnyLink>>,
+    /// The link that has to carry the next message: the one before was given up there, and both have one number.
+    bound: Option<u8>,
+    /// A policy decides how each message goes.
+    steered: bool,
+    /// What keeps a small message from its shortest way: those in the queue, a policy, a link to which the next one is bound.
+    held: usize,
+    /// Something went by one of them.
+    used_further: bool,
+    /// How often further links were asked for.
+    looked: u32,
+    /// What was last seen of each link.
+    figures: [LinkFigures; LINKS_MAX],
+    /// How many transfers had ended by then.
+    ended: [u32; LINKS_MAX],
+    /// When its target was last seen to take something, while it is half full.
+    moved: [Option<Instant>; LINKS_MAX],
+    /// The policy's own word for each link.
+    pub words: [u64; LINKS_MAX],
+    sequence: u32,
+    queue: VecDeque<SendOp>,
+    carried: Arc<Carried>,
+    /// Messages and bytes by each link, less what `carried` counts; it counts all for the first.
+    beside: [(u64, u64); LINKS_MAX],
+    target: NodeId,
+    rings: Arc<BulkRings>,
+    /// A bulk ring was asked for.
+    asked: bool,
+}
+
+/// What went one way so far. Written by whoever has the way, with plain stores; read by anybody.
+#[derive(Debug)]
+pub struct Carried {
+    messages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Carried {
+    #[inline(always)]
+    fn add(&self, messages: u64, bytes: u64) {
+        self.messages.store(self.messages.load(Ordering::Relaxed) + messages, Ordering::Relaxed);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+    }
+
+    /// Messages given to the lane, whole; and bytes.
+    pub fn read(&self) -> (u64, u64) {
+        (self.messages.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+}
+
+/// A send that waits in the queue, or is on its way.
+pub struct SendOp {
+    /// Its tag.
+    pub tag: u64,
+    bytes: *const u8,
+    len: usize,
+    /// What was asked for, if anything was.
+    asks: Option<ModeRequest>,
+    far: Far,
+    /// Where its end is told.
+    pub op: Arc<Op>,
+}
+
+// SAFETY: whoever made the SendOp keeps the bytes readable until its op ended or was removed (SendOp::new).
+unsafe impl Send for SendOp {}
+
+impl SendOp {
+    /// A message to be sent.
+    ///
+    /// # Safety
+    /// The bytes stay readable and unchanged until `op` is done or [`OutState::remove`] returned true for it.
+    pub unsafe fn new(tag: u64, bytes: &[u8], op: Arc<Op>, asks: Option<ModeRequest>) -> Self {
+        Self { tag, bytes: bytes.as_ptr(), len: bytes.len(), asks, far: Far::default(), op }
+    }
+}
+
+impl Outbound {
+    /// A way out that leads nowhere yet.
+    pub fn new(target: NodeId, priority: Priority, rings: Arc<BulkRings>, steered: bool) -> Self {
+        let carried = Arc::new(Carried { messages: AtomicU64::new(0), bytes: AtomicU64::new(0) });
+        let state = OutState {
+            link: None,
+            incarnation: Incarnation(0),
+            damaged: false,
+            further: Vec::new(),
+            bound: None,
+            steered,
+            held: usize::from(steered),
+            looked: 0,
+            figures: [LinkFigures::default(); LINKS_MAX],
+            ended: [0; LINKS_MAX],
+            moved: [None; LINKS_MAX],
+            used_further: false,
+            words: [0; LINKS_MAX],
+            sequence: 0,
+            queue: VecDeque::new(),
+            carried: carried.clone(),
+            beside: [(0, 0); LINKS_MAX],
+            target,
+            rings,
+            asked: false,
+        };
+        let (listed, wants_bulk) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { target, priority, listed, wants_bulk, carried, state: Baton::new(state) }
+    }
+}
+
+/// How much of a message is in a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Far {
+    /// Of which link.
+    pub by: u8,
+    /// Bytes of it.
+    pub sent: usize,
+    /// Its first packet is.
+    pub started: bool,
+}
+
+/// How far one attempt to send came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// The message is in the lane.
+    Whole,
+    /// There was no room for all of it.
+    Partly(Far),
+    /// The lane can't be used.
+    Down,
+}
+
+/// How a message is to go.
+pub enum Plan {
+    /// Through the lane of this link.
+    Lane(u8),
+    /// By a transfer, with which this came about.
+    Transfer(Begun),
+    /// Not at all.
+    Refused(Error),
+}
+
+impl OutState {
+    /// Whether a bulk ring would be of use, and was not asked for yet: its packets are as long as only a bulk ring's are.
+    pub fn is_without_bulk(&self) -> bool {
+        !self.asked && self.link.as_ref().is_some_and(AnyLink::has_use_for_bulk)
+    }
+
+    /// Asks for a bulk ring, once for each link. False if it is not to be had.
+    pub fn ask_for_bulk(&mut self) -> bool {
+        self.is_without_bulk() && !std::mem::replace(&mut self.asked, true)
+    }
+
+    /// Gives the lane a bulk ring.
+    pub fn set_bulk(&mut self, ring: OwnRegion) {
+        let refused = match &mut self.link {
+            Some(link) => link.offer_bulk(ring),
+            None => Some(ring),
+        };
+        refused.into_iter().for_each(|ring| self.rings.put(ring, self.target, self.incarnation));
+    }
+
+    fn cut(&mut self) {
+        if let Some(ring) = self.link.take().and_then(AnyLink::into_bulk) {
+            self.rings.put(ring, self.target, self.incarnation);
+        }
+        self.asked = false;
+        self.further.clear();
+        self.bound = None;
+        self.words = [0; LINKS_MAX];
+        self.looked = 0;
+        self.recount();
+    }
+
+    fn recount(&mut self) {
+        self.held = self.queue.len() + usize::from(self.steered) + usize::from(self.bound.is_some());
+    }
+
+    /// The link of this number.
+    #[inline]
+    pub fn by(&mut self, by: u8) -> Option<&mut AnyLink> {
+        match usize::from(by).checked_sub(1) {
+            None => self.link.as_mut(),
+            Some(at) => self.further.get_mut(at)?.as_mut(),
+        }
+    }
+
+    /// Whether the link of this number was opened.
+    pub fn has(&self, by: u8) -> bool {
+        match usize::from(by).checked_sub(1) {
+            None => self.link.is_some(),
+            Some(at) => self.further.get(at).is_some_and(Option::is_some),
+        }
+    }
+
+    /// The link to which the next message is bound.
+    pub fn bound(&self) -> Option<u8> {
+        self.bound
+    }
+
+    /// Whether it is time to look which further links there are: to look takes longer than all else that is done for a message.
+    pub fn looks(&mut self) -> bool {
+        self.looked = self.looked.wrapping_add(1);
+        self.looked % LOOK_EVERY == 1
+    }
+
+    /// What is seen of a link; what was seen last, if that can't be said just now. `None`: there is no such link. `transfers`: those that go by
+    /// it, and how many have ended.
+    pub fn figures(&mut self, by: u8, transfers: (u32, u32)) -> Option<LinkFigures> {
+        let seen = self.by(by)?.figures();
+        let at = usize::from(by);
+        let (last, moved) = (self.figures.get_mut(at)?, self.moved.get_mut(at)?);
+        let Some(mut seen) = seen else { return Some(*last) };
+        let (underway, ended) = transfers;
+        seen.transfers = underway;
+        let has_ended = std::mem::replace(&mut self.ended[at], ended) != ended;
+        // Half full, with many packets, or with transfers, it is looked at more closely: that takes a look at the clock.
+        if seen.occupancy() < 500 && seen.depth < MANY && underway == 0 {
+            *moved = None;
+        } else {
+            let now = Instant::now();
+            let has_taken = has_ended || seen.depth < last.depth || seen.bytes < last.bytes;
+            let since = *moved.get_or_insert(now);
+            *moved = Some(if has_taken { now } else { since });
+            seen.still = moved.map_or(0, |moved| (now - moved).as_micros().min(u32::MAX.into()) as u32);
+        }
+        *last = seen;
+        Some(seen)
+    }
+
+    /// Adds a link beside the first.
+    pub fn add(&mut self, by: u8, link: AnyLink) {
+        let Some(at) = usize::from(by).checked_sub(1) else { return };
+        if self.further.len() <= at {
+            self.further.resize_with(at + 1, || None);
+        }
+        self.further[at] = Some(link);
+    }
+
+    /// Its target may be asked for parts of a message by links beside the first, and wait for them there.
+    pub fn offer_further(&mut self) {
+        self.used_further = true;
+    }
+
+    /// A part of a message goes by another link than the one for which it was counted.
+    pub fn part_went(&mut self, counted: u8, by: u8, bytes: u64) {
+        let [less, more] = [counted, by].map(usize::from);
+        self.beside[less].1 = self.beside[less].1.wrapping_sub(bytes);
+        self.beside[more].1 = self.beside[more].1.wrapping_add(bytes);
+    }
+
+    /// Whether anything went by a link beside the first to this life of the target.
+    pub fn used_further(&self) -> bool {
+        self.used_further
+    }
+
+    /// Forgets the links beside the first, by which nothing went.
+    pub fn drop_further(&mut self) {
+        self.further.clear();
+    }
+
+    /// A number of the order of messages is used up.
+    #[inline(always)]
+    fn used_up(&mut self, messages: u64, bytes: u64) {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.carried.add(messages, bytes);
+    }
+
+    /// The same, by a link that may be the one to which it was bound.
+    fn used_up_by(&mut self, by: u8, bytes: u64) {
+        debug_assert!(self.bound.is_none_or(|bound| bound == by), "its number is known to another link");
+        self.used_up(1, bytes);
+        if by != 0 {
+            self.went_beside(by, 1, bytes);
+        }
+        if self.bound.take().is_some() {
+            self.recount();
+        }
+    }
+
+    /// What was counted for the first link went by another.
+    fn went_beside(&mut self, by: u8, messages: u64, bytes: u64) {
+        self.used_further |= messages + bytes > 0;
+        let first = &mut self.beside[0];
+        *first = (first.0.wrapping_sub(messages), first.1.wrapping_sub(bytes));
+        let it = &mut self.beside[usize::from(by)];
+        *it = (it.0.wrapping_add(messages), it.1.wrapping_add(bytes));
+    }
+
+    /// Messages that this life of the target was sent by a link, and their bytes, those moved by DMA included.
+    pub fn sent_by(&self, by: u8) -> (u64, u64) {
+        let (messages, bytes) = self.beside[usize::from(by)];
+        let (all, all_bytes) = if by == 0 { self.carried.read() } else { (0, 0) };
+        (all.wrapping_add(messages), all_bytes.wrapping_add(bytes))
+    }
+
+    /// How many messages wait in the queue for room on a link.
+    pub fn queued_by(&self, by: u8) -> usize {
+        self.queue.iter().filter(|send| send.far.by == by).count()
+    }
+
+    /// Whether it leads to a node that shares no memory with this one.
+    #[inline]
+    pub fn is_remote(&self) -> bool {
+        self.link.as_ref().is_some_and(AnyLink::is_remote)
+    }
+
+    /// Whether messages wait in the queue: a new one must line up behind them.
+    #[inline(always)]
+    pub fn is_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Whether something keeps a small message from its shortest way.
+    #[inline(always)]
+    pub fn is_held(&self) -> bool {
+        self.held != 0
+    }
+
+    /// Whether the target said by any link that it takes no more messages: what is numbered after one that is refused waits for it, too.
+    pub fn refused(&self) -> bool {
+        self.link.iter().chain(self.further.iter().flatten()).any(AnyLink::refused)
+    }
+
+    /// Whether messages may go by further links: a policy decides, or one that waits asks for something.
+    pub fn is_steered(&self) -> bool {
+        self.steered || self.queue.iter().any(|send| send.asks.is_some())
+    }
+
+    /// Whether a message may go by the first link at once.
+    #[inline]
+    pub fn is_free(&self) -> bool {
+        self.queue.is_empty() && self.bound.is_none_or(|by| by == 0)
+    }
+
+    /// How many messages wait in the queue.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether the next message has the lane for itself: nothing waits before it, and the target is through with what went before, but for
+    /// what it may have read without telling.
+    pub fn is_idle(&mut self) -> bool {
+        let figures = self.link.as_mut().and_then(AnyLink::figures);
+        self.queue.len() <= 1 && figures.is_some_and(|seen| seen.bytes <= seen.room / 4)
+    }
+
+    /// A short message, directly into the lane: the path of every small send.
+    #[inline(always)]
+    pub fn send_whole(&mut self, tag: u64, bytes: &[u8]) -> Push {
+        if let Some(AnyLink::Shm(link)) = &mut self.link
+            // SAFETY: the caller keeps to WHOLE_BYTES, which every lane's packets hold (LaneGeometry's least data ring).
+            && unsafe { link.push_whole(tag, self.sequence, bytes) }
+        {
+            link.own_ahead();
+            self.used_up(1, bytes.len() as u64);
+            return Push::Done;
+        }
+        self.push_one(0, tag, bytes)
+    }
+
+    /// The same, by a link that leads elsewhere, or has to look for room.
+    #[inline(never)]
+    fn push_one(&mut self, by: u8, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Whole, tag, sequence: self.sequence, total: bytes.len() as u64 };
+        let Some(link) = self.by(by) else { return Push::Full };
+        // SAFETY: a slice; the caller keeps to what one packet holds.
+        let push = unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) };
+        if push == Push::Done {
+            link.own_ahead();
+            self.used_up_by(by, bytes.len() as u64);
+        }
+        push
+    }
+
+    /// The RTS of a message that both ends will move: it takes the message's place in the order of all.
+    pub fn push_rts(&mut self, by: u8, tag: u64, len: usize, descriptor: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Rts, tag, sequence: self.sequence, total: len as u64 };
+        let Some(link) = self.by(by) else { return Push::Full };
+        // SAFETY: a slice, shorter than any packet may be.
+        let push = unsafe { link.push(&head, descriptor.as_ptr(), descriptor.len()) };
+        if push == Push::Done {
+            self.used_up_by(by, 0);
+            let bytes = &mut self.beside[usize::from(by)].1;
+            *bytes = bytes.wrapping_add(len as u64);
+        }
+        push
+    }
+
+    /// The lease of a message of `len` bytes that lies in memory of this node: it takes the message's place in the order of all.
+    #[inline(always)]
+    pub fn push_loan(&mut self, tag: u64, lease: &[u8; LEASE_BYTES], len: usize) -> Push {
+        let head = PacketHead { kind: PacketKind::Loan, tag, sequence: self.sequence, total: LEASE_BYTES as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice, shorter than any packet may be.
+        let push = unsafe { link.push(&head, lease.as_ptr(), lease.len()) };
+        if push == Push::Done {
+            self.used_up_by(0, len as u64);
+        }
+        push
+    }
+
+    /// A packet of a message that both ends move, by the link of its RTS. False if nothing may go between the packets that are in the
+    /// lane, or there is no room: then the target rings when there is.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`.
+    pub unsafe fn push_chunk(&mut self, by: u8, transfer: u64, at: u64, bytes: *const u8, len: u64) -> bool {
+        if self.is_started() {
+            return false;
+        }
+        let head = PacketHead { kind: PacketKind::Chunk, tag: transfer, sequence: 0, total: at };
+        let Some(link) = self.by(by) else { return false };
+        // SAFETY: caller.
+        let push = unsafe { link.push(&head, bytes, len as usize) };
+        if push == Push::Done {
+            self.carried.add(0, len);
+            // The message counted with its RTS.
+            self.beside[0].1 = self.beside[0].1.wrapping_sub(len);
+        }
+        self.tried(by, push) == Push::Done
+    }
+
+    /// A word of this engine to the target's. It has no place in the order of messages.
+    pub fn push_control(&mut self, word: &[u8]) -> Push {
+        let head = PacketHead { kind: PacketKind::Control, tag: 0, sequence: 0, total: word.len() as u64 };
+        let Some(link) = &mut self.link else { return Push::Full };
+        // SAFETY: a slice, shorter than any packet may be.
+        let push = unsafe { link.push(&head, word.as_ptr(), word.len()) };
+        self.tried(0, push)
+    }
+
+    /// The most bytes of a packet of a service. `None`: there is no lane now.
+    pub fn region_bytes(&mut self, by: u8) -> Option<usize> {
+        self.by(by).map(|link| link.packet_bytes())
+    }
+
+    /// Whether such a packet of `len` bytes finds room. If not, the target rings when there is some.
+    pub fn has_region_room(&mut self, len: usize) -> bool {
+        let has_room = self.link.as_mut().is_some_and(|link| link.has_room(len, len));
+        if !has_room {
+            self.wait_for_room(0);
+        }
+        has_room
+    }
+
+    /// A packet of a service. It has no place in the order of messages, and may go between the packets of one. A packet that is held may wait for others
+    /// until [`Fabrics::release`](crate::links::Fabrics::release).
+    pub fn push_apart(&mut self, kind: PacketKind, Route { link: by, held }: Route, tag: u64, bytes: &[u8]) -> Push {
+        let head = PacketHead { kind, tag, sequence: 0, total: bytes.len() as u64 };
+        self.used_further |= by > 0;
+        let Some(link) = self.by(by) else { return Push::Full };
+        let push = if held {
+            link.push_held(&head, bytes)
+        } else {
+            // SAFETY: a slice; services keep to `packet_bytes` of their outbox.
+            unsafe { link.push(&head, bytes.as_ptr(), bytes.len()) }
+        };
+        self.tried(by, push)
+    }
+
+    /// After an attempt to push a packet that will be tried again: if it found no room, the target rings when there is some.
+    fn tried(&mut self, by: u8, push: Push) -> Push {
+        if push == Push::Full {
+            self.wait_for_room(by);
+        }
+        push
+    }
+
+    /// Whether a message is in the lane in part: nothing else may go between its packets.
+    pub fn is_started(&self) -> bool {
+        self.queue.front().is_some_and(|send| send.far.started)
+    }
+
+    /// Whether a message fits now, as a whole.
+    pub fn check_room(&mut self, by: u8, node: NodeId, len: usize) -> Result<(), Error> {
+        let Some(link) = self.by(by) else { return Ok(()) };
+        let most = link.most_at_once();
+        if len > most {
+            let what = format!("try_send takes up to {most} bytes on this lane, not {len}: use send_by or start_send");
+            return Err(Error::Invalid { what });
+        }
+        let packet = link.packet_bytes();
+        if len > WHOLE_BYTES && !link.has_room(len, packet) { Err(Error::Full { node }) } else { Ok(()) }
+    }
+
+    /// A message of any length, by one link, as far as there is room.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `bytes`, and `far.sent` is at most `len`.
+    pub unsafe fn send_some(&mut self, tag: u64, bytes: *const u8, len: usize, mut far: Far) -> Sent {
+        let by = far.by;
+        if len <= WHOLE_BYTES || self.by(by).is_some_and(|link| len <= link.packet_bytes()) {
+            // SAFETY: readable for `len` bytes (caller).
+            let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
+            return match if by == 0 && self.bound.is_none() { self.send_whole(tag, bytes) } else { self.push_one(by, tag, bytes) }
+            {
+                Push::Done => Sent::Whole,
+                Push::Full => Sent::Partly(Far { by, ..Far::default() }),
+                Push::Down(_) => Sent::Down,
+            };
+        }
+        let sequence = self.sequence;
+        let Some(link) = self.by(by) else { return Sent::Partly(far) };
+        let packet = link.piece_bytes(len);
+        let mut pushed = 0;
+        let mut ended = None;
+        while far.sent < len {
+            let piece = packet.min(len - far.sent);
+            let kind = if far.started { PacketKind::Next } else { PacketKind::First };
+            let head = PacketHead { kind, tag, sequence, total: len as u64 };
+            // SAFETY: `sent + piece <= len` bytes are readable at `bytes`.
+            match unsafe { link.push(&head, bytes.add(far.sent), piece) } {
+                Push::Done => {
+                    (far.started, far.sent) = (true, far.sent + piece);
+                    pushed += piece as u64;
+                }
+                Push::Full => {
+                    ended = Some(Sent::Partly(far));
+                    break;
+                }
+                Push::Down(_) => {
+                    ended = Some(Sent::Down);
+                    break;
+                }
+            }
+        }
+        self.carried.add(0, pushed);
+        if by != 0 {
+            self.went_beside(by, 0, pushed);
+        }
+        if let Some(sent) = ended {
+            return sent;
+        }
+        self.used_up_by(by, 0);
+        Sent::Whole
+    }
+
+    /// Puts a send behind the others, with what of it is in the lane already. False if the queue is full.
+    pub fn enqueue(&mut self, mut send: SendOp, far: Far) -> bool {
+        if self.queue.len() >= QUEUE_MAX {
+            return false;
+        }
+        send.far = far;
+        self.queue.push_back(send);
+        self.recount();
+        true
+    }
+
+    fn dequeue(&mut self) -> Option<SendOp> {
+        let send = self.queue.pop_front();
+        self.recount();
+        send
+    }
+
+    /// Moves queued messages into the lanes. Returns how many packets' worth of progress it made. `plan` says how a message is to go, and begins
+    /// to move it if it does not go through a lane.
+    pub fn push_queue(&mut self, target: NodeId, most: usize, mut plan: impl FnMut(&mut Self, &Order<'_>) -> Plan) -> usize {
+        let mut done = 0;
+        while done < most
+            && let Some(front) = self.queue.front()
+        {
+            if front.op.is_done() {
+                // Cancelled where the queue was out of reach: its bytes are gone.
+                if let Some(send) = self.dequeue()
+                    && send.far.started
+                {
+                    self.give_up(send.far.by);
+                }
+                continue;
+            }
+            let (tag, bytes, len, asks, mut far) = (front.tag, front.bytes, front.len, front.asks, front.far);
+            if !far.started && (len >= RENDEZVOUS_BYTES || self.steered || asks.is_some() || self.bound.is_some()) {
+                let op = front.op.clone();
+                match plan(self, &Order { tag, bytes, len, op: &op, asks, waits: true }) {
+                    Plan::Transfer(Begun::Yes) => {
+                        done += 1;
+                        self.dequeue();
+                        continue;
+                    }
+                    Plan::Transfer(Begun::Full) => {
+                        (0..LINKS_MAX as u8).for_each(|by| self.wait_for_room(by));
+                        return done;
+                    }
+                    Plan::Refused(error) => {
+                        done += 1;
+                        self.dequeue();
+                        op.finish(Outcome::Failed(error));
+                        continue;
+                    }
+                    // Through the lane; if that is down, it says so itself.
+                    Plan::Transfer(Begun::NoSlot | Begun::Down) => {}
+                    Plan::Lane(by) => far.by = by,
+                }
+            }
+            // SAFETY: SendOp::new's caller keeps the bytes; `far` comes from the last attempt.
+            match unsafe { self.send_some(tag, bytes, len, far) } {
+                Sent::Whole => {
+                    done += 1;
+                    if let Some(send) = self.dequeue() {
+                        send.op.finish(Outcome::Sent);
+                    }
+                }
+                Sent::Partly(now) => {
+                    let moved = (now.sent, now.started) != (far.sent, far.started);
+                    if let Some(front) = self.queue.front_mut() {
+                        front.far = now;
+                    }
+                    self.wait_for_room(far.by);
+                    return done + usize::from(moved);
+                }
+                Sent::Down => {
+                    self.damaged = true;
+                    self.fail(|| Error::Damaged { node: target });
+                    return done + 1;
+                }
+            }
+        }
+        done
+    }
+
+    /// Tells the target that something waits for room here, so that it rings when there is some.
+    fn wait_for_room(&mut self, by: u8) {
+        if let Some(link) = self.by(by) {
+            link.wait_for_room(true);
+        }
+    }
+
+    /// Tells the target that nothing waits for room here. Only for who knows that of everything that goes this way: one packet that found room says
+    /// nothing about the others.
+    pub fn rest(&mut self) {
+        self.link.iter_mut().chain(self.further.iter_mut().flatten()).for_each(|link| link.wait_for_room(false));
+    }
+
+    /// Takes a send out of the queue. True if it was there: then the target gets nothing of it, as what is in the lane
+    /// already is given up.
+    pub fn remove(&mut self, op: &Arc<Op>) -> bool {
+        let Some(at) = self.queue.iter().position(|send| Arc::ptr_eq(&send.op, op)) else { return false };
+        let Some(send) = self.queue.remove(at) else { return false };
+        self.recount();
+        if send.far.started {
+            self.give_up(send.far.by);
+        }
+        true
+    }
+
+    /// Tells the target that no more comes of the message under way, so that the receive which had taken it takes another.
+    /// The next message has its number, as a number is used up by a whole message only; so it goes by the same link.
+    #[cold]
+    pub fn give_up(&mut self, by: u8) {
+        let head = PacketHead { kind: PacketKind::GivenUp, tag: 0, sequence: self.sequence, total: 0 };
+        self.bound = Some(by);
+        self.recount();
+        if let Some(link) = self.by(by) {
+            // SAFETY: no bytes. A lane that is damaged fails whatever is sent next, which is the time to say so.
+            let _ = unsafe { link.push(&head, std::ptr::null(), 0) };
+        }
+    }
+
+    /// Ends every queued send with an error and cuts the lane.
+    pub fn fail(&mut self, error: impl Fn() -> Error) {
+        self.cut();
+        for send in self.queue.drain(..) {
+            send.op.finish(Outcome::Failed(error()));
+        }
+        self.recount();
+    }
+
+    /// Leads to another life of the target: numbers begin anew.
+    pub fn connect(&mut self, link: Option<AnyLink>, incarnation: Incarnation) {
+        if incarnation == self.incarnation && self.link.is_none() {
+            // Beside the others that there may be.
+            self.link = link;
+            return;
+        }
+        if incarnation != self.incarnation {
+            self.used_further = false;
+            self.damaged = false;
+            debug_assert!(self.queue.is_empty(), "what is queued is for the life before");
+            self.sequence = 0;
+            let (messages, bytes) = self.carried.read();
+            self.beside = [(0, 0); LINKS_MAX];
+            self.beside[0] = (messages.wrapping_neg(), bytes.wrapping_neg());
+        }
+        self.cut();
+        self.link = link;
+        self.incarnation = incarnation;
+    }
+}

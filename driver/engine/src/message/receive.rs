@@ -1,0 +1,67 @@
+//! A receive that was posted.
+
+use super::lending::Lent;
+use super::matching::Match;
+use crate::error::Error;
+use crate::sync::op::{Op, Outcome};
+use doorbell_fabric::{Envelope, Message, Payload};
+use std::sync::Arc;
+
+/// A receive that was posted: where a message is to go.
+pub struct RecvOp {
+    /// What it accepts.
+    pub accepts: Match,
+    /// Where the buffer lies.
+    pub ptr: *mut u8,
+    /// Its bytes.
+    pub capacity: usize,
+    /// Whether it is certain to wait until it ends: then the sender may write into the buffer.
+    pub patient: bool,
+    /// Its place among the receives of this node.
+    pub number: u64,
+    /// Where its end is told.
+    pub op: Arc<Op>,
+}
+
+// SAFETY: whoever made the RecvOp keeps the buffer writable and untouched until its op ended or was removed (RecvOp::new).
+unsafe impl Send for RecvOp {}
+
+impl RecvOp {
+    /// A receive into a buffer.
+    ///
+    /// # Safety
+    /// The buffer stays valid and nobody else touches it until `op` is done or [`Engine::unpost`](crate::turn::Engine::unpost) returned true for it.
+    pub unsafe fn new(accepts: Match, ptr: *mut u8, capacity: usize, op: Arc<Op>) -> Self {
+        Self { accepts, ptr, capacity, patient: false, number: 0, op }
+    }
+}
+
+impl RecvOp {
+    /// Ends it with a whole message.
+    pub fn complete(self, envelope: Envelope, payload: Payload<'_>) {
+        self.op.finish(self.take(envelope, payload));
+    }
+
+    /// Ends it with a message that is lent.
+    pub fn complete_loan(self, envelope: Envelope, lent: &Lent) {
+        let outcome = self.take(envelope, lent.payload());
+        // Not before the copy: to touch it is to find out.
+        let is_cut = lent.is_cut();
+        self.op.finish(if is_cut { Outcome::Failed(Error::Damaged { node: envelope.source }) } else { outcome });
+    }
+
+    fn take(&self, envelope: Envelope, payload: Payload<'_>) -> Outcome {
+        if payload.len() > self.capacity {
+            return Outcome::Truncated(Box::new(Message { envelope, bytes: payload.to_vec() }));
+        }
+        self.write(0, payload);
+        Outcome::Received(envelope)
+    }
+
+    /// Copies a piece to its place. The caller checked that it ends within the capacity.
+    pub fn write(&self, at: usize, payload: Payload<'_>) {
+        debug_assert!(at + payload.len() <= self.capacity);
+        // SAFETY: inside the buffer (checked by the caller), which is valid and ours (RecvOp::new).
+        payload.copy_to(unsafe { std::slice::from_raw_parts_mut(self.ptr.add(at), payload.len()) });
+    }
+}

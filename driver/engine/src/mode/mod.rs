@@ -1,0 +1,85 @@
+//! Modes: how data goes, asked for and chosen.
+//!
+//! A **mode** is a fabric, one of its links, and a protocol: shared memory transfer, DMA put, remote get. Each call has a default mode
+//! (`send`: shared memory transfer; `put`: DMA put), a program may [ask](ModeRequest) for another, fully or in part, and a [`Policy`] decides from
+//! what is [seen](LinkFigures) at this moment whether to do as asked. The [`Receipt`] of a message says what was asked for, what was
+//! decided, why, with the figures, and which protocol moved how many of its bytes.
+//!
+//! A node without a policy does as it always does, and the path of a small message is the same; what is asked for by name is done then, or
+//! is an error.
+//!
+//! [`Thresholds`] is the policy that there is:
+//!
+//! ```
+//! use doorbell::mode::{Dma, Fabric, Thresholds};
+//! // What `doorbell tune` found here, and queues of another length.
+//! let policy = Thresholds::tuned().depth_high(512).depth_low(256);
+//! // From regions always by DMA where that is possible, and what is asked for by name is done, whatever waits there.
+//! let strict = Thresholds::new().dma(Fabric::Shm, true, Dma::From(0)).strict(true);
+//! ```
+//!
+//! A long message may go by several links of a network at once, a part of it by each: [`Decision::beside`] says by which.
+//!
+//! Messages keep their order whatever modes they take: each has its number among those of its pair of nodes and priority, and the
+//! target takes what comes by several links in the order of the numbers.
+
+mod links;
+#[cfg(not(loom))]
+mod log;
+mod means;
+mod modes;
+#[cfg(not(loom))]
+mod monitor;
+mod policy;
+mod reason;
+mod receipt;
+mod thresholds;
+mod tune;
+mod what;
+
+pub use links::Links;
+#[cfg(not(loom))]
+pub(crate) use links::NETWORK_LINKS;
+pub use means::Mean;
+pub use modes::Modes;
+#[cfg(not(loom))]
+pub use monitor::{DecisionShown, LatencySum, LinkMeans, LinkShown, ModeAggregate, ModeCounts, ModeMonitor, SIZE_CLASSES};
+pub use policy::{Decision, LinkView, Policy, Question};
+pub use reason::{Reason, Refusal};
+pub use receipt::{MovedBytes, Receipt};
+pub use thresholds::Thresholds;
+pub use tune::{Dma, Found, Machine, Tune, TuneError};
+pub use what::{Call, Fabric, LINKS_MAX, LinkFigures, Mode, ModeRequest, Protocol};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        // Many cases: not for Miri.
+        #[cfg_attr(miri, ignore)]
+        fn a_request_is_read_as_it_is_written(fabric in 0..3_usize, link in proptest::option::of(any::<u8>()), protocol in 0..5_usize) {
+            let fabric = [None, Some(Fabric::Shm), Some(Fabric::Udp)][fabric];
+            let protocol = Protocol::ALL.get(protocol).copied();
+            let request = ModeRequest { fabric, link, protocol };
+            prop_assert_eq!(request.to_string().parse::<ModeRequest>(), Ok(request));
+        }
+    }
+
+    #[test]
+    fn a_request_that_says_something_twice_or_nothing_known_is_refused() {
+        for words in ["", "shm/udp", "1/2", "put/get", "udp/", "udp/256", "tcp", "any/udp"] {
+            assert!(words.parse::<ModeRequest>().is_err(), "{words}");
+        }
+        assert_eq!("put/udp".parse(), Ok(ModeRequest::fabric(Fabric::Udp).protocol(Protocol::Put)));
+    }
+
+    #[test]
+    fn occupancy_is_of_what_is_scarcer() {
+        let figures = LinkFigures { depth: 8, bytes: 1, room: 100, places: 16, transfers: 0, still: 0 };
+        assert_eq!((figures.occupancy(), LinkFigures::default().occupancy()), (500, 0));
+        assert_eq!(LinkFigures { bytes: u64::MAX, room: 7, ..figures }.occupancy(), 1000);
+    }
+}

@@ -1,0 +1,212 @@
+//! A thread's own way to another node.
+
+use super::Node;
+use super::request::Request;
+use super::send::{Patience, check_try, gathered};
+use crate::Result;
+use crate::memory::cache::RegionCache;
+use crate::message::Match;
+use crate::message::outbound::Outbound;
+use crate::mode::{ModeRequest, Receipt};
+use doorbell_fabric::{Envelope, Incarnation, NodeId, Priority};
+use std::cell::RefCell;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A thread's own way to one life of another node: the shortest path there is.
+///
+/// A peer can move to another thread but not be shared. Several threads may each have a peer to the same node; they share
+/// its lane, one message at a time. As long as one thread alone uses it, sending takes no lock and no locked instruction.
+///
+/// ```
+/// # use doorbell::{Match, Node, Space};
+/// # fn main() -> Result<(), doorbell::Error> {
+/// # let space = Space::heap();
+/// # let a = Node::builder("peers").space(space.clone()).join()?;
+/// # let b = Node::builder("peers").space(space).join()?;
+/// let peer = a.peer(b.id())?;
+/// peer.send(1, b"ping")?;
+/// # let back = b.peer(a.id())?;
+/// # back.send(2, b"pong")?;
+/// let mut buf = [0; 16];
+/// let envelope = peer.recv(Match::any().tag(2), &mut buf)?;
+/// assert_eq!(&buf[..envelope.len], b"pong");
+/// # Ok(())
+/// # }
+/// ```
+pub struct Peer {
+    node: Node,
+    outbound: Arc<Outbound>,
+    life: Incarnation,
+    /// Makes it Send, but not Sync.
+    regions: RefCell<RegionCache>,
+}
+
+impl Peer {
+    pub(super) fn new(node: Node, outbound: Arc<Outbound>, life: Incarnation) -> Self {
+        Self { node, outbound, life, regions: RefCell::default() }
+    }
+
+    /// The node at the other end.
+    pub fn id(&self) -> NodeId {
+        self.outbound.target
+    }
+
+    /// Which life of it.
+    pub fn incarnation(&self) -> Incarnation {
+        self.life
+    }
+
+    /// The node at this end.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    #[inline(always)]
+    pub(crate) fn outbound(&self) -> &Arc<Outbound> {
+        &self.outbound
+    }
+
+    #[inline(always)]
+    pub(crate) fn region_cache(&self) -> &RefCell<RegionCache> {
+        &self.regions
+    }
+
+    /// Sends a message: as [`Node::send`].
+    ///
+    /// # Errors
+    /// As [`Node::send`].
+    #[inline]
+    pub fn send(&self, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.send_with(tag, bytes, Patience::Forever)
+    }
+
+    /// Sends a message of up to 64 KiB if there is room now: as [`Node::try_send`].
+    ///
+    /// # Errors
+    /// As [`Node::try_send`].
+    #[inline]
+    pub fn try_send(&self, tag: u64, bytes: &[u8]) -> Result<()> {
+        check_try(bytes.len())?;
+        self.send_with(tag, bytes, Patience::None)
+    }
+
+    /// Sends a message, waiting until `deadline` at most: as [`Node::send_by`].
+    ///
+    /// # Errors
+    /// As [`Node::send_by`].
+    #[inline]
+    pub fn send_by(&self, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
+        self.send_with(tag, bytes, Patience::Until(deadline))
+    }
+
+    /// Sends one message made of several pieces.
+    ///
+    /// # Errors
+    /// As [`Node::send`].
+    pub fn send_vectored(&self, tag: u64, pieces: &[IoSlice<'_>]) -> Result<()> {
+        self.send(tag, gathered(pieces, &mut Vec::new()))
+    }
+
+    /// Begins to send a message and returns at once: as [`Node::start_send`].
+    ///
+    /// # Errors
+    /// As [`Node::start_send`].
+    pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B) -> Result<Request<B>> {
+        Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, None)
+    }
+
+    /// Sends a message by the mode that is asked for: as [`Node::send_as`].
+    ///
+    /// ```
+    /// # use doorbell::{Match, Node, Space, mode::{Fabric, Protocol, Reason}};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let space = Space::heap();
+    /// # let a = Node::builder("modes").space(space.clone()).join()?;
+    /// # let b = Node::builder("modes").space(space).join()?;
+    /// let receipt = a.peer(b.id())?.send_as(1, b"by shared memory", "shm/transfer".parse().unwrap())?;
+    /// assert_eq!((receipt.used.fabric, receipt.used.protocol, receipt.reason), (Fabric::Shm, Protocol::Transfer, Reason::Requested));
+    /// # b.recv(Match::any(), &mut [0; 16])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Node::send_as`].
+    pub fn send_as(&self, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
+        let shared = &self.node.shared;
+        shared.send_as(shared.check()?, &self.outbound, Some(self.life), tag, bytes, mode)
+    }
+
+    /// Begins to send a message by the mode that is asked for: [`Request::receipt`] says how it goes.
+    ///
+    /// # Errors
+    /// As [`Node::send_as`] and [`Node::start_send`].
+    pub fn start_send_as<B: AsRef<[u8]> + Send + 'static>(&self, tag: u64, buffer: B, mode: ModeRequest) -> Result<Request<B>> {
+        Request::send(self.node.clone(), self.outbound.clone(), Some(self.life), tag, buffer, Some(mode))
+    }
+
+    /// Receives a message from this life of this node: as [`Node::recv`].
+    ///
+    /// # Errors
+    /// As [`Node::recv`].
+    #[inline]
+    pub fn recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Envelope> {
+        self.node.recv(accepts.life(self.id(), self.life), buf)
+    }
+
+    /// Receives a message from this life of this node if one is there: as [`Node::try_recv`].
+    ///
+    /// # Errors
+    /// As [`Node::try_recv`].
+    #[inline]
+    pub fn try_recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Option<Envelope>> {
+        self.node.try_recv(accepts.life(self.id(), self.life), buf)
+    }
+
+    /// Receives a message from this life of this node by `deadline`: as [`Node::recv_by`].
+    ///
+    /// # Errors
+    /// As [`Node::recv_by`].
+    #[inline]
+    pub fn recv_by(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
+        self.node.recv_by(accepts.life(self.id(), self.life), buf, deadline)
+    }
+
+    #[inline(always)]
+    fn send_with(&self, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
+        let shared = &self.node.shared;
+        let me = shared.check()?;
+        if shared.send_now(me, &self.outbound, Some(self.life), tag, bytes)? {
+            return Ok(());
+        }
+        shared.send_slow(me, &self.outbound, Some(self.life), tag, bytes, patience)
+    }
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer").field("id", &self.id()).field("incarnation", &self.life).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// A thread's own way to another node, at normal priority. It leads to that node's present life.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`](crate::Error::NoSuchNode) if it is not attached now; [`Error::Forked`](crate::Error::Forked), [`Error::Reentrant`](crate::Error::Reentrant).
+    pub fn peer(&self, node: NodeId) -> Result<Peer> {
+        self.peer_with_priority(node, Priority::Normal)
+    }
+
+    /// A way to another node whose messages have a priority of their own: ordered among themselves, not with others.
+    ///
+    /// # Errors
+    /// As [`peer`](Self::peer).
+    pub fn peer_with_priority(&self, node: NodeId, priority: Priority) -> Result<Peer> {
+        let me = self.shared.check()?;
+        let (outbound, incarnation) = self.shared.way(me, node, priority)?;
+        Ok(Peer::new(self.clone(), outbound, incarnation))
+    }
+}

@@ -1,0 +1,517 @@
+//! Receiving.
+
+use super::Node;
+use super::request::Request;
+use crate::Result;
+use crate::drive::poller::Progress;
+use crate::drive::{SPIN_ROUNDS, Shared, TURNS_MAX};
+use crate::error::Error;
+use crate::message::inbound::{Direct, Nobody};
+use crate::message::lending::Lent;
+use crate::message::pool::Pooled;
+use crate::message::receive::RecvOp;
+use crate::message::{Match, Message};
+use crate::sync::baton::Token;
+use crate::sync::op::{Op, Outcome};
+use crate::sync::wait::{Step, Wait};
+use crate::turn::{Engine, HotTake};
+use doorbell_fabric::{Envelope, Payload};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a message under way may rest before it is no longer said to keep coming.
+const KEEPS_COMING: Duration = Duration::from_millis(1);
+
+/// A receive into the caller's buffer.
+struct IntoBuffer<'a> {
+    accepts: Match,
+    buf: &'a mut [u8],
+    got: Option<Result<Envelope>>,
+    /// The message comes in pieces: where its end is told.
+    long: Option<Arc<Op>>,
+    /// The receive waits for its end without a deadline.
+    patient: bool,
+}
+
+impl IntoBuffer<'_> {
+    fn take_message(&mut self, message: Message) {
+        let envelope = message.envelope;
+        self.got = Some(if message.bytes.len() > self.buf.len() {
+            Err(Error::Truncated { message: Box::new(message), capacity: self.buf.len() })
+        } else {
+            self.buf[..message.bytes.len()].copy_from_slice(&message.bytes);
+            Ok(envelope)
+        });
+    }
+
+    /// A posted receive into the same buffer.
+    fn posted(&mut self, op: &Arc<Op>) -> RecvOp {
+        // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
+        let receive = unsafe { RecvOp::new(self.accepts, self.buf.as_mut_ptr(), self.buf.len(), op.clone()) };
+        RecvOp { patient: self.patient, ..receive }
+    }
+}
+
+impl Direct for IntoBuffer<'_> {
+    #[inline(always)]
+    fn wants(&self, envelope: &Envelope) -> bool {
+        self.accepts.matches(envelope)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
+        if payload.len() > self.buf.len() {
+            self.take_message(Message { envelope: *envelope, bytes: payload.to_vec() });
+        } else {
+            payload.copy_to(self.buf);
+            self.got = Some(Ok(*envelope));
+        }
+    }
+
+    fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
+        self.take(envelope, lent.payload());
+        if lent.is_cut() {
+            self.got = Some(Err(Error::Damaged { node: envelope.source }));
+        }
+    }
+
+    fn take_long(&mut self) -> Option<RecvOp> {
+        let op = Op::new();
+        self.long = Some(op.clone());
+        Some(self.posted(&op))
+    }
+
+    fn has(&self) -> bool {
+        self.got.is_some() || self.long.is_some()
+    }
+}
+
+/// A receive that reads the message where it lies.
+struct InPlace<F, R> {
+    accepts: Match,
+    read: Option<F>,
+    got: Option<Result<R>>,
+}
+
+impl<F: FnOnce(&Envelope, Payload<'_>) -> R, R> Direct for InPlace<F, R> {
+    fn wants(&self, envelope: &Envelope) -> bool {
+        self.read.is_some() && self.accepts.matches(envelope)
+    }
+
+    fn take(&mut self, envelope: &Envelope, payload: Payload<'_>) {
+        if let Some(read) = self.read.take() {
+            self.got = Some(Ok(read(envelope, payload)));
+        }
+    }
+
+    fn take_loan(&mut self, envelope: &Envelope, lent: Lent) {
+        self.take(envelope, lent.payload());
+        if lent.is_cut() {
+            self.got = Some(Err(Error::Damaged { node: envelope.source }));
+        }
+    }
+
+    /// A message in pieces is put together in the pool, and read there.
+    fn take_long(&mut self) -> Option<RecvOp> {
+        None
+    }
+
+    fn has(&self) -> bool {
+        self.got.is_some()
+    }
+}
+
+impl Shared {
+    #[inline]
+    fn receive(&self, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
+        let me = self.check()?;
+        if self.progress() != Progress::Poller {
+            // The baton is back before anything else is done.
+            let rounds = if self.wait() == Wait::Park { 1 } else { SPIN_ROUNDS };
+            let taken = self.enter(me, "recv")?.take_hot(&accepts, buf, rounds);
+            match taken {
+                Some(HotTake::Whole(envelope)) => return Ok(envelope),
+                Some(HotTake::Part(op)) => {
+                    return self.receive_posted(
+                        me,
+                        IntoBuffer { accepts, buf, got: None, long: Some(op), patient: deadline.is_none() },
+                        deadline,
+                        false,
+                    );
+                }
+                None => {}
+            }
+        }
+        self.receive_slow(me, accepts, buf, deadline)
+    }
+
+    /// All that is not the next message of the lane that was busy last.
+    #[inline(never)]
+    fn receive_slow(&self, me: Token, accepts: Match, buf: &mut [u8], deadline: Option<Instant>) -> Result<Envelope> {
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: deadline.is_none() };
+        let mut gear = self.gear(deadline);
+        let rounds = if self.wait() == Wait::Park { 0 } else { SPIN_ROUNDS };
+        while self.progress() != Progress::Poller {
+            {
+                let mut engine = self.enter(me, "recv")?;
+                self.check()?;
+                if take_now(&mut engine, me, &mut direct)
+                    && let Some(got) = direct.got.take()
+                {
+                    return got;
+                }
+                if direct.long.is_some() {
+                    break;
+                }
+                if let Some(error) = engine.never(&accepts) {
+                    return Err(error);
+                }
+                match engine.take_hot(&accepts, direct.buf, rounds) {
+                    Some(HotTake::Whole(envelope)) => return Ok(envelope),
+                    Some(HotTake::Part(op)) => {
+                        direct.long = Some(op);
+                        break;
+                    }
+                    None => {}
+                }
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => self.check_peers(me),
+                Step::Expired => return Err(Error::Timeout { operation: "recv", node: accepts.bound_to() }),
+                Step::Park(_) => break,
+            }
+        }
+        self.receive_posted(me, direct, deadline, false)
+    }
+
+    /// The long way: a posted receive, so that whoever drives can complete it.
+    #[cold]
+    fn receive_posted(
+        &self,
+        me: Token,
+        mut direct: IntoBuffer<'_>,
+        deadline: Option<Instant>,
+        while_it_comes: bool,
+    ) -> Result<Envelope> {
+        let (accepts, capacity) = (direct.accepts, direct.buf.len());
+        let op = match direct.long.take() {
+            Some(op) => op,
+            None => {
+                let op = Op::new();
+                let mut engine = self.enter(me, "recv")?;
+                // Leaving closes the flag first and ends what is posted then, under the baton: nothing is posted after that.
+                self.check()?;
+                engine.post(direct.posted(&op));
+                drop(engine);
+                self.hand_over();
+                op
+            }
+        };
+        let guard = Unpost { shared: self, me, op: &op };
+        let mut seen = None;
+        let done = loop {
+            let rest = while_it_comes.then(|| Instant::now() + KEEPS_COMING);
+            let done = self.drive(me, &op, deadline.min(rest).or(deadline), |_| false);
+            let is_late = deadline.is_none_or(|deadline| Instant::now() >= deadline);
+            let arrived = self.enter(me, "recv").ok().map(|engine| engine.arrived(&op));
+            if !matches!(done, Ok(false)) || !while_it_comes || is_late || arrived == seen {
+                break done;
+            }
+            seen = arrived;
+        };
+        // Whatever drive said: from here on nobody writes to the buffer.
+        drop(guard);
+        match op.take() {
+            Some(outcome) => received(outcome, capacity),
+            None => Err(match done {
+                Err(error) => error,
+                Ok(_) => Error::Timeout { operation: "recv", node: accepts.bound_to() },
+            }),
+        }
+    }
+
+    fn receive_in_place<R>(
+        &self,
+        accepts: Match,
+        deadline: Option<Instant>,
+        read: impl FnOnce(&Envelope, Payload<'_>) -> R,
+    ) -> Result<R> {
+        let mut direct = InPlace { accepts, read: Some(read), got: None };
+        self.receive_whole("recv_with", accepts, deadline, &mut direct, |_, _| {})?;
+        direct.got.unwrap_or(Err(Error::Timeout { operation: "recv_with", node: accepts.bound_to() }))
+    }
+
+    /// A receive of a whole message by whoever waits. `hot` may look for a shorter way first.
+    pub(crate) fn receive_whole<D: Direct>(
+        &self,
+        operation: &'static str,
+        accepts: Match,
+        deadline: Option<Instant>,
+        direct: &mut D,
+        mut hot: impl FnMut(&mut Engine, &mut D),
+    ) -> Result<()> {
+        let me = self.check()?;
+        let mut gear = self.gear(deadline);
+        let mut helm = self.helm_hold();
+        loop {
+            {
+                let mut engine = self.enter(me, operation)?;
+                self.check()?;
+                if let Some(pooled) = engine.take_whole(&accepts) {
+                    // Not in a lane any more: read without the baton, so that others can go on.
+                    drop(engine);
+                    match pooled {
+                        Pooled::Whole(message) => direct.take(&message.envelope, Payload::private(&message.bytes)),
+                        Pooled::Lent(envelope, lent) => direct.take_loan(&envelope, lent),
+                        Pooled::Coming(_) => unreachable!("take_whole takes what is whole"),
+                    }
+                } else if self.progress() != Progress::Poller || engine.is_refusing() {
+                    // What the poller could not take for want of room, the receiver itself takes.
+                    if self.progress() != Progress::Poller {
+                        hot(&mut engine, direct);
+                    }
+                    for _ in 0..TURNS_MAX {
+                        if direct.has() {
+                            break;
+                        }
+                        // While its message is still coming, what follows must not overtake it.
+                        let coming = engine.pool().find(&accepts).is_some();
+                        let work =
+                            if coming { engine.poll(&mut Nobody, false) } else { engine.poll(direct, false) } + engine.push(me);
+                        if direct.has() || engine.has_whole(&accepts) || (work == 0 && !engine.fabric().spin(SPIN_ROUNDS)) {
+                            break;
+                        }
+                    }
+                }
+            }
+            if direct.has() {
+                return Ok(());
+            }
+            {
+                let mut engine = self.enter(me, operation)?;
+                if engine.has_whole(&accepts) {
+                    continue;
+                }
+                if let Some(error) = engine.never(&accepts) {
+                    return Err(error);
+                }
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => self.check_peers(me),
+                Step::Expired => return Err(Error::Timeout { operation, node: accepts.bound_to() }),
+                Step::Park(timeout) => {
+                    let op = Op::new();
+                    let watching = {
+                        let mut engine = self.enter(me, operation)?;
+                        engine.watch(accepts, op.clone());
+                        !engine.has_whole(&accepts)
+                    };
+                    let parked = if watching { self.park(me, &op, timeout, &mut helm) } else { Ok(()) };
+                    let mut engine = self.enter(me, operation)?;
+                    engine.unwatch(&op);
+                    engine.check_peers();
+                    parked?;
+                    gear.slept();
+                }
+            }
+        }
+    }
+
+    /// Withdraws a receive. True if it was still under way.
+    pub(super) fn withdraw_recv(&self, me: Token, op: &Arc<Op>) -> bool {
+        match self.enter(me, "cancel") {
+            Ok(mut engine) => engine.unpost(op),
+            Err(_) => {
+                // From within recv_with: this thread has the engine, so nobody writes to the buffer now, and the engine
+                // leaves an operation alone that is over.
+                op.finish(Outcome::Failed(Error::Cancelled));
+                false
+            }
+        }
+    }
+
+    /// Posts a receive whose buffer somebody else keeps until the op is over.
+    pub(super) fn post_recv(&self, me: Token, receive: RecvOp) -> Result<()> {
+        let mut engine = self.enter(me, "start_recv")?;
+        self.check()?;
+        engine.post(receive);
+        if self.progress() != Progress::Poller {
+            engine.turn(me, false);
+        }
+        drop(engine);
+        self.hand_over();
+        Ok(())
+    }
+}
+
+/// What can be had at once: from the pool, else from the lanes. True if the message is there, whole or in part.
+#[inline(always)]
+fn take_now(engine: &mut Engine, me: Token, direct: &mut IntoBuffer<'_>) -> bool {
+    if !engine.pool().is_empty() && take_pooled(engine, direct) {
+        return true;
+    }
+    // Bounded: a flood of other messages must not hide the deadline.
+    for _ in 0..TURNS_MAX {
+        let work = engine.poll(direct, false) + engine.push(me);
+        if direct.got.is_some() || direct.long.is_some() {
+            return true;
+        }
+        if work == 0 {
+            return false;
+        }
+    }
+    false
+}
+
+/// From the pool. True if the message is there, whole or in part.
+fn take_pooled(engine: &mut Engine, direct: &mut IntoBuffer<'_>) -> bool {
+    match engine.take_pooled(&direct.accepts) {
+        Some(Pooled::Whole(message)) => direct.take_message(message),
+        Some(Pooled::Lent(envelope, lent)) => direct.take_loan(&envelope, lent),
+        Some(Pooled::Coming(id)) => {
+            let op = Op::new();
+            engine.attach(id, direct.posted(&op));
+            direct.long = Some(op);
+        }
+        None => return false,
+    }
+    true
+}
+
+pub(super) fn received(outcome: Outcome, capacity: usize) -> Result<Envelope> {
+    match outcome {
+        Outcome::Received(envelope) => Ok(envelope),
+        Outcome::Truncated(message) => Err(Error::Truncated { message, capacity }),
+        Outcome::Failed(error) => Err(error),
+        Outcome::Sent | Outcome::Counted | Outcome::Copied | Outcome::Updated(_) | Outcome::Collected | Outcome::Answered(_) => {
+            Err(Error::Cancelled)
+        }
+    }
+}
+
+/// Withdraws a receive when its wait ends, however it ends.
+struct Unpost<'a> {
+    shared: &'a Shared,
+    me: Token,
+    op: &'a Arc<Op>,
+}
+
+impl Drop for Unpost<'_> {
+    fn drop(&mut self) {
+        if !self.op.is_done() {
+            self.shared.withdraw_recv(self.me, self.op);
+        }
+    }
+}
+
+impl Node {
+    /// Receives the next message that `accepts` accepts into `buf`, and returns its envelope: `buf[..envelope.len]` is the
+    /// message. Messages of one sender and priority come in the order in which they were sent.
+    ///
+    /// Waits until there is one. A receive that is bound to one node ends with an error when that node is gone and all it
+    /// had sent was received.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if the message is longer than `buf`: the error owns the message. [`Error::PeerDied`],
+    /// [`Error::PeerLeft`], [`Error::NoSuchNode`], [`Error::Damaged`], [`Error::Severed`]; [`Error::Forked`], [`Error::Reentrant`],
+    /// [`Error::Closed`].
+    #[inline]
+    pub fn recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Envelope> {
+        self.shared.receive(accepts, buf, None)
+    }
+
+    /// Receives a message, waiting until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; otherwise as [`recv`](Self::recv).
+    #[inline]
+    pub fn recv_by(&self, accepts: Match, buf: &mut [u8], deadline: Instant) -> Result<Envelope> {
+        self.shared.receive(accepts, buf, Some(deadline))
+    }
+
+    /// Receives a message if a whole one is there now. Does not wait, unless the first part of a message is there: then for
+    /// the rest, for as long as it keeps coming, up to 100 ms.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    #[inline]
+    pub fn try_recv(&self, accepts: Match, buf: &mut [u8]) -> Result<Option<Envelope>> {
+        let me = self.shared.check()?;
+        let mut direct = IntoBuffer { accepts, buf, got: None, long: None, patient: false };
+        {
+            let mut engine = self.shared.enter(me, "try_recv")?;
+            // What the poller could not take for want of room, the receiver itself takes.
+            let found = if self.shared.progress() == Progress::Poller && !engine.is_refusing() {
+                take_pooled(&mut engine, &mut direct)
+            } else {
+                // A look goes over a few idle lanes at a time: go on while any lane has something.
+                (0..TURNS_MAX).any(|_| take_now(&mut engine, me, &mut direct) || !engine.fabric().has_news())
+                    && (direct.got.is_some() || direct.long.is_some())
+            };
+            if let Some(got) = direct.got.take() {
+                return got.map(Some);
+            }
+            if !found {
+                return engine.never(&accepts).map_or(Ok(None), Err);
+            }
+        }
+        match self.shared.receive_posted(me, direct, Some(Instant::now() + Duration::from_millis(100)), true) {
+            Err(Error::Timeout { .. }) => Ok(None),
+            got => got.map(Some),
+        }
+    }
+
+    /// Receives a message and reads it where it lies, without copying it: `read` gets its envelope and its bytes. Messages
+    /// longer than a packet, or that came before anybody asked, are read from private memory.
+    ///
+    /// `read` runs while this thread holds the node's engine: other threads of the node wait for it, and calls to the same
+    /// node from within it end with [`Error::Reentrant`].
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), without truncation.
+    pub fn recv_with<R>(&self, accepts: Match, read: impl FnOnce(&Envelope, Payload<'_>) -> R) -> Result<R> {
+        self.shared.receive_in_place(accepts, None, read)
+    }
+
+    /// Receives a message in place, waiting until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; otherwise as [`recv_with`](Self::recv_with).
+    pub fn recv_with_by<R>(
+        &self,
+        accepts: Match,
+        deadline: Instant,
+        read: impl FnOnce(&Envelope, Payload<'_>) -> R,
+    ) -> Result<R> {
+        self.shared.receive_in_place(accepts, Some(deadline), read)
+    }
+
+    /// Begins to receive a message into a buffer of its own and returns at once. Receives match in the order in which they
+    /// were begun.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    pub fn start_recv<B: AsMut<[u8]> + Send + 'static>(&self, accepts: Match, buffer: B) -> Result<Request<B>> {
+        Request::recv(self.clone(), accepts, buffer)
+    }
+
+    /// The envelope of the first message that `accepts` would accept, without receiving it. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    pub fn probe(&self, accepts: Match) -> Result<Option<Envelope>> {
+        let me = self.shared.check()?;
+        let mut engine = self.shared.enter(me, "probe")?;
+        if self.shared.progress() != Progress::Poller {
+            for _ in 0..TURNS_MAX {
+                let found = engine.pool().find(&accepts).is_some();
+                if found || (engine.turn(me, false) == 0 && !engine.fabric().has_news()) {
+                    break;
+                }
+            }
+        }
+        Ok(engine.pool().find(&accepts).map(|message| message.envelope))
+    }
+}

@@ -1,0 +1,414 @@
+//! Sending.
+
+use super::Node;
+use super::request::Request;
+use crate::Result;
+use crate::drive::Shared;
+use crate::drive::poller::Progress;
+use crate::error::Error;
+use crate::message::order::{self, Order};
+use crate::message::outbound::{Far, Outbound, Plan, SendOp, Sent, WHOLE_BYTES};
+use crate::mode::{ModeRequest, Receipt};
+use crate::sync::baton::Token;
+use crate::sync::op::{Op, Outcome};
+use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Until when a send may wait.
+#[derive(Clone, Copy)]
+pub(super) enum Patience {
+    None,
+    Until(Instant),
+    Forever,
+}
+
+/// The longest message that `try_send` takes: it fits an idle lane of default size.
+pub(super) const TRY_BYTES: usize = 64 << 10;
+
+impl Shared {
+    /// The whole of a small send when there is room: no lock, no system call, nothing allocated. False if it has to go the
+    /// long way.
+    #[inline(always)]
+    pub(super) fn send_now(
+        &self,
+        me: Token,
+        outbound: &Outbound,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+    ) -> Result<bool> {
+        if bytes.len() > WHOLE_BYTES || self.progress() == Progress::Poller {
+            return Ok(false);
+        }
+        let Some(mut state) = outbound.state.enter(me) else { return Err(Error::Reentrant { operation: "send" }) };
+        if state.is_held() || life.is_some_and(|life| life != state.incarnation) {
+            return Ok(false);
+        }
+        match state.send_whole(tag, bytes) {
+            Push::Done => Ok(true),
+            Push::Full => Ok(false),
+            Push::Down(_) => Err(Error::Damaged { node: outbound.target }),
+        }
+    }
+
+    /// Sends what the short way could not: waits for room, goes in pieces, lines up behind what is queued.
+    #[cold]
+    pub(super) fn send_slow(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        patience: Patience,
+    ) -> Result<()> {
+        self.send_asking(me, outbound, life, tag, bytes, None, patience).map(drop)
+    }
+
+    /// The same, of what may ask for a mode: then with how it went.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn send_asking(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        asks: Option<ModeRequest>,
+        patience: Patience,
+    ) -> Result<Option<Receipt>> {
+        let node = outbound.target;
+        let waits = !matches!(patience, Patience::None);
+        let began = if waits && self.modes().steers(asks) { self.modes().begin_sample() } else { None };
+        let op = match self.begin_send(me, outbound, life, tag, bytes, asks, patience)? {
+            Begun::Sent(op) => return Ok(self.sent(began, &op)),
+            Begun::Queued(op) => op,
+        };
+        // The bytes are the caller's: whatever happens, the op is over or removed before this returns.
+        let mut guard = Withdraw { shared: self, me, outbound, op: &op, armed: true };
+        let deadline = match patience {
+            Patience::Until(deadline) => Some(deadline),
+            _ => None,
+        };
+        let mut full = false;
+        let done = self.drive(me, &op, deadline, |engine| {
+            // The target takes nothing from us, and we take nothing from somebody: two such nodes would wait for ever.
+            full = engine.is_refusing() && outbound.state.enter(me).is_some_and(|state| state.refused());
+            full
+        })?;
+        if !done && !guard.withdraw() {
+            guard.armed = false;
+            return if full { Err(Error::Full { node }) } else { Err(Error::Timeout { operation: "send", node: Some(node) }) };
+        }
+        guard.armed = false;
+        match op.take() {
+            Some(Outcome::Failed(error)) => Err(error),
+            _ => Ok(self.sent(began, &op)),
+        }
+    }
+
+    /// How a message went that was sent; if it was sampled, how long it took is noted.
+    fn sent(&self, began: Option<Instant>, op: &Op) -> Option<Receipt> {
+        let receipt = op.receipt()?.sent();
+        if let Some(began) = began {
+            self.modes().observe(&receipt, began.elapsed());
+        }
+        Some(receipt)
+    }
+
+    /// Sends by a mode, and says how.
+    pub(super) fn send_as(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        mode: ModeRequest,
+    ) -> Result<Receipt> {
+        let receipt = self.send_asking(me, outbound, life, tag, bytes, Some(mode), Patience::Forever)?;
+        receipt.ok_or(Error::PeerLeft { node: outbound.target, incarnation: life.unwrap_or_default() })
+    }
+
+    /// Sends a copy of what could not be lent.
+    pub(crate) fn send_copy(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        self.send_slow(me, outbound, life, tag, bytes, deadline.map_or(Patience::Forever, Patience::Until))
+    }
+
+    /// Sends at once, or queues the send.
+    #[allow(clippy::too_many_arguments)]
+    fn begin_send(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        asks: Option<ModeRequest>,
+        patience: Patience,
+    ) -> Result<Begun> {
+        let node = outbound.target;
+        // Making one may take its time, which only those have who wait for ever.
+        if outbound.wants_bulk.load(Ordering::Relaxed) && matches!(patience, Patience::Forever) {
+            self.add_bulk(me, outbound)?;
+        }
+        let mut engine = self.enter(me, "send")?;
+        // Leaving closes the flag first and ends what is queued then, under the baton: nothing is queued after that.
+        self.check()?;
+        let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
+        let wanted = match life {
+            Some(life) => life,
+            None => engine.fabric().live(node).ok_or_else(|| engine.unreachable(node, None))?,
+        };
+        engine.connect(outbound, &mut state, wanted)?;
+        let now = matches!(patience, Patience::None);
+        let op = Op::new();
+        let mut far = Far::default();
+        if !state.is_queued() && (now || self.progress() != Progress::Poller) {
+            let order = Order { tag, bytes: bytes.as_ptr(), len: bytes.len(), op: &op, asks, waits: !now };
+            match engine.plan(outbound, &mut state, &order) {
+                Plan::Transfer(order::Begun::Yes) => return Ok(Begun::Queued(op)),
+                Plan::Refused(error) => return Err(error),
+                // No room: the queue is where it waits.
+                Plan::Transfer(order::Begun::Full) => {}
+                plan => {
+                    if let Plan::Lane(by) = plan {
+                        far.by = by;
+                    }
+                    if now && let Err(error) = state.check_room(far.by, node, bytes.len()) {
+                        op.receipt().inspect(|receipt| self.modes().forget(receipt));
+                        return Err(error);
+                    }
+                    // SAFETY: a slice.
+                    match unsafe { state.send_some(tag, bytes.as_ptr(), bytes.len(), far) } {
+                        Sent::Whole => return Ok(Begun::Sent(op)),
+                        Sent::Partly(now) => far = now,
+                        Sent::Down => return Err(Error::Damaged { node }),
+                    }
+                }
+            }
+        }
+        // SAFETY: send_slow removes the op, or sees it done, before the caller has its bytes back.
+        let send = unsafe { SendOp::new(tag, bytes, op.clone(), asks) };
+        if now || !state.enqueue(send, far) {
+            if far.started {
+                state.give_up(far.by);
+            }
+            op.receipt().inspect(|receipt| self.modes().forget(receipt));
+            return Err(Error::Full { node });
+        }
+        drop(state);
+        engine.list(outbound);
+        drop(engine);
+        self.hand_over();
+        Ok(Begun::Queued(op))
+    }
+
+    /// Makes a bulk ring, within no baton.
+    #[cold]
+    fn add_bulk(&self, me: Token, outbound: &Outbound) -> Result<()> {
+        // Not from within a callback, in which this thread holds the engine.
+        drop(self.enter(me, "send")?);
+        let mut state = outbound.state.enter(me).ok_or(Error::Reentrant { operation: "send" })?;
+        if !outbound.wants_bulk.swap(false, Ordering::Relaxed) || !state.ask_for_bulk() {
+            return Ok(());
+        }
+        drop(state);
+        let lives = |node, life| self.enter(me, "send").is_ok_and(|mut engine| engine.fabric().live(node) == Some(life));
+        let ring = self.ways().rings().take(self.membership(), || self.regions().next_number(), lives);
+        if let (Some(ring), Some(mut state)) = (ring, outbound.state.enter(me)) {
+            state.set_bulk(ring);
+        }
+        Ok(())
+    }
+
+    /// Takes a queued send back. False if it was under way no more: it has ended.
+    pub(super) fn withdraw_send(&self, me: Token, outbound: &Outbound, op: &Arc<Op>) -> bool {
+        // From within recv_with this thread has the engine already; the order engine, then way out, is kept either way.
+        let mut engine = self.enter(me, "cancel").ok();
+        if let Some(engine) = &mut engine
+            && let Some(withdrawn) = engine.outgoing().withdraw(op)
+        {
+            engine.send_words(me);
+            return withdrawn;
+        }
+        let removed = outbound.state.enter(me).is_some_and(|mut state| state.remove(op));
+        if !removed && engine.is_none() {
+            op.cancel();
+        }
+        removed
+    }
+
+    /// Begins a send whose bytes somebody else keeps until the op is over.
+    ///
+    /// # Safety
+    /// As [`SendOp::new`].
+    pub(super) unsafe fn start_send(
+        &self,
+        me: Token,
+        outbound: &Arc<Outbound>,
+        life: Option<Incarnation>,
+        tag: u64,
+        bytes: &[u8],
+        asks: Option<ModeRequest>,
+    ) -> Result<Arc<Op>> {
+        if asks.is_none() && self.send_now(me, outbound, life, tag, bytes)? {
+            let op = Op::new();
+            op.finish(Outcome::Sent);
+            return Ok(op);
+        }
+        match self.begin_send(me, outbound, life, tag, bytes, asks, Patience::Forever)? {
+            Begun::Queued(op) => Ok(op),
+            Begun::Sent(op) => {
+                op.finish(Outcome::Sent);
+                Ok(op)
+            }
+        }
+    }
+}
+
+enum Begun {
+    Sent(Arc<Op>),
+    Queued(Arc<Op>),
+}
+
+/// Withdraws a send when a wait ends by a panic, so that nobody reads bytes that are gone.
+struct Withdraw<'a> {
+    shared: &'a Shared,
+    me: Token,
+    outbound: &'a Outbound,
+    op: &'a Arc<Op>,
+    armed: bool,
+}
+
+impl Withdraw<'_> {
+    /// True if the op ended before it could be withdrawn.
+    fn withdraw(&mut self) -> bool {
+        !self.shared.withdraw_send(self.me, self.outbound, self.op)
+    }
+}
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.withdraw();
+        }
+    }
+}
+
+/// Gathers pieces. A vectored send costs a copy only if it has more than one piece.
+pub(super) fn gathered<'a>(pieces: &'a [IoSlice<'a>], room: &'a mut Vec<u8>) -> &'a [u8] {
+    match pieces {
+        [] => &[],
+        [only] => only,
+        several => {
+            for piece in several {
+                room.extend_from_slice(piece);
+            }
+            room
+        }
+    }
+}
+
+impl Node {
+    /// Sends a message to a node's present life and returns when `bytes` may be reused: a short message is in that node's lane then, and a
+    /// [large one](crate::transfer) has been moved, in which the target may have a hand. Any length; any tag.
+    ///
+    /// Waits while the lane is full. If it would have to wait while this node itself has no room for what others send it,
+    /// it returns `Full` instead, so that nodes which all send before they receive do not wait for each other for ever.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`];
+    /// [`Error::Forked`], [`Error::Reentrant`], [`Error::Closed`].
+    #[inline]
+    pub fn send(&self, node: NodeId, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.send_to(node, tag, bytes, Patience::Forever)
+    }
+
+    /// Sends a message of up to 64 KiB if there is room for it now.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if there is not; [`Error::Invalid`] if it is longer; otherwise as [`send`](Self::send).
+    #[inline]
+    pub fn try_send(&self, node: NodeId, tag: u64, bytes: &[u8]) -> Result<()> {
+        check_try(bytes.len())?;
+        self.send_to(node, tag, bytes, Patience::None)
+    }
+
+    /// Sends a message, waiting until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: then the message was not and will not be delivered. Otherwise as [`send`](Self::send).
+    #[inline]
+    pub fn send_by(&self, node: NodeId, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
+        self.send_to(node, tag, bytes, Patience::Until(deadline))
+    }
+
+    /// Sends a message by the fabric, link and protocol that are asked for, as far as they are, and says how it went: see
+    /// [`mode`](crate::mode). Otherwise as [`send`](Self::send); order is kept among all messages, whatever their modes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it can't go so, with the modes that it can take: by which fabrics the node is reached, and for protocols beside
+    /// `transfer` whether this memory can be reached. Otherwise as [`send`](Self::send).
+    pub fn send_as(&self, node: NodeId, tag: u64, bytes: &[u8], mode: ModeRequest) -> Result<Receipt> {
+        let me = self.shared.check()?;
+        let (outbound, _) = self.outbound(me, node)?;
+        self.shared.send_as(me, outbound, None, tag, bytes, mode)
+    }
+
+    /// Sends one message made of several pieces.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_vectored(&self, node: NodeId, tag: u64, pieces: &[IoSlice<'_>]) -> Result<()> {
+        self.send(node, tag, gathered(pieces, &mut Vec::new()))
+    }
+
+    /// Begins to send a message and returns at once. The buffer comes back with the [`Request`].
+    ///
+    /// # Errors
+    /// [`Error::Full`] if 4096 sends to that node wait already; otherwise as [`send`](Self::send).
+    pub fn start_send<B: AsRef<[u8]> + Send + 'static>(&self, node: NodeId, tag: u64, buffer: B) -> Result<Request<B>> {
+        let me = self.shared.check()?;
+        let (outbound, _) = self.outbound(me, node)?;
+        Request::send(self.clone(), outbound.clone(), None, tag, buffer, None)
+    }
+
+    #[inline]
+    fn send_to(&self, node: NodeId, tag: u64, bytes: &[u8], patience: Patience) -> Result<()> {
+        let me = self.shared.check()?;
+        if let Some(outbound) = self.shared.known(node)
+            && self.shared.send_now(me, outbound, None, tag, bytes)?
+        {
+            return Ok(());
+        }
+        let (outbound, _) = self.outbound(me, node)?;
+        self.shared.send_slow(me, outbound, None, tag, bytes, patience)
+    }
+}
+
+impl Shared {
+    /// The way to a node at normal priority, if there is one already.
+    #[inline(always)]
+    fn known(&self, node: NodeId) -> Option<&Arc<Outbound>> {
+        self.ways().known(node, Priority::Normal)
+    }
+}
+
+pub(super) fn check_try(len: usize) -> Result<()> {
+    if len <= TRY_BYTES {
+        return Ok(());
+    }
+    Err(Error::Invalid { what: format!("try_send takes up to {TRY_BYTES} bytes, not {len}: use send_by or start_send") })
+}

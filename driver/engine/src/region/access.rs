@@ -1,0 +1,495 @@
+//! Putting and getting.
+
+use super::remote::Request;
+use crate::drive::Shared;
+use crate::drive::poller::Progress;
+use crate::error::{Error, KeyFault};
+use crate::memory::cache::{Act, CACHED, GET, PUT, RegionCache, locate, whole};
+use crate::memory::copy;
+use crate::memory::key::Plain;
+use crate::memory::key::{Access, Key, Place, ReadWrite, read_secret};
+use crate::memory::table::{Miss, RegionTable};
+use crate::region::remote::{AccessBy, Update};
+use crate::sync::baton::{BatonGuard, Token};
+use crate::sync::op::{Op, Outcome};
+use crate::turn::Engine;
+use crate::{Node, Peer, Result};
+use doorbell_fabric::sync::{Ordering, fence};
+use doorbell_shm::error::ShmError;
+use doorbell_shm::far_copy::far_copy;
+use doorbell_shm::region::PeerRegion;
+use std::sync::Arc;
+
+/// The error of a key.
+pub fn fault(act: Act, place: &Place, why: KeyFault) -> Error {
+    Error::Key { operation: act.name, node: Some(place.node), why }
+}
+
+impl Shared {
+    /// The region that `place` is in, by the table.
+    fn look_up(&self, place: &Place, bytes: usize, act: Act) -> Result<Arc<PeerRegion>> {
+        let membership = self.membership();
+        if place.node.index() >= membership.max_nodes() {
+            return Err(fault(act, place, KeyFault::Unknown));
+        }
+        let table: &RegionTable = self.regions();
+        table
+            .open(membership, place.node, place.incarnation, place.number, act.writes, bytes)
+            .map_err(|miss| self.missing(place, act, miss))
+    }
+
+    /// The error of a region that can not be had.
+    #[cold]
+    pub fn missing(&self, place: &Place, act: Act, miss: Miss) -> Error {
+        let (node, incarnation) = (place.node, place.incarnation);
+        // The engine knows best how a node ended, unless this thread is within one of its callbacks.
+        if !matches!(miss, Miss::Withdrawn)
+            && let Some(error) = self.ended(Token::current(), node, incarnation)
+        {
+            return error;
+        }
+        let live = match self.has_network().then(|| self.enter(Token::current(), act.name)) {
+            // It may be reached by the network, which can't be found out here.
+            Some(Err(error)) if matches!(miss, Miss::OtherLife | Miss::Shm(ShmError::NoSuchNode { .. })) => return error,
+            Some(Ok(mut engine)) => engine.fabric().live(node),
+            _ => None,
+        };
+        match miss {
+            // It has another life, with which this node shares no memory.
+            Miss::Shm(ShmError::NoSuchNode { .. }) if live.is_some() => fault(act, place, KeyFault::Stale),
+            Miss::Gone { left: true } => Error::PeerLeft { node, incarnation },
+            Miss::Gone { left: false } => Error::PeerDied { node, incarnation },
+            Miss::Withdrawn | Miss::OtherLife => fault(act, place, KeyFault::Stale),
+            Miss::Shm(ShmError::NoSuchNode { .. }) => fault(act, place, KeyFault::Unknown),
+            Miss::Shm(ShmError::NodeDead { .. }) => fault(act, place, KeyFault::Stale),
+            // Another thread may have left meanwhile: then that is why.
+            Miss::Shm(error) => self.usable().err().unwrap_or_else(|| error.into()),
+        }
+    }
+
+    /// The engine, if the place is one of a node that shares no memory with this one, as far as is known.
+    pub fn elsewhere(&self, place: &Place, act: Act) -> Result<Option<(Token, BatonGuard<'_, Engine>)>> {
+        if !self.has_network() {
+            return Ok(None);
+        }
+        let me = self.check()?;
+        let Place { node, incarnation, .. } = *place;
+        if self.regions().knows(node, incarnation) {
+            return Ok(None);
+        }
+        // From within a callback: it may be one that shares memory; if it turns out not to be, that is said then.
+        let Ok(mut engine) = self.enter(me, act.name) else { return Ok(None) };
+        if !engine.is_remote(node, incarnation) {
+            engine.glance();
+        }
+        if !engine.is_remote(node, incarnation) {
+            return Ok(None);
+        }
+        // Leaving closes the flag first and ends what was begun then, under the baton: nothing is begun after that.
+        self.check()?;
+        Ok(Some((me, engine)))
+    }
+
+    /// A put from `ptr` or get to there, if the place is one of a node that shares no memory with this one. False if not: then
+    /// nothing was done.
+    ///
+    /// # Safety
+    /// There are `bytes` bytes: readable and initialised for a put, writable for a get.
+    #[cold]
+    #[inline(never)]
+    unsafe fn ask(&self, place: &Place, bytes: usize, act: Act, ptr: *mut u8) -> Result<bool> {
+        let Some((me, mut engine)) = self.elsewhere(place, act)? else { return Ok(false) };
+        let Place { node, incarnation, number, offset, secret, .. } = *place;
+        if bytes as u64 > place.bytes {
+            return Err(fault(act, place, KeyFault::OutOfRange));
+        }
+        let request = Request { incarnation, number, offset, bytes: bytes as u64, secret };
+        let how = AccessBy { operation: act.name, writes: act.writes, by: 0, pulls: false };
+        // SAFETY: as this function's, until `guard` is dropped or the operation is done.
+        let op = unsafe { engine.begin_access(me, how, node, request, ptr)? };
+        self.finish_access(me, engine, &op)?;
+        Ok(true)
+    }
+
+    /// Drives until a put or get has ended. From there on nobody touches its bytes.
+    pub(super) fn finish_access(&self, me: Token, engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<()> {
+        match self.finish_asked(me, engine, op)? {
+            Outcome::Copied => Ok(()),
+            _ => Err(Error::Cancelled),
+        }
+    }
+
+    /// Begins an update of a cell, at a node that shares no memory with this one. `None` if the place is not of one.
+    #[allow(clippy::type_complexity)]
+    pub fn begin_update_apart(
+        &self,
+        place: &Place,
+        update: Update,
+        act: Act,
+    ) -> Result<Option<(Token, BatonGuard<'_, Engine>, Arc<Op>)>> {
+        let Some((me, mut engine)) = self.elsewhere(place, act)? else { return Ok(None) };
+        let Place { node, incarnation, number, offset, secret, .. } = *place;
+        let request = Request { incarnation, number, offset, bytes: update.cell as u64, secret };
+        let op = engine.begin_update(me, act.name, node, request, update)?;
+        Ok(Some((me, engine, op)))
+    }
+
+    /// Drives until what was asked of a node has ended. From there on nobody touches its bytes.
+    pub fn finish_asked(&self, me: Token, mut engine: BatonGuard<'_, Engine>, op: &Arc<Op>) -> Result<Outcome> {
+        let guard = TakeBack { shared: self, me, op };
+        if self.progress() != Progress::Poller {
+            engine.push(me);
+        }
+        drop(engine);
+        self.hand_over();
+        let driven = self.drive(me, op, None, |_| false);
+        // Whatever drive said.
+        drop(guard);
+        match op.take() {
+            Some(Outcome::Failed(error)) => Err(error),
+            Some(outcome) => Ok(outcome),
+            None => Err(driven.err().unwrap_or(Error::Cancelled)),
+        }
+    }
+
+    /// The region that a key names, mapped, and the address of its place. Checked against the bounds of the region.
+    ///
+    /// # Errors
+    /// [`Error::Key`], [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Shm`].
+    #[inline]
+    pub fn find(&self, place: &Place, bytes: usize, act: Act) -> Result<(Arc<PeerRegion>, *mut u8)> {
+        self.usable()?;
+        if bytes as u64 > place.bytes {
+            return Err(fault(act, place, KeyFault::OutOfRange));
+        }
+        let region = self.look_up(place, bytes, act)?;
+        whole(&region)?;
+        let ptr = locate(&region, place, bytes, act).map_err(|why| fault(act, place, why))?;
+        Ok((region, ptr))
+    }
+}
+
+/// Takes a put, get or update back when its wait ends, by a panic too, so that nobody touches bytes that are gone.
+struct TakeBack<'a> {
+    shared: &'a Shared,
+    me: Token,
+    op: &'a Arc<Op>,
+}
+
+impl Drop for TakeBack<'_> {
+    fn drop(&mut self) {
+        self.shared.take_back(self.me, self.op);
+    }
+}
+
+impl Shared {
+    /// Takes a put, get or update back that has not ended: its bytes are not touched any more.
+    /// True if it was not sent, and never will be.
+    pub fn take_back(&self, me: Token, op: &Arc<Op>) -> bool {
+        !op.is_done() && self.enter(me, "put").is_ok_and(|mut engine| engine.take_back(op))
+    }
+}
+
+impl Node {
+    /// Writes elements where the key says: one copy by this thread, and nothing is asked of the target's processor. When it
+    /// returns, `from` is free for anything else. Never waits for the target; takes a short lock, which
+    /// [`Peer::put`](crate::Peer::put) does not.
+    ///
+    /// What is put is visible to whoever receives a message that this thread sends afterwards. What is put into a region that
+    /// is withdrawn, or whose node dies, at this moment may be lost in silence.
+    ///
+    /// To a node that shares no memory with this one it goes by the network: the target's engine checks the key, stores the bytes with
+    /// no help of its application, and says so. The call waits for that, driving this node's engine meanwhile: for as long as the
+    /// journey there and back takes, some tens of microseconds over loopback. Many pieces of a long one are under way at once. There is no
+    /// deadline: the wait ends with the answer, or when the target dies or leaves. After [`Error::PeerDied`], [`Error::PeerLeft`],
+    /// [`Error::Damaged`], [`Error::Severed`] or [`Error::Closed`] some of the bytes may be in their place. Up to 16 KiB go at high
+    /// priority, more at low; they wait behind messages of that priority for which the target has no room.
+    ///
+    /// # Errors
+    /// [`Error::Key`] says what is wrong with the key; [`Error::PeerDied`] and [`Error::PeerLeft`] if its node is known to be
+    /// gone, which is asked now and then; [`Error::Damaged`] if the region was truncated; [`Error::Shm`] if the region can't be mapped;
+    /// [`Error::Reentrant`] by the network from within `recv_with`, unless its message had waited in the pool; [`Error::Closed`], [`Error::Forked`], [`Error::Severed`].
+    pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
+        let bytes = size_of_val(from);
+        if self.shared().modes().steers_access() {
+            // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+            return unsafe {
+                self.shared().access_by_mode(&to.place, bytes, PUT, from.as_ptr().cast_mut().cast(), None).map(drop)
+            };
+        }
+        if self.shared().has_network()
+            // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+            && unsafe { self.shared().ask(&to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? }
+        {
+            return Ok(());
+        }
+        let (region, ptr) = self.shared().find(&to.place, bytes, PUT)?;
+        // SAFETY: `ptr` is the start of `bytes` writable bytes of `region`; all bytes of a `T` are initialised.
+        unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
+        whole(&region)
+    }
+
+    /// Reads elements from where the key says: one copy by this thread. As [`put`](Self::put), the other way, over the network too.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put). After [`Error::Key`] and [`Error::Reentrant`] `into` is as it was; after [`Error::Damaged`], or if the node died or left
+    /// while the network brought the bytes, some of them may be in it.
+    pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
+        let bytes = size_of_val(into);
+        let place = readable(from);
+        if self.shared().modes().steers_access() {
+            // SAFETY: a slice that nobody else has; any bytes are a `T`.
+            return unsafe { self.shared().access_by_mode(&place, bytes, GET, into.as_mut_ptr().cast(), None).map(drop) };
+        }
+        if self.shared().has_network()
+            // SAFETY: a slice that nobody else has; any bytes are a `T`.
+            && unsafe { self.shared().ask(&place, bytes, GET, into.as_mut_ptr().cast())? }
+        {
+            return Ok(());
+        }
+        let (region, ptr) = self.shared().find(&place, bytes, GET)?;
+        // SAFETY: `ptr` is the start of `bytes` readable bytes of `region`; any bytes are a `T`.
+        unsafe { copy::out(ptr, into.as_mut_ptr().cast(), bytes) };
+        whole(&region)
+    }
+
+    /// As [`Peer::flush`], for puts of this thread to any node.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], [`Error::Forked`].
+    pub fn flush(&self) -> Result<()> {
+        self.shared().usable()?;
+        // What is put next is a store, too: no need to wait for the lines of those before.
+        fence(Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Every key may read: what it means to whoever reads.
+#[inline(always)]
+pub(super) fn readable<T: Plain, A: Access>(key: Key<T, A>) -> Place {
+    if A::WRITABLE { Place { secret: read_secret(key.place.secret), ..key.place } } else { key.place }
+}
+
+impl Peer {
+    /// Writes elements where the key says, as [`Node::put`], with no lock and no system call once the region was used: a put
+    /// of eight bytes is a few checks and one store. Over the network there is no difference to [`Node::put`].
+    ///
+    /// ```
+    /// # use doorbell::{Node, Space};
+    /// # fn main() -> Result<(), doorbell::Error> {
+    /// # let space = Space::heap();
+    /// # let owner = Node::builder("puts").space(space.clone()).join()?;
+    /// # let other = Node::builder("puts").space(space).join()?;
+    /// let region = owner.region::<u64>(8)?;
+    /// let peer = other.peer(owner.id())?;
+    /// peer.put(&[7, 8], region.key().at(2))?;
+    /// let mut all = [0; 8];
+    /// peer.get(region.read_key(), &mut all)?;
+    /// assert_eq!(all, [0, 0, 7, 8, 0, 0, 0, 0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Node::put`]; and [`KeyFault::OtherNode`] for a key of another node than this peer's.
+    #[inline]
+    pub fn put<T: Plain>(&self, from: &[T], to: Key<T, ReadWrite>) -> Result<()> {
+        let bytes = size_of_val(from);
+        let mut cache = self.region_cache().borrow_mut();
+        // SAFETY: all bytes of a `T` are initialised, and those of a put are not written.
+        let found = unsafe { self.find(&mut cache, &to.place, bytes, PUT, from.as_ptr().cast_mut().cast())? };
+        let Some(ptr) = found else { return Ok(()) };
+        // SAFETY: `ptr` is the start of `bytes` writable bytes of a region that is in the cache, and so mapped; all bytes of a
+        // `T` are initialised.
+        unsafe { copy::inward(from.as_ptr().cast(), ptr, bytes) };
+        cache.whole(&to.place)
+    }
+
+    /// Reads elements from where the key says, as [`Node::get`], with no lock and no system call once the region was used.
+    ///
+    /// # Errors
+    /// As [`Node::get`]; and [`KeyFault::OtherNode`] for a key of another node than this peer's.
+    #[inline]
+    pub fn get<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
+        // SAFETY: `get_by` gives readable bytes, and a slice that nobody else has.
+        self.get_by(from, into, |src, dst, len| unsafe { copy::out(src, dst, len) })
+    }
+
+    /// As [`get`](Self::get), of bytes that the peer's processor has just written and still has in its cache.
+    #[inline]
+    pub fn get_fresh<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T]) -> Result<()> {
+        self.get_by(from, into, |src, dst, len| {
+            // SAFETY: as in `get`.
+            unsafe { if cfg!(miri) { copy::out(src, dst, len) } else { far_copy(src, dst, len) } }
+            // What is read later was written later, as with `out`.
+            fence(Ordering::Acquire);
+        })
+    }
+
+    /// `by` copies from readable bytes of a region to a slice that nobody else has.
+    #[inline(always)]
+    fn get_by<T: Plain, A: Access>(&self, from: Key<T, A>, into: &mut [T], by: impl Fn(*const u8, *mut u8, usize)) -> Result<()> {
+        let bytes = size_of_val(into);
+        let mut cache = self.region_cache().borrow_mut();
+        let place = readable(from);
+        // SAFETY: a slice that nobody else has; any bytes are a `T`.
+        let found = unsafe { self.find(&mut cache, &place, bytes, GET, into.as_mut_ptr().cast())? };
+        let Some(ptr) = found else { return Ok(()) };
+        // `ptr` is the start of `bytes` readable bytes of a region that is in the cache, and so mapped; any bytes are a `T`.
+        by(ptr, into.as_mut_ptr().cast(), bytes);
+        cache.whole(&place)
+    }
+
+    /// Orders puts: whoever sees something that this thread puts afterwards, by [`Region::read`](crate::Region::read) or
+    /// `get`, sees all that it put before. So a flag can be put behind the data that it speaks of. Messages need no flush: to
+    /// receive one is to see what its sender had put before.
+    ///
+    /// It costs next to nothing and waits for nobody, and no put is ever under way when a call has returned.
+    ///
+    /// # Errors
+    /// [`Error::PeerDied`] or [`Error::PeerLeft`] if the peer is known to be gone; [`Error::Closed`], [`Error::Forked`].
+    pub fn flush(&self) -> Result<()> {
+        let shared = self.node().shared();
+        shared.usable()?;
+        // What is put next is a store, too: no need to wait for the lines of those before.
+        fence(Ordering::Release);
+        let (node, incarnation) = (self.id(), self.incarnation());
+        let cache = self.region_cache().borrow();
+        if cache.inbox.is_none() && shared.has_network() {
+            // Every put by the network is in its place already. From within a callback nobody knows.
+            let engine = shared.enter(Token::current(), "flush").ok();
+            return match engine.filter(|engine| engine.has_ended(node, incarnation)) {
+                Some(engine) => Err(engine.unreachable(node, Some(incarnation))),
+                None => Ok(()),
+            };
+        }
+        if cache.inbox.as_ref().is_some_and(|inbox| inbox.is_known_dead()) {
+            let ended = shared.ended(Token::current(), node, incarnation);
+            return Err(ended.unwrap_or(Error::PeerDied { node, incarnation }));
+        }
+        Ok(())
+    }
+
+    /// Where the bytes that `place` means are. `None`: where this node can't reach them, and by now they were put from `own` or got to
+    /// there by the network.
+    ///
+    /// # Safety
+    /// As [`Shared::ask`].
+    #[inline(always)]
+    unsafe fn find(
+        &self,
+        cache: &mut RegionCache,
+        place: &Place,
+        bytes: usize,
+        act: Act,
+        own: *mut u8,
+    ) -> Result<Option<*mut u8>> {
+        self.node().shared().usable()?;
+        // Whose life the region is of, the cache compares; that the node is this one, nobody else does.
+        if bytes as u64 <= place.bytes
+            && place.node == self.id()
+            && let Some(ptr) = cache.find(place, bytes, act)
+        {
+            return Ok(Some(ptr));
+        }
+        // SAFETY: caller.
+        unsafe { self.find_slow(cache, place, bytes, act, own) }
+    }
+
+    /// Not in the cache, or something is wrong, or it is time to ask whether the peer lives: the table finds out, or the peer says so.
+    ///
+    /// # Safety
+    /// As [`Shared::ask`].
+    #[cold]
+    unsafe fn find_slow(
+        &self,
+        cache: &mut RegionCache,
+        place: &Place,
+        bytes: usize,
+        act: Act,
+        own: *mut u8,
+    ) -> Result<Option<*mut u8>> {
+        if place.node != self.id() {
+            return Err(fault(act, place, KeyFault::OtherNode));
+        }
+        let shared = self.node().shared();
+        if shared.modes().steers_access() {
+            // SAFETY: caller.
+            unsafe { shared.access_by_mode(place, bytes, act, own, None)? };
+            return Ok(None);
+        }
+        if cache.inbox.as_ref().is_none_or(|inbox| inbox.incarnation() != place.incarnation) {
+            // SAFETY: caller.
+            if shared.has_network() && unsafe { shared.ask(place, bytes, act, own)? } {
+                return Ok(None);
+            }
+            cache.inbox = shared.regions().inbox(shared.membership(), place.node, place.incarnation).ok();
+        }
+        if let Some(inbox) = &cache.inbox {
+            // Not by the table's credit: others spend it too.
+            inbox.is_alive();
+        }
+        let (region, ptr) = shared.find(place, bytes, act).inspect_err(|_| {
+            // What is stale is not kept mapped.
+            for slot in &mut cache.regions {
+                slot.take_if(|region| !region.is_live() || cache.inbox.as_ref().is_none_or(|inbox| inbox.is_known_dead()));
+            }
+        })?;
+        cache.regions[place.number as usize % CACHED] = Some(region);
+        Ok(Some(ptr))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Incarnation, NodeId, ReadOnly, Region, Space};
+
+    fn why<T>(result: Result<T>) -> Option<KeyFault> {
+        match result {
+            Err(Error::Key { why, .. }) => Some(why),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn keys_that_no_owner_made_are_refused_by_name() {
+        let space = Space::heap();
+        let [a, b] = [(); 2].map(|()| Node::builder("forged").space(space.clone()).join().unwrap());
+        let region: Region<u32> = b.region(10).unwrap();
+        let peer = a.peer(b.id()).unwrap();
+        let good = region.key().place;
+        let cases = [
+            (Place { secret: good.secret ^ 1, ..good }, KeyFault::Forged),
+            (Place { secret: read_secret(good.secret), ..good }, KeyFault::Forged),
+            (Place { offset: 4, ..good }, KeyFault::OutOfRange),
+            (Place { offset: 40, bytes: 4, ..good }, KeyFault::OutOfRange),
+            (Place { offset: u64::MAX - 3, ..good }, KeyFault::OutOfRange),
+            (Place { bytes: 36, ..good }, KeyFault::OutOfRange),
+            (Place { number: good.number + 1, ..good }, KeyFault::Stale),
+            (Place { incarnation: Incarnation(77), ..good }, KeyFault::Stale),
+            (Place { node: NodeId(9), ..good }, KeyFault::Unknown),
+            (Place { node: NodeId(u16::MAX), ..good }, KeyFault::Unknown),
+        ];
+        // The second round is with the region in the cache.
+        for _ in 0..3 {
+            for (place, expected) in cases {
+                let (ones, key) = ([1; 10], Key::<u32, ReadWrite>::new(place));
+                assert_eq!(why(a.put(&ones, key)), Some(expected), "{key:?}");
+                let expected_of_peer = if place.node == b.id() { expected } else { KeyFault::OtherNode };
+                let n = if place.offset == 40 { 1 } else { 10 };
+                assert_eq!(why(peer.put(&ones[..n], key)), Some(expected_of_peer), "{key:?}");
+                let mut into = [5; 10];
+                let got = why(peer.get(Key::<u32, ReadOnly>::new(place), &mut into[..n]));
+                // To a reader, the secret of readers is right.
+                let right = place.secret == read_secret(good.secret);
+                assert_eq!((got.is_none(), into[0]), (right, if right { 0 } else { 5 }), "{key:?}");
+            }
+            let mut all = [9; 10];
+            region.read(0, &mut all).unwrap();
+            assert_eq!(all, [0; 10]);
+            peer.put(&[0; 10], region.key()).unwrap();
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The origin's half: puts, gets and updates of this node's threads, which wait for the answers.
+
+use super::update::Update;
+use super::wire::{IDS, OLD_BYTES, Request, Status, Step, Word};
+use crate::error::{Error, KeyFault};
+use crate::sync::op::{Op, Outcome};
+use crate::transfer::Place;
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes of a put that go with the request.
+const WITH_REQUEST: usize = 4096;
+/// Pieces begin at multiples of this, so that no element that is aligned to its size is cut.
+const GRAIN: usize = 64;
+
+/// The most bytes of a piece, where a packet has so many.
+pub fn piece_bytes(packet: usize) -> usize {
+    if packet >= GRAIN { packet - packet % GRAIN } else { packet }
+}
+
+/// A put, get or update of this node.
+pub struct Ask {
+    /// The node that it asks, and at which priority.
+    pub lane: usize,
+    /// Which life of it.
+    pub life: Incarnation,
+    id: u64,
+    operation: &'static str,
+    writes: bool,
+    /// By which link of the way it is sent.
+    pub by: u8,
+    /// Where its bytes lie, if the target fetches them.
+    pulls: Option<Place>,
+    request: Request,
+    /// What is done to a cell, if it is an update.
+    update: Option<Update>,
+    /// What is put, or where it goes that is got.
+    ptr: *mut u8,
+    len: usize,
+    /// Bytes sent of a put, received of a get.
+    moved: usize,
+    begun: bool,
+    /// Where its end is told.
+    pub op: Arc<Op>,
+}
+
+// SAFETY: whoever made the Ask keeps its bytes there until its op ended or it was removed (Ask::new).
+unsafe impl Send for Ask {}
+
+impl Ask {
+    /// A put of `len` bytes from `ptr`, or a get of as many to there.
+    ///
+    /// # Safety
+    /// Until `op` is done or [`Asked::remove`] was called for it, the bytes stay readable and unchanged for a put; for a get they
+    /// stay writable, and nobody else touches them.
+    pub unsafe fn new(lane: usize, operation: &'static str, writes: bool, request: Request, ptr: *mut u8, op: Arc<Op>) -> Self {
+        let (life, len) = (request.incarnation, request.bytes as usize);
+        Self {
+            lane,
+            life,
+            id: 0,
+            operation,
+            writes,
+            by: 0,
+            pulls: None,
+            request,
+            update: None,
+            ptr,
+            len,
+            moved: 0,
+            begun: false,
+            op,
+        }
+    }
+
+    /// An update of a cell. Nothing of the caller's is touched.
+    pub fn update(lane: usize, operation: &'static str, request: Request, update: Update, op: Arc<Op>) -> Self {
+        let (life, ptr) = (request.incarnation, std::ptr::null_mut());
+        let update = Some(update);
+        Self {
+            lane,
+            life,
+            id: 0,
+            operation,
+            writes: false,
+            by: 0,
+            pulls: None,
+            request,
+            update,
+            ptr,
+            len: 0,
+            moved: 0,
+            begun: false,
+            op,
+        }
+    }
+
+    /// By another link than the first; and for a put whose bytes the target fetches, where they lie.
+    pub fn routed(self, by: u8, pulls: Option<Place>) -> Self {
+        Self { by, pulls, ..self }
+    }
+
+    /// The node that it asks.
+    pub fn node(&self) -> NodeId {
+        NodeId((self.lane / PRIORITIES) as u16)
+    }
+
+    /// Whether its request is in the lane.
+    pub fn is_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Whether all of it is in the lane that has to go there.
+    pub fn is_sent(&self) -> bool {
+        self.begun && (!self.writes || self.moved == self.len)
+    }
+
+    fn word(&self, step: Step) -> u64 {
+        Word { step, id: self.id }.tag()
+    }
+
+    fn bytes(&self, len: usize) -> &[u8] {
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: the caller says no more than are left; readable and unchanged (Ask::new), as it is a put of which nothing was told
+        // yet.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(self.moved), len) }
+    }
+
+    /// Gives its next packet to `push`, where one carries `packet` bytes. True if it was taken.
+    pub fn send(&mut self, packet: usize, room: &mut Vec<u8>, push: impl FnOnce(u64, &[u8]) -> bool) -> bool {
+        if !self.begun
+            && let Some(place) = self.pulls
+        {
+            room.clear();
+            room.extend_from_slice(&self.request.encode());
+            place.words().iter().for_each(|word| room.extend_from_slice(&word.to_le_bytes()));
+            self.begun = push(self.word(Step::Pull), room);
+            self.moved = if self.begun { self.len } else { 0 };
+            return self.begun;
+        }
+        if let Some(update) = &self.update {
+            room.clear();
+            room.extend_from_slice(&self.request.encode());
+            room.extend_from_slice(&update.bytes);
+            self.begun = room.len() <= packet && push(self.word(Step::Update), room);
+            return self.begun;
+        }
+        if !self.begun {
+            let first = if self.writes && self.len <= WITH_REQUEST.min(packet - Request::BYTES) { self.len } else { 0 };
+            room.clear();
+            room.extend_from_slice(&self.request.encode());
+            room.extend_from_slice(self.bytes(first));
+            let done = push(self.word(if self.writes { Step::Put } else { Step::Get }), room);
+            if done {
+                self.begun = true;
+                self.moved += first;
+            }
+            return done;
+        }
+        let piece = piece_bytes(packet).min(self.len - self.moved);
+        let done = push(self.word(Step::More), self.bytes(piece));
+        if done {
+            self.moved += piece;
+        }
+        done
+    }
+
+    /// The next bytes of a get. True if they were the last.
+    fn got(&mut self, payload: Payload<'_>) -> Result<bool, &'static str> {
+        if self.writes || payload.is_empty() || payload.len() > self.len - self.moved {
+            return Err("bytes that nobody asked for");
+        }
+        // SAFETY: within the bytes that are left (checked), which are ours (Ask::new).
+        payload.copy_to(unsafe { std::slice::from_raw_parts_mut(self.ptr.add(self.moved), payload.len()) });
+        self.moved += payload.len();
+        Ok(self.moved == self.len)
+    }
+
+    /// The old value.
+    fn old(&self, payload: Payload<'_>) -> Result<Outcome, &'static str> {
+        if payload.len() != OLD_BYTES || !self.update.is_some_and(|update| update.fetch) {
+            return Err("an old value that nobody asked for");
+        }
+        let mut old = [0; OLD_BYTES];
+        payload.copy_to(&mut old);
+        Ok(Outcome::Updated(old))
+    }
+
+    /// How it ended, if it can have ended so.
+    fn end(&self, status: Status) -> Result<Outcome, &'static str> {
+        let node = self.node();
+        let fault = |why| Ok(Outcome::Failed(Error::Key { operation: self.operation, node: Some(node), why }));
+        match status {
+            Status::Fine if self.update.is_some_and(|update| update.fetch) => Err("an update that does not say the old value"),
+            Status::Fine if self.update.is_some() => Ok(Outcome::Updated([0; OLD_BYTES])),
+            Status::Fine if self.is_sent() && self.moved == self.len => Ok(Outcome::Copied),
+            Status::Fine => Err("a put or get that ended before it was over"),
+            Status::Stale => fault(KeyFault::Stale),
+            Status::Forged => fault(KeyFault::Forged),
+            Status::OutOfRange => fault(KeyFault::OutOfRange),
+            Status::Cut => Ok(Outcome::Failed(Error::Damaged { node })),
+            Status::Unreadable if self.pulls.is_some() => {
+                let what = format!(
+                    "node {node} can't fetch {} bytes at {:p} from this process: put them from a region, or by another mode",
+                    self.len, self.ptr
+                );
+                Ok(Outcome::Failed(Error::Invalid { what }))
+            }
+            Status::Unreadable => Err("a put that nobody had to fetch can't be fetched"),
+            Status::Unaligned | Status::Unknown if self.update.is_none() => Err("a put or get that is no update"),
+            Status::Unaligned => fault(KeyFault::WrongType),
+            Status::Unknown => {
+                let why =
+                    "the node that has the cell has no such operator of such a type; send it a message that asks for the update";
+                Ok(Outcome::Failed(Error::Unsupported { operation: self.operation, why }))
+            }
+        }
+    }
+}
+
+/// Puts, gets and updates of this node.
+#[derive(Default)]
+pub struct Asked {
+    made: u64,
+    /// Of which something is to be sent, in call order: those of one lane follow one another.
+    pub waiting: VecDeque<Ask>,
+    /// Which wait for their answers.
+    pub sent: VecDeque<Ask>,
+}
+
+impl Asked {
+    /// Enters one.
+    pub fn push(&mut self, mut ask: Ask) {
+        self.made = (self.made + 1) % IDS;
+        ask.id = self.made;
+        self.waiting.push_back(ask);
+    }
+
+    /// Whether so many of a node are under way.
+    pub fn has(&self, many: usize, node: NodeId) -> bool {
+        let under_way = || self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).filter(|ask| ask.node() == node);
+        self.waiting.len() + self.sent.len() >= many && under_way().count() >= many
+    }
+
+    /// Whether an answer is to come by a lane.
+    pub fn awaits(&self, lane: usize) -> bool {
+        self.waiting.iter().filter(|ask| ask.begun).chain(&self.sent).any(|ask| ask.lane == lane)
+    }
+
+    /// An answer came.
+    pub fn answer(&mut self, lane: usize, word: Word, payload: Payload<'_>) -> Verdict {
+        let is_its = |ask: &Ask| ask.lane == lane && ask.id == word.id && ask.begun;
+        let (at, was_sent) = match self.sent.iter().position(is_its) {
+            Some(at) => (at, true),
+            // A put that is refused while its bytes are still going out.
+            None => match self.waiting.iter().position(is_its) {
+                Some(at) => (at, false),
+                // Of one that was withdrawn.
+                None => return Verdict::Taken,
+            },
+        };
+        let ask = if was_sent { &mut self.sent[at] } else { &mut self.waiting[at] };
+        let outcome = match word.step {
+            Step::Done(status) => ask.end(status),
+            Step::Old => ask.old(payload),
+            _ => match ask.got(payload) {
+                Ok(true) => Ok(Outcome::Copied),
+                Ok(false) => return Verdict::Taken,
+                Err(reason) => Err(reason),
+            },
+        };
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(reason) => return Verdict::Broken(reason),
+        };
+        let ask = if was_sent { self.sent.remove(at) } else { self.waiting.remove(at) };
+        if let Some(ask) = ask {
+            ask.op.finish(outcome);
+        }
+        Verdict::Taken
+    }
+
+    /// Ends those of which `which` says so.
+    pub fn fail(&mut self, which: impl Fn(&Ask) -> bool, error: impl Fn() -> Error) {
+        let mut end = |ask: &mut Ask| {
+            let ends = which(ask);
+            if ends {
+                ask.op.finish(Outcome::Failed(error()));
+            }
+            !ends
+        };
+        self.waiting.retain_mut(&mut end);
+        self.sent.retain_mut(&mut end);
+    }
+
+    /// Takes one back: its bytes are not touched any more. True if nothing of it was sent.
+    pub fn remove(&mut self, op: &Arc<Op>) -> bool {
+        let is_it = |ask: &Ask| Arc::ptr_eq(&ask.op, op);
+        if let Some(at) = self.waiting.iter().position(is_it) {
+            return self.waiting.remove(at).is_some_and(|ask| !ask.begun);
+        }
+        if let Some(at) = self.sent.iter().position(is_it) {
+            self.sent.remove(at);
+        }
+        false
+    }
+}

@@ -1,0 +1,327 @@
+//! The target's half: what others ask of this node's regions. Its application does nothing.
+
+use super::update::{UPDATE_BYTES, Updates};
+use super::wire::{OLD_BYTES, Request, Status, Step, Word};
+use crate::memory::copy;
+use crate::memory::key::read_secret;
+use crate::memory::table::RegionTable;
+use crate::transfer::Place;
+use doorbell_fabric::sync::{Ordering, fence};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Verdict};
+use doorbell_shm::region::RegionMemory;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Puts, gets and updates of one node that are not answered: as many as it may have sent, and as are kept for it.
+pub const UNANSWERED_MAX: usize = 64;
+
+/// What others ask of this node's regions.
+pub struct Served {
+    /// How this node does updates, if it has atomics.
+    pub updates: Option<Updates>,
+    regions: Arc<RegionTable>,
+    life: Incarnation,
+    /// Puts of which bytes are still coming, the oldest first: of one lane several, where several links lead here.
+    coming: Vec<Coming>,
+    /// What is to be said, in the order in which it was asked for.
+    pub answers: VecDeque<Answer>,
+    /// Puts of which this node fetches the bytes.
+    pub pulls: VecDeque<Pull>,
+}
+
+/// A put of which this node fetches the bytes.
+pub struct Pull {
+    lane: usize,
+    /// Which life of the node that asks.
+    pub life: Incarnation,
+    id: u64,
+    /// Where they lie.
+    pub source: Place,
+    /// How many they are.
+    pub bytes: u64,
+    part: Part,
+}
+
+impl Pull {
+    /// The node that asks.
+    pub fn node(&self) -> NodeId {
+        NodeId((self.lane / PRIORITIES) as u16)
+    }
+
+    /// Has the next `most` bytes written, at most, by `read`: from where in the source on, to where, and how many. How it ended, if it has.
+    pub fn step(&mut self, most: usize, read: impl FnOnce(u64, *mut u8, u64) -> bool) -> Option<Status> {
+        let len = self.part.left.min(most);
+        let at = self.bytes - self.part.left as u64;
+        // What is put later is seen later.
+        fence(Ordering::Release);
+        // SAFETY: `at + left` is within the region (Served::check), and `len` at most `left`; `memory` keeps it mapped.
+        let target = unsafe { self.part.memory.ptr().add(self.part.at) };
+        if len > 0 && !read(at, target, len as u64) {
+            return Some(if self.part.memory.is_cut() { Status::Cut } else { Status::Unreadable });
+        }
+        self.part.at += len;
+        self.part.left -= len;
+        (self.part.left == 0).then(|| self.part.stored())
+    }
+
+    /// What is to be said of it.
+    pub fn answer(&self, status: Status) -> Answer {
+        Answer { lane: self.lane, life: self.life, id: self.id, what: What::Done(status) }
+    }
+}
+
+/// Bytes of a region of this node.
+struct Part {
+    memory: RegionMemory,
+    /// Where in the region they begin, or go on.
+    at: usize,
+    /// How many are left.
+    left: usize,
+}
+
+impl Part {
+    /// Stores the next bytes of a put. They are not more than are left.
+    fn store(&mut self, payload: Payload<'_>) {
+        let len = payload.len();
+        debug_assert!(len <= self.left);
+        // What is put later is seen later, as between the puts of one thread over shared memory.
+        fence(Ordering::Release);
+        // SAFETY: `at + left` is within the region (Served::check) and `len` at most `left` (caller); `memory` keeps it mapped.
+        unsafe { copy::inward(payload.as_ptr(), self.memory.ptr().add(self.at), len) };
+        self.at += len;
+        self.left -= len;
+    }
+
+    /// How the put ended, all of which is stored.
+    fn stored(&self) -> Status {
+        if self.memory.is_cut() { Status::Cut } else { Status::Fine }
+    }
+}
+
+struct Coming {
+    lane: usize,
+    life: Incarnation,
+    id: u64,
+    part: Part,
+}
+
+/// An answer that is to be given.
+pub struct Answer {
+    /// By which lane it was asked for, and is answered.
+    pub lane: usize,
+    /// The life of the node that asks.
+    pub life: Incarnation,
+    id: u64,
+    what: What,
+}
+
+enum What {
+    Done(Status),
+    Data(Part),
+    Old([u8; OLD_BYTES]),
+}
+
+impl Answer {
+    /// How many bytes its next packet has, where one carries so many.
+    pub fn next_len(&self, packet: usize) -> usize {
+        match &self.what {
+            What::Done(_) => 0,
+            What::Data(part) => part.left.min(packet),
+            What::Old(_) => OLD_BYTES,
+        }
+    }
+
+    /// Its next packet: the tag; the bytes, as many as [`next_len`](Self::next_len) said, come into `room`.
+    pub fn next(&self, len: usize, room: &mut Vec<u8>) -> u64 {
+        room.clear();
+        let status = match &self.what {
+            What::Done(status) => *status,
+            What::Old(old) => {
+                room.extend_from_slice(old);
+                return Word { step: Step::Old, id: self.id }.tag();
+            }
+            What::Data(part) => {
+                debug_assert!(len <= part.left);
+                room.resize(len, 0);
+                // SAFETY: `at + left` is within the region (Served::check) and `len` at most `left`; `memory` keeps it mapped.
+                unsafe { copy::out(part.memory.ptr().add(part.at), room.as_mut_ptr(), len) };
+                if !part.memory.is_cut() {
+                    return Word { step: Step::Got, id: self.id }.tag();
+                }
+                room.clear();
+                Status::Cut
+            }
+        };
+        Word { step: Step::Done(status), id: self.id }.tag()
+    }
+
+    /// After a packet of so many bytes. True if it was the last.
+    pub fn sent(&mut self, len: usize) -> bool {
+        match &mut self.what {
+            // Without bytes it was an error that was sent.
+            What::Data(part) if len > 0 => {
+                part.at += len;
+                part.left -= len;
+                part.left == 0
+            }
+            _ => true,
+        }
+    }
+}
+
+impl Served {
+    /// Nothing yet, of this life of a node that has these regions.
+    pub fn new(regions: Arc<RegionTable>, life: Incarnation) -> Self {
+        Self { regions, life, updates: None, coming: Vec::new(), answers: VecDeque::new(), pulls: VecDeque::new() }
+    }
+
+    /// The region that a request means, if its key is one of ours.
+    fn check(&self, request: &Request, writes: bool) -> Result<Part, Status> {
+        let memory = self.regions.memory(request.number).filter(|memory| request.incarnation == self.life && memory.is_live());
+        let memory = memory.ok_or(Status::Stale)?;
+        let secret = if writes { memory.secret() } else { read_secret(memory.secret()) };
+        if request.secret != secret {
+            return Err(Status::Forged);
+        }
+        let fits = request.offset.checked_add(request.bytes).is_some_and(|end| end <= memory.len() as u64);
+        if !fits {
+            return Err(Status::OutOfRange);
+        }
+        if memory.is_cut() {
+            return Err(Status::Cut);
+        }
+        Ok(Part { memory, at: request.offset as usize, left: request.bytes as usize })
+    }
+
+    /// Puts that were given up are not told of: of those of one node that are under way the oldest goes, where there are too many.
+    fn make_room(&mut self, node: usize) {
+        let is_its = |coming: &Coming| coming.lane / PRIORITIES == node;
+        if self.coming.iter().filter(|coming| is_its(coming)).count() >= UNANSWERED_MAX
+            && let Some(oldest) = self.coming.iter().position(is_its)
+        {
+            self.coming.remove(oldest);
+        }
+    }
+
+    /// Whether as many answers wait for the node of a lane as are kept.
+    fn is_full(&self, lane: usize) -> bool {
+        let its = || self.answers.iter().filter(|answer| answer.lane / PRIORITIES == lane / PRIORITIES);
+        self.answers.len() >= UNANSWERED_MAX && its().count() >= UNANSWERED_MAX
+    }
+
+    /// Somebody asks for a put or get.
+    pub fn ask(&mut self, lane: usize, life: Incarnation, id: u64, writes: bool, payload: Payload<'_>) -> Verdict {
+        if self.is_full(lane) {
+            return Verdict::Refused;
+        }
+        self.make_room(lane / PRIORITIES);
+        let Some((request, first)) = Request::decode(payload) else {
+            return Verdict::Broken("a put or get that does not say of what");
+        };
+        if first.len() as u64 > if writes { request.bytes } else { 0 } {
+            return Verdict::Broken("a put or get with more bytes than it says");
+        }
+        let what = match self.check(&request, writes) {
+            Err(status) => What::Done(status),
+            Ok(part) if !writes && part.left > 0 => What::Data(part),
+            Ok(mut part) => {
+                if !first.is_empty() {
+                    part.store(first);
+                }
+                if part.left > 0 {
+                    self.coming.push(Coming { lane, life, id, part });
+                    return Verdict::Taken;
+                }
+                What::Done(part.stored())
+            }
+        };
+        self.answers.push_back(Answer { lane, life, id, what });
+        Verdict::Taken
+    }
+
+    /// Somebody asks for an update, which is done at once.
+    pub fn update(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
+        if self.is_full(lane) {
+            return Verdict::Refused;
+        }
+        let mut bytes = [0; UPDATE_BYTES];
+        let Some((request, rest)) = Request::decode(payload).filter(|(_, rest)| rest.len() == UPDATE_BYTES) else {
+            return Verdict::Broken("an update that does not say of what");
+        };
+        rest.copy_to(&mut bytes);
+        let what = self.perform(&request, &bytes).unwrap_or_else(What::Done);
+        self.answers.push_back(Answer { lane, life, id, what });
+        Verdict::Taken
+    }
+
+    fn perform(&self, request: &Request, bytes: &[u8; UPDATE_BYTES]) -> Result<What, Status> {
+        let Part { memory, at, left } = self.check(request, true)?;
+        let updates = self.updates.ok_or(Status::Unknown)?;
+        let update = (updates.read)(bytes).ok_or(Status::Unknown)?;
+        if left != update.cell {
+            return Err(Status::Unknown);
+        }
+        if !at.is_multiple_of(left) {
+            return Err(Status::Unaligned);
+        }
+        // SAFETY: within the region (check), which `memory` keeps mapped and which begins at a page; all others write a cell by atomic instructions, or
+        // else as they may write anything into shared memory.
+        let old = unsafe { (updates.perform)(bytes, memory.ptr().add(at)) };
+        if memory.is_cut() {
+            return Err(Status::Cut);
+        }
+        Ok(if update.fetch { What::Old(old) } else { What::Done(Status::Fine) })
+    }
+
+    /// Somebody asks that this node fetches what is to be put.
+    pub fn pull(&mut self, lane: usize, life: Incarnation, id: u64, payload: Payload<'_>) -> Verdict {
+        let node = lane / PRIORITIES;
+        let answers = self.answers.iter().filter(|answer| answer.lane / PRIORITIES == node).count();
+        let pulls = self.pulls.iter().filter(|pull| pull.lane / PRIORITIES == node).count();
+        if answers + pulls >= UNANSWERED_MAX {
+            return Verdict::Refused;
+        }
+        let decoded = Request::decode(payload).and_then(|(request, rest)| {
+            let words = [rest.u64_at(0).map(u64::from_le)?, rest.u64_at(8).map(u64::from_le)?];
+            Some((request, Place::from_words(words).filter(|_| rest.len() == 16)?))
+        });
+        let Some((request, source)) = decoded else { return Verdict::Broken("a put to be fetched that does not say from where") };
+        match self.check(&request, true) {
+            Err(status) => self.answers.push_back(Answer { lane, life, id, what: What::Done(status) }),
+            Ok(part) => self.pulls.push_back(Pull { lane, life, id, source, bytes: request.bytes, part }),
+        }
+        Verdict::Taken
+    }
+
+    /// More bytes of a put.
+    pub fn more(&mut self, lane: usize, id: u64, payload: Payload<'_>) -> Verdict {
+        // Of one that was answered with an error: its origin did not know yet.
+        let is_its = |coming: &Coming| coming.lane == lane && coming.id == id;
+        let Some(at) = self.coming.iter().position(is_its) else { return Verdict::Taken };
+        let coming = &mut self.coming[at];
+        if payload.is_empty() || payload.len() > coming.part.left {
+            return Verdict::Broken("bytes that its put does not have");
+        }
+        coming.part.store(payload);
+        if coming.part.left == 0 {
+            let Coming { lane, life, id, part } = self.coming.remove(at);
+            self.answers.push_back(Answer { lane, life, id, what: What::Done(part.stored()) });
+        }
+        Verdict::Taken
+    }
+
+    /// Forgets what a life of a node asked for.
+    pub fn forget(&mut self, node: NodeId, life: Incarnation) {
+        let is_its = |lane: usize, of: Incarnation| lane / PRIORITIES == node.index() && of == life;
+        self.coming.retain(|coming| !is_its(coming.lane, coming.life));
+        self.answers.retain(|answer| !is_its(answer.lane, answer.life));
+        self.pulls.retain(|pull| !is_its(pull.lane, pull.life));
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.coming.clear();
+        self.answers.clear();
+        self.pulls.clear();
+    }
+}

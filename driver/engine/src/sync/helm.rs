@@ -1,0 +1,310 @@
+//! The helm: which of the waiting threads sleeps on the doorbell.
+//!
+//! Any number of threads wait; one of them sleeps where a producer of another process can wake it, on the bell, and drives
+//! the engine when it wakes. The others sleep on their own operations. Whoever leaves the helm wakes one of them, so that
+//! the bell is never left alone while somebody sleeps.
+
+use super::op::Op;
+use doorbell_fabric::sync::{AtomicU32, Ordering, planted_bug};
+#[cfg(loom)]
+use loom::sync::Mutex;
+use std::sync::Arc;
+#[cfg(not(loom))]
+use std::sync::Mutex;
+
+const FREE: u32 = 0;
+/// A thread of the application has it. As which it also sleeps on the bell: who armed that is seen there, so that nobody sleeps on in the place of another.
+pub const CALLER: u32 = 1;
+/// The poller has it.
+pub const POLLER: u32 = 2;
+/// The reactor has it. It keeps it when it is awake, too.
+pub const REACTOR: u32 = 3;
+
+/// Who sleeps on the bell, and who sleeps elsewhere.
+#[derive(Default)]
+pub struct Helm {
+    word: AtomicU32,
+    sleepers: Mutex<Vec<Arc<Op>>>,
+}
+
+impl Helm {
+    /// Takes the helm for a thread of the application, from the poller too. Says whether the poller had it: then it sleeps
+    /// on the bell and has to be woken.
+    pub fn take(&self) -> Option<bool> {
+        match self.word.compare_exchange(FREE, CALLER, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => Some(false),
+            Err(POLLER) => self.word.compare_exchange(POLLER, CALLER, Ordering::SeqCst, Ordering::SeqCst).is_ok().then_some(true),
+            Err(_) => None,
+        }
+    }
+
+    /// Takes the helm for the poller, if nobody has it.
+    pub fn take_as_poller(&self) -> bool {
+        self.word.compare_exchange(FREE, POLLER, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Takes the helm for the reactor, whoever has it: who sleeps on the bell has to be woken.
+    pub fn take_as_reactor(&self) {
+        self.word.store(REACTOR, Ordering::SeqCst);
+    }
+
+    /// Leaves the helm and wakes one sleeper, who will take it.
+    pub fn leave(&self) {
+        self.leave_as(CALLER);
+    }
+
+    /// The reactor leaves the helm.
+    pub fn leave_as_reactor(&self) {
+        self.leave_as(REACTOR);
+    }
+
+    fn leave_as(&self, who: u32) -> bool {
+        let had = self.word.compare_exchange(who, FREE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if had {
+            self.call_a_sleeper();
+        }
+        had
+    }
+
+    /// Whether the poller has the helm.
+    pub fn is_pollers(&self) -> bool {
+        self.word.load(Ordering::SeqCst) == POLLER
+    }
+
+    /// Whether a thread of the application that waits has the helm.
+    pub fn is_callers(&self) -> bool {
+        self.word.load(Ordering::SeqCst) == CALLER
+    }
+
+    /// For a thread that was woken to take the helm and has no need of it: wakes another.
+    pub fn pass_on(&self) {
+        if self.word.load(Ordering::SeqCst) == FREE {
+            self.call_a_sleeper();
+        }
+    }
+
+    /// Leaves the helm, if the poller still has it. Says whether it had.
+    pub fn leave_as_poller(&self) -> bool {
+        self.leave_as(POLLER)
+    }
+
+    /// Sleeps on `op` for as long as somebody else has the helm. `sleep` does the sleeping; it is not called if the helm is
+    /// free, so that the caller takes it.
+    pub fn sleep_on(&self, op: &Arc<Op>, sleep: impl FnOnce()) {
+        // Listed, then SLEEPING, then a look at the helm. Whoever leaves frees the helm, then looks at the list: one of
+        // the two sees the other.
+        self.lock().push(op.clone());
+        if op.will_sleep() {
+            let free = !planted_bug("helm") && self.word.load(Ordering::SeqCst) == FREE;
+            if free {
+                op.nudge();
+            } else {
+                sleep();
+            }
+        }
+        self.lock().retain(|other| !Arc::ptr_eq(other, op));
+    }
+
+    fn call_a_sleeper(&self) {
+        for op in self.lock().iter() {
+            if op.nudge() {
+                return;
+            }
+        }
+    }
+
+    #[cfg(not(loom))]
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Op>>> {
+        self.sleepers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    #[cfg(loom)]
+    fn lock(&self) -> loom::sync::MutexGuard<'_, Vec<Arc<Op>>> {
+        self.sleepers.lock().unwrap()
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::sync::op::Outcome;
+    use doorbell_shm::doorbell::Bell;
+    use std::time::Duration;
+
+    /// A node in small: the bell, the helm, and a count of what has arrived, which stands for the lanes.
+    struct Small {
+        bell: Bell,
+        helm: Helm,
+        arrived: AtomicU32,
+        ops: [Arc<Op>; 2],
+    }
+
+    impl Small {
+        fn new() -> Arc<Small> {
+            let ops = [Op::new(), Op::new()];
+            Arc::new(Small { bell: Bell::new(), helm: Helm::default(), arrived: AtomicU32::new(0), ops })
+        }
+
+        /// A turn of the engine: completes what has arrived.
+        fn turn(&self) {
+            let arrived = self.arrived.load(Ordering::Acquire);
+            for op in self.ops.iter().take(arrived as usize) {
+                op.finish(Outcome::Sent);
+            }
+        }
+
+        /// What `Shared::drive` does for a thread that parks at once.
+        fn wait(&self, op: &Arc<Op>) {
+            let mut held = false;
+            loop {
+                self.turn();
+                if op.is_done() {
+                    break;
+                }
+                if !held && self.helm.take().is_none() {
+                    self.helm.sleep_on(op, || op.sleep(Duration::MAX));
+                    continue;
+                }
+                held = true;
+                let _ = self.bell.arm();
+                if self.arrived.load(Ordering::Acquire) == 0 {
+                    self.bell.sleep(Duration::MAX);
+                }
+                self.bell.disarm();
+                loom::thread::yield_now();
+            }
+            if held {
+                self.helm.leave();
+            }
+        }
+    }
+
+    /// A node on a network in small: who sleeps has the port, and others wait for it. The baton is a lock here.
+    struct Networked {
+        bell: Bell,
+        helm: Helm,
+        baton: Mutex<()>,
+        port: Mutex<()>,
+        stopped: AtomicU32,
+    }
+
+    impl Networked {
+        /// What `Shared::park_poller` does.
+        fn poller(&self) {
+            if !self.helm.take_as_poller() {
+                return;
+            }
+            let sleeper = if planted_bug("sleeper") { CALLER } else { POLLER };
+            let baton = self.baton.lock().unwrap();
+            let mut is_armed = self.helm.is_pollers();
+            if is_armed {
+                let _ = self.bell.arm_as(sleeper);
+                if !planted_bug("second-look") && !self.helm.is_pollers() {
+                    self.bell.disarm();
+                    is_armed = false;
+                }
+            }
+            drop(baton);
+            // One of the two sees the other: who ends it says so, and rouses it.
+            if is_armed && self.stopped.load(Ordering::SeqCst) == 0 {
+                let _port = self.port.lock().unwrap();
+                self.bell.sleep_as(sleeper, Duration::MAX);
+            }
+            if self.helm.leave_as_poller() {
+                self.bell.disarm_as(sleeper);
+            }
+        }
+
+        /// What `Shared::drive` does for a thread whose time is over as soon as it sleeps, so that nobody has to ring for it.
+        fn caller(&self) {
+            if let baton = self.baton.lock().unwrap()
+                && self.bell.is_armed()
+            {
+                // It looks by itself (`Engine::poll`).
+                self.bell.disarm();
+                drop(baton);
+            }
+            let Some(from_poller) = self.helm.take() else { return };
+            if from_poller {
+                if planted_bug("rouse") { self.bell.wake() } else { self.bell.rouse() }
+            }
+            let baton = self.baton.lock().unwrap();
+            let _ = self.bell.arm_as(CALLER);
+            drop(baton);
+            // As long as somebody sleeps there this waits.
+            drop(self.port.lock().unwrap());
+            let baton = self.baton.lock().unwrap();
+            self.bell.disarm();
+            drop(baton);
+            self.helm.leave();
+        }
+    }
+
+    /// A thread of the application takes the helm from the poller, wherever that is on its way to sleep: the poller lets go of the port, though nobody rings.
+    #[test]
+    fn the_poller_makes_room() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.max_branches = 20_000;
+        builder.check(|| {
+            let node = Arc::new(Networked {
+                bell: Bell::new(),
+                helm: Helm::default(),
+                baton: Mutex::new(()),
+                port: Mutex::new(()),
+                stopped: AtomicU32::new(0),
+            });
+            let poller = {
+                let node = node.clone();
+                loom::thread::spawn(move || node.poller())
+            };
+            (0..2).for_each(|_| node.caller());
+            node.stopped.store(1, Ordering::SeqCst);
+            node.bell.rouse();
+            poller.join().unwrap();
+        });
+    }
+
+    /// Two threads wait, each for its own operation; one message completes both. Whoever takes the helm, the other is
+    /// woken too.
+    #[test]
+    fn nobody_sleeps_on() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.max_branches = 20_000;
+        builder.check(|| {
+            let small = Small::new();
+            let waiter = {
+                let small = small.clone();
+                loom::thread::spawn(move || small.wait(&small.ops[1]))
+            };
+            small.arrived.store(2, Ordering::Release);
+            small.bell.ring(false);
+            small.wait(&small.ops[0]);
+            waiter.join().unwrap();
+        });
+    }
+
+    /// The one who has the helm leaves it while another is about to fall asleep beside it: the other takes over.
+    #[test]
+    fn the_helm_is_handed_over() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.max_branches = 20_000;
+        builder.check(|| {
+            let small = Small::new();
+            assert_eq!(small.helm.take(), Some(false));
+            let other = {
+                let small = small.clone();
+                loom::thread::spawn(move || {
+                    // Sleeps beside the helm until it is handed over; then it is free to be taken.
+                    while small.helm.take().is_none() {
+                        small.helm.sleep_on(&small.ops[1], || small.ops[1].sleep(Duration::MAX));
+                    }
+                })
+            };
+            small.helm.leave();
+            other.join().unwrap();
+        });
+    }
+}

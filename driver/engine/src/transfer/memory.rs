@@ -1,0 +1,143 @@
+//! Where the bytes of a message lie, at this end and at the other, and how the other end's are reached.
+
+use super::Place;
+use crate::memory::table::RegionTable;
+use doorbell_fabric::{Incarnation, NodeId};
+use doorbell_shm::domain::{Membership, PeerInbox};
+use doorbell_shm::region::PeerRegion;
+use std::io;
+use std::sync::Arc;
+
+/// This end's memory: which of it lies in regions that peers can map.
+#[derive(Clone)]
+pub struct Local {
+    membership: Arc<Membership>,
+    regions: Arc<RegionTable>,
+}
+
+impl Local {
+    /// The memory of a node.
+    pub(crate) fn new(membership: Arc<Membership>, regions: Arc<RegionTable>) -> Self {
+        Self { membership, regions }
+    }
+
+    /// Where bytes of this process lie.
+    pub fn place(&self, bytes: *const u8, len: usize) -> Place {
+        match self.regions.find(bytes, len) {
+            Some((number, offset)) => Place::Region { number, offset },
+            None => Place::Private(bytes.expose_provenance() as u64),
+        }
+    }
+
+    /// Lets go of what is mapped of a peer whose life is over.
+    pub fn let_go(&self, node: NodeId, incarnation: Incarnation) {
+        self.regions.let_go(node, incarnation);
+    }
+
+    /// Whether they lie in a region.
+    pub fn is_in_region(&self, bytes: *const u8, len: usize) -> bool {
+        self.regions.find(bytes, len).is_some()
+    }
+}
+
+/// The other end's bytes.
+pub enum Remote {
+    /// In that process's private memory.
+    Private(Arc<PeerInbox>, u64),
+    /// In a region of its, mapped here: from this offset on.
+    Region(Arc<PeerRegion>, usize),
+}
+
+impl Remote {
+    /// How a place of the other end is reached; `None` if it can't be.
+    pub fn of(place: Place, len: u64, peer: &Arc<PeerInbox>, local: &Local, writable: bool) -> Option<Self> {
+        match place {
+            Place::Nowhere | Place::Session(_) => None,
+            Place::Private(address) => {
+                (Self::can_reach(peer) && address.checked_add(len).is_some()).then(|| Self::Private(peer.clone(), address))
+            }
+            Place::Region { number, offset } => {
+                let region = local.regions.map_peer(&local.membership, peer.id(), peer.incarnation(), number, writable)?;
+                let end = offset.checked_add(len)?;
+                (end <= region.len() as u64).then(|| Self::Region(region, offset as usize))
+            }
+        }
+    }
+
+    /// Whether private memory of a peer can be reached.
+    pub fn can_reach(peer: &Arc<PeerInbox>) -> bool {
+        peer.reach().is_some()
+    }
+
+    /// Whether its bytes can be read, as far as a look at their ends tells.
+    pub fn is_readable(&self, len: u64) -> bool {
+        match self {
+            Self::Private(peer, address) => peer.reach().is_some_and(|reach| reach.can_read(*address, len as usize)),
+            Self::Region(..) => true,
+        }
+    }
+
+    /// Whether it is a region that was truncated under the copy.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Region(region, _) if region.is_cut())
+    }
+
+    /// Whether all of `len` bytes from `at` on can be read: if so, a copy from there failed at where it went.
+    pub fn can_read_all(&self, at: u64, len: u64) -> bool {
+        match self {
+            Self::Private(peer, address) => peer.reach().is_some_and(|reach| reach.can_read_all(address + at, len as usize)),
+            Self::Region(..) => !self.is_cut(),
+        }
+    }
+
+    /// Whether the other end lives, if a copy that failed left that open.
+    pub fn is_alive(&self) -> bool {
+        match self {
+            Self::Private(peer, _) => peer.is_alive(),
+            Self::Region(..) => true,
+        }
+    }
+
+    fn whole(&self) -> io::Result<()> {
+        if self.is_cut() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    }
+
+    /// Copies from there.
+    ///
+    /// # Safety
+    /// `len` bytes are writable at `into`, and `at + len` lies within the place.
+    pub unsafe fn read(&self, at: u64, into: *mut u8, len: u64) -> io::Result<()> {
+        match self {
+            Self::Private(peer, address) => {
+                let reach = peer.reach().ok_or(io::ErrorKind::PermissionDenied)?;
+                // SAFETY: the bytes are the caller's; in one process the other end exposed its address and keeps its bytes.
+                unsafe { reach.read(address + at, into, len as usize) }
+            }
+            Self::Region(region, offset) => {
+                // SAFETY: within the region (`of` checked the whole place), which stays mapped; the bytes are the caller's. Regions of one
+                // process may be one.
+                unsafe { std::ptr::copy(region.ptr().add(offset + at as usize), into, len as usize) };
+                self.whole()
+            }
+        }
+    }
+
+    /// Copies to there.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `from`, `at + len` lies within the place, and the other end asked for it.
+    pub unsafe fn write(&self, at: u64, from: *const u8, len: u64) -> io::Result<()> {
+        match self {
+            Self::Private(peer, address) => {
+                let reach = peer.reach().ok_or(io::ErrorKind::PermissionDenied)?;
+                // SAFETY: as above; it waits until the meeting says that this is done.
+                unsafe { reach.write(address + at, from, len as usize) }
+            }
+            Self::Region(region, offset) => {
+                // SAFETY: as above; mapped to be written (`of`).
+                unsafe { std::ptr::copy(from, region.ptr().add(offset + at as usize), len as usize) };
+                self.whole()
+            }
+        }
+    }
+}

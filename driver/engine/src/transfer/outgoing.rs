@@ -1,0 +1,455 @@
+//! The origin's end: an RTS, memory-FIFO packets from the first end of the buffer, and, once the remote get has come, direct puts
+//! from the last end, until the ends meet.
+
+mod transfer;
+
+use super::apart::Lending;
+use super::descriptor::{CHUNK_LEAST, CHUNK_MOST, DirectPut, Over, RemoteGet, Ticket};
+use super::memory::{Local, Remote};
+use super::report::{Descriptor, Reports, Side, TransferReport};
+use super::way::Way;
+use super::{APART_LEAST, Copy, LEAST_SHARE, Place};
+use crate::board::monitor::Monitor;
+use crate::error::Error;
+use crate::message::order::{Begun, Order};
+use crate::message::outbound::{OutState, Outbound};
+use crate::mode::{LINKS_MAX, Links, Modes};
+use crate::sync::baton::Token;
+use crate::sync::op::{Op, Outcome};
+use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::cma;
+use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::meeting::{Ends, MEETINGS, Meeting, Meetings, Moved};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use transfer::{Partner, Transfer};
+
+/// How soon to try again what another thread may have stood in the way of, if nobody looks before.
+pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(1);
+
+/// What this node is sending by transfers.
+pub struct Outgoing {
+    transfers: Vec<Transfer>,
+    /// Slots in use, and their latest generations, by target.
+    slots: Vec<Option<Box<Slots>>>,
+    copy: Copy,
+    from_high: bool,
+    turns: u32,
+    /// Transfers for which somebody waits.
+    active: usize,
+    /// Targets that broke the rules of a meeting.
+    broken: Vec<NodeId>,
+    /// Targets that can't see that a message is not to be delivered, and have to be told.
+    farewells: Vec<Farewell>,
+    reports: Reports,
+    monitor: Arc<Monitor>,
+    /// Where receipts are counted.
+    modes: Arc<Modes>,
+}
+
+#[derive(Clone, Default)]
+struct Slots {
+    used: u32,
+    /// Those of which this life has used the meeting in the target's inbox.
+    met: u32,
+    generations: [u16; MEETINGS],
+    /// Transfers that were over, by link.
+    ended: [u32; LINKS_MAX],
+    way: Way,
+}
+
+const _: () = assert!(MEETINGS <= 32);
+
+/// What a target has to be told of a transfer that was given up.
+pub struct Farewell {
+    /// The way by which its RTS went.
+    pub out: Arc<Outbound>,
+    /// Of the target.
+    pub life: Incarnation,
+    /// Which transfer.
+    pub ticket: Ticket,
+    /// The target has taken its RTS.
+    pub was_taken: bool,
+}
+
+/// By which link and protocol a message is moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// The link, and its number among those of a network.
+    pub by: u8,
+    /// The number of the link among those of a network, if it is one of these.
+    pub apart: Option<u8>,
+    /// Further links of that network that may carry parts of it.
+    pub beside: Links,
+    /// Who copies.
+    pub copy: Copy,
+    /// Whether the memory FIFO leaves the target more time to ask for it.
+    pub patient: bool,
+    /// Whether this node has an engine that puts.
+    pub has_engine: bool,
+}
+
+impl Outgoing {
+    /// Nothing, to any of `nodes` nodes.
+    pub fn new(nodes: usize, copy: Copy, from_high: bool, monitor: Arc<Monitor>, modes: Arc<Modes>) -> Self {
+        Self {
+            transfers: Vec::new(),
+            slots: vec![None; nodes],
+            copy,
+            from_high,
+            turns: 0,
+            active: 0,
+            broken: Vec::new(),
+            farewells: Vec::new(),
+            reports: Reports::default(),
+            monitor,
+            modes,
+        }
+    }
+
+    /// Whether nothing is under way.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.transfers.is_empty()
+    }
+
+    /// Whether somebody waits for what is under way.
+    #[inline(always)]
+    pub fn is_active(&self) -> bool {
+        self.active > 0
+    }
+
+    /// How long until something may be done here that nobody rings for; `None` if there is no such thing.
+    pub fn due(&self) -> Option<Duration> {
+        let waiting = (0..self.transfers.len()).filter(|at| !self.transfers[*at].drained && !self.is_in_line(*at));
+        waiting.filter_map(|at| self.transfers[at].due()).min()
+    }
+
+    /// How many are under way, by priority.
+    pub fn depths(&self) -> [usize; PRIORITIES] {
+        let mut depths = [0; PRIORITIES];
+        for transfer in &self.transfers {
+            depths[transfer.out.priority.index()] += usize::from(!transfer.drained);
+        }
+        depths
+    }
+
+    /// The latest that ended.
+    pub fn reports(&mut self) -> &mut Reports {
+        &mut self.reports
+    }
+
+    /// How the engine moves a message of which nothing else was said.
+    pub fn usual(&self, apart: Option<u8>) -> Route {
+        Route { by: 0, apart, beside: Links::NONE, copy: self.copy, patient: false, has_engine: true }
+    }
+
+    /// Who copies, if nothing is said of it.
+    pub fn copy(&self) -> Copy {
+        self.copy
+    }
+
+    /// How many transfers by one link are not complete, and how many have ended, those of which it carries a part included.
+    pub fn count_by(&self, target: NodeId, by: u8) -> (u32, u32) {
+        let is_its = |transfer: &&Transfer| transfer.out.target == target && transfer.goes_by(by) && !transfer.drained;
+        let ended = self.slots.get(target.index()).and_then(Option::as_deref).map_or(0, |slots| slots.ended[usize::from(by)]);
+        (self.transfers.iter().filter(is_its).count() as u32, ended)
+    }
+
+    /// Injects the RTS of a message. The caller holds the way out, and nothing is queued before this message. `peer`: the target, if the message
+    /// goes by memory that it shares.
+    pub fn begin(
+        &mut self,
+        route: Route,
+        peer: Option<&Arc<PeerInbox>>,
+        out: &Arc<Outbound>,
+        state: &mut OutState,
+        local: &Local,
+        order: &Order<'_>,
+    ) -> Begun {
+        let Some(slots) = self.slots.get_mut(out.target.index()) else { return Begun::NoSlot };
+        let slots = slots.get_or_insert_default();
+        let meetings = peer.map(Meetings::with_target);
+        // What an earlier life of this node announced and its target has not seen yet must stay as it is.
+        let is_free = |slot: &usize| {
+            let is_known = slots.met & 1 << slot != 0 || peer.is_none();
+            let is_over = || meetings.as_ref().and_then(|meetings| meetings.get(*slot)).is_some_and(Meeting::is_over);
+            slots.used & 1 << slot == 0 && (is_known || is_over())
+        };
+        let Some(slot) = (0..MEETINGS).find(is_free) else { return Begun::NoSlot };
+        let latest = u64::from(slots.generations[slot]);
+        let generation = match &meetings {
+            // An earlier life of this node may have used it, and its target may not be done with that.
+            Some(meetings) if slots.met & 1 << slot == 0 => {
+                let next = Meeting::next_generation(meetings.get(slot).map_or(0, Meeting::generation));
+                // Nor with one of this life that went by the network.
+                if next == latest { Meeting::next_generation(next) } else { next }
+            }
+            _ => Meeting::next_generation(latest),
+        };
+        let ticket = Ticket { slot: slot as u16, generation: generation as u16 };
+        let ends = Ends { len: order.len as u64, chunk: chunk_for(order.len as u64), from_high: self.from_high };
+        let partner = match (peer, meetings) {
+            (Some(peer), Some(meetings)) => Partner::Near(peer.clone(), meetings),
+            // SAFETY: the bytes are readable until the op ends or is removed (SendOp::new), and before that it lets go (Transfer::end, close).
+            _ => Partner::Apart(state.incarnation, Arc::new(unsafe { Lending::new(order.bytes, generation) })),
+        };
+        if let Partner::Near(_, meetings) = &partner
+            && let Some(meeting) = meetings.get(slot)
+        {
+            // The packet publishes it.
+            meeting.open(generation);
+        }
+        debug_assert_eq!(peer.is_none(), route.apart.is_some());
+        let hides = route.copy == Copy::Origin || route.apart.is_some();
+        let source = if hides { Place::Nowhere } else { local.place(order.bytes, order.len) };
+        let rts = DirectPut { ticket, ends, source, apart: route.apart, beside: route.beside }.encode();
+        match state.push_rts(route.by, order.tag, order.len, &rts) {
+            Push::Done => {}
+            failed => {
+                // The next attempt has the same name: there are not so many.
+                partner.close(ticket, ends);
+                return if failed == Push::Full { Begun::Full } else { Begun::Down };
+            }
+        }
+        if !route.beside.is_empty() {
+            state.offer_further();
+        }
+        slots.generations[slot] = generation as u16;
+        slots.used |= 1 << slot;
+        slots.met |= if peer.is_some() { 1 << slot } else { 0 };
+        let mut report = TransferReport::new(Side::Origin, out.target, order.tag, ends);
+        report.execute(Descriptor::Rts, 0);
+        let closer = partner.clone();
+        order.op.set_closer(Box::new(move || closer.close(ticket, ends)));
+        self.transfers.push(Transfer {
+            out: out.clone(),
+            route,
+            partner,
+            ticket,
+            ends,
+            bytes: order.bytes,
+            op: order.op.clone(),
+            piece: None,
+            get: None,
+            target: None,
+            parts: Vec::new(),
+            left: Vec::new(),
+            put: Moved::default(),
+            unmoved: ends.len,
+            turns: 0,
+            began: Instant::now(),
+            pulled: (0, Instant::now()),
+            drained: false,
+            broken: false,
+            answered: false,
+            report,
+            monitor: self.monitor.clone(),
+            modes: self.modes.clone(),
+        });
+        self.active += 1;
+        let record = Record::new(RecordKind::Rts).peer(out.target).priority(out.priority);
+        self.monitor.record(&record.transfer(ticket.word()).bytes(order.len as u64));
+        self.monitor.tallies.add(Figure::Rts, 1);
+        Begun::Yes
+    }
+
+    /// A remote get came: the direct-put descriptor is back. False if it is of no transfer of ours, which is as good as late.
+    ///
+    /// # Errors
+    /// It names what no target does.
+    pub fn acknowledge(&mut self, source: NodeId, get: RemoteGet, local: &Local) -> Result<bool, &'static str> {
+        let found = self.transfers.iter_mut().find(|transfer| transfer.out.target == source && transfer.ticket == get.ticket);
+        let Some(transfer) = found.filter(|transfer| transfer.get.is_none()) else { return Ok(false) };
+        let named: Links = (0..).zip(get.beside).filter(|(_, name)| name.is_some()).map(|(link, _)| link).collect();
+        if named.iter().any(|link| !transfer.route.beside.has(link)) {
+            return Err("a remote get by a link that was not offered");
+        }
+        transfer.route.beside = named;
+        transfer.get = Some(get);
+        if let Some(Some(slots)) = self.slots.get_mut(source.index()) {
+            slots.way.refused = get.target == Place::Nowhere;
+        }
+        if let Partner::Near(peer, _) = &transfer.partner {
+            transfer.target = Remote::of(get.target, transfer.ends.len, peer, local, true);
+        }
+        Ok(true)
+    }
+
+    /// A target that shares no memory says how a transfer ended. Nothing, if it is none of ours, or over.
+    pub fn end(&mut self, source: NodeId, ticket: Ticket, over: Over) {
+        let is_its = |transfer: &&mut Transfer| transfer.out.target == source && transfer.ticket == ticket;
+        let Some(transfer) = self.transfers.iter_mut().find(is_its) else { return };
+        let Partner::Apart(_, lending) = &transfer.partner else { return };
+        let generation = u64::from(ticket.generation);
+        match over {
+            Over::Finished => lending.meeting.finish(generation),
+            Over::Refused => lending.meeting.close(generation),
+            Over::GivenUp => return,
+        };
+        transfer.answered = true;
+    }
+
+    /// Moves a chunk of one transfer, the one of the highest priority that has something to move; now and then of the lowest.
+    /// Ends those that are through. Returns the amount of work done.
+    pub fn step(&mut self, me: Token) -> usize {
+        let before = self.transfers.len();
+        let mut at = 0;
+        while let Some(transfer) = self.transfers.get_mut(at) {
+            let is_over = transfer.look();
+            self.farewells.extend(transfer.farewell());
+            if is_over {
+                let transfer = self.transfers.swap_remove(at);
+                if transfer.broken && !self.broken.contains(&transfer.out.target) {
+                    self.broken.push(transfer.out.target);
+                }
+                self.free(transfer);
+            } else {
+                at += 1;
+            }
+        }
+        let ended = before - self.transfers.len();
+        self.turns = self.turns.wrapping_add(1);
+        let lowest_first = self.turns.is_multiple_of(LEAST_SHARE);
+        for rank in 0..PRIORITIES {
+            let priority = if lowest_first { PRIORITIES - 1 - rank } else { rank };
+            let count = self.transfers.len();
+            for offset in 0..count {
+                // Those of one priority take turns.
+                let at = (self.turns as usize + offset) % count;
+                let next = &self.transfers[at];
+                // One may have been cancelled since it was looked at, by a waker of another.
+                if next.out.priority.index() != priority || next.drained || next.op.is_done() || self.is_in_line(at) {
+                    continue;
+                }
+                let transfer = &mut self.transfers[at];
+                if transfer.advance(me) {
+                    // The last chunk completes it.
+                    transfer.look_at_counter();
+                    self.count();
+                    return ended + 1;
+                }
+            }
+        }
+        self.count();
+        ended
+    }
+
+    /// Targets that broke the rules of a meeting, told once.
+    pub fn take_broken(&mut self) -> Vec<NodeId> {
+        std::mem::take(&mut self.broken)
+    }
+
+    /// Targets that have to be told that a message is not to be delivered, each once.
+    pub fn take_farewells(&mut self) -> Vec<Farewell> {
+        std::mem::take(&mut self.farewells)
+    }
+
+    /// Whether a transfer that was not answered stands behind one that was, to the same node and at the same priority: its target is at
+    /// work, and will come to it. Chunks by memory FIFO would only be copied twice. A transfer of another priority has a lane of its own,
+    /// and does not wait for this one.
+    fn is_in_line(&self, at: usize) -> bool {
+        let transfer = &self.transfers[at];
+        let is_same_way =
+            |other: &Transfer| (other.out.target, other.out.priority) == (transfer.out.target, transfer.out.priority);
+        let is_before = |other: &Transfer| is_same_way(other) && other.get.is_some() && !other.drained;
+        transfer.get.is_none() && self.transfers.iter().any(is_before)
+    }
+
+    fn count(&mut self) {
+        self.active = self.transfers.iter().filter(|transfer| !transfer.drained).count();
+    }
+
+    fn free(&mut self, transfer: Transfer) {
+        if let Some(Some(slots)) = self.slots.get_mut(transfer.out.target.index()) {
+            slots.used &= !(1 << transfer.ticket.slot);
+            for (_, ended) in (0..).zip(&mut slots.ended).filter(|(by, _)| transfer.goes_by(*by)) {
+                *ended = ended.wrapping_add(1);
+            }
+        }
+        self.count();
+        transfer.partner.let_go();
+        self.reports.keep(transfer.report);
+    }
+
+    /// Takes a send back. `None` if it is no transfer; true if it was under way: then the target gets nothing of it.
+    pub fn withdraw(&mut self, op: &Arc<Op>) -> Option<bool> {
+        let at = self.transfers.iter().position(|transfer| Arc::ptr_eq(&transfer.op, op))?;
+        if self.transfers[at].drained {
+            return Some(false);
+        }
+        if !self.transfers[at].close() {
+            self.transfers[at].zero();
+            return Some(false);
+        }
+        if matches!(self.transfers[at].partner, Partner::Apart(..)) {
+            // Its slot is not free before the target has answered.
+            self.farewells.extend(self.transfers[at].farewell());
+            self.count();
+            return Some(true);
+        }
+        let transfer = self.transfers.swap_remove(at);
+        transfer.partner.ring();
+        self.free(transfer);
+        Some(true)
+    }
+
+    /// A target is gone, or this node leaves: everything to that node, or to all, fails.
+    pub fn fail(&mut self, target: Option<(NodeId, Incarnation)>, error: impl Fn() -> Error) {
+        let mut at = 0;
+        while let Some(transfer) = self.transfers.get(at) {
+            let concerned = |(node, life): (NodeId, Incarnation)| transfer.out.target == node && transfer.partner.life() == life;
+            if !target.is_none_or(concerned) {
+                at += 1;
+                continue;
+            }
+            let mut transfer = self.transfers.swap_remove(at);
+            // What the target took before it went was sent; and one that was sent whole is the target's to finish.
+            let is_near = matches!(transfer.partner, Partner::Near(..));
+            if !transfer.look() && is_near && !transfer.drained && !transfer.close() {
+                transfer.look();
+            }
+            transfer.finish(Outcome::Failed(error()));
+            transfer.partner.ring();
+            self.free(transfer);
+        }
+        if let Some((node, _)) = target
+            && let Some(slots) = self.slots.get_mut(node.index())
+        {
+            // The next life has an inbox of its own.
+            *slots = None;
+            self.farewells.retain(|farewell| farewell.out.target != node);
+        }
+    }
+
+    /// The same for a target that shares no memory, which copies nothing by itself.
+    pub fn is_worth_apart(&self, len: usize) -> bool {
+        self.copy != Copy::Auto || len >= APART_LEAST
+    }
+
+    /// Whether another transfer to a node is on its way.
+    pub fn has_any(&self, target: NodeId) -> bool {
+        self.transfers.iter().any(|transfer| transfer.out.target == target && !transfer.drained)
+    }
+
+    /// Whether a message is to be moved from both ends: this can be done, and is not slower than its way through the lane. `first`: no
+    /// other waits for that.
+    pub fn is_worth(&mut self, peer: &Arc<PeerInbox>, local: &Local, bytes: *const u8, len: usize, first: bool) -> bool {
+        if local.is_in_region(bytes, len) {
+            return true;
+        }
+        let Some(reach) = peer.reach() else { return false };
+        if self.copy != Copy::Auto || reach.is_here() {
+            return true;
+        }
+        let alone = first && !self.has_any(peer.id());
+        let Some(slots) = self.slots.get_mut(peer.id().index()) else { return false };
+        slots.get_or_insert_default().way.is_kernel(cma::toll(), len, alone)
+    }
+}
+
+/// How long the chunks of a message are: short enough that both ends get some, long enough that claiming them costs little.
+fn chunk_for(len: u64) -> u64 {
+    (len / 16).next_power_of_two().clamp(CHUNK_LEAST, CHUNK_MOST)
+}

@@ -1,0 +1,555 @@
+//! One message on its way out.
+
+use super::{Farewell, Route, TRY_AGAIN};
+use crate::board::monitor::Monitor;
+use crate::error::Error;
+use crate::links::AnyLink;
+use crate::message::outbound::Outbound;
+use crate::mode::{Modes, MovedBytes};
+use crate::sync::baton::Token;
+use crate::sync::op::{Op, Outcome};
+use crate::transfer::apart::Lending;
+use crate::transfer::descriptor::{CHUNK_MOST, Names, RemoteGet, Ticket};
+use crate::transfer::memory::Remote;
+use crate::transfer::report::{Descriptor, TransferReport};
+use crate::transfer::{Copy, Place};
+use doorbell_fabric::Incarnation;
+use doorbell_shm::board::{Figure, Record, RecordKind};
+use doorbell_shm::domain::PeerInbox;
+use doorbell_shm::meeting::{Claim, End, Ends, Meeting, Meetings, Moved, Refusal, Run};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of one memory-FIFO packet.
+const PIECE_BYTES: u64 = 16 << 10;
+/// A message shorter than this gives the target a moment to answer...
+const FIFO_AT_ONCE: u64 = 4 << 20;
+/// ...of so long, before its first chunk goes by memory FIFO.
+const ANSWER_WITHIN: Duration = Duration::from_micros(50);
+/// A target that has not copied anything for so long computes, or sleeps: the memory FIFO goes on.
+const PULLS_WITHIN: Duration = Duration::from_millis(10);
+/// From this length on the memory FIFO keeps a share of the message after the remote get has come...
+const FIFO_GOES_ON: u64 = 16 << 20;
+/// ...of one chunk in so many of the origin's.
+const FIFO_SHARE: u32 = 4;
+
+/// The other end, and how this one keeps in step with it.
+#[derive(Clone)]
+pub(super) enum Partner {
+    /// By a meeting that both have.
+    Near(Arc<PeerInbox>, Meetings),
+    /// By words, as they share no memory.
+    Apart(Incarnation, Arc<Lending>),
+}
+
+/// What one session puts.
+pub(super) struct Part {
+    /// By which link.
+    by: u8,
+    /// As the target's session calls it.
+    name: u64,
+    /// Which chunks.
+    run: Run,
+    /// Whether the session has begun, or never will; `None`: it could not be asked yet.
+    begun: Option<bool>,
+}
+
+/// A message on its way, which both ends move.
+pub(super) struct Transfer {
+    pub(super) out: Arc<Outbound>,
+    pub(super) route: Route,
+    pub(super) partner: Partner,
+    pub(super) ticket: Ticket,
+    pub(super) ends: Ends,
+    pub(super) bytes: *const u8,
+    pub(super) op: Arc<Op>,
+    /// The chunk that memory-FIFO packets are being made of: where it goes on, and how much is left.
+    pub(super) piece: Option<(u64, u64)>,
+    /// What the target said, once it did.
+    pub(super) get: Option<RemoteGet>,
+    /// Where to put, if that is possible.
+    pub(super) target: Option<Remote>,
+    /// What sessions put, all that was left when the target had said where to.
+    pub(super) parts: Vec<Part>,
+    /// Parts that no session can put, and that go by memory FIFO when no other piece does: where they lie.
+    pub(super) left: Vec<(u64, u64)>,
+    /// What the target is told of puts: their bytes, and the chunks that are not touched any more, be they put or not.
+    pub(super) put: Moved,
+    /// Bytes that were not moved when the send counter was last looked at.
+    pub(super) unmoved: u64,
+    /// Descriptors alternate.
+    pub(super) turns: u32,
+    pub(super) began: Instant,
+    /// Bytes that the target had pulled when that last changed, and when that was.
+    pub(super) pulled: (u64, Instant),
+    /// The op has ended, and the bytes are not ours any more; the target is not done yet.
+    pub(super) drained: bool,
+    /// The target broke the rules.
+    pub(super) broken: bool,
+    /// The target, which shares no memory, said how it ended.
+    pub(super) answered: bool,
+    pub(super) report: TransferReport,
+    pub(super) monitor: Arc<Monitor>,
+    pub(super) modes: Arc<Modes>,
+}
+
+// SAFETY: the bytes are kept readable by whoever made the SendOp until its op ended or was removed, and are not touched after that.
+unsafe impl Send for Transfer {}
+
+impl Partner {
+    pub(super) fn meeting(&self, ticket: Ticket) -> Option<&Meeting> {
+        match self {
+            Partner::Near(_, meetings) => meetings.get(usize::from(ticket.slot)),
+            Partner::Apart(_, lending) => Some(&lending.meeting),
+        }
+    }
+
+    /// Which life of the target it is.
+    pub(super) fn life(&self) -> Incarnation {
+        match self {
+            Partner::Near(peer, _) => peer.incarnation(),
+            Partner::Apart(life, _) => *life,
+        }
+    }
+
+    /// Tells the target that something changed which it can see.
+    pub(super) fn ring(&self) {
+        if let Partner::Near(peer, _) = self {
+            peer.ring();
+        }
+    }
+
+    /// Gives up. False if that is too late. The sender has its bytes back either way.
+    pub(super) fn close(&self, ticket: Ticket, ends: Ends) -> bool {
+        match self {
+            Partner::Near(peer, meetings) => {
+                let meeting = meetings.get(usize::from(ticket.slot));
+                meeting.is_some_and(|meeting| close_and_keep(meeting, u64::from(ticket.generation), ends, peer))
+            }
+            Partner::Apart(_, lending) => lending.take_back(),
+        }
+    }
+
+    /// The sender has its bytes back after this.
+    pub(super) fn let_go(&self) {
+        if let Partner::Apart(_, lending) = self {
+            lending.let_go();
+        }
+    }
+}
+
+impl Transfer {
+    pub(super) fn meeting(&self) -> Option<&Meeting> {
+        self.partner.meeting(self.ticket)
+    }
+
+    /// Gives up. False if that is too late.
+    pub(super) fn close(&self) -> bool {
+        self.partner.close(self.ticket, self.ends)
+    }
+
+    /// Ends the op, after its receipt, if it has one, says what moved the bytes, and after the readers of those bytes let go of them.
+    pub(super) fn finish(&self, outcome: Outcome) {
+        if matches!(outcome, Outcome::Sent) {
+            if let Some(receipt) = self.op.receipt() {
+                self.op.set_receipt(self.modes.settle(&receipt, self.moved()));
+            }
+        }
+        self.partner.let_go();
+        self.op.finish(outcome);
+    }
+
+    /// What moved the bytes, as far as this end knows. The target's words are cut to the length of the message.
+    fn moved(&self) -> MovedBytes {
+        let Self { ends, report, .. } = self;
+        let fifo = report.fifo.bytes.min(ends.len);
+        let rest = ends.len - fifo;
+        let (put, pulled) = match &self.partner {
+            Partner::Near(..) => {
+                let put = report.put.bytes.min(rest);
+                let pulled = self.meeting().map_or(0, |meeting| meeting.pulled(u64::from(self.ticket.generation)));
+                (put, pulled.min(rest - put))
+            }
+            Partner::Apart(..) => {
+                let begun = self.parts.iter().filter(|part| part.begun == Some(true));
+                (begun.map(|part| ends.place(part.run).1).sum::<u64>().min(rest), 0)
+            }
+        };
+        MovedBytes { fifo, put, pulled }
+    }
+
+    /// Whether it was closed.
+    fn is_given_up(&self) -> bool {
+        let progress = self.meeting().and_then(|meeting| meeting.progress(u64::from(self.ticket.generation)));
+        progress.is_some_and(|progress| progress.closed)
+    }
+
+    /// Looks how far it is. True if it is over for both ends.
+    pub(super) fn look(&mut self) -> bool {
+        if self.op.is_done() && !self.drained {
+            // Cancelled where the engine was out of reach: the bytes are gone, and the meeting is closed already; or all was on its way.
+            match self.partner {
+                Partner::Near(..) => return true,
+                Partner::Apart(..) if self.is_given_up() => {}
+                Partner::Apart(..) => self.zero(),
+            }
+        }
+        let generation = u64::from(self.ticket.generation);
+        let Some(progress) = self.meeting().and_then(|meeting| meeting.progress(generation)) else {
+            self.broken();
+            return true;
+        };
+        if progress.finished {
+            // The target has all that sessions were to put, whether or not they know it yet.
+            if let Partner::Apart(_, lending) = &self.partner {
+                (0..self.parts.len()).for_each(|at| lending.set_arrived(at));
+            }
+        }
+        self.look_at_counter();
+        if progress.finished {
+            self.zero();
+        }
+        if progress.closed && !self.op.is_done() {
+            // From over there: its receiver took it and wants no more of it, or can't.
+            let refusal = self.meeting().and_then(|meeting| meeting.refusal(generation));
+            self.finish(refusal.map_or(Outcome::Sent, |why| Outcome::Failed(self.refused(why))));
+        }
+        match self.partner {
+            Partner::Near(..) => progress.finished || progress.closed,
+            Partner::Apart(..) => self.answered,
+        }
+    }
+
+    /// What the target has to be told, if this was given up here: once.
+    pub(super) fn farewell(&mut self) -> Option<Farewell> {
+        let Partner::Apart(life, _) = self.partner else { return None };
+        if self.drained || self.answered || !self.is_given_up() {
+            return None;
+        }
+        self.drained = true;
+        Some(Farewell { out: self.out.clone(), life, ticket: self.ticket, was_taken: self.get.is_some() })
+    }
+
+    #[cold]
+    fn refused(&self, why: Refusal) -> Error {
+        let (len, node, at) = (self.ends.len, self.out.target, self.bytes);
+        let why = match why {
+            Refusal::Unreadable => "the system lets no other process read a part of its memory; send a copy of it".to_owned(),
+            Refusal::Unwritable => format!("the system can't write a part of the memory that node {node} receives it into"),
+        };
+        Error::Invalid { what: format!("a message of {len} bytes at {at:p} can't be sent to node {node}: {why}") }
+    }
+
+    /// The send counter: what is still to move. At zero the send is complete. It is looked at after that as well, so that the report
+    /// says how often the counter came to zero, and not how often the send was completed.
+    pub(super) fn look_at_counter(&mut self) {
+        if self.piece.is_some() {
+            return;
+        }
+        let generation = u64::from(self.ticket.generation);
+        let Some(meeting) = self.meeting() else { return };
+        let pulled = meeting.pulled(generation);
+        let Some(progress) = meeting.progress(generation) else { return };
+        if pulled > self.ends.len {
+            // It can't read the message, or lies.
+            return;
+        }
+        if pulled != self.pulled.0 {
+            self.pulled = (pulled, Instant::now());
+        }
+        if let Partner::Apart(_, lending) = &self.partner {
+            let lending = lending.clone();
+            self.count_put(|at| lending.has_arrived(at));
+        } else {
+            self.report.pulled = Moved { bytes: pulled, chunks: progress.last.saturating_sub(self.report.put.chunks) };
+        }
+        let unmoved = self.ends.len.saturating_sub(self.report.fifo.bytes + self.report.put.bytes + pulled);
+        self.report.zeroes += u32::from(unmoved == 0 && self.unmoved > 0);
+        self.unmoved = unmoved;
+        if unmoved == 0 {
+            self.zero();
+        }
+    }
+
+    /// What sessions were to put is there, as far as it `is_there`.
+    fn count_put(&mut self, is_there: impl Fn(usize) -> bool) {
+        if self.parts.is_empty() {
+            return;
+        }
+        let mut put = Moved::default();
+        for (at, part) in self.parts.iter().enumerate() {
+            if part.begun == Some(true) && is_there(at) {
+                put.add(self.ends.place(part.run).1, part.run.count);
+            }
+        }
+        self.report.put = put;
+    }
+
+    pub(super) fn zero(&mut self) {
+        if !self.drained {
+            self.drained = true;
+            let record = Record::new(RecordKind::Completed).peer(self.out.target).priority(self.out.priority);
+            self.monitor.record(&record.transfer(self.ticket.word()).bytes(self.ends.len));
+            self.monitor.tallies.add(Figure::Transfers, 1);
+            self.finish(Outcome::Sent);
+        }
+    }
+
+    /// Moves a chunk, or a part of one, in one way or the other. False if there is nothing that could be moved now.
+    pub(super) fn advance(&mut self, me: Token) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        let copy = self.route.copy;
+        let Some(get) = self.get else {
+            // A target that waits answers sooner than a chunk is through the lane.
+            if self.began.elapsed() < self.patience() {
+                return false;
+            }
+            return self.push_piece(me);
+        };
+        if let (Partner::Apart(..), Place::Session(name)) = (&self.partner, get.target)
+            && copy != Copy::Target
+        {
+            // A chunk that was begun first.
+            return if self.parts.is_empty() && self.piece.is_some() {
+                self.push_piece(me)
+            } else {
+                self.put_rest(me, name, get.beside) || self.push_left(me)
+            };
+        }
+        let puts = self.target.is_some() && copy != Copy::Target && self.route.has_engine;
+        if !puts {
+            // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between: unless
+            // it has turned to other things.
+            let is_pulled = get.pulls && self.piece.is_none() && self.pulled.1.elapsed() < PULLS_WITHIN;
+            return !is_pulled && self.push_piece(me);
+        }
+        let fifo_first = self.ends.len >= FIFO_GOES_ON && self.turns.is_multiple_of(FIFO_SHARE);
+        if (fifo_first || self.piece.is_some()) && self.push_piece(me) {
+            return true;
+        }
+        self.put_chunk() || (self.target.is_none() && self.push_piece(me))
+    }
+
+    /// How long the target is given to answer before the memory FIFO begins.
+    fn patience(&self) -> Duration {
+        match self.ends.len {
+            _ if self.route.patient => PULLS_WITHIN,
+            ..FIFO_AT_ONCE => ANSWER_WITHIN,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// How long until the memory FIFO may do what it left to the target, if that lies ahead.
+    pub(super) fn due(&self) -> Option<Duration> {
+        match self.get {
+            None => self.patience().checked_sub(self.began.elapsed()),
+            Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(self.pulled.1.elapsed()),
+            // Another thread stood in the way.
+            Some(_) if self.parts.iter().any(|part| part.begun.is_none()) => Some(TRY_AGAIN),
+            _ => None,
+        }
+    }
+
+    /// One memory-FIFO packet.
+    fn push_piece(&mut self, me: Token) -> bool {
+        let out = self.out.clone();
+        // Not entered: this thread is inside already.
+        let Some(mut state) = out.state.enter(me) else { return false };
+        if state.incarnation != self.partner.life() {
+            return false;
+        }
+        if state.is_started() {
+            return false;
+        }
+        let Some(link) = state.by(self.route.by) else { return false };
+        let (is_remote, packet_bytes) = (link.is_remote(), link.packet_bytes() as u64);
+        let (at, left) = match self.piece {
+            Some(piece) => piece,
+            None => match self.claim(End::First, 1) {
+                Some(run) => {
+                    self.set_piece(Some(self.ends.place(run)));
+                    self.ends.place(run)
+                }
+                None => return false,
+            },
+        };
+        // Datagrams of about the same length: a short one costs as many calls as a long one.
+        let most =
+            if is_remote { left.div_ceil(left.div_ceil(packet_bytes.max(1)).max(1)) } else { PIECE_BYTES.min(packet_bytes) };
+        let len = left.min(most);
+        // SAFETY: `at + len` lies within the message (Ends::place), whose bytes are kept readable until the op ends.
+        if !unsafe { state.push_chunk(self.route.by, self.ticket.word(), at, self.bytes.add(at as usize), len) } {
+            return false;
+        }
+        drop(state);
+        self.note(RecordKind::MemoryFifo, Figure::BytesFifo, at, len);
+        self.set_piece((left > len).then_some((at + len, left - len)));
+        self.report.execute(Descriptor::MemoryFifo, len);
+        self.report.fifo.bytes += len;
+        self.report.fifo.chunks += u64::from(self.piece.is_none());
+        true
+    }
+
+    fn set_piece(&mut self, piece: Option<(u64, u64)>) {
+        if let Partner::Apart(_, lending) = &self.partner
+            && piece.is_some() != self.piece.is_some()
+        {
+            lending.set_piece(piece.is_some() || !self.left.is_empty());
+        }
+        self.piece = piece;
+    }
+
+    /// The number of a link of this network among all to the target.
+    fn by(&self, link: u8) -> u8 {
+        link + self.route.by - self.route.apart.unwrap_or(self.route.by)
+    }
+
+    /// Whether it goes by this link, or a part of it does.
+    pub(super) fn goes_by(&self, by: u8) -> bool {
+        self.route.by == by || self.route.beside.iter().any(|link| self.by(link) == by)
+    }
+
+    /// Divides all that is left among the links for which the target has a name. False if nothing is.
+    fn divide(&mut self, name: u64, beside: Names) -> bool {
+        let Some(mut rest) = self.claim(End::Last, u64::MAX) else { return false };
+        let named = (0..).zip(beside).filter_map(|(link, name)| name.map(|name| (self.by(link), name)));
+        let named: Vec<_> = [(self.route.by, name)].into_iter().chain(named).collect();
+        for (at, (by, name)) in named.iter().copied().enumerate() {
+            let count = rest.count / (named.len() - at) as u64;
+            if count > 0 {
+                self.parts.push(Part { by, name, run: Run { first: rest.first, count }, begun: None });
+                rest = Run { first: rest.first + count, count: rest.count - count };
+            }
+        }
+        if let Partner::Apart(_, lending) = &self.partner {
+            lending.offer(self.parts.iter().map(|part| self.ends.place(part.run)).map(|(at, len)| at..at + len));
+        }
+        true
+    }
+
+    /// The direct put of all that is left, by sessions. False if none can begin now, or all have.
+    fn put_rest(&mut self, me: Token, name: u64, beside: Names) -> bool {
+        if !self.parts.is_empty() && self.parts.iter().all(|part| part.begun.is_some()) {
+            return false;
+        }
+        let out = self.out.clone();
+        // Not entered: this thread is inside already.
+        let Some(mut state) = out.state.enter(me) else { return false };
+        if state.incarnation != self.partner.life() || !state.has(self.route.by) {
+            return false;
+        }
+        if self.parts.is_empty() && !self.divide(name, beside) {
+            return false;
+        }
+        let Partner::Apart(_, lending) = &self.partner else { return false };
+        let lending = lending.clone();
+        let mut has_work = false;
+        for at in 0..self.parts.len() {
+            let Part { by, name, run, begun: None } = self.parts[at] else { continue };
+            let (from, len) = self.ends.place(run);
+            let begin = |link: &mut AnyLink| link.begin_transfer(name, from..from + len, self.ends.len, lending.part(at));
+            // A link that is gone has no session.
+            let begun = state.by(by).map_or(Some(false), begin);
+            self.parts[at].begun = begun;
+            has_work |= begun.is_some();
+            match begun {
+                Some(true) => {
+                    state.part_went(self.route.by, by, len);
+                    self.report.execute(Descriptor::DirectPut, len);
+                    self.note(RecordKind::DirectPut, Figure::BytesPut, from, len);
+                }
+                Some(false) => {
+                    // It never asked for it, or is gone.
+                    lending.take_part(at);
+                    self.left.push((from, len));
+                }
+                None => {}
+            }
+        }
+        has_work
+    }
+
+    /// A packet of a part that could not be put.
+    fn push_left(&mut self, me: Token) -> bool {
+        if self.piece.is_none() {
+            let Some(next) = self.left.pop() else { return false };
+            self.set_piece(Some(next));
+        }
+        self.push_piece(me)
+    }
+
+    /// One direct put.
+    fn put_chunk(&mut self) -> bool {
+        // Where the target pulls as well, both claim chunk by chunk, so as to end at once.
+        let most = if self.get.is_some_and(|get| get.pulls) { 1 } else { CHUNK_MOST / self.ends.chunk };
+        let Some(run) = self.claim(End::Last, most) else { return false };
+        let Some(target) = &self.target else { return false };
+        let (at, len) = self.ends.place(run);
+        self.put.chunks += run.count;
+        // SAFETY: within the message (Ends::place), whose bytes are kept readable until the op ends.
+        match unsafe { target.write(at, self.bytes.add(at as usize), len) } {
+            Ok(()) => {
+                self.put.bytes += len;
+                self.report.put.add(len, run.count);
+                self.report.execute(Descriptor::DirectPut, len);
+                self.note(RecordKind::DirectPut, Figure::BytesPut, at, len);
+            }
+            Err(error) => {
+                tracing::debug!(node = self.out.target.0, %error, "a direct put failed; the rest goes through the lane");
+                self.target = None;
+                self.piece = Some((at, len));
+            }
+        }
+        // Of a chunk that could not be put, too: a target that takes its buffer back waits for all that were claimed.
+        if let Some(meeting) = self.meeting() {
+            meeting.set_put(self.put);
+        }
+        self.partner.ring();
+        true
+    }
+
+    fn note(&self, kind: RecordKind, figure: Figure, at: u64, len: u64) {
+        let record = Record::new(kind).peer(self.out.target).priority(self.out.priority);
+        self.monitor.record(&record.transfer(self.ticket.word()).at(at).bytes(len));
+        self.monitor.tallies.add(figure, len);
+        if kind == RecordKind::DirectPut {
+            self.monitor.tallies.add(Figure::DirectPuts, 1);
+        }
+    }
+
+    fn claim(&mut self, end: End, most: u64) -> Option<Run> {
+        match self.meeting()?.claim(u64::from(self.ticket.generation), self.ends.chunks(), end, most) {
+            Claim::Chunks(run) => Some(run),
+            Claim::Met | Claim::Over => None,
+            Claim::Damaged => {
+                self.close();
+                self.broken();
+                None
+            }
+        }
+    }
+
+    /// The target wrote into the meeting what no target does.
+    #[cold]
+    fn broken(&mut self) {
+        self.broken = true;
+        self.finish(Outcome::Failed(Error::Damaged { node: self.out.target }));
+    }
+}
+
+/// Closes a meeting. After this the target does not read the message: one in another process may, to no effect, but one in this
+/// process follows addresses, and so is waited for while it copies the chunk that it claimed before.
+fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerInbox) -> bool {
+    let closed = meeting.close(generation);
+    if closed && target.reach().is_some_and(|reach| reach.is_here()) {
+        while let Some(progress) = meeting.progress(generation) {
+            let last = progress.last.min(ends.chunks());
+            let claimed = if last == 0 { 0 } else { ends.place(Run { first: ends.chunks() - last, count: last }).1 };
+            if meeting.pulled(generation) + meeting.put().bytes >= claimed || !target.is_alive() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+    closed
+}

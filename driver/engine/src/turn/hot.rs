@@ -1,0 +1,127 @@
+//! The short way: a message that is first in the lane that was busy last, while nothing else is under way.
+
+use super::Engine;
+use crate::message::Match;
+use crate::message::inbound::{Active, Assembly, Into};
+use crate::message::lending::{Lease, Lent};
+use crate::message::receive::RecvOp;
+use crate::sync::op::Op;
+use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::{Envelope, PacketKind};
+use doorbell_shm::fabric::Hot;
+use std::sync::Arc;
+
+/// What the short way brought.
+pub enum HotTake {
+    /// A whole message.
+    Whole(Envelope),
+    /// The first part of one; the rest goes to the same buffer by the long way.
+    Part(Arc<Op>),
+}
+
+impl Engine {
+    /// The shortest way from a lane to a buffer: a message that is first in the lane that was busy last, while nothing else
+    /// is under way in this node. Looks `rounds` times. `None` says nothing: then [`poll`](Self::poll).
+    #[inline(always)]
+    pub fn take_hot(&mut self, accepts: &Match, buf: &mut [u8], rounds: u32) -> Option<HotTake> {
+        if !self.is_quiet() {
+            return None;
+        }
+        let inbound = &mut self.inbound;
+        let mut hot = self.fabric.hot()?;
+        let assembly = &mut inbound.assemblies[hot.index()];
+        // What can be asked before there is a message is asked before.
+        let (source, incarnation) = hot.source();
+        if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
+            return None;
+        }
+        let first = hot.watch(rounds)?;
+        if let Some(envelope) = hot.take_whole(first, assembly.expected, |tag| accepts.accepts_tag(tag), buf) {
+            self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            inbound.took(hot.index(), envelope.len);
+            return Some(HotTake::Whole(envelope));
+        }
+        let seen = hot.examine(first)?;
+        let envelope = hot.envelope(&seen);
+        if envelope.len > buf.len()
+            || !matches!(seen.head.kind, PacketKind::Whole | PacketKind::First)
+            || envelope.sequence != assembly.expected
+            || !accepts.accepts_tag(envelope.tag)
+        {
+            return None;
+        }
+        hot.take_into(&seen, buf);
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if seen.head.kind == PacketKind::First
+            && let Some(op) = take_rest(&mut hot, assembly, inbound.receives, envelope, seen.len, accepts, buf)
+        {
+            return Some(HotTake::Part(op));
+        }
+        inbound.took(hot.index(), envelope.len);
+        Some(HotTake::Whole(envelope))
+    }
+
+    /// Whether nothing is under way in this node that a message could concern.
+    #[inline(always)]
+    fn is_quiet(&self) -> bool {
+        let inbound = &self.inbound;
+        inbound.pool.is_empty()
+            && inbound.posted.is_empty()
+            && self.sending.is_empty()
+            && self.parked.is_none()
+            && !self.outgoing.is_active()
+            && inbound.incoming.is_empty()
+    }
+
+    /// The same as [`take_hot`](Self::take_hot), for a message that is lent and whose arena is mapped.
+    #[inline(always)]
+    pub fn take_hot_loan(&mut self, accepts: &Match, rounds: u32) -> Option<(Envelope, Lent)> {
+        if !self.is_quiet() {
+            return None;
+        }
+        let inbound = &mut self.inbound;
+        let mut hot = self.fabric.hot()?;
+        let assembly = &mut inbound.assemblies[hot.index()];
+        let (source, incarnation) = hot.source();
+        if assembly.active.is_some() || !accepts.accepts_source(source, incarnation) {
+            return None;
+        }
+        let seen = hot.watch(rounds).and_then(|first| hot.examine(first))?;
+        let envelope = hot.envelope(&seen);
+        if seen.head.kind != PacketKind::Loan || envelope.sequence != assembly.expected || !accepts.accepts_tag(envelope.tag) {
+            return None;
+        }
+        let lease = Lease::decode(hot.payload(&seen))?;
+        // Whatever is wrong with it, the long way finds out.
+        let lending = inbound.lenders.known(envelope.source, envelope.incarnation, &lease)?.ok()?;
+        let lent = lending.lend(&lease);
+        hot.take_into(&seen, &mut []);
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        inbound.took(hot.index(), lease.len as usize);
+        Some((Envelope { len: lease.len as usize, ..envelope }, lent))
+    }
+}
+
+/// The rest of a message whose first part is in `buf`. What does not come at once goes there by the long way.
+#[cold]
+#[inline(never)]
+fn take_rest(
+    hot: &mut Hot<'_>,
+    assembly: &mut Assembly,
+    number: u64,
+    envelope: Envelope,
+    received: usize,
+    accepts: &Match,
+    buf: &mut [u8],
+) -> Option<Arc<Op>> {
+    let received = hot.take_rest(received, envelope.len, buf);
+    if received == envelope.len {
+        return None;
+    }
+    let op = Op::new();
+    // SAFETY: Shared::receive sees the op done, or withdraws it, before the caller has its buffer back.
+    let receive = unsafe { RecvOp::new(*accepts, buf.as_mut_ptr(), buf.len(), op.clone()) };
+    let receive = RecvOp { number, ..receive };
+    assembly.active = Some(Active { envelope, received, into: Into::Buffer(receive) });
+    Some(op)
+}

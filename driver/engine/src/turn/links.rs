@@ -1,0 +1,158 @@
+//! The links of all ways out, for others to see.
+
+use super::{Engine, SHOW_EVERY};
+use crate::message::outbound::Outbound;
+use crate::mode::{Fabric, LINKS_MAX};
+use crate::sync::baton::Token;
+use doorbell_fabric::NodeId;
+use doorbell_shm::board::{LINK_ROWS, LinkRow};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Which links are shown, and where.
+pub(super) struct LinksShown {
+    nodes: Vec<NodeShown>,
+    free: Vec<u8>,
+    /// When all were shown last.
+    at: Instant,
+}
+
+#[derive(Clone, Default)]
+struct NodeShown {
+    /// The row of each link.
+    rows: [Option<u8>; LINKS_MAX],
+    /// Messages and bytes that had gone there when it was shown.
+    carried: (u64, u64),
+    /// Something waited.
+    waited: bool,
+}
+
+/// What is known of a link.
+#[derive(Clone, Copy, Default)]
+enum Seen {
+    #[default]
+    Nothing,
+    /// It is there, and can't be asked now.
+    Busy,
+    Row(LinkRow),
+}
+
+impl LinksShown {
+    pub fn new(nodes: usize) -> Self {
+        Self { nodes: vec![NodeShown::default(); nodes], free: (0..LINK_ROWS as u8).rev().collect(), at: Instant::now() }
+    }
+
+    /// Whether it is time to look at all of them.
+    pub fn is_due(&self, now: Instant) -> bool {
+        now - self.at >= SHOW_EVERY
+    }
+}
+
+impl Engine {
+    /// Shows the links: all of them, or those of nodes to which something has gone since the last time.
+    pub(super) fn show_links(&mut self, now: Instant, all: bool) {
+        let me = Token::current();
+        if all {
+            self.links.at = now;
+        }
+        let ways = self.ways.clone();
+        for (node, ways) in ways.by_node() {
+            let Some(shown) = self.links.nodes.get(node.index()) else { return };
+            let (mut carried, mut is_listed) = ((0_u64, 0_u64), false);
+            for way in ways.clone() {
+                let (messages, bytes) = way.carried.read();
+                carried = (carried.0.wrapping_add(messages), carried.1.wrapping_add(bytes));
+                is_listed |= way.listed.load(doorbell_fabric::sync::Ordering::Relaxed);
+            }
+            let is_news = carried != shown.carried || shown.waited || is_listed;
+            // A thread that sends all the time is disturbed now and then only.
+            let is_news = is_news && !ways.clone().any(|way| way.state.is_anothers(me));
+            if (all || is_news)
+                && let Some(seen) = self.see_links(me, node, ways)
+            {
+                self.show_rows(node, carried, seen);
+            }
+        }
+    }
+
+    /// The links to a node, all priorities together. `None`: this thread is in one of the ways, so it can't be said.
+    fn see_links<'a>(
+        &mut self,
+        me: Token,
+        node: NodeId,
+        ways: impl Iterator<Item = &'a Arc<Outbound>>,
+    ) -> Option<[Seen; LINKS_MAX]> {
+        let mut all = [Seen::Nothing; LINKS_MAX];
+        for way in ways {
+            let mut state = way.state.enter(me)?;
+            let life = state.incarnation;
+            if state.link.is_none() || self.fabric.live(node) != Some(life) {
+                continue;
+            }
+            let is_remote = state.is_remote();
+            for (by, seen) in (0..).zip(&mut all) {
+                let Some(link) = state.by(by) else { continue };
+                let Some(figures) = link.figures() else {
+                    *seen = Seen::Busy;
+                    continue;
+                };
+                let is_near = by == 0 && !is_remote;
+                let (messages, bytes_sent) = state.sent_by(by);
+                let row = LinkRow {
+                    node,
+                    incarnation: life,
+                    fabric: if is_near { Fabric::Shm } else { Fabric::Udp } as u8,
+                    link: if is_near || is_remote { by } else { by - 1 },
+                    depth: figures.depth,
+                    queued: state.queued_by(by) as u32,
+                    bytes: figures.bytes,
+                    room: figures.room,
+                    transfers: self.outgoing.count_by(node, by).0,
+                    occupancy: figures.occupancy(),
+                    messages,
+                    bytes_sent,
+                };
+                *seen = match *seen {
+                    Seen::Nothing => Seen::Row(row),
+                    Seen::Busy => Seen::Busy,
+                    Seen::Row(other) => Seen::Row(LinkRow {
+                        depth: row.depth.saturating_add(other.depth),
+                        queued: row.queued.saturating_add(other.queued),
+                        bytes: row.bytes.saturating_add(other.bytes),
+                        room: row.room.saturating_add(other.room),
+                        occupancy: row.occupancy.max(other.occupancy),
+                        messages: row.messages.wrapping_add(other.messages),
+                        bytes_sent: row.bytes_sent.wrapping_add(other.bytes_sent),
+                        ..row
+                    }),
+                };
+            }
+        }
+        Some(all)
+    }
+
+    fn show_rows(&mut self, node: NodeId, carried: (u64, u64), seen: [Seen; LINKS_MAX]) {
+        let board = self.monitor.home().board();
+        let LinksShown { nodes, free, .. } = &mut self.links;
+        let shown = &mut nodes[node.index()];
+        (shown.carried, shown.waited) = (carried, false);
+        for (seen, at) in seen.iter().zip(&mut shown.rows) {
+            match seen {
+                Seen::Busy => shown.waited = true,
+                Seen::Row(row) => {
+                    shown.waited |= row.queued > 0 || row.transfers > 0;
+                    *at = at.or_else(|| free.pop());
+                    if let Some(at) = at {
+                        board.show_link(usize::from(*at), Some(row));
+                    }
+                }
+                Seen::Nothing => {
+                    if let Some(at) = at.take() {
+                        board.show_link(usize::from(at), None);
+                        free.push(at);
+                    }
+                }
+            }
+        }
+    }
+}

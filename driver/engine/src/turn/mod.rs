@@ -1,0 +1,436 @@
+//! What one turn of the engine does.
+
+pub mod events;
+mod hot;
+pub mod later;
+mod links;
+mod modes;
+mod peers;
+mod reach;
+mod receives;
+mod sends;
+mod services;
+mod state;
+
+pub use hot::HotTake;
+
+use crate::board::monitor::Monitor;
+use crate::links::Fabrics;
+use crate::memory::table::RegionTable;
+use crate::message::dispatch::Dispatch;
+use crate::message::inbound::{Direct, Inbound, Nobody};
+use crate::message::lending::{Lender, Lenders};
+use crate::message::outbound::Outbound;
+use crate::message::pool::Pool;
+use crate::message::service::{CloseReason, Wants};
+use crate::message::ways::Ways;
+use crate::mode::Modes;
+use crate::sync::baton::Token;
+use crate::sync::op::{Op, Outcome};
+use crate::sync::wait::{CHECK_EVERY, PARK_MOST};
+use crate::transfer::Copy;
+use crate::transfer::memory::Local;
+use crate::transfer::outgoing::{Outgoing, TRY_AGAIN};
+use crate::turn::later::Later;
+use crossbeam_utils::CachePadded;
+use doorbell_fabric::Incarnation;
+use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_shm::board::{Figure, Figures};
+use events::Event;
+use links::LinksShown;
+use state::{End, Notice};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Looks at the lanes between two looks at transfers.
+const SPIN_TRANSFER: u32 = 4;
+/// Packets handled in one turn.
+const TURN_PACKETS: usize = 64;
+/// Polls after which whoever drives looks at the clock.
+const POLLS_PER_CLOCK: u32 = 64;
+/// How often a node that never sleeps shows its figures.
+const SHOW_EVERY: Duration = Duration::from_millis(50);
+
+/// What a node's engine is told when it is made.
+#[derive(Clone, Debug)]
+pub struct EngineSettings {
+    /// Bytes of messages that nobody has asked for.
+    pub pool_bytes: usize,
+    /// Whether it may make system calls unasked.
+    pub calls: bool,
+    /// Whether threads of the application and the poller take turns.
+    pub adaptive: bool,
+    /// Who copies large messages.
+    pub copy: Copy,
+    /// Whether memory FIFOs begin at the high end of a buffer.
+    pub fifo_from_high: bool,
+    /// The most bytes of memory for loans.
+    pub loan_bytes: usize,
+    /// The most bytes of bulk rings.
+    pub bulk_bytes: usize,
+    /// By which links and protocols messages go.
+    pub modes: Arc<Modes>,
+}
+
+/// The state that whoever drives may touch: behind the node's baton.
+pub struct Engine {
+    fabric: Fabrics,
+    inbound: Inbound,
+    outgoing: Outgoing,
+    /// For engines of nodes that share no memory.
+    words: VecDeque<Notice>,
+    /// What its callers' closures want of it.
+    later: Arc<Later>,
+    local: Local,
+    copy: Copy,
+    /// By which links and protocols messages go.
+    modes: Arc<Modes>,
+    /// Whether the poller thread turns it just now.
+    by_poller: bool,
+    sending: Vec<Arc<Outbound>>,
+    events: VecDeque<Event>,
+    events_dropped: u64,
+    /// Comings and goings so far.
+    changes: u64,
+    ends: Vec<Option<End>>,
+    /// The life of each node that broke the rules.
+    damaged: Vec<Option<Incarnation>>,
+    /// This node's inbox was truncated: nothing can be done any more.
+    severed: bool,
+    ways: Arc<Ways>,
+    /// Changes with every poll: tells the poller that somebody else drives.
+    turns: Arc<CachePadded<AtomicU64>>,
+    /// What is shown of this node.
+    monitor: Arc<Monitor>,
+    /// What this node lends.
+    lender: Arc<Lender>,
+    /// What the thread waits for that sleeps on the bell.
+    parked: Option<Arc<Op>>,
+    /// Some target may have been told that something waits for room.
+    waited: bool,
+    polls: u32,
+    /// When somebody last asked whether the peers live.
+    checked: Instant,
+    /// When the figures were last shown.
+    shown: Instant,
+    /// Which links are shown.
+    links: LinksShown,
+    /// Whether it may make system calls unasked.
+    calls: bool,
+    /// Whether threads of the application and the poller take turns.
+    adaptive: bool,
+}
+
+impl Engine {
+    /// An engine over the lanes of one node.
+    pub(crate) fn new(
+        fabric: Fabrics,
+        ways: Arc<Ways>,
+        turns: Arc<CachePadded<AtomicU64>>,
+        monitor: Arc<Monitor>,
+        regions: Arc<RegionTable>,
+        lender: Arc<Lender>,
+        settings: EngineSettings,
+    ) -> Self {
+        let nodes = fabric.membership().max_nodes();
+        let lenders = Lenders::new(fabric.membership().clone(), regions.clone());
+        Self {
+            inbound: Inbound::new(settings.pool_bytes, fabric.membership().clone(), lenders),
+            words: VecDeque::new(),
+            later: Arc::default(),
+            outgoing: Outgoing::new(nodes, settings.copy, settings.fifo_from_high, monitor.clone(), settings.modes.clone()),
+            local: Local::new(fabric.membership().clone(), regions),
+            copy: settings.copy,
+            modes: settings.modes,
+            by_poller: false,
+            fabric,
+            sending: Vec::new(),
+            events: VecDeque::new(),
+            events_dropped: 0,
+            changes: 0,
+            ends: (0..nodes).map(|_| None).collect(),
+            damaged: vec![None; nodes],
+            severed: false,
+            ways,
+            turns,
+            monitor,
+            lender,
+            parked: None,
+            waited: false,
+            polls: 0,
+            checked: Instant::now(),
+            shown: Instant::now(),
+            links: LinksShown::new(nodes),
+            calls: settings.calls,
+            adaptive: settings.adaptive,
+        }
+    }
+
+    /// The fabric it turns.
+    #[inline(always)]
+    pub fn fabric(&mut self) -> &mut Fabrics {
+        &mut self.fabric
+    }
+
+    /// Looks up to `rounds` times at the lanes that were busy lately; fewer times while a transfer is under way, whose other end changes
+    /// words that are not in a lane. True as soon as one has something.
+    pub fn spin(&self, rounds: u32) -> bool {
+        let is_idle = !self.outgoing.is_active() && self.inbound.incoming.is_empty();
+        self.fabric.spin(if is_idle { rounds } else { rounds.min(SPIN_TRANSFER) })
+    }
+
+    /// Messages nobody has asked for yet.
+    #[inline(always)]
+    pub fn pool(&mut self) -> &mut Pool {
+        &mut self.inbound.pool
+    }
+
+    /// What is wanted of it by those who are within it.
+    pub(crate) fn later(&self) -> &Arc<Later> {
+        &self.later
+    }
+
+    /// Whether there is something that could not be done so far, and for which nobody waits.
+    pub(crate) fn has_left_over(&self) -> bool {
+        self.inbound.services.wants() == Wants::Soon || self.later.any()
+    }
+
+    /// Figures, flight recorder and DMA counters.
+    #[inline]
+    pub(crate) fn monitor(&self) -> &Monitor {
+        &self.monitor
+    }
+
+    /// Shows everything on the board, and returns the figures.
+    pub fn show(&mut self) -> Figures {
+        self.show_now(Instant::now(), true)
+    }
+
+    /// Shows what has changed. Cheap beside the sleep that it comes with.
+    pub fn show_for_sleep(&mut self) {
+        let now = Instant::now();
+        self.show_now(now, self.links.is_due(now));
+    }
+
+    fn show_now(&mut self, now: Instant, all: bool) -> Figures {
+        let (tally, pool) = (self.inbound.tally, &self.inbound.pool);
+        let (pooled_bytes, pooled_bytes_most) = pool.bytes();
+        let mut figures = self.monitor.tallies.read();
+        for way in self.ways.iter() {
+            let (messages, bytes) = way.carried.read();
+            figures[Figure::MessagesOut] += messages;
+            figures[Figure::BytesOut] += bytes;
+        }
+        for (figure, value) in [
+            (Figure::MessagesIn, tally.messages),
+            (Figure::BytesIn, tally.bytes),
+            (Figure::ByPoller, tally.by_poller),
+            (Figure::Unexpected, tally.unexpected),
+            (Figure::Pooled, pool.len() as u64),
+            (Figure::PooledBytes, pooled_bytes as u64),
+            (Figure::PooledBytesMost, pooled_bytes_most as u64),
+            (Figure::BytesLoaned, self.lender.lent()),
+            (Figure::Turns, self.turns.load(Ordering::Relaxed)),
+            (Figure::CountersUsed, self.monitor.counters.register().used() as u64),
+        ] {
+            figures[figure] = value;
+        }
+        self.inbound.services.count(&mut figures);
+        self.monitor.show(&figures, self.fabric.latencies());
+        self.show_links(now, all);
+        self.modes.show();
+        self.shown = now;
+        figures
+    }
+
+    /// Wakes the thread that sleeps on the bell if what it waits for is done.
+    pub fn wake_if_done(&mut self) {
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
+    }
+
+    /// Whether nonblocking operations wait for somebody to drive.
+    pub fn has_pending(&self) -> bool {
+        !self.inbound.posted.is_empty() || !self.is_at_rest()
+    }
+
+    /// Whether nothing is under way but receives to which nothing came so far.
+    fn is_at_rest(&self) -> bool {
+        self.sending.is_empty()
+            && !self.outgoing.is_active()
+            && self.inbound.incoming.is_empty()
+            && self.words.is_empty()
+            && self.inbound.services.wants() < Wants::Turns
+            && !self.later.any()
+            && !self.inbound.assemblies.iter().any(|a| a.active.is_some())
+    }
+
+    /// Takes what arrived, for `direct` first of all that no posted receive accepts. Returns how many packets it took.
+    #[inline(always)]
+    pub fn poll<D: Direct>(&mut self, direct: &mut D, poller: bool) -> usize {
+        let mut dispatch = Dispatch { inbound: &mut self.inbound, direct, poller, satisfied: false };
+        let taken = self.fabric.poll(&mut dispatch, TURN_PACKETS);
+        self.by_poller = poller;
+        if self.adaptive && !poller && self.parked.is_none() && self.fabric.bell().is_armed() {
+            // The poller sleeps on the bell, and this thread looks by itself now: no sender need ring.
+            self.fabric.bell().disarm();
+        }
+        if !self.inbound.news.is_empty() {
+            self.obey();
+        }
+        while let Some(change) = self.fabric.next_change() {
+            self.on_change(change);
+        }
+        if self.parked.is_some() {
+            self.wake_parked();
+        }
+        // Only one thread is in here, and nobody needs the exact number: a plain load and store.
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            self.now_and_then();
+        }
+        taken
+    }
+
+    /// Whoever always finds something to do never waits, and those who wait ask whether the peers live and show their figures. So do
+    /// it here too.
+    #[cold]
+    fn now_and_then(&mut self) {
+        let now = Instant::now();
+        if self.calls && now - self.checked >= CHECK_EVERY {
+            self.check_peers();
+        }
+        if now - self.shown >= SHOW_EVERY {
+            self.show();
+        }
+    }
+
+    /// Wakes the thread that sleeps on the bell if this thread just did for it what it waits for.
+    #[cold]
+    fn wake_parked(&mut self) {
+        if self.inbound.sighted || self.parked.as_ref().is_some_and(|op| op.is_done()) {
+            self.fabric.bell().wake();
+        }
+    }
+
+    /// Says that a thread is about to sleep on the bell until `op` is done, `timeout` at most. `None` if it should look again
+    /// instead. Call [`awake`](Self::awake) after the sleep.
+    pub fn park(&mut self, me: Token, sleeper: u32, op: &Arc<Op>, timeout: Duration) -> Option<Duration> {
+        if op.is_done() {
+            return None;
+        }
+        // Nobody else but the network has to be asked, and it says when.
+        let is_told = self.fabric.is_remote_only() && self.is_at_rest() && !self.fabric.refusing();
+        let timeout = self.arm(me, sleeper, if is_told { timeout } else { timeout.min(PARK_MOST) })?;
+        self.inbound.sighted = false;
+        self.parked = Some(op.clone());
+        Some(timeout)
+    }
+
+    /// Arms the bell for one of those who have the helm, and looks once more at everything that might ring it: the lanes, and room for what is queued.
+    /// If that found nothing: how long to sleep.
+    pub fn arm(&mut self, me: Token, sleeper: u32, timeout: Duration) -> Option<Duration> {
+        // Before the barrier: what finds no room here says so to its target, and tries once more after it. Either the target sees that, or this
+        // thread sees the room.
+        if self.push(me) > 0 {
+            return None;
+        }
+        if self.waited && self.is_at_rest() {
+            // Else a target would ring for ever for a packet that is long gone.
+            self.waited = false;
+            for way in self.ways.iter() {
+                // A way that another thread has is left for the next time.
+                let state = if way.state.is_anothers(me) { None } else { way.state.enter(me) };
+                state.map_or_else(|| self.waited = true, |mut state| state.rest());
+            }
+        }
+        let timeout = self.fabric.arm(sleeper, timeout)?;
+        // What was refused may have room, or a taker, by now.
+        let refused = if self.fabric.refusing() { self.poll(&mut Nobody, false) } else { 0 };
+        if refused + self.push(me) > 0 {
+            self.fabric.bell().disarm();
+            return None;
+        }
+        // Nobody rings when a target that does not answer is not waited for any longer, or when another thread lets go of the network.
+        let is_quiet = self.words.is_empty() && !self.has_left_over();
+        let timeout = if is_quiet { timeout } else { timeout.min(TRY_AGAIN) };
+        Some(self.outgoing.due().map_or(timeout, |due| timeout.min(due)))
+    }
+
+    /// After the sleep until `op` is done.
+    pub fn awake(&mut self, op: &Arc<Op>) {
+        // A reactor may have taken the bell over, and sleep by now.
+        if self.parked.as_ref().is_some_and(|parked| Arc::ptr_eq(parked, op)) {
+            self.parked = None;
+            self.fabric.bell().disarm();
+        }
+    }
+
+    /// Nobody sleeps on the bell, whatever was said.
+    pub fn forget_parked(&mut self) {
+        self.parked = None;
+        self.fabric.bell().disarm();
+    }
+
+    /// One turn: polls, and moves what is queued. Returns the amount of work done; 0 means that there was none.
+    pub fn turn(&mut self, me: Token, poller: bool) -> usize {
+        self.poll(&mut Nobody, poller) + self.push(me)
+    }
+
+    /// Whether a turn that did so much is a sign of more to come. What idle nodes say on a network to stay known to each other is none: they
+    /// would spin after each word.
+    #[inline(always)]
+    pub fn is_news(&self, work: usize) -> bool {
+        work > 1 || work == 1 && !self.fabric.was_chatter()
+    }
+
+    /// Ends everything: the node leaves.
+    pub fn close(&mut self, me: Token, in_good_order: bool) {
+        if in_good_order {
+            self.say_farewell(me);
+        }
+        self.end_all(me, CloseReason::Leaves);
+        self.sending.clear();
+        self.fabric.end_network();
+    }
+
+    /// Ends everything that is pending, and cuts all ways out. False if this thread holds one of them, which is still as it was.
+    pub(super) fn end_all(&mut self, me: Token, why: CloseReason) -> bool {
+        let error = || why.error();
+        self.inbound.lenders.end();
+        self.fail_posted(|_| Some(error()));
+        for lane in 0..self.inbound.assemblies.len() {
+            self.inbound.give_up(lane);
+        }
+        for op in self
+            .inbound
+            .incoming
+            .iter()
+            .filter_map(|incoming| incoming.receive())
+            .map(|receive| receive.op.clone())
+            .collect::<Vec<_>>()
+        {
+            // Nobody writes into its buffer after this.
+            self.unpost(&op);
+            op.finish(Outcome::Failed(error()));
+        }
+        self.outgoing.fail(None, error);
+        self.inbound.services.close(why);
+        self.fail_posted(|_| Some(error()));
+        // All of them: a thread that was stopped on its way to a lane must not write there when the lane is another's.
+        let mut all = true;
+        for way in self.ways.iter() {
+            match way.state.enter(me) {
+                Some(mut state) => state.fail(error),
+                None => all = false,
+            }
+        }
+        for (_, op) in &self.inbound.watchers {
+            op.nudge();
+        }
+        all
+    }
+}

@@ -1,0 +1,287 @@
+//! By which link and protocol a message goes.
+
+use super::Engine;
+use crate::error::Error;
+use crate::message::order::{Begun, Order};
+use crate::message::outbound::{OutState, Outbound, Plan, WHOLE_BYTES};
+use crate::mode::{
+    Call, Decision, Fabric, LINKS_MAX, LinkView, Links, Mode, ModeRequest, Modes, Protocol, Question, Reason, Receipt,
+};
+use crate::transfer::memory::Local;
+use crate::transfer::outgoing::{Outgoing, Route};
+use crate::transfer::way::KERNEL_LEAST;
+use crate::transfer::{APART_LEAST, Copy, RENDEZVOUS_BYTES};
+use doorbell_fabric::NodeId;
+use doorbell_fabric::sync::Ordering;
+use doorbell_shm::domain::PeerInbox;
+use std::sync::Arc;
+
+/// The mode of a message that nothing is said of.
+const LANE: Mode = Mode { fabric: Fabric::Shm, link: 0, protocol: Protocol::Transfer };
+
+/// What is needed to plan how a message goes.
+pub(super) struct Planner<'a> {
+    pub outgoing: &'a mut Outgoing,
+    /// The target, if it shares memory with this node.
+    pub peer: Option<&'a Arc<PeerInbox>>,
+    pub local: &'a Local,
+    pub modes: &'a Modes,
+}
+
+impl Engine {
+    /// Opens the links beside the first that lead to where a way out leads, if something may be sent by them.
+    pub fn open_links(&mut self, outbound: &Outbound, state: &mut OutState) {
+        let life = state.incarnation;
+        let (is_near, remote) = self.fabric.links(outbound.target, life);
+        // While there are several, any of them may be.
+        let most = if remote > 1 { LINKS_MAX } else { usize::from(is_near) + remote };
+        for by in 1..most as u8 {
+            if !state.has(by)
+                && let Some(link) = self.fabric.connect_by(outbound.target, life, by - u8::from(is_near), outbound.priority)
+            {
+                state.add(by, link);
+            }
+        }
+    }
+
+    /// How many transfers to a node go by one link, and how many have ended.
+    pub fn transfers_by(&self, node: NodeId, by: u8) -> (u32, u32) {
+        self.outgoing.count_by(node, by)
+    }
+
+    /// How a message is to go; begins to move it if it does not go through a lane. The caller holds the way out, in which nothing waits before it.
+    pub fn plan(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
+        if order.asks.is_some() || (self.modes.steer_all() && state.looks()) {
+            self.open_links(outbound, state);
+        }
+        let peer = self.fabric.peer(outbound.target);
+        Planner { outgoing: &mut self.outgoing, peer, local: &self.local, modes: &self.modes }.plan(outbound, state, order)
+    }
+}
+
+impl Planner<'_> {
+    /// As [`Engine::plan`], when all links are open.
+    pub fn plan(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>) -> Plan {
+        let peer = self.peer.filter(|_| !state.is_remote());
+        if peer.is_some_and(|peer| peer.incarnation() != state.incarnation) || state.link.is_none() {
+            return Plan::Lane(state.bound().unwrap_or(0));
+        }
+        if self.modes.steers(order.asks) {
+            return match self.settled(outbound, state, order) {
+                Ok(plan) => plan,
+                Err(first) => self.steer(outbound, state, order, first),
+            };
+        }
+        if !order.waits {
+            return Plan::Lane(state.bound().unwrap_or(0));
+        }
+        let advice = self.advice(state, 0, order);
+        if advice == Protocol::Transfer || state.bound().is_some_and(|by| by != 0) {
+            if order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+                outbound.wants_bulk.store(true, Ordering::Relaxed);
+            }
+            return Plan::Lane(state.bound().unwrap_or(0));
+        }
+        let has_engine = self.modes.has_engine;
+        let route = Route { has_engine, patient: !has_engine, ..self.outgoing.usual(state.is_remote().then_some(0)) };
+        Plan::Transfer(self.outgoing.begin(route, peer, outbound, state, self.local, order))
+    }
+
+    /// What is done with a message of which nothing else is said.
+    fn advice(&mut self, state: &mut OutState, by: u8, order: &Order<'_>) -> Protocol {
+        let is_near = by == 0 && !state.is_remote();
+        if order.len < RENDEZVOUS_BYTES || !order.waits {
+            return Protocol::Transfer;
+        }
+        match self.peer.filter(|_| is_near) {
+            None if self.modes.has_engine && self.outgoing.is_worth_apart(order.len) => Protocol::Put,
+            Some(peer) if self.outgoing.is_worth(peer, self.local, order.bytes, order.len, state.is_idle()) => {
+                match self.outgoing.copy() {
+                    _ if !self.modes.has_engine => Protocol::Get,
+                    Copy::Origin => Protocol::Put,
+                    Copy::Target => Protocol::Get,
+                    // Of several the target copies one while this end writes the next.
+                    Copy::Auto if self.outgoing.has_any(peer.id()) => Protocol::Get,
+                    Copy::Auto | Copy::Both => Protocol::Both,
+                }
+            }
+            _ => Protocol::Transfer,
+        }
+    }
+
+    /// The length below which the advice is always transfer.
+    fn large(&self, is_near: bool, order: &Order<'_>) -> usize {
+        match self.outgoing.copy() {
+            Copy::Auto if !is_near => APART_LEAST,
+            Copy::Auto if !self.local.is_in_region(order.bytes, order.len) => KERNEL_LEAST,
+            _ => RENDEZVOUS_BYTES,
+        }
+    }
+
+    /// One of the links by which a message could go.
+    fn view(&mut self, outbound: &Outbound, state: &mut OutState, by: u8, order: &Order<'_>) -> Option<LinkView> {
+        let is_near_first = !state.is_remote();
+        let is_near = by == 0 && is_near_first;
+        let advice = self.advice(state, by, order);
+        let word = state.words[usize::from(by)];
+        let figures = state.figures(by, self.outgoing.count_by(outbound.target, by))?;
+        let can_move = order.len > 0 && order.waits;
+        let is_reached = can_move
+            && is_near
+            && (self.local.is_in_region(order.bytes, order.len) || self.peer.is_some_and(|peer| peer.reach().is_some()));
+        let mut protocols = [true, false, false, false];
+        protocols[Protocol::Put as usize] = can_move && self.modes.has_engine && (!is_near || is_reached);
+        protocols[Protocol::Get as usize] = is_reached;
+        protocols[Protocol::Both as usize] = is_reached && self.modes.has_engine;
+        Some(LinkView {
+            fabric: if is_near { Fabric::Shm } else { Fabric::Udp },
+            link: if is_near || !is_near_first { by } else { by - 1 },
+            protocols,
+            advice,
+            large: self.large(is_near, order) as u64,
+            figures,
+            word,
+        })
+    }
+
+    /// The way of a message of which the policy says that it goes through the lane, as a small one that asks for nothing mostly does; else the
+    /// first link, if it was looked at.
+    fn settled(&mut self, outbound: &Outbound, state: &mut OutState, order: &Order<'_>) -> Result<Plan, Option<LinkView>> {
+        if order.asks.is_some() || order.len > WHOLE_BYTES || state.is_remote() || state.bound().is_some() {
+            return Err(None);
+        }
+        let link = self.view(outbound, state, 0, order).ok_or(None)?;
+        if !self.modes.is_settled(&link, order.len as u64) {
+            return Err(Some(link));
+        }
+        let receipt = Receipt {
+            to: outbound.target,
+            call: Call::Send,
+            len: order.len as u64,
+            in_region: self.local.is_in_region(order.bytes, order.len),
+            requested: ModeRequest::default().protocol(Protocol::Transfer),
+            decided: LANE,
+            used: LANE,
+            moved: None,
+            beside: Links::NONE,
+            reason: Reason::Default,
+        };
+        self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
+        Ok(Plan::Lane(0))
+    }
+
+    /// Asks the policy, or does what the caller asks for. `first`: the first link, if it was looked at.
+    fn steer(&mut self, outbound: &Arc<Outbound>, state: &mut OutState, order: &Order<'_>, mut first: Option<LinkView>) -> Plan {
+        let mut links = [const { None }; LINKS_MAX];
+        let mut count = 0;
+        let mut numbers = [0; LINKS_MAX];
+        for by in 0..LINKS_MAX as u8 {
+            // One that can't be asked just now is left out, but for the first.
+            if state.bound().is_none_or(|bound| bound == by)
+                && let Some(view) = first.take().or_else(|| self.view(outbound, state, by, order))
+            {
+                (links[count], numbers[count]) = (Some(view), by);
+                count += 1;
+            }
+        }
+        let Some(mut links) = collect(links, count) else { return Plan::Lane(state.bound().unwrap_or(0)) };
+        // What a policy may take: it can change what it is shown.
+        let all = links;
+        let (offered, links) = (&all[..count], &mut links[..count]);
+        let asked = order.asks.unwrap_or_default().or(self.modes.asked_by(Call::Send));
+        let requested = asked.or(ModeRequest::default().protocol(Protocol::Transfer));
+        let in_region = self.local.is_in_region(order.bytes, order.len);
+        let (to, call, len) = (outbound.target, Call::Send, order.len as u64);
+        let mut question = Question { to, call, len, in_region, asked, requested, links };
+        let decision = self.modes.choose(&mut question);
+        let usual = || offered[0].mode(offered[0].advice);
+        let found = |decision: Decision| {
+            let place = |link: &&LinkView| link.mode(decision.mode.protocol) == Some(decision.mode);
+            offered.iter().position(|link| place(&link)).map(|at| (decision, at))
+        };
+        let bound = state.bound();
+        let chosen = decision.and_then(found).or_else(|| {
+            // A policy that chose what can't be done; or the one link that there is leaves no choice.
+            let may = self.modes.policy.is_some() || bound.is_some();
+            let why = Reason::Unavailable("it is no way for this message");
+            usual().filter(|_| may).and_then(|mode| found(Decision::new(mode, why)))
+        });
+        let Some((Decision { mode, beside, reason }, at)) = chosen else {
+            self.modes.note_refused(&requested);
+            return Plan::Refused(unavailable(outbound, &asked, offered));
+        };
+        for (view, by) in question.links.iter().zip(numbers) {
+            state.words[usize::from(by)] = view.word;
+        }
+        let by = numbers[at];
+        // Links that are not there, or can't put it, carry nothing.
+        let is_put = (mode.fabric, mode.protocol) == (Fabric::Udp, Protocol::Put);
+        let can = |link: &&LinkView| {
+            is_put && link.fabric == mode.fabric && beside.without(mode.link).has(link.link) && link.mode(mode.protocol).is_some()
+        };
+        let beside = offered.iter().filter(can).map(|link| link.link).collect();
+        let receipt = Receipt { to, call, len, in_region, requested, decided: mode, used: mode, moved: None, beside, reason };
+        self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
+        self.go(outbound, state, order, by, mode, receipt)
+    }
+
+    /// Goes as was decided.
+    fn go(
+        &mut self,
+        outbound: &Arc<Outbound>,
+        state: &mut OutState,
+        order: &Order<'_>,
+        by: u8,
+        mode: Mode,
+        receipt: Receipt,
+    ) -> Plan {
+        let (copy, patient) = match mode.protocol {
+            Protocol::Transfer => {
+                if by == 0 && order.len >= RENDEZVOUS_BYTES && state.is_without_bulk() {
+                    outbound.wants_bulk.store(true, Ordering::Relaxed);
+                }
+                return Plan::Lane(by);
+            }
+            // A put that is asked for by name leaves the target time to say where to.
+            Protocol::Put => (Copy::Origin, receipt.requested.protocol == Some(Protocol::Put) && mode.fabric == Fabric::Shm),
+            Protocol::Get => (Copy::Target, true),
+            Protocol::Both => (Copy::Both, false),
+        };
+        let apart = (mode.fabric == Fabric::Udp).then_some(mode.link);
+        let route = Route { by, apart, beside: receipt.beside, copy, patient, has_engine: self.modes.has_engine };
+        let peer = self.peer.filter(|_| apart.is_none());
+        let begun = self.outgoing.begin(route, peer, outbound, state, self.local, order);
+        if matches!(begun, Begun::NoSlot) {
+            let used = Mode { protocol: Protocol::Transfer, ..mode };
+            let reason = Reason::Unavailable("as many transfers to that node are under way as can be");
+            let receipt = Receipt { decided: used, used, beside: Links::NONE, reason, ..receipt };
+            self.modes.note_instead(order.op.set_receipt(receipt).as_ref(), &receipt);
+            return Plan::Lane(by);
+        }
+        Plan::Transfer(begun)
+    }
+}
+
+/// The first `count`, which are there. `None` if there are none.
+fn collect(links: [Option<LinkView>; LINKS_MAX], count: usize) -> Option<[LinkView; LINKS_MAX]> {
+    let first = links[0]?;
+    let mut all = [first; LINKS_MAX];
+    for (link, into) in links.into_iter().flatten().zip(&mut all[..count]) {
+        *into = link;
+    }
+    Some(all)
+}
+
+#[cold]
+fn unavailable(outbound: &Outbound, asked: &ModeRequest, links: &[LinkView]) -> Error {
+    let list = |link: &LinkView| {
+        let modes: Vec<_> =
+            Protocol::ALL.into_iter().filter_map(|protocol| link.mode(protocol)).map(|mode| mode.to_string()).collect();
+        modes.join(", ")
+    };
+    let there: Vec<_> = links.iter().map(list).collect();
+    let node = outbound.target;
+    let what =
+        format!("the mode {asked} was asked for, and this message to node {node} can't go so; it can go by {}", there.join(", "));
+    Error::Invalid { what }
+}

@@ -1,0 +1,35 @@
+//! Which memory and which nodes are in reach.
+
+use super::Engine;
+use crate::error::Error;
+use crate::message::service::PeerId;
+use crate::sync::baton::Token;
+use doorbell_fabric::{Incarnation, NodeId, Priority};
+
+impl Engine {
+    /// Whether bytes of this process lie in a region of this node.
+    pub(crate) fn is_in_region(&self, bytes: *const u8, len: usize) -> bool {
+        self.local.is_in_region(bytes, len)
+    }
+
+    /// Whether a node that shares memory with this one can fetch bytes of this process.
+    pub(crate) fn is_in_reach(&self, node: NodeId, bytes: *const u8, len: usize) -> bool {
+        self.local.is_in_region(bytes, len) || self.fabric.peer(node).is_some_and(|peer| peer.reach().is_some())
+    }
+
+    /// Whether this life of a node is reached by a network.
+    pub fn is_remote(&self, node: NodeId, life: Incarnation) -> bool {
+        self.fabric.is_remote(node) && self.fabric.live(node) == Some(life)
+    }
+
+    /// Makes sure that a lane leads to a peer, or will.
+    ///
+    /// # Errors
+    /// The peer is gone, or there is no such node.
+    pub fn reach(&mut self, me: Token, to: PeerId, priority: Priority) -> Result<(), Error> {
+        let Some(outbound) = self.ways.get(to.node, priority).cloned() else { return Err(Error::NoSuchNode { node: to.node }) };
+        // A thread that is in there already has checked it.
+        let Some(mut state) = outbound.state.enter(me) else { return Ok(()) };
+        self.connect(&outbound, &mut state, to.incarnation)
+    }
+}

@@ -1,0 +1,140 @@
+//! Receives: posted, withdrawn, and what waits for them in the pool.
+
+use super::Engine;
+use crate::error::Error;
+use crate::message::inbound::Into;
+use crate::message::pool::{Entry, Pooled};
+use crate::message::receive::RecvOp;
+use crate::message::{Match, Message};
+use crate::sync::op::{Op, Outcome};
+use crate::transfer::incoming::Incoming;
+use doorbell_fabric::Payload;
+use std::sync::Arc;
+
+impl Engine {
+    /// Takes the first pooled message that a receive accepts. If others had been refused for want of room, whoever sleeps on
+    /// the bell looks again.
+    pub fn take_pooled(&mut self, accepts: &Match) -> Option<Pooled> {
+        let pooled = self.inbound.pool.take(accepts)?;
+        self.inbound.turned_away = false;
+        if self.fabric.refusing() {
+            self.fabric.bell().wake();
+        }
+        Some(pooled)
+    }
+
+    /// The same, but only if all of it is there.
+    pub fn take_whole(&mut self, accepts: &Match) -> Option<Pooled> {
+        if self.has_whole(accepts) { self.take_pooled(accepts) } else { None }
+    }
+
+    /// Whether the first pooled message that a receive accepts is there, all of it.
+    pub fn has_whole(&self, accepts: &Match) -> bool {
+        self.inbound.pool.find(accepts).is_some_and(Entry::is_whole)
+    }
+
+    /// Gives a message that is still coming to a receive.
+    pub fn attach(&mut self, id: u64, receive: RecvOp) {
+        let receive = self.inbound.number(receive);
+        self.inbound.attach(id, receive);
+    }
+
+    /// Has `op` nudged when a message comes into the pool that a receive accepts.
+    pub fn watch(&mut self, accepts: Match, op: Arc<Op>) {
+        self.inbound.watchers.push((accepts, op));
+    }
+
+    /// Takes [`watch`](Self::watch) back.
+    pub fn unwatch(&mut self, op: &Arc<Op>) {
+        self.inbound.watchers.retain(|(_, other)| !Arc::ptr_eq(other, op));
+    }
+
+    /// Whether this node turns messages away: some are refused because the pool is full, or were since the application last
+    /// received one. (Their sender may have given up meanwhile, and nothing is refused any more.)
+    pub fn is_refusing(&self) -> bool {
+        self.fabric.refusing() || self.inbound.turned_away
+    }
+
+    /// Posts a receive behind those that were posted before, after looking into the pool.
+    pub fn post(&mut self, receive: RecvOp) {
+        // One that takes a message that is still coming has its place, too: that message may be given up.
+        let receive = self.inbound.number(receive);
+        match self.take_pooled(&receive.accepts) {
+            Some(Pooled::Whole(message)) => {
+                receive.complete(message.envelope, Payload::private(&message.bytes));
+                return;
+            }
+            Some(Pooled::Lent(envelope, lent)) => return receive.complete_loan(envelope, &lent),
+            Some(Pooled::Coming(id)) => return self.inbound.attach(id, receive),
+            None => {}
+        }
+        if let Some(error) = self.never(&receive.accepts) {
+            receive.op.finish(Outcome::Failed(error));
+            return;
+        }
+        self.inbound.posted.push_back(receive);
+    }
+
+    /// A message that a receive got is not wanted by whoever received it: the next one gets it.
+    pub fn give_back(&mut self, message: Message) {
+        let fits = |receive: &RecvOp| receive.accepts.matches(&message.envelope);
+        match self.inbound.posted.iter().position(fits).and_then(|at| self.inbound.posted.remove(at)) {
+            Some(receive) => receive.complete(message.envelope, Payload::private(&message.bytes)),
+            None => {
+                self.inbound.sight(&message.envelope);
+                self.inbound.pool.put_back(message);
+            }
+        }
+    }
+
+    /// Withdraws a posted receive. True if it was still under way: then its buffer is not touched any more.
+    pub fn unpost(&mut self, op: &Arc<Op>) -> bool {
+        if let Some(at) = self.inbound.posted.iter().position(|receive| Arc::ptr_eq(&receive.op, op)) {
+            self.inbound.posted.remove(at);
+            return true;
+        }
+        let fabric = &self.fabric;
+        if self.inbound.detach(op, |node, life| fabric.peer(node).filter(|peer| peer.incarnation() == life).cloned()) {
+            return true;
+        }
+        for assembly in &mut self.inbound.assemblies {
+            let Some(active) = &mut assembly.active else { continue };
+            let kept = match &mut active.into {
+                Into::Buffer(receive) if Arc::ptr_eq(&receive.op, op) => {
+                    let mut bytes = vec![0; active.received];
+                    // SAFETY: the buffer is valid until this returns (RecvOp::new), and holds `received` bytes.
+                    unsafe { std::ptr::copy_nonoverlapping(receive.ptr, bytes.as_mut_ptr(), active.received) };
+                    bytes
+                }
+                Into::TooLong(receive, bytes) if Arc::ptr_eq(&receive.op, op) => std::mem::take(bytes),
+                _ => continue,
+            };
+            // The rest of it is still coming, so it goes on into the pool, past its limit if it must: nothing is lost.
+            if matches!(active.into, Into::Buffer(_)) {
+                self.inbound.pool.reserve_anyway(active.envelope.len);
+            }
+            active.into = Into::Pool(kept);
+            return true;
+        }
+        false
+    }
+
+    /// Bytes that have come of the message that a receive has taken.
+    pub fn arrived(&self, op: &Arc<Op>) -> u64 {
+        let is_its = |receive: &RecvOp| Arc::ptr_eq(&receive.op, op);
+        let in_parts = self.inbound.assemblies.iter().filter_map(|assembly| assembly.active.as_ref());
+        let mut in_parts = in_parts.filter(|active| matches!(&active.into, Into::Buffer(r) | Into::TooLong(r, _) if is_its(r)));
+        let transfer = self.inbound.incoming.iter().find(|incoming| incoming.receive().is_some_and(is_its));
+        in_parts.next().map_or(0, |active| active.received as u64) + transfer.map_or(0, Incoming::moved)
+    }
+
+    pub(super) fn fail_posted(&mut self, error: impl Fn(&RecvOp) -> Option<Error>) {
+        self.inbound.posted.retain(|receive| match error(receive) {
+            Some(error) => {
+                receive.op.finish(Outcome::Failed(error));
+                false
+            }
+            None => true,
+        });
+    }
+}

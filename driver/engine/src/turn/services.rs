@@ -1,0 +1,146 @@
+//! The turns of services, and what the engine does for them meanwhile.
+
+use super::Engine;
+use crate::error::Error;
+use crate::message::outbound::OutState;
+use crate::message::service::{Class, Outbox, PeerId, Post, Pushed, Route};
+use crate::sync::baton::Token;
+use doorbell_fabric::{NodeId, PacketKind, Priority, Push};
+use doorbell_shm::domain::PeerInbox;
+use std::sync::Arc;
+
+/// Packets of services have at least so many bytes.
+const PACKET_MIN: usize = 64;
+
+impl Engine {
+    /// Carries a service from now on.
+    pub(crate) fn register<S: Class>(&mut self, service: S) {
+        self.inbound.services.register(service);
+    }
+
+    /// Whether a peer waits for each part of what this node moves for it.
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.inbound.services.is_hurried()
+    }
+
+    /// Whether services still have something to say before this node may leave.
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.inbound.services.is_flushing()
+    }
+
+    /// The service of a type.
+    pub fn service<S: Class>(&mut self) -> &mut S {
+        self.inbound.services.get()
+    }
+
+    /// Gives each service that wants one its turn. Returns the amount of work done.
+    #[cold]
+    pub(super) fn step_services(&mut self, me: Token) -> usize {
+        let mut work = 0;
+        for slot in 0..self.inbound.services.len() {
+            if let Some((class, mut service)) = self.inbound.services.take_out(slot) {
+                work += service.progress(&mut Outbox::new(&mut Turn { engine: self, me, why: None }, class));
+                self.inbound.services.put_back(slot, service);
+            }
+        }
+        work
+    }
+
+    /// Has services say their last words to others.
+    pub(super) fn say_farewell(&mut self, me: Token) {
+        for slot in 0..self.inbound.services.len() {
+            if let Some((class, mut service)) = self.inbound.services.take_out_anyway(slot) {
+                service.farewell(&mut Outbox::new(&mut Turn { engine: self, me, why: None }, class));
+                self.inbound.services.put_back(slot, service);
+            }
+        }
+    }
+}
+
+/// The engine during the turn of a service.
+struct Turn<'a> {
+    engine: &'a mut Engine,
+    me: Token,
+    /// Why the latest peer is gone.
+    why: Option<Error>,
+}
+
+impl Turn<'_> {
+    /// Does something with the lane to a peer.
+    fn on_lane<T>(
+        &mut self,
+        to: PeerId,
+        priority: Priority,
+        act: impl FnOnce(&mut OutState) -> Result<T, Pushed>,
+    ) -> Result<T, Pushed> {
+        let Some(outbound) = self.engine.ways.get(to.node, priority).cloned() else {
+            self.why = Some(Error::NoSuchNode { node: to.node });
+            return Err(Pushed::Gone);
+        };
+        // A thread that has the lane sends by itself.
+        let mut state = outbound.state.enter(self.me).ok_or(Pushed::Full)?;
+        if let Err(error) = self.engine.connect(&outbound, &mut state, to.incarnation) {
+            self.why = Some(error);
+            return Err(Pushed::Gone);
+        }
+        act(&mut state)
+    }
+}
+
+impl Post for Turn<'_> {
+    fn packet_bytes(&mut self, to: PeerId, priority: Priority, link: u8) -> Result<usize, Pushed> {
+        let bytes = self.on_lane(to, priority, |state| {
+            if link > 0 && !state.has(link) {
+                return Ok(None);
+            }
+            state.region_bytes(link).filter(|packet| *packet >= PACKET_MIN).map(Some).ok_or(Pushed::Full)
+        });
+        bytes?.ok_or_else(|| {
+            // The link is gone, and so is what the node had to say by it.
+            self.why = Some(Error::Damaged { node: to.node });
+            Pushed::Gone
+        })
+    }
+
+    fn has_room(&mut self, to: PeerId, priority: Priority, len: usize) -> bool {
+        self.on_lane(to, priority, |state| Ok(state.has_region_room(len))).unwrap_or(true)
+    }
+
+    fn push(&mut self, class: PacketKind, to: PeerId, priority: Priority, route: Route, tag: u64, bytes: &[u8]) -> Pushed {
+        let pushed = self.on_lane(to, priority, |state| match state.push_apart(class, route, tag, bytes) {
+            Push::Done => Ok(Pushed::Done),
+            Push::Full | Push::Down(_) => Err(Pushed::Full),
+        });
+        pushed.unwrap_or_else(|other| other)
+    }
+
+    fn why_gone(&mut self) -> Error {
+        self.why.take().unwrap_or(Error::Cancelled)
+    }
+
+    fn release(&mut self) {
+        self.engine.fabric.release();
+    }
+
+    fn condemn(&mut self, node: NodeId, reason: &'static str) {
+        self.engine.on_broken(node, reason);
+    }
+
+    fn apart(&self) -> Vec<PeerId> {
+        self.engine.fabric.remote_members().into_iter().map(|member| (member.id, member.incarnation).into()).collect()
+    }
+
+    fn networked(&self) -> Vec<PeerId> {
+        let membership = self.engine.fabric.membership();
+        let here = membership.members().into_iter().filter(|member| member.networked && member.id != membership.id());
+        here.map(|member| (member.id, member.incarnation).into()).chain(self.apart()).collect()
+    }
+
+    fn is_live(&self, peer: PeerId) -> bool {
+        self.engine.fabric.live(peer.node) == Some(peer.incarnation)
+    }
+
+    fn inbox(&self, peer: PeerId) -> Option<Arc<PeerInbox>> {
+        self.engine.fabric.peer(peer.node).filter(|inbox| inbox.incarnation() == peer.incarnation).cloned()
+    }
+}

@@ -1,0 +1,260 @@
+//! Cells in memory of this process, and in regions of this node.
+
+use super::form::Form;
+use super::operate::Operate;
+use super::word::is_taken;
+use super::{AtomicValue, Element, NotPerformed, Place, Tier, Want, Word};
+use doorbell_engine::region::elements_of;
+use doorbell_engine::sync::baton::Token;
+use doorbell_engine::{Error, Incarnation, NodeId, Region, Result};
+use doorbell_shm::keys::OwnerId;
+use doorbell_shm::locked::{NoUpdate, Updater};
+use std::cell::UnsafeCell;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+/// Memory that holds a value and is updated atomically: by [`atomic!`](doorbell_macros::atomic), or by the functions that it is translated to. Shared by threads; in a
+/// region, by nodes.
+#[repr(transparent)]
+pub struct AtomicCell<T: AtomicValue> {
+    form: UnsafeCell<T::Form>,
+}
+
+// SAFETY: accessed by atomic instructions only, and a value is `Send`.
+unsafe impl<T: AtomicValue> Sync for AtomicCell<T> {}
+// SAFETY: bytes of a value that is `Send`.
+unsafe impl<T: AtomicValue> Send for AtomicCell<T> {}
+// Every update is whole or did not take place.
+impl<T: AtomicValue> std::panic::RefUnwindSafe for AtomicCell<T> {}
+
+impl<T: AtomicValue> AtomicCell<T> {
+    /// A cell that holds this value.
+    ///
+    /// # Panics
+    /// For a value of 9 to 16 bytes, on one of the first processors of x86-64, which lack `cmpxchg16b`: see [`ByLock`](super::ByLock).
+    pub fn new(value: T) -> Self {
+        Self { form: UnsafeCell::new(T::Form::of(value)) }
+    }
+
+    /// A cell of zeros, for a `static`.
+    ///
+    /// ```
+    /// # use doorbell::atomic::AtomicCell;
+    /// static COUNT: AtomicCell<u64> = AtomicCell::zeroed();
+    /// doorbell::atomic! { COUNT += 1 };
+    /// assert_eq!(doorbell::atomic! { COUNT }, 1);
+    /// ```
+    pub const fn zeroed() -> Self {
+        // SAFETY: a form is plain data.
+        Self { form: UnsafeCell::new(unsafe { std::mem::zeroed() }) }
+    }
+
+    /// The same cell, of which no update is by an instruction: to measure what that is worth.
+    pub fn by_swap(&self) -> BySwap<'_, T>
+    where
+        T::Form: Word,
+    {
+        BySwap(self)
+    }
+}
+
+impl<T: AtomicValue + Default> Default for AtomicCell<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T: AtomicValue + fmt::Debug> fmt::Debug for AtomicCell<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AtomicCell").field(&self.load(Ordering::Relaxed)).finish()
+    }
+}
+
+/// Updates a cell by an operator.
+///
+/// # Safety
+/// As [`Form::load`].
+#[inline(always)]
+pub(super) unsafe fn operate_at<T, O, R, W, U>(
+    at: *mut T::Form,
+    updater: &U,
+    operand: R,
+    ordering: Ordering,
+) -> Result<W::Out, NoUpdate<U::Stop>>
+where
+    T: Operate<O, R>,
+    R: Copy,
+    W: Want<T>,
+    U: Updater,
+{
+    if T::INSTRUCTED {
+        // SAFETY: caller; there is an instruction.
+        let old = unsafe { T::instruct(at, operand, ordering, W::FETCH) };
+        return Ok(W::pick(old, || old.apply(operand)));
+    }
+    // SAFETY: caller.
+    unsafe { update_at::<T, W, U>(at, updater, ordering, |old| old.apply(operand)) }
+}
+
+/// Updates a cell by a callback, as often as it takes.
+///
+/// # Safety
+/// As [`Form::load`].
+#[inline(always)]
+pub(super) unsafe fn update_at<T: AtomicValue, W: Want<T>, U: Updater>(
+    at: *mut T::Form,
+    updater: &U,
+    ordering: Ordering,
+    mut callback: impl FnMut(T) -> T,
+) -> Result<W::Out, NoUpdate<U::Stop>> {
+    // SAFETY: caller.
+    match unsafe { T::Form::update(at, updater, None, ordering, |old| Some(callback(old)))? } {
+        Some((old, new)) => Ok(W::pick(old, || new)),
+        None => unreachable!("a callback that can't decline"),
+    }
+}
+
+/// Who updates private memory: no other process can, and threads of one process do not die by themselves.
+pub(super) struct Private;
+
+impl Updater for Private {
+    type Stop = Infallible;
+
+    #[inline]
+    fn me(&self) -> OwnerId {
+        OwnerId::thread(NodeId(0), Incarnation(1), Token::current().number())
+    }
+
+    fn lives(&self, _: OwnerId) -> bool {
+        true
+    }
+
+    fn go_on(&self) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// An update that is tried as often as it takes, of memory that nobody takes away.
+#[inline(always)]
+pub(super) fn done<V>(result: Result<V, NoUpdate<Infallible>>) -> V {
+    match result {
+        Ok(value) => value,
+        Err(NoUpdate::Stop(never)) => match never {},
+        Err(NoUpdate::Nested) => panic!("an update of a cell within an update of the same cell would wait for itself"),
+        Err(NoUpdate::Attempts | NoUpdate::Lost) => unreachable!("nobody takes a lock from a thread that lives"),
+    }
+}
+
+impl<T: AtomicValue> Place for AtomicCell<T> {
+    type Value = T;
+    type Done<V> = V;
+    type Tried<V> = Result<V, NotPerformed>;
+
+    #[inline(always)]
+    fn load(&self, ordering: Ordering) -> T {
+        // SAFETY: its own memory.
+        done(unsafe { T::Form::load(self.form.get(), &Private, ordering) }.map_err(NoUpdate::Stop))
+    }
+
+    #[inline(always)]
+    fn operate<O, R: Copy, W: Want<T>>(&self, operand: R, ordering: Ordering) -> W::Out
+    where
+        T: Operate<O, R>,
+    {
+        // SAFETY: its own memory.
+        done(unsafe { operate_at::<T, O, R, W, _>(self.form.get(), &Private, operand, ordering) })
+    }
+
+    #[inline(always)]
+    fn update<W: Want<T>>(&self, ordering: Ordering, callback: impl FnMut(T) -> T) -> W::Out {
+        // SAFETY: its own memory.
+        done(unsafe { update_at::<T, W, _>(self.form.get(), &Private, ordering, callback) })
+    }
+
+    #[inline(always)]
+    fn attempt<W: Want<T>>(
+        &self,
+        attempts: Option<u32>,
+        ordering: Ordering,
+        callback: impl FnMut(T) -> Option<T>,
+    ) -> Result<W::Out, NotPerformed> {
+        if attempts == Some(0) {
+            return Err(NotPerformed::NoAttempt);
+        }
+        // SAFETY: its own memory.
+        let tried = unsafe { T::Form::update(self.form.get(), &Private, attempts, ordering, callback) };
+        if let Err(NoUpdate::Attempts) = tried {
+            return Err(NotPerformed::Attempts);
+        }
+        done(tried).map(|(old, new)| W::pick(old, || new)).ok_or(NotPerformed::Declined)
+    }
+}
+
+/// An [`AtomicCell`] of which no update is by an instruction: see [`AtomicCell::by_swap`].
+#[derive(Clone, Copy, Debug)]
+pub struct BySwap<'a, T: AtomicValue>(&'a AtomicCell<T>);
+
+impl<T: AtomicValue> Place for BySwap<'_, T> {
+    type Value = T;
+    type Done<V> = V;
+    type Tried<V> = Result<V, NotPerformed>;
+
+    #[inline(always)]
+    fn load(&self, ordering: Ordering) -> T {
+        self.0.load(ordering)
+    }
+
+    #[inline(always)]
+    fn operate<O, R: Copy, W: Want<T>>(&self, operand: R, ordering: Ordering) -> W::Out
+    where
+        T: Operate<O, R>,
+    {
+        self.0.update::<W>(ordering, |old| old.apply(operand))
+    }
+
+    #[inline(always)]
+    fn update<W: Want<T>>(&self, ordering: Ordering, callback: impl FnMut(T) -> T) -> W::Out {
+        self.0.update::<W>(ordering, callback)
+    }
+
+    #[inline(always)]
+    fn attempt<W: Want<T>>(
+        &self,
+        attempts: Option<u32>,
+        ordering: Ordering,
+        callback: impl FnMut(T) -> Option<T>,
+    ) -> Result<W::Out, NotPerformed> {
+        self.0.attempt::<W>(attempts, ordering, callback)
+    }
+}
+
+/// That this processor has what a cell needs.
+pub(super) fn check_processor<T: AtomicValue>() -> Result<()> {
+    if matches!(super::tier::<T>(), Tier::Lock) || is_taken(size_of::<T::Form>()) {
+        return Ok(());
+    }
+    let why = "this processor has no cmpxchg16b; hold the value in ByLock";
+    Err(Error::Unsupported { operation: "share a cell of 16 bytes", why })
+}
+
+impl<T: AtomicValue> AtomicCell<T>
+where
+    T::Form: Word,
+{
+    /// The element of this number of a region as a cell: updates of it are as cheap as in private memory, and see those of peers that have a key. A put
+    /// that overlaps an update is no update, and one of the two may be lost.
+    ///
+    /// Not for values that are updated under a lock: see [`RemoteCell::open`](super::RemoteCell::open). As the region itself, it is not to be used in a
+    /// forked child, where its memory is missing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the region has no such element; [`Error::Unsupported`] if this processor lacks what such a cell needs; [`Error::Forked`].
+    #[inline]
+    pub fn at<E: Element<Value = T>>(region: &Region<E>, index: usize) -> Result<&Self> {
+        check_processor::<T>()?;
+        let at = elements_of(region, "use as a cell", index, 1)?;
+        // SAFETY: an element of the region, which is mapped as long as it; it has the layout of the form (`Element`), and regions begin at pages.
+        Ok(unsafe { &*at.cast() })
+    }
+}

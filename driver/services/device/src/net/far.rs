@@ -1,0 +1,348 @@
+//! The sender's half: messages that are on their way to a device of another machine. They are kept until they are in the device, so that another
+//! node can feed it when the one that does dies.
+
+use super::wire::{self, HEADER, Kind};
+use doorbell_engine::error::DeviceFault;
+use doorbell_engine::sync::op::{Op, Outcome};
+use doorbell_fabric::{Incarnation, NodeId, Payload};
+use doorbell_shm::device::{PACKET, lines};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often all are asked who feeds a device, while nobody says so.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+/// For how long nobody may feed it before what is on its way is lost.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The longest that anybody may say a message can be.
+const MESSAGE_MAX: u64 = 1 << 30;
+
+/// One sender.
+pub struct Far {
+    pub stream: u32,
+    pub name: String,
+    /// Who feeds the device.
+    feeder: Option<(NodeId, Incarnation)>,
+    /// When all were asked, and since when nothing came into the device for want of somebody who feeds it.
+    asked: Option<Instant>,
+    lost: Instant,
+    /// Something did since whoever feeds it said so; and since when one after the other says so and nothing does.
+    progressed: bool,
+    stuck: Option<Instant>,
+    /// Who said that it does not.
+    refused: BTreeSet<(NodeId, Incarnation)>,
+    /// So many lanes it has, and all are taken.
+    no_lane: Option<usize>,
+    /// It was found once: this device, and no other of its name.
+    pub message_max: Option<usize>,
+    device: Option<u64>,
+    /// What is not known to be in the device, and how many bytes that is.
+    queue: VecDeque<Item>,
+    queued: usize,
+    /// How many of those have gone.
+    pushed: usize,
+    /// The number of the latest message.
+    sequence: u64,
+    /// Packets that were used of those that were granted since it was opened.
+    used: u64,
+    granted: u64,
+    /// The feeder is to say when there is news.
+    asking: bool,
+    /// Somebody would give more than is granted.
+    starves: bool,
+    failed: Option<DeviceFault>,
+    /// Somebody waits for whoever feeds it.
+    wanted: bool,
+    /// Somebody waits until all is in the device.
+    pub flushing: bool,
+    /// Nobody sends by it any more: it goes when all is in the device.
+    pub closing: Option<Instant>,
+    waiter: Option<Arc<Op>>,
+}
+
+struct Item {
+    sequence: u64,
+    thread: u32,
+    tag: u64,
+    bytes: Vec<u8>,
+    /// Bytes that have gone; `None`: not even the header.
+    gone: Option<usize>,
+}
+
+/// What a sender has for a node.
+pub enum Say {
+    /// Who feeds this device?
+    Open,
+    Word(Kind, (NodeId, Incarnation)),
+}
+
+impl Far {
+    pub fn new(stream: u32, name: &str) -> Self {
+        Self {
+            stream,
+            name: name.to_owned(),
+            feeder: None,
+            asked: None,
+            lost: Instant::now(),
+            progressed: false,
+            stuck: None,
+            refused: BTreeSet::new(),
+            no_lane: None,
+            message_max: None,
+            device: None,
+            queue: VecDeque::new(),
+            queued: 0,
+            pushed: 0,
+            sequence: 0,
+            used: 0,
+            granted: 0,
+            asking: false,
+            starves: false,
+            failed: None,
+            wanted: true,
+            flushing: false,
+            closing: None,
+            waiter: None,
+        }
+    }
+
+    pub fn feeder(&self) -> Option<(NodeId, Incarnation)> {
+        self.feeder
+    }
+
+    /// Whether it has to be stepped: somebody is to be found, something is to go, or its end is waited for.
+    pub fn is_active(&self) -> bool {
+        let is_sought = self.feeder.is_none() && (self.wanted || !self.queue.is_empty());
+        self.failed.is_none() && (is_sought || self.flushing || self.pushed < self.queue.len()) || self.closing.is_some()
+    }
+
+    /// Whether all that was given has gone to the feeder.
+    pub fn has_gone(&self) -> bool {
+        self.pushed == self.queue.len()
+    }
+
+    /// Whether all that was given is in the device.
+    pub fn is_in(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether another message of so many bytes may be given now: no more wait than the device has room for.
+    pub fn has_room(&mut self, len: usize) -> bool {
+        // No more is kept than a lane of the device holds, whatever whoever feeds it grants.
+        let lane = 2 * (self.message_max.unwrap_or(0) + 2 * PACKET);
+        let is_granted = self.used + lines(len) < self.granted && self.queued + len <= lane;
+        self.starves = self.feeder.is_some() && self.has_gone() && !is_granted;
+        self.feeder.is_some() && self.has_gone() && is_granted
+    }
+
+    /// Takes a message.
+    pub fn give(&mut self, thread: u32, tag: u64, parts: &[&[u8]]) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let bytes = parts.concat();
+        self.queued += bytes.len();
+        self.queue.push_back(Item { sequence: self.sequence, thread, tag, bytes, gone: None });
+    }
+
+    /// Whether it has failed, and what was on its way is lost. It begins anew with the next message.
+    pub fn failed(&mut self) -> Option<DeviceFault> {
+        let failed = self.failed.take()?;
+        self.queue.clear();
+        (self.queued, self.pushed, self.asked, self.flushing, self.wanted) = (0, 0, None, false, false);
+        (self.device, self.stuck, self.lost) = (None, None, Instant::now());
+        Some(failed)
+    }
+
+    /// Whether it can't go on.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Somebody waits for whoever feeds it.
+    pub fn want(&mut self) {
+        if self.feeder.is_none() && !self.wanted && self.queue.is_empty() {
+            self.lost = Instant::now();
+        }
+        self.wanted = true;
+    }
+
+    /// Tells when something changed.
+    pub fn await_change(&mut self) -> Arc<Op> {
+        self.waiter.get_or_insert_with(Op::new).clone()
+    }
+
+    fn changed(&mut self) {
+        if let Some(op) = self.waiter.take() {
+            op.finish(Outcome::Sent);
+        }
+    }
+
+    /// What there is to say: to find who feeds the device, and to hear of more room. `others` are those that could.
+    pub fn say(&mut self, now: Instant, others: impl Fn() -> Vec<(NodeId, Incarnation)>) -> Option<Say> {
+        if self.failed.is_some() {
+            return None;
+        }
+        let Some(feeder) = self.feeder else {
+            if !self.wanted && self.queue.is_empty() {
+                return None;
+            }
+            if self.asked.is_none_or(|asked| now - asked >= ASK_EVERY) {
+                let is_first = self.asked.is_none();
+                self.asked = Some(now);
+                let nobody = others().iter().all(|other| self.refused.contains(other));
+                // One that was not there yet when it was asked may be by now.
+                if !is_first && nobody && (self.message_max.is_none() || now - self.lost > PATIENCE) {
+                    self.fail(self.no_lane.map_or(DeviceFault::Absent, |senders| DeviceFault::NoLane { senders }));
+                    return None;
+                }
+                self.refused.clear();
+                self.no_lane = None;
+                return Some(Say::Open);
+            }
+            return None;
+        };
+        let stalls = self.queue.get(self.pushed).is_some_and(|item| self.used + lines(item.bytes.len()) >= self.granted);
+        let flushes = (self.flushing || self.closing.is_some()) && !self.queue.is_empty() && self.has_gone();
+        if !(stalls || flushes || self.starves) || self.asking {
+            return None;
+        }
+        self.asking = true;
+        Some(Say::Word(Kind::Ask, feeder))
+    }
+
+    fn fail(&mut self, why: DeviceFault) {
+        self.failed = Some(why);
+        self.changed();
+    }
+
+    /// The next packet for the feeder, of `most` bytes at most, into `room`; its tag. Call [`sent`](Self::sent) if it went.
+    pub fn next(&mut self, most: usize, room: &mut Vec<u8>) -> Option<u64> {
+        self.feeder?;
+        let item = self.queue.get(self.pushed)?;
+        room.clear();
+        let kind = match item.gone {
+            None if self.used + lines(item.bytes.len()) >= self.granted => return None,
+            None => {
+                let about = (item.thread as u64) << 32 | item.bytes.len() as u64;
+                [item.sequence, about, item.tag].iter().for_each(|word| room.extend(word.to_le_bytes()));
+                Kind::First
+            }
+            Some(_) => Kind::Next,
+        };
+        let from = item.gone.unwrap_or(0);
+        let to = item.bytes.len().min(from + most.saturating_sub(room.len()));
+        room.extend_from_slice(&item.bytes[from..to]);
+        Some(wire::tag(kind, self.stream))
+    }
+
+    /// What [`next`](Self::next) gave went, `bytes` of them with what it says of itself.
+    pub fn sent(&mut self, bytes: usize) {
+        let Some(item) = self.queue.get_mut(self.pushed) else { return };
+        let gone = match item.gone {
+            None => bytes - HEADER,
+            Some(gone) => gone + bytes,
+        };
+        item.gone = Some(gone);
+        if gone == item.bytes.len() {
+            self.used += lines(gone);
+            self.pushed += 1;
+            if self.has_gone() {
+                self.changed();
+            }
+        }
+    }
+
+    /// A node says that it feeds the device. False if another does: then that one need not.
+    pub fn opened(&mut self, from: (NodeId, Incarnation), [published, granted, max, device]: [u64; 4]) -> bool {
+        if self.feeder.is_some_and(|feeder| feeder != from) || self.failed.is_some() {
+            return false;
+        }
+        if self.feeder == Some(from) {
+            return true;
+        }
+        if self.device.is_some_and(|known| known != device) {
+            // Another of the same name: nobody knows what became of what was on its way.
+            self.fail(DeviceFault::Absent);
+            return false;
+        }
+        let max = max.min(MESSAGE_MAX) as usize;
+        if let Some(item) = self.queue.iter().find(|item| item.bytes.len() > max) {
+            self.fail(DeviceFault::TooLong { len: item.bytes.len(), max });
+            return false;
+        }
+        (self.feeder, self.device, self.message_max) = (Some(from), Some(device), Some(max));
+        self.forget(published);
+        // Whoever has another's lane counts anew: what is left is counted from where that one stands.
+        self.sequence = published;
+        for item in &mut self.queue {
+            self.sequence = self.sequence.wrapping_add(1);
+            (item.gone, item.sequence) = (None, self.sequence);
+        }
+        (self.pushed, self.used, self.granted, self.asking, self.wanted) = (0, 0, granted, false, false);
+        self.starves = false;
+        self.progressed = false;
+        self.changed();
+        true
+    }
+
+    /// What is in the device need not be kept. What has not gone is not there, whatever somebody says.
+    fn forget(&mut self, published: u64) {
+        let is_in = |item: &Item| item.gone == Some(item.bytes.len()) && item.sequence <= published;
+        while self.queue.front().is_some_and(is_in)
+            && let Some(item) = self.queue.pop_front()
+        {
+            self.queued -= item.bytes.len();
+            self.pushed = self.pushed.saturating_sub(1);
+            (self.progressed, self.stuck) = (true, None);
+        }
+    }
+
+    pub fn acknowledged(&mut self, from: (NodeId, Incarnation), [published, granted]: [u64; 2]) {
+        if self.feeder == Some(from) {
+            self.forget(published);
+            self.granted = self.granted.max(granted);
+            (self.asking, self.starves) = (false, false);
+            self.changed();
+        }
+    }
+
+    pub fn refused(&mut self, from: (NodeId, Incarnation), reason: u64, senders: u64) {
+        if self.feeder.is_none() {
+            self.refused.insert(from);
+            if reason == wire::NO_LANE {
+                self.no_lane = Some(usize::try_from(senders).unwrap_or(usize::MAX));
+            }
+        }
+    }
+
+    /// A node feeds it no longer, or is gone: another is to be found.
+    pub fn gone(&mut self, from: (NodeId, Incarnation)) {
+        if self.feeder != Some(from) {
+            return;
+        }
+        let now = Instant::now();
+        (self.feeder, self.asked, self.asking) = (None, None, false);
+        if self.progressed || self.queue.is_empty() {
+            (self.lost, self.stuck) = (now, None);
+        } else if self.stuck.is_some_and(|since| now - since > PATIENCE) {
+            // Again and again somebody says that it is fed, and nothing comes through.
+            self.fail(DeviceFault::Damaged);
+        } else if self.stuck.is_none() {
+            (self.lost, self.stuck) = (now, Some(now));
+        }
+        self.changed();
+    }
+
+    /// Tells who waits that nothing goes on any more.
+    pub fn end(&mut self) {
+        self.failed.get_or_insert(DeviceFault::Absent);
+        self.changed();
+    }
+}
+
+/// The words of a header packet, checked: sequence, thread, bytes, tag; and the bytes that come with them.
+pub fn first<'a>(payload: &Payload<'a>) -> Option<(u64, u32, usize, u64, Payload<'a>)> {
+    let [sequence, about, tag] = wire::read(payload)?;
+    let rest = payload.slice(HEADER, payload.len() - HEADER)?;
+    let len = about as u32 as usize;
+    (rest.len() <= len).then_some((sequence, (about >> 32) as u32, len, tag, rest))
+}

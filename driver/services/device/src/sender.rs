@@ -1,0 +1,267 @@
+//! How a node sends to the threads of a device.
+
+use super::net::Dropped;
+use super::{far, fault};
+use doorbell_engine::Result;
+use doorbell_engine::drive::poller::Progress;
+use doorbell_engine::drive::{Shared, Work};
+use doorbell_engine::error::{DeviceFault, Error};
+use doorbell_engine::sync::baton::Token;
+use doorbell_engine::sync::wait::Step;
+use doorbell_shm::device::{NoWrite, Writer};
+use doorbell_shm::domain::DeviceSegment;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(super) const SEND: &str = "send to";
+/// How often a sender that waits looks at its lane before the engine is turned.
+const TURN_EVERY: u32 = 32;
+/// After how many attempts in vain somebody who does not wait asks whether anybody is there to receive.
+const CARE_EVERY: u32 = 64;
+const SLEEP: Duration = Duration::from_millis(25);
+const SLEEP_INLINE: Duration = Duration::from_millis(1);
+
+/// A way to send to the threads of a device. `Send`, not `Sync`: each has a lane of its own, which it gives back when it is dropped.
+///
+/// Messages to one thread come in the order in which they were sent by one value.
+pub struct DeviceSender {
+    pub(super) shared: Arc<Shared>,
+    name: Box<str>,
+    way: Way,
+}
+
+/// How a device is reached.
+pub(super) enum Way {
+    /// By a lane of it.
+    Near { segment: Box<DeviceSegment>, writer: RefCell<Writer>, work: Work, vain: Cell<u32> },
+    /// By the network, with this number; and the longest message it took when it was found.
+    Far { stream: u32, message_max: usize, dropped: Dropped, not_sync: PhantomData<Cell<()>> },
+}
+
+impl DeviceSender {
+    pub(super) fn open_for(shared: Arc<Shared>, name: &str) -> Result<Self> {
+        let me = shared.check()?;
+        let way = match shared.membership().open_device(name)? {
+            Some(segment) => {
+                let writer = RefCell::new(claim(&shared, &segment)?);
+                Way::Near { segment: Box::new(segment), writer, work: shared.new_work(), vain: Cell::new(0) }
+            }
+            None if shared.has_network() => far::open(&shared, me, name)?,
+            None => return Err(fault(SEND, name, DeviceFault::Absent)),
+        };
+        Ok(Self { shared, name: name.into(), way })
+    }
+
+    /// What the device is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of the longest message.
+    pub fn message_max(&self) -> usize {
+        match &self.way {
+            Way::Near { segment, .. } => segment.geometry().message_max(),
+            Way::Far { message_max, .. } => *message_max,
+        }
+    }
+
+    /// Sends a message to a thread id. Returns when it is in the device or, to one of another machine, on its way there; while there is no room for it, waits without limit and drives the engine. Nobody
+    /// needs to be that thread yet.
+    ///
+    /// # Errors
+    /// [`Error::Device`]: the message is too long, no living process is attached any more, or the lane was damaged. Then it was not sent; over the network, others that
+    /// were on their way may be lost, too.
+    pub fn send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.send_parts(thread, tag, &[bytes], None)
+    }
+
+    /// As [`send`](Self::send), until `deadline` at most: then [`Error::Timeout`], and it was not sent.
+    pub fn send_by(&self, thread: u32, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
+        self.send_parts(thread, tag, &[bytes], Some(deadline))
+    }
+
+    /// As [`send`](Self::send), of a message that lies in several pieces.
+    pub fn send_vectored(&self, thread: u32, tag: u64, parts: &[&[u8]]) -> Result<()> {
+        self.send_parts(thread, tag, parts, None)
+    }
+
+    /// Sends if there is room now; false if there is not. Errors are those of [`send`](Self::send); that no living process is attached any more is noticed
+    /// at every 64th attempt in vain at the latest.
+    pub fn try_send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<bool> {
+        let me = self.shared.check()?;
+        match &self.way {
+            Way::Near { segment, writer, work, vain } => match self.write((segment, writer, work), thread, tag, &[bytes])? {
+                Ok(()) => Ok(true),
+                Err(NoWrite::Full) => {
+                    vain.set(vain.get().wrapping_add(1));
+                    if vain.get().is_multiple_of(CARE_EVERY) {
+                        self.care(me, segment)?;
+                    }
+                    Ok(false)
+                }
+                Err(why) => Err(self.refused(why, bytes.len())),
+            },
+            Way::Far { stream, .. } => {
+                self.check_len(bytes.len())?;
+                far::try_send(self, me, *stream, thread, tag, &[bytes])
+            }
+        }
+    }
+
+    /// Waits until all that was sent is in the device, until `deadline` at most: then [`Error::Timeout`]. In shared memory it is when it was sent.
+    pub fn flush_by(&self, deadline: Instant) -> Result<()> {
+        let me = self.shared.check()?;
+        match &self.way {
+            Way::Near { .. } => Ok(()),
+            Way::Far { stream, .. } => far::flush(self, me, *stream, deadline),
+        }
+    }
+
+    /// An error if it is known that nobody receives any more. Makes system calls.
+    pub fn check_there(&self) -> Result<()> {
+        let me = self.shared.check()?;
+        match &self.way {
+            Way::Near { segment, .. } if segment.view().has_ended() => Err(self.refused(NoWrite::Ended, 0)),
+            Way::Near { segment, .. } => self.care(me, segment),
+            Way::Far { stream, .. } => far::check_there(self, me, *stream),
+        }
+    }
+
+    /// As [`send_vectored`](Self::send_vectored), until `deadline` if there is one.
+    #[inline]
+    pub fn send_parts(&self, thread: u32, tag: u64, parts: &[&[u8]], deadline: Option<Instant>) -> Result<()> {
+        let me = self.shared.check()?;
+        match &self.way {
+            Way::Near { segment, writer, work, .. } => match self.write((segment, writer, work), thread, tag, parts)? {
+                Ok(()) => Ok(()),
+                Err(why) => self.send_when_there_is_room(me, (segment, writer, work), (thread, tag, parts), deadline, why),
+            },
+            Way::Far { stream, .. } => {
+                self.check_len(parts.iter().map(|part| part.len()).fold(0, usize::saturating_add))?;
+                far::send(self, me, *stream, (thread, tag, parts), deadline)
+            }
+        }
+    }
+
+    fn check_len(&self, len: usize) -> Result<()> {
+        if len <= self.message_max() { Ok(()) } else { Err(self.refused(NoWrite::TooLong, len)) }
+    }
+
+    #[inline]
+    fn write(
+        &self,
+        (segment, writer, work): (&DeviceSegment, &RefCell<Writer>, &Work),
+        thread: u32,
+        tag: u64,
+        parts: &[&[u8]],
+    ) -> Result<Result<(), NoWrite>> {
+        // Until it is dropped the node does not leave: the lane would be another's.
+        let _working = self.shared.begin(work)?;
+        Ok(writer.borrow_mut().try_write(&segment.view(), thread, tag, parts))
+    }
+
+    #[cold]
+    fn send_when_there_is_room(
+        &self,
+        me: Token,
+        (segment, writer, work): (&DeviceSegment, &RefCell<Writer>, &Work),
+        (thread, tag, parts): (u32, u64, &[&[u8]]),
+        deadline: Option<Instant>,
+        mut why: NoWrite,
+    ) -> Result<()> {
+        let (shared, view) = (&self.shared, segment.view());
+        let len = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
+        let (mut gear, mut rounds, mut anew) = (shared.gear(deadline), 0_u32, false);
+        loop {
+            match why {
+                NoWrite::Full => {}
+                // Somebody damaged the lane, or took it for a dead one's: there may be another.
+                NoWrite::Broken if !anew => {
+                    anew = true;
+                    *writer.borrow_mut() = claim(shared, segment)?;
+                }
+                why => return Err(self.refused(why, len)),
+            }
+            rounds += 1;
+            if rounds.is_multiple_of(TURN_EVERY) && shared.progress() != Progress::Poller {
+                shared.turn(me);
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => self.care(me, segment)?,
+                Step::Park(most) => {
+                    let is_inline = shared.progress() == Progress::Inline && shared.has_network();
+                    writer.borrow_mut().sleep(&view, len, most.min(if is_inline { SLEEP_INLINE } else { SLEEP }));
+                    gear.slept();
+                    if gear.check_due() {
+                        self.care(me, segment)?;
+                    }
+                }
+                Step::Expired => return Err(Error::Timeout { operation: "send to a device", node: None }),
+            }
+            match self.write((segment, writer, work), thread, tag, parts)? {
+                Ok(()) => return Ok(()),
+                Err(again) => why = again,
+            }
+        }
+    }
+
+    /// What a long wait has to see to: that the node lives, and that anybody is there to receive.
+    #[cold]
+    fn care(&self, me: Token, segment: &DeviceSegment) -> Result<()> {
+        self.shared.check()?;
+        if self.shared.progress() != Progress::Poller {
+            self.shared.check_peers(me);
+        }
+        let membership = self.shared.membership();
+        if segment.view().attached().any(|(node, life)| membership.is_living(node, life)) {
+            return Ok(());
+        }
+        Err(fault(SEND, self.name(), DeviceFault::Absent))
+    }
+
+    #[cold]
+    fn refused(&self, why: NoWrite, len: usize) -> Error {
+        let max = self.message_max();
+        let why = match why {
+            NoWrite::TooLong => DeviceFault::TooLong { len, max },
+            NoWrite::Ended => DeviceFault::Absent,
+            NoWrite::Full | NoWrite::Broken => DeviceFault::Damaged,
+        };
+        fault(SEND, self.name(), why)
+    }
+}
+
+fn claim(shared: &Shared, segment: &DeviceSegment) -> Result<Writer> {
+    let _updating = shared.begin_update()?;
+    let membership = shared.membership();
+    let me = (membership.id(), membership.incarnation());
+    Writer::claim(&segment.view(), me, None, |node, life| membership.is_living(node, life)).ok_or_else(|| {
+        let senders = segment.geometry().senders;
+        fault(SEND, segment.name(), DeviceFault::NoLane { senders })
+    })
+}
+
+impl Drop for DeviceSender {
+    fn drop(&mut self) {
+        if doorbell_shm::space::forked() {
+            return;
+        }
+        match &mut self.way {
+            Way::Near { segment, writer, .. } => writer.get_mut().release(&segment.view()),
+            Way::Far { stream, dropped, .. } => {
+                let (stream, dropped) = (*stream, dropped.clone());
+                far::close(self, stream, &dropped);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for DeviceSender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceSender").field("device", &self.name()).finish_non_exhaustive()
+    }
+}

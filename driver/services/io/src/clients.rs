@@ -1,0 +1,160 @@
+//! Who is served, and what each has open.
+
+use super::export::Kind;
+use super::way::{Letter, Outlet};
+use super::wire::{HEAD, Reply, Request, VERSION, Welcome, thread_of};
+use doorbell_engine::{Incarnation, NodeId, Region};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::little_endian::U32;
+
+/// A file or directory that a client has open.
+pub(super) struct Descriptor {
+    pub file: OwnedFd,
+    pub kind: Kind,
+}
+
+/// Which client: a thread of a life of a node, and the number that it made up and says with each request. And the lane that all its requests come by,
+/// as other processes can read that number in the memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    pub who: (NodeId, Incarnation),
+    thread: u32,
+    token: u64,
+    lane: usize,
+}
+
+impl Name {
+    /// Who sent this.
+    #[inline]
+    pub(super) fn of(letter: &Letter, request: &Request) -> Self {
+        let who = (letter.source, letter.incarnation);
+        Self { who, thread: thread_of(letter.tag), token: request.token.get(), lane: letter.lane() }
+    }
+}
+
+/// One client: a life of a node, or one of several of it.
+pub(super) struct Client {
+    pub name: Name,
+    pub outlet: Rc<Outlet>,
+    /// What large reads and writes go through.
+    pub staging: Option<Region<u8>>,
+    descriptors: Vec<Option<Descriptor>>,
+    open: usize,
+    /// Requests of it that are not answered.
+    pub jobs: usize,
+    /// It is gone, and goes when its last operation is over: until then its memory stays.
+    pub gone: bool,
+}
+
+impl Client {
+    pub(super) fn new(name: Name, outlet: Rc<Outlet>, staging: Option<Region<u8>>) -> Self {
+        Self { name, outlet, staging, descriptors: Vec::new(), open: 0, jobs: 0, gone: false }
+    }
+
+    pub(super) fn staging_bytes(&self) -> usize {
+        self.staging.as_ref().map_or(0, Region::len)
+    }
+
+    /// Tells it that it is a client. Who takes no answer now is gone by the next sweep, or asks again.
+    pub(super) fn welcome(&self, number: u32, tag: u64) {
+        let key = self.staging.as_ref().map_or([0; _], |region| region.key().to_bytes());
+        let welcome = Welcome { client: U32::new(number), staging: U32::new(self.staging_bytes() as u32), key };
+        let mut room = [0; HEAD + size_of::<Welcome>()];
+        room[..HEAD].copy_from_slice(Reply::new(0, VERSION.into()).as_bytes());
+        room[HEAD..].copy_from_slice(welcome.as_bytes());
+        let _ = self.outlet.try_send(tag, &room);
+    }
+
+    pub(super) fn open(&self) -> usize {
+        self.open
+    }
+
+    #[inline]
+    pub(super) fn descriptor(&self, number: u16) -> Result<&Descriptor, Errno> {
+        self.descriptors.get(usize::from(number)).and_then(Option::as_ref).ok_or(Errno::BADF)
+    }
+
+    /// The lowest number that is free, as the system does it.
+    pub(super) fn keep(&mut self, descriptor: Descriptor, most: usize) -> Result<u16, Errno> {
+        let at = self.descriptors.iter().position(Option::is_none).unwrap_or(self.descriptors.len());
+        let number = u16::try_from(at).ok().filter(|_| at < most).ok_or(Errno::MFILE)?;
+        if at == self.descriptors.len() {
+            self.descriptors.push(None);
+        }
+        self.descriptors[at] = Some(descriptor);
+        self.open += 1;
+        Ok(number)
+    }
+
+    pub(super) fn release(&mut self, number: u16) -> Result<Descriptor, Errno> {
+        let found = self.descriptors.get_mut(usize::from(number)).and_then(Option::take).ok_or(Errno::BADF)?;
+        self.open -= 1;
+        Ok(found)
+    }
+
+    /// Closes everything.
+    pub(super) fn release_all(&mut self) -> usize {
+        self.descriptors.clear();
+        std::mem::take(&mut self.open)
+    }
+}
+
+/// All clients. A client's number says where it is, and which use of that place it is.
+#[derive(Default)]
+pub(super) struct Clients {
+    places: Vec<Place>,
+}
+
+#[derive(Default)]
+struct Place {
+    generation: u16,
+    client: Option<Client>,
+}
+
+impl Clients {
+    /// Those that are there.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Client)> {
+        let number = |at: usize, place: &Place| u32::from(place.generation) << 16 | at as u32;
+        self.places.iter().enumerate().filter_map(move |(at, place)| Some((number(at, place), place.client.as_ref()?)))
+    }
+
+    /// The number of a client.
+    pub(super) fn of(&self, name: Name) -> Option<u32> {
+        self.iter().find(|(_, client)| client.name == name && !client.gone).map(|(number, _)| number)
+    }
+
+    /// Those of a node, of whichever life.
+    pub(super) fn of_node(&self, node: NodeId) -> impl Iterator<Item = &Client> {
+        self.iter().map(|(_, client)| client).filter(move |client| client.name.who.0 == node)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.iter().filter(|place| place.client.is_some()).count()
+    }
+
+    pub(super) fn add(&mut self, client: Client) -> u32 {
+        let at = self.places.iter().position(|place| place.client.is_none()).unwrap_or_else(|| {
+            self.places.push(Place::default());
+            self.places.len() - 1
+        });
+        let place = &mut self.places[at];
+        // Never 0: that is nobody's number.
+        place.generation = place.generation.wrapping_add(1).max(1);
+        place.client = Some(client);
+        u32::from(place.generation) << 16 | at as u32
+    }
+
+    #[inline]
+    pub(super) fn get(&mut self, number: u32) -> Option<&mut Client> {
+        let place = self.places.get_mut((number & 0xffff) as usize)?;
+        if place.generation == (number >> 16) as u16 { place.client.as_mut() } else { None }
+    }
+
+    pub(super) fn remove(&mut self, number: u32) -> Option<Client> {
+        self.get(number)?;
+        self.places[(number & 0xffff) as usize].client.take()
+    }
+}

@@ -1,0 +1,535 @@
+//! A client's half of the conversation: requests, and replies in whatever order they come.
+
+use super::way::{Got, Letter, Mailbox, Outlet};
+use super::wire::{AT_END, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
+use doorbell_engine::error::{DeviceFault, Error, KeyFault};
+use doorbell_engine::node::shared_of;
+use doorbell_engine::sync::baton::Token;
+use doorbell_engine::{Incarnation, Key, Node, NodeId, Peer, ReadWrite, Result};
+use rustix::io::Errno;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::time::{Duration, Instant};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The most requests under way.
+const WINDOW: usize = 8;
+/// Bytes up to which a read or write goes in the message, where memory is shared and where it is not.
+const INLINE_NEAR: usize = 512;
+const INLINE_FAR: usize = INLINE_MAX;
+/// Bytes of a piece of a large read or write, where memory is shared and where it is not.
+const PIECE_NEAR: usize = 128 << 10;
+const PIECE_FAR: usize = 256 << 10;
+
+/// How often somebody asks to be a client, until it is one.
+const HELLO_EVERY: Duration = Duration::from_secs(1);
+/// How often a client that waits asks whether the server is there.
+const ASK: Duration = Duration::from_millis(50);
+/// After how many of those it asks the server whether it still knows this client: an answer may be lost with the way by which it came.
+const PING_EVERY: u32 = 20;
+
+/// A conversation with a server, used by one thread at a time.
+pub(super) struct Connection {
+    node: Node,
+    server: NodeId,
+    outlet: Outlet,
+    peer: Peer,
+    mailbox: Mailbox,
+    life: Incarnation,
+    thread: u32,
+    client: u32,
+    /// What the server knows this client by, and nobody else.
+    token: u64,
+    number: u32,
+    /// `None`: there is no staging memory.
+    staging: Option<Key<u8, ReadWrite>>,
+    inline: usize,
+    piece: usize,
+    /// Pieces under way at most.
+    window: usize,
+    patience: Option<Duration>,
+    /// A reply may still come to a place that was given up: nothing may be asked any more.
+    broken: bool,
+    room: Box<[u8]>,
+}
+
+/// A piece that was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    number: u32,
+    /// Where of the caller's bytes.
+    at: usize,
+    len: usize,
+    /// `None`: not known yet.
+    result: Option<i64>,
+}
+
+/// A descriptor of the server, and where in its file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At {
+    pub descriptor: u16,
+    pub offset: u64,
+}
+
+impl Connection {
+    /// `patience`: for the welcome, and for every answer afterwards.
+    pub(super) fn open(
+        node: &Node,
+        server: NodeId,
+        thread: u32,
+        staging: usize,
+        [welcome, patience]: [Option<Duration>; 2],
+    ) -> io::Result<Self> {
+        let peer = node.peer(server)?;
+        let outlet = Outlet::to_server(node, server).map_err(|error| no_server(server, error))?;
+        let life = peer.incarnation();
+        let mailbox = Mailbox::of_thread(node, server, life, thread).map_err(|error| no_server(server, error))?;
+        let is_near = shared_of(node).is_near(Token::current(), server);
+        let mut this = Self {
+            node: node.clone(),
+            server,
+            outlet,
+            peer,
+            mailbox,
+            life,
+            thread,
+            client: 0,
+            token: token_of(thread),
+            number: 0,
+            staging: None,
+            inline: if is_near { INLINE_NEAR } else { INLINE_FAR },
+            piece: 0,
+            window: 0,
+            patience: welcome,
+            broken: false,
+            room: vec![0; ROOM].into(),
+        };
+        let mut request = Request::new(Op::Hello);
+        request.offset = U64::new(VERSION.into());
+        request.length = U32::new(u32::try_from(staging).unwrap_or(u32::MAX));
+        let welcome = match this.hello(request) {
+            Ok(welcome) => welcome,
+            Err(error) => {
+                // It may be a client there all the same.
+                this.tell(Request::new(Op::Bye));
+                return Err(error);
+            }
+        };
+        this.patience = patience;
+        this.client = welcome.client.get();
+        let bytes = welcome.staging.get() as usize;
+        if bytes > 0 {
+            let key = Key::from_bytes(&welcome.key)?;
+            this.piece = bytes.min(if is_near { PIECE_NEAR } else { PIECE_FAR });
+            this.window = (bytes / this.piece).min(WINDOW);
+            this.staging = Some(key);
+        } else {
+            this.inline = INLINE_FAR;
+        }
+        Ok(this)
+    }
+
+    /// Asks to be a client, now and then once more, as a server that has many to welcome may have let one go by; it welcomes the same one once.
+    fn hello(&mut self, request: Request) -> io::Result<Welcome> {
+        let deadline = self.deadline();
+        let letter = loop {
+            self.send(request, &[])?;
+            let again = Instant::now() + HELLO_EVERY;
+            match self.receive(Some(deadline.map_or(again, |deadline| deadline.min(again)))) {
+                Ok(letter) => break letter,
+                Err(error) if error.kind() != io::ErrorKind::TimedOut || deadline.is_some_and(|at| Instant::now() >= at) => {
+                    return Err(error);
+                }
+                Err(_) => self.broken = false,
+            }
+        };
+        let errno = reply(&self.room).result.get();
+        if errno < 0 {
+            return Err(of_errno(errno));
+        }
+        let welcome = Welcome::read_from_prefix(&self.room[HEAD..letter.len.max(HEAD)]);
+        welcome.map(|(welcome, _)| welcome).map_err(|_| Errno::PROTO.into())
+    }
+
+    /// Asks and waits for the answer: its result and what follows it.
+    pub(super) fn call(&mut self, request: Request, follows: &[u8]) -> io::Result<(Reply, &[u8])> {
+        let number = self.send(request, follows)?;
+        let deadline = self.deadline();
+        let letter = loop {
+            let letter = self.receive(deadline)?;
+            if letter.tag as u32 == number {
+                break letter;
+            }
+        };
+        let reply = reply(&self.room);
+        match reply.result.get() {
+            0.. => Ok((reply, &self.room[HEAD..letter.len.max(HEAD)])),
+            errno => Err(of_errno(errno)),
+        }
+    }
+
+    /// Asks without wanting an answer.
+    pub(super) fn tell(&mut self, mut request: Request) {
+        request.quiet = 1;
+        self.sign(&mut request);
+        self.number = self.number.wrapping_add(1);
+        // Whoever can't be told learns it by the death of this node, or is dead itself.
+        let _ = self.outlet.tell(tag(self.thread, self.number), request.as_bytes());
+    }
+
+    /// Reads until `into` is full or the file at its end; the bytes that were read.
+    pub(super) fn read(&mut self, at: At, into: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            let further = At { offset: place(at.offset, done)?, ..at };
+            let rest = &mut into[done..];
+            let read = if rest.len() <= self.inline || self.staging.is_none() {
+                self.read_in_message(further, rest)
+            } else {
+                self.read_in_pieces(further, rest).map(|got| (got, got == 0))
+            };
+            match read {
+                Ok((got, at_end)) => {
+                    done += got;
+                    // Less than was asked for is not yet the end.
+                    if at_end {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// What came in one message, and whether it was up to the end of the file.
+    fn read_in_message(&mut self, at: At, into: &mut [u8]) -> io::Result<(usize, bool)> {
+        let len = into.len().min(INLINE_MAX);
+        let (reply, bytes) = self.call(span(Op::Read, at.descriptor, at.offset, len, IN_MESSAGE), &[])?;
+        let got = bytes.len().min(len);
+        into[..got].copy_from_slice(&bytes[..got]);
+        Ok((got, got == 0 || got < len && reply.value.get() == AT_END))
+    }
+
+    fn read_in_pieces(&mut self, at: At, into: &mut [u8]) -> io::Result<usize> {
+        self.in_pieces(Op::Read, at, into.len(), |this, piece, slot| {
+            let (Some(key), Some(result)) = (this.staging, piece.result) else { return Ok(()) };
+            let got = result.clamp(0, piece.len as i64) as usize;
+            // Read as long as it lies there.
+            this.peer.get_fresh(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
+        })
+    }
+
+    /// Writes all of it, or as much as the server could before something was wrong: the bytes that were written.
+    pub(super) fn write(&mut self, at: At, from: &[u8]) -> io::Result<usize> {
+        if from.len() <= self.inline || self.staging.is_none() {
+            let mut done = 0;
+            while done < from.len() {
+                let len = (from.len() - done).min(INLINE_MAX);
+                let offset = place(at.offset, done)?;
+                let written = self.call(span(Op::Write, at.descriptor, offset, len, IN_MESSAGE), &from[done..done + len]);
+                let got = match written {
+                    Ok((reply, _)) => reply.result.get() as usize,
+                    Err(error) if done == 0 => return Err(error),
+                    Err(_) => break,
+                };
+                done += got.min(len);
+                if got < len {
+                    break;
+                }
+            }
+            return Ok(done);
+        }
+        self.in_pieces(Op::Write, at, from.len(), |this, piece, slot| match (this.staging, piece.result) {
+            (Some(key), None) => this.peer.put(&from[piece.at..piece.at + piece.len], key.at(slot * this.piece)),
+            _ => Ok(()),
+        })
+    }
+
+    /// Writes at the end of the file, or at the descriptor's cursor: up to a message's bytes, and where the cursor is afterwards.
+    pub(super) fn append(&mut self, descriptor: u16, from: &[u8]) -> io::Result<(usize, u64)> {
+        let from = &from[..from.len().min(INLINE_MAX)];
+        let (reply, _) = self.call(span(Op::Write, descriptor, super::wire::AT_CURSOR, from.len(), IN_MESSAGE), from)?;
+        Ok(((reply.result.get() as usize).min(from.len()), reply.value.get()))
+    }
+
+    /// Piece after piece through the slots of the staging memory, several under way. `carry` copies into a slot before a piece is asked for (`result`
+    /// is `None`), and out of it afterwards. Ends at the first piece that is short or fails; when all that were asked for are answered.
+    fn in_pieces(
+        &mut self,
+        op: Op,
+        at: At,
+        len: usize,
+        mut carry: impl FnMut(&mut Self, Piece, usize) -> Result<()>,
+    ) -> io::Result<usize> {
+        // Small enough that several are under way, however short the whole is; of whole pages.
+        let size = (len.div_ceil(self.window * 2).next_multiple_of(4096)).clamp(self.piece.min(32 << 10), self.piece);
+        let mut pieces = [Piece { number: 0, at: 0, len: 0, result: Some(0) }; WINDOW];
+        let (mut asked, mut answered, mut next) = (0_usize, 0_usize, 0_usize);
+        let mut done = 0;
+        let mut failed = None;
+        let mut ended = false;
+        loop {
+            while !ended && next < len && asked - answered < self.window {
+                let slot = asked % self.window;
+                let piece = Piece { number: 0, at: next, len: size.min(len - next), result: None };
+                let Ok(offset) = place(at.offset, next) else {
+                    (failed, ended) = (Some(Errno::INVAL.into()), true);
+                    break;
+                };
+                let sent = carry(self, piece, slot)
+                    .map_err(|error| self.fail_carrying(error))
+                    .and_then(|()| self.send(span(op, at.descriptor, offset, piece.len, (slot * self.piece) as u32), &[]));
+                match sent {
+                    Ok(number) => pieces[slot] = Piece { number, ..piece },
+                    Err(error) => {
+                        (failed, ended) = (Some(error), true);
+                        break;
+                    }
+                }
+                asked += 1;
+                next += piece.len;
+            }
+            if answered == asked {
+                break;
+            }
+            let slot = answered % self.window;
+            let deadline = self.deadline();
+            while pieces[slot].result.is_none() {
+                let letter = self.receive(deadline)?;
+                let result = reply(&self.room).result.get();
+                let of = pieces.iter_mut().find(|piece| piece.number == letter.tag as u32 && piece.result.is_none());
+                if let Some(piece) = of {
+                    piece.result = Some(result);
+                }
+            }
+            let piece = pieces[slot];
+            answered += 1;
+            if ended {
+                continue;
+            }
+            match piece.result {
+                Some(result @ 0..) => {
+                    let got = (result as usize).min(piece.len);
+                    if op == Op::Read
+                        && let Err(error) = carry(self, piece, slot)
+                    {
+                        (failed, ended) = (Some(self.fail_carrying(error)), true);
+                        continue;
+                    }
+                    done += got;
+                    ended = got < piece.len;
+                }
+                result => (failed, ended) = (Some(of_errno(result.unwrap_or(-i64::from(libc::EIO)))), true),
+            }
+        }
+        match failed {
+            Some(error) if done == 0 => Err(error),
+            _ => Ok(done),
+        }
+    }
+
+    /// Says whose it is.
+    #[inline]
+    fn sign(&self, request: &mut Request) {
+        (request.client, request.token) = (U32::new(self.client), U64::new(self.token));
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.patience.map(|patience| Instant::now() + patience)
+    }
+
+    #[inline]
+    fn send(&mut self, mut request: Request, follows: &[u8]) -> io::Result<u32> {
+        if self.broken {
+            return Err(broken(self.server));
+        }
+        self.sign(&mut request);
+        self.number = self.number.wrapping_add(1);
+        let tag = tag(self.thread, self.number);
+        let deadline = self.deadline();
+        self.outlet.send(tag, request.as_bytes(), follows, deadline).map(|()| self.number).map_err(|error| self.fail(error))
+    }
+
+    /// The next reply into the room.
+    #[inline]
+    fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Letter> {
+        let (mut asked, mut ping, mut wasted) = (0_u32, None, false);
+        loop {
+            let now = Instant::now();
+            if wasted && deadline.is_some_and(|deadline| now >= deadline) {
+                // A flood of what is no answer must not hide that the time is over.
+                return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
+            }
+            let ask = now + ASK;
+            let until = deadline.map_or(ask, |deadline| deadline.min(ask));
+            match self.mailbox.receive_by(&mut self.room, until) {
+                Ok(Got::Letter(letter)) if letter.len < HEAD => wasted = true,
+                Ok(Got::Letter(letter)) if ping == Some(letter.tag as u32) => {
+                    ping = None;
+                    self.heard_of_requests(reply(&self.room).result.get())?;
+                }
+                Ok(Got::Letter(letter)) => return Ok(letter),
+                Ok(Got::TooLong) => wasted = true,
+                Ok(Got::Nothing) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                    return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
+                }
+                Ok(Got::Nothing) => {
+                    asked += 1;
+                    if let Err(error) = self.check_there() {
+                        // What it sent before it went is there by now.
+                        return match self.mailbox.try_receive(&mut self.room) {
+                            Ok(Got::Letter(letter)) if letter.len >= HEAD && ping != Some(letter.tag as u32) => Ok(letter),
+                            _ => Err(self.fail(error)),
+                        };
+                    }
+                    if asked.is_multiple_of(PING_EVERY) && self.client != 0 {
+                        ping = self.ping();
+                    }
+                }
+                Err(error) => return Err(self.fail(error)),
+            }
+        }
+    }
+
+    /// An error if the server is gone.
+    #[cold]
+    fn check_there(&self) -> Result<()> {
+        shared_of(&self.node).why_over(self.server, self.life).map_or(Ok(()), Err)?;
+        self.outlet.check_there()
+    }
+
+    /// Asks whether the server still knows this client: the number of the question.
+    #[cold]
+    fn ping(&mut self) -> Option<u32> {
+        let mut request = Request::new(Op::Ping);
+        self.sign(&mut request);
+        self.number = self.number.wrapping_add(1);
+        // Where there is no room now, the next one will do.
+        let sent = self.outlet.try_send(tag(self.thread, self.number), request.as_bytes());
+        matches!(sent, Ok(true)).then_some(self.number)
+    }
+
+    /// What the server says to a question, after all that it had answered before.
+    #[cold]
+    fn heard_of_requests(&mut self, under_way: i64) -> io::Result<()> {
+        if under_way > 0 {
+            return Ok(());
+        }
+        self.broken = true;
+        Err(match under_way {
+            0 => lost(self.server),
+            errno if errno == -i64::from(libc::ENOTCONN) => forgotten(self.server),
+            errno => of_errno(errno),
+        })
+    }
+
+    /// The staging memory can't be reached, or not any more.
+    #[cold]
+    fn fail_carrying(&mut self, error: Error) -> io::Error {
+        match self.check_there() {
+            Err(gone) => self.fail(gone),
+            Ok(()) if matches!(&error, Error::Key { why: KeyFault::Stale | KeyFault::Unknown, .. }) => {
+                self.broken = true;
+                forgotten(self.server)
+            }
+            Ok(()) => self.fail(error),
+        }
+    }
+
+    /// After a failure on the way nobody knows what is still under way.
+    #[cold]
+    fn fail(&mut self, error: Error) -> io::Error {
+        self.broken = true;
+        match error {
+            Error::Device { ref why, .. } if matches!(**why, DeviceFault::Absent) => no_more(self.server),
+            error => error.into(),
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if self.client != 0 && !doorbell_shm::space::forked() && shared_of(&self.node).usable().is_ok() {
+            self.tell(Request::new(Op::Bye));
+        }
+    }
+}
+
+/// A number that no other client has.
+fn token_of(thread: u32) -> u64 {
+    // Seeded by the system, and another one each time.
+    RandomState::new().hash_one(thread)
+}
+
+fn reply(room: &[u8]) -> Reply {
+    // Whoever received saw that it is long enough.
+    Reply::read_from_prefix(room).map_or(Reply::new(-i64::from(libc::EPROTO), 0), |(reply, _)| reply)
+}
+
+fn span(op: Op, descriptor: u16, offset: u64, len: usize, place: u32) -> Request {
+    let mut request = Request::new(op);
+    request.descriptor = U16::new(descriptor);
+    request.offset = U64::new(offset);
+    request.length = U32::new(len as u32);
+    request.place = U32::new(place);
+    request
+}
+
+/// An offset, further on. Beyond what the system can count there is nothing.
+fn place(offset: u64, more: usize) -> io::Result<u64> {
+    offset.checked_add(more as u64).filter(|at| *at <= i64::MAX as u64).ok_or_else(|| Errno::INVAL.into())
+}
+
+#[cold]
+fn broken(server: NodeId) -> io::Error {
+    let what = format!("an earlier request to node {server} was given up, and nobody knows what it still does; connect anew");
+    io::Error::new(io::ErrorKind::NotConnected, what)
+}
+
+#[cold]
+fn no_server(server: NodeId, error: Error) -> io::Error {
+    let why = match &error {
+        Error::Device { why, .. } => **why,
+        _ => return error.into(),
+    };
+    match why {
+        DeviceFault::Absent => {
+            let what = format!("node {server} serves no files; start `doorbell io serve` there");
+            io::Error::new(io::ErrorKind::NotFound, what)
+        }
+        DeviceFault::NoLane { .. } | DeviceFault::Crowded { .. } => Errno::USERS.into(),
+        _ => error.into(),
+    }
+}
+
+#[cold]
+fn no_more(server: NodeId) -> io::Error {
+    let what = format!("node {server} serves files no more; start `doorbell io serve` there, and connect anew");
+    io::Error::new(io::ErrorKind::NotConnected, what)
+}
+
+#[cold]
+fn lost(server: NodeId) -> io::Error {
+    let what = format!(
+        "an answer of node {server} was lost on its way, and nobody knows what was done: the network failed, or this thread stood still for too long; connect anew"
+    );
+    io::Error::new(io::ErrorKind::NotConnected, what)
+}
+
+#[cold]
+fn forgotten(server: NodeId) -> io::Error {
+    let what = format!(
+        "node {server} does not know this client any more: it began to serve anew, or this client did not take its answers; connect anew"
+    );
+    io::Error::new(io::ErrorKind::NotConnected, what)
+}
+
+/// What a server answered, with a minus: what is no errno is an error of the protocol.
+#[cold]
+fn of_errno(errno: i64) -> io::Error {
+    let errno = errno.checked_neg().and_then(|errno| i32::try_from(errno).ok()).filter(|errno| (1..=4095).contains(errno));
+    io::Error::from_raw_os_error(errno.unwrap_or(libc::EPROTO))
+}

@@ -1,0 +1,274 @@
+//! Operations on open files: at once, or by io_uring.
+//!
+//! What may have to wait for a medium goes through the ring, so that nobody else waits for it: opening, reading, writing, synchronising. What
+//! can't wait is done by a plain call, which takes less: everything on files that live in memory, reads of what is cached (`RWF_NOWAIT`), and writes as long as
+//! there is one client alone.
+//! Where io_uring is forbidden all are plain calls, and one client's medium is waited for by all.
+
+use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, opcode, squeue};
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// How operations are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoEngine {
+    /// By io_uring where it can be had, and else by plain calls.
+    #[default]
+    Auto,
+    /// By io_uring.
+    Uring,
+    /// By plain calls.
+    Plain,
+}
+
+impl IoEngine {
+    /// Sees whether this process can have the engine here, without serving anything.
+    ///
+    /// # Errors
+    /// What the system says to a ring, for [`Uring`](Self::Uring).
+    pub fn check(self) -> io::Result<()> {
+        if self == Self::Uring { make_ring(1).map(drop) } else { Ok(()) }
+    }
+}
+
+impl std::fmt::Display for IoEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            IoEngine::Auto => "auto",
+            IoEngine::Uring => "io_uring",
+            IoEngine::Plain => "plain calls",
+        })
+    }
+}
+
+/// What became of an operation that was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// It is over, with this result: a number from 0 on, or an errno with a minus.
+    Over(i64),
+    /// Its job's number comes out of [`Files::next`].
+    UnderWay,
+}
+
+/// Bytes of a file, and where they come from or go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub memory: *mut u8,
+    pub len: usize,
+    /// `None`: at the descriptor's cursor.
+    pub offset: Option<u64>,
+    /// Nobody is made to wait by a plain call.
+    pub is_plain: bool,
+}
+
+/// Where operations are done. Used by one thread.
+pub(super) struct Files {
+    ring: Option<IoUring>,
+    /// Not handed over yet.
+    prepared: usize,
+    /// Prepared, or handed over and not over.
+    under_way: usize,
+}
+
+impl Files {
+    /// `jobs`: how many are under way at most.
+    pub(super) fn new(engine: IoEngine, jobs: usize) -> io::Result<Self> {
+        let ring = match engine {
+            IoEngine::Plain => None,
+            _ => match make_ring(jobs as u32) {
+                Ok(ring) => Some(ring),
+                Err(error) if engine == IoEngine::Uring => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "files are read and written by plain calls, as io_uring can't be had");
+                    None
+                }
+            },
+        };
+        Ok(Self { ring, prepared: 0, under_way: 0 })
+    }
+
+    pub(super) fn engine(&self) -> IoEngine {
+        if self.ring.is_some() { IoEngine::Uring } else { IoEngine::Plain }
+    }
+
+    /// Reads into memory.
+    ///
+    /// # Safety
+    /// The memory is writable for `len` bytes, and stays so until the operation is over.
+    pub(super) unsafe fn read(&mut self, file: RawFd, span: Span, job: u64) -> Begun {
+        let Span { memory, len, offset, is_plain } = span;
+        if self.ring.is_none() || is_plain {
+            // SAFETY: caller.
+            return Begun::Over(again(|| unsafe {
+                match offset {
+                    Some(offset) => libc::pread(file, memory.cast(), len, offset as i64),
+                    None => libc::read(file, memory.cast(), len),
+                }
+            }));
+        }
+        if let Some(offset) = offset {
+            let part = libc::iovec { iov_base: memory.cast(), iov_len: len };
+            // SAFETY: caller.
+            let got = unsafe { libc::preadv2(file, &part, 1, offset as i64, libc::RWF_NOWAIT) };
+            // Less may be for want of what is cached: so may nothing, on some kernels.
+            if got == len as isize {
+                return Begun::Over(got as i64);
+            }
+        }
+        let entry = opcode::Read::new(Fd(file), memory, len as u32).offset(offset.unwrap_or(u64::MAX)).build();
+        // SAFETY: caller.
+        unsafe { self.push(entry.user_data(job)) }
+    }
+
+    /// Writes from memory.
+    ///
+    /// # Safety
+    /// The memory is readable for `len` bytes, and stays so until the operation is over.
+    pub(super) unsafe fn write(&mut self, file: RawFd, span: Span, job: u64) -> Begun {
+        let Span { memory, len, offset, is_plain } = span;
+        if self.ring.is_none() || is_plain {
+            // SAFETY: caller.
+            return Begun::Over(again(|| unsafe {
+                match offset {
+                    Some(offset) => libc::pwrite(file, memory.cast(), len, offset as i64),
+                    None => libc::write(file, memory.cast(), len),
+                }
+            }));
+        }
+        let entry = opcode::Write::new(Fd(file), memory, len as u32).offset(offset.unwrap_or(u64::MAX)).build();
+        // SAFETY: caller.
+        unsafe { self.push(entry.user_data(job)) }
+    }
+
+    /// Has all that was written on the medium.
+    pub(super) fn sync(&mut self, file: RawFd, data_only: bool, in_memory: bool, job: u64) -> Begun {
+        if self.ring.is_none() || in_memory {
+            // SAFETY: names no memory.
+            return Begun::Over(again(|| unsafe {
+                (if data_only { libc::fdatasync(file) } else { libc::fsync(file) }) as isize
+            }));
+        }
+        let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
+        // SAFETY: names no memory.
+        unsafe { self.push(opcode::Fsync::new(Fd(file)).flags(flags).build().user_data(job)) }
+    }
+
+    /// Opens a path beneath a directory.
+    ///
+    /// # Safety
+    /// `path` and `how` stay where they are until the operation is over.
+    pub(super) unsafe fn open(&mut self, root: RawFd, path: &CStr, how: &OpenHow, job: u64) -> Begun {
+        if self.ring.is_none() {
+            let (how, path) = (std::ptr::from_ref(how), path.as_ptr());
+            // SAFETY: a path, and a structure with its size.
+            let open = || unsafe { libc::syscall(libc::SYS_openat2, root, path, how, size_of::<OpenHow>()) as isize };
+            return Begun::Over(again(open));
+        }
+        // SAFETY: caller.
+        unsafe { self.push(opcode::OpenAt2::new(Fd(root), path.as_ptr(), how).build().user_data(job)) }
+    }
+
+    /// Queues a request.
+    ///
+    /// # Safety
+    /// The memory it names lives until it is over.
+    unsafe fn push(&mut self, entry: squeue::Entry) -> Begun {
+        let Some(ring) = &mut self.ring else { return Begun::Over(-i64::from(libc::ENOSYS)) };
+        // SAFETY: caller.
+        while unsafe { ring.submission().push(&entry) }.is_err() {
+            match ring.submit() {
+                Ok(count) => self.prepared = self.prepared.saturating_sub(count),
+                Err(error) if is_passing(&error) => std::thread::yield_now(),
+                Err(error) => return Begun::Over(-i64::from(error.raw_os_error().unwrap_or(libc::EIO))),
+            }
+        }
+        self.prepared += 1;
+        self.under_way += 1;
+        Begun::UnderWay
+    }
+
+    /// Hands over what is prepared. Afterwards descriptors that it names may be closed.
+    pub(super) fn submit(&mut self) {
+        while self.prepared > 0 {
+            self.wait(0, Duration::ZERO);
+        }
+    }
+
+    /// Operations that are not over.
+    #[inline]
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// How many are not handed over.
+    #[inline]
+    pub(super) fn prepared(&self) -> usize {
+        self.prepared
+    }
+
+    /// Hands over what is prepared, and waits for so many to be over, until the time is.
+    pub(super) fn wait(&mut self, want: usize, most: Duration) {
+        let Some(ring) = &mut self.ring else { return };
+        let time = Timespec::from(most);
+        let done = match want {
+            0 => ring.submit(),
+            _ => ring.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&time)),
+        };
+        match done {
+            Ok(count) => self.prepared = self.prepared.saturating_sub(count),
+            // The rest of what was prepared stays where it is; of a wait that ended early the kernel does not say how much it took.
+            Err(error) => {
+                self.prepared = ring.submission().len();
+                if want == 0 && !is_passing(&error) {
+                    tracing::warn!(%error, "io_uring takes nothing for now");
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// The job of an operation that is over, and its result. No system call.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<(u64, i64)> {
+        if self.under_way == 0 {
+            return None;
+        }
+        let entry = self.ring.as_mut()?.completion().next()?;
+        self.under_way -= 1;
+        Some((entry.user_data(), entry.result().into()))
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ETIME))
+}
+
+fn make_ring(entries: u32) -> io::Result<IoUring> {
+    let ring = IoUring::builder().setup_coop_taskrun().setup_clamp().dontfork().build(entries)?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE, opcode::OpenAt2::CODE];
+    if needed.into_iter().all(|code| probe.is_supported(code)) {
+        Ok(ring)
+    } else {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring can't open, read and write files"))
+    }
+}
+
+/// A system call, again if a signal came. An errno with a minus if it fails.
+#[inline(always)]
+fn again(mut call: impl FnMut() -> isize) -> i64 {
+    loop {
+        let result = call();
+        if result >= 0 {
+            return result as i64;
+        }
+        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        if errno != libc::EINTR {
+            return -i64::from(errno);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Newcomers. To find the way to one over the network takes a while, to make its memory may, and so may the end of both: other threads do
+//! that, so that nobody else waits. Newcomers have one each, and all ends have one together.
+
+use super::clients::Name;
+use super::way::Outlet;
+use doorbell_engine::{Node, NodeId, Region};
+use rustix::io::Errno;
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// How many are seen to at a time, of one node half of them at most. One that is too many asks again.
+const MOST: usize = 8;
+
+/// Somebody who is to be answered.
+pub(super) struct Newcomer {
+    pub name: Name,
+    pub tag: u64,
+    /// With so much staging memory, which is set aside for it, or that it is refused.
+    pub answer: Result<usize, Errno>,
+    /// The way there, once there is one.
+    pub outlet: Option<Rc<Outlet>>,
+    /// Its memory, once it is made.
+    pub staging: Option<Region<u8>>,
+    /// It gave up meanwhile.
+    pub gave_up: bool,
+}
+
+/// What a thread found and made for a newcomer.
+struct Found {
+    name: Name,
+    outlet: Option<Outlet>,
+    staging: Option<Region<u8>>,
+}
+
+/// An end that is to be dropped, and the token that goes with it.
+type End = (Option<Outlet>, Option<Region<u8>>, Arc<()>);
+
+/// Those that are seen to.
+pub(super) struct Introductions {
+    node: Node,
+    waiting: Vec<Newcomer>,
+    /// The thread that drops what takes long.
+    ends: Option<Sender<End>>,
+    /// The nodes that still have ends to be dropped.
+    ending: Vec<(NodeId, Weak<()>)>,
+    /// Nobody else waits any more.
+    over: bool,
+    tell: Sender<Found>,
+    told: Receiver<Found>,
+}
+
+impl Introductions {
+    pub(super) fn new(node: &Node) -> Self {
+        let (tell, told) = channel();
+        Self { node: node.clone(), waiting: Vec::new(), ends: None, ending: Vec::new(), over: false, tell, told }
+    }
+
+    /// Whether one more can be seen to, which is not yet. A node may have as many under way as it leaves for others, and what is still to be dropped of its
+    /// former clients counts: else a node that comes and goes would have memory pile up.
+    pub(super) fn has_room_for(&self, name: Name) -> bool {
+        let node = name.who.0;
+        let ending = self.ending.iter().filter(|(of, token)| *of == node && token.strong_count() > 0).count();
+        let of_node = self.of_node(node).count() + ending;
+        of_node < MOST.saturating_sub(self.waiting.len()) && self.waiting.iter().all(|newcomer| newcomer.name != name)
+    }
+
+    fn of_node(&self, node: NodeId) -> impl Iterator<Item = &Newcomer> {
+        self.waiting.iter().filter(move |newcomer| newcomer.name.who.0 == node)
+    }
+
+    /// Whether nobody is seen to.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// How many of them are to be clients: of a node, and of all.
+    pub(super) fn clients(&self, node: NodeId) -> [usize; 2] {
+        let is_to_be = |newcomer: &&Newcomer| newcomer.answer.is_ok();
+        [self.of_node(node).filter(is_to_be).count(), self.waiting.iter().filter(is_to_be).count()]
+    }
+
+    /// How much staging memory is set aside for those of a node.
+    pub(super) fn staging(&self, node: NodeId) -> usize {
+        self.of_node(node).map(|newcomer| newcomer.answer.unwrap_or(0)).sum()
+    }
+
+    /// Sees to one: finds the way there if that is not known, and makes its memory.
+    #[cold]
+    pub(super) fn introduce(&mut self, newcomer: Newcomer) {
+        let (node, tell) = (self.node.clone(), self.tell.clone());
+        let (name, bytes, has_way) = (newcomer.name, newcomer.answer.unwrap_or(0), newcomer.outlet.is_some());
+        self.waiting.push(newcomer);
+        let see_to = move || {
+            let (who, life) = name.who;
+            let outlet = if has_way { None } else { Outlet::to_client(&node, who, life).ok() };
+            let staging = if bytes > 0 && (has_way || outlet.is_some()) { staging(&node, bytes) } else { None };
+            let _ = tell.send(Found { name, outlet, staging });
+        };
+        if std::thread::Builder::new().name("doorbell-io-new".into()).spawn(see_to).is_err() {
+            // It asks again.
+            let _ = self.tell.send(Found { name, outlet: None, staging: None });
+        }
+    }
+
+    /// One that gave up before it was answered.
+    pub(super) fn forget(&mut self, name: Name) {
+        self.waiting.iter_mut().filter(|newcomer| newcomer.name == name).for_each(|newcomer| newcomer.gave_up = true);
+    }
+
+    /// The next one that was seen to.
+    pub(super) fn next(&mut self) -> Option<Newcomer> {
+        if self.waiting.is_empty() { None } else { self.told.try_recv().ok().and_then(|found| self.take(found)) }
+    }
+
+    /// Sees to nobody any more: waits for what is under way, and drops it.
+    pub(super) fn end(&mut self, until: Instant) {
+        self.over = true;
+        while !self.waiting.is_empty()
+            && let Ok(found) = self.told.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            drop(self.take(found));
+        }
+    }
+
+    fn take(&mut self, found: Found) -> Option<Newcomer> {
+        let Found { name, outlet, staging } = found;
+        let at = self.waiting.iter().position(|newcomer| newcomer.name == name)?;
+        let newcomer = self.waiting.swap_remove(at);
+        Some(Newcomer { outlet: newcomer.outlet.or(outlet.map(Rc::new)), staging, ..newcomer })
+    }
+
+    /// Ends what was for a client.
+    pub(super) fn dismiss(&mut self, name: Name, outlet: Option<Rc<Outlet>>, staging: Option<Region<u8>>) {
+        let outlet = outlet.and_then(|outlet| Rc::try_unwrap(outlet).ok());
+        let staging = staging.filter(|_| !self.over);
+        let takes_long = staging.is_some() || outlet.as_ref().is_some_and(|outlet| outlet.is_far(&self.node));
+        if !takes_long {
+            return;
+        }
+        let token = Arc::new(());
+        self.ending.retain(|(_, token)| token.strong_count() > 0);
+        self.ending.push((name.who.0, Arc::downgrade(&token)));
+        if self.ends.is_none() {
+            let (ends, ended) = channel::<End>();
+            let thread = std::thread::Builder::new().name("doorbell-io-end".into());
+            self.ends = thread.spawn(move || ended.into_iter().for_each(drop)).is_ok().then_some(ends);
+        }
+        // Where there is no thread to be had all is dropped here, at the worst after some waiting.
+        if let Some(ends) = &self.ends {
+            let _ = ends.send((outlet, staging, token));
+        }
+    }
+}
+
+fn staging(node: &Node, bytes: usize) -> Option<Region<u8>> {
+    match node.region::<u8>(bytes) {
+        Ok(region) => Some(region),
+        Err(error) => {
+            tracing::warn!(%error, "no staging memory for a client, which reads and writes in messages");
+            None
+        }
+    }
+}

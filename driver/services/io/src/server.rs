@@ -1,0 +1,219 @@
+//! The server: one thread that takes requests, has them done, and answers.
+
+use super::export::Export;
+use super::files::{Files, IoEngine};
+use super::way::{CLIENTS, Mailbox};
+use super::worker::{JOBS, Limits, Shown, Worker};
+use doorbell_engine::error::Error;
+use doorbell_engine::{Node, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How a directory is served. Made by [`IoServer::builder`]; nothing happens before [`start`](Self::start).
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before start()"]
+pub struct IoServerBuilder {
+    node: Node,
+    directory: PathBuf,
+    limits: Limits,
+    read_only: bool,
+    other_file_systems: bool,
+    engine: IoEngine,
+}
+
+impl IoServerBuilder {
+    /// Whether whatever would change something fails with `EROFS`.
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Whether what is mounted in the directory is served, too [default: false: paths that lead there fail with `EXDEV`]. Files of the kernel's own file systems,
+    /// as `/proc`, are never opened (`EOPNOTSUPP`).
+    pub fn other_file_systems(mut self, other_file_systems: bool) -> Self {
+        self.other_file_systems = other_file_systems;
+        self
+    }
+
+    /// Clients at a time, from 1 to 64 [default: 64]; more are told `EUSERS`. A node gets another one as long as more are free than it has.
+    pub fn clients(mut self, most: usize) -> Self {
+        self.limits.clients = most;
+        self
+    }
+
+    /// Descriptors of one client, from 1 to 65535 [default: 256]; more are told `EMFILE`. So is who wants one when all clients together have three quarters
+    /// of what the process may have (`RLIMIT_NOFILE`), or one of a node that has as many as are left.
+    pub fn descriptors(mut self, most: usize) -> Self {
+        self.limits.descriptors = most;
+        self
+    }
+
+    /// Bytes of shared memory for the staging of all clients [default: 64 MiB]. A client gets half of what is left at most, less what its node has. One that gets
+    /// none reads and writes in messages, 16 KiB at a time.
+    pub fn staging_bytes(mut self, most: usize) -> Self {
+        self.limits.staging = most;
+        self
+    }
+
+    /// How files are read and written.
+    pub fn engine(mut self, engine: IoEngine) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// Serves from now on, by a thread of its own. Control path.
+    ///
+    /// # Errors
+    /// The directory can't be opened, the system lacks `openat2` (Linux 5.6), or [`IoEngine::Uring`] was asked for and can't be had. A limit is out of
+    /// range.
+    pub fn start(self) -> std::io::Result<IoServer> {
+        let Limits { clients, descriptors, .. } = self.limits;
+        if !(1..=CLIENTS).contains(&clients) || !(1..=0xffff).contains(&descriptors) {
+            let what = format!(
+                "{clients} clients with {descriptors} descriptors each: 1 to {CLIENTS} clients are possible, and 1 to 65535 descriptors"
+            );
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
+        }
+        let export = Export::open(&self.directory, self.read_only, self.other_file_systems)?;
+        let files = Files::new(self.engine, JOBS)?;
+        let mailbox = Mailbox::of_server(&self.node)?;
+        let shown = Arc::new(Shown::new(files.engine()));
+        let of_process = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limits = Limits { all: of_process - of_process / 4, ..self.limits };
+        let (node, of_worker) = (self.node, shown.clone());
+        let serve = move || {
+            doorbell_shm::bus::unblock();
+            let mut worker = Worker::new(node, export, files, limits, of_worker);
+            let served = worker.run(mailbox);
+            if let Err(error) = &served {
+                tracing::error!(%error, "files are served no more; serve them anew, and have clients connect anew");
+            }
+            worker.end();
+            served
+        };
+        let thread = std::thread::Builder::new().name("doorbell-io".into()).spawn(serve)?;
+        Ok(IoServer { shown, thread: Some(thread) })
+    }
+}
+
+/// What a server counts: a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IoCounts {
+    /// Clients that are there now.
+    pub clients: u64,
+    /// Descriptors that they have open now.
+    pub descriptors: u64,
+    /// Bytes of staging memory that they have now.
+    pub staging_bytes: u64,
+    /// Requests that were done.
+    pub requests: u64,
+    /// Bytes that were read.
+    pub bytes_read: u64,
+    /// Bytes that were written.
+    pub bytes_written: u64,
+    /// Clients that died, or did not take their answers.
+    pub lost: u64,
+}
+
+/// A directory that is served to the nodes of a domain. Dropped, it is served no more: what clients wait for or ask for then fails
+/// ([`NotConnected`](std::io::ErrorKind::NotConnected)), within some 50 ms where memory is shared and some seconds over the network.
+///
+/// ```
+/// use doorbell::{Node, Role, Space, io::{IoClient, IoServer}};
+/// use std::io::{Read, Write};
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let directory = std::env::temp_dir().join(format!("doorbell-io-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory)?;
+/// let space = Space::heap();
+/// let io = Node::builder("files").role(Role::Io).space(space.clone()).join()?;
+/// let server = IoServer::builder(&io, &directory).start()?;
+///
+/// let compute = Node::builder("files").space(space).join()?;
+/// let client = IoClient::connect(&compute, io.id())?;
+/// client.create("result")?.write_all(b"42")?;
+/// let mut text = String::new();
+/// client.open("result")?.read_to_string(&mut text)?;
+/// assert_eq!(text, "42");
+/// assert_eq!(client.open("../etc/passwd").unwrap_err().raw_os_error(), Some(libc::EXDEV));
+/// # std::fs::remove_dir_all(&directory)
+/// # }
+/// ```
+pub struct IoServer {
+    shown: Arc<Shown>,
+    thread: Option<std::thread::JoinHandle<Result<()>>>,
+}
+
+impl IoServer {
+    /// Prepares to serve a directory by a node, one server a node.
+    pub fn builder(node: &Node, directory: impl AsRef<Path>) -> IoServerBuilder {
+        IoServerBuilder {
+            node: node.clone(),
+            directory: directory.as_ref().to_owned(),
+            limits: Limits { clients: CLIENTS, descriptors: 256, staging: 64 << 20, all: u64::MAX },
+            read_only: false,
+            other_file_systems: false,
+            engine: IoEngine::Auto,
+        }
+    }
+
+    /// What it counts. Some loads.
+    pub fn counts(&self) -> IoCounts {
+        let counts = &self.shown.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        IoCounts {
+            clients: of(&counts.clients),
+            descriptors: of(&counts.descriptors),
+            staging_bytes: of(&counts.staging),
+            requests: of(&counts.requests),
+            bytes_read: of(&counts.read),
+            bytes_written: of(&counts.written),
+            lost: of(&counts.lost),
+        }
+    }
+
+    /// How it reads and writes: [`IoEngine::Uring`] or [`IoEngine::Plain`].
+    pub fn engine(&self) -> IoEngine {
+        self.shown.engine
+    }
+
+    /// Whether it still serves: not after its node was severed or left.
+    pub fn is_serving(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Serves no more. Waits for what is under way, for five seconds at most.
+    ///
+    /// # Errors
+    /// What ended the service before.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.shown.stop.store(true, Ordering::Relaxed);
+        match self.thread.take().map(std::thread::JoinHandle::join) {
+            Some(Ok(ended)) => ended,
+            Some(Err(_)) => Err(Error::Closed),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for IoServer {
+    fn drop(&mut self) {
+        if !doorbell_shm::space::forked()
+            && let Err(error) = self.end()
+        {
+            tracing::warn!(%error, "files were served no more before the end");
+        }
+    }
+}
+
+impl std::fmt::Debug for IoServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoServer").field("engine", &self.engine()).field("counts", &self.counts()).finish()
+    }
+}

@@ -1,0 +1,523 @@
+//! The server's thread: takes requests, has them done, and answers.
+
+use super::carry::{Answer, Job};
+use super::clients::{Client, Clients, Name};
+use super::export::Export;
+use super::files::{Files, IoEngine};
+use super::introduce::{Introductions, Newcomer};
+use super::way::{Got, Letter, Mailbox, Outlet};
+use super::wire::{HEAD, Op, ROOM, Reply, Request, VERSION};
+use doorbell_engine::error::Error;
+use doorbell_engine::node::shared_of;
+use doorbell_engine::sync::baton::Token;
+use doorbell_engine::{Node, Result};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Requests that are under way or not yet answered, of all clients.
+pub(super) const JOBS: usize = 128;
+/// Of one client. Who has more does not take its answers.
+const JOBS_OF_ONE: usize = 16;
+/// How often the server looks who is gone.
+const SWEEP: Duration = Duration::from_millis(50);
+/// After so many requests it looks at the clock, however busy it is.
+const CLOCK_EVERY: u32 = 1024;
+/// Requests after which others come to their turn though more are there.
+const BATCH: u32 = 16;
+/// How long the ring is waited for while requests may come, at first and at most.
+const NAP: Duration = Duration::from_micros(50);
+const NAP_MOST: Duration = Duration::from_micros(800);
+/// How soon a reply that found no room is tried again.
+const RESEND: Duration = Duration::from_millis(1);
+/// How long a client may take to make room for a reply.
+const STUCK_MOST: Duration = Duration::from_secs(30);
+/// How long an end waits for operations that are under way.
+const END_MOST: Duration = Duration::from_secs(5);
+/// The most staging memory of one client.
+const STAGING_OF_ONE: usize = 16 << 20;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub clients: usize,
+    pub descriptors: usize,
+    pub staging: usize,
+    /// Descriptors of all.
+    pub all: u64,
+}
+
+/// What the server's thread shows, and is told.
+pub(super) struct Shown {
+    pub engine: IoEngine,
+    pub stop: AtomicBool,
+    pub counts: Counts,
+}
+
+impl Shown {
+    pub(super) fn new(engine: IoEngine) -> Self {
+        Self { engine, stop: AtomicBool::new(false), counts: Counts::default() }
+    }
+}
+
+/// Written by the server's thread alone.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub clients: AtomicU64,
+    pub descriptors: AtomicU64,
+    pub staging: AtomicU64,
+    pub requests: AtomicU64,
+    pub read: AtomicU64,
+    pub written: AtomicU64,
+    pub lost: AtomicU64,
+}
+
+pub(super) fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+pub(super) struct Worker {
+    node: Node,
+    pub export: Export,
+    pub files: Files,
+    pub limits: Limits,
+    pub jobs: Vec<Job>,
+    free: Vec<usize>,
+    /// Jobs whose reply found no room, and since when.
+    stuck: VecDeque<(usize, Instant)>,
+    /// A medium did not answer in time at the end.
+    given_up: bool,
+    pub clients: Clients,
+    /// Bytes of staging memory of all.
+    staging: usize,
+    introductions: Introductions,
+    /// There is one client at most: nobody else waits when it has to.
+    pub is_alone: bool,
+    pub shown: Arc<Shown>,
+}
+
+impl Worker {
+    pub(super) fn new(node: Node, export: Export, files: Files, limits: Limits, shown: Arc<Shown>) -> Self {
+        Self {
+            introductions: Introductions::new(&node),
+            node,
+            export,
+            files,
+            limits,
+            jobs: (0..JOBS).map(|_| Job::new()).collect(),
+            given_up: false,
+            free: (0..JOBS).rev().collect(),
+            stuck: VecDeque::new(),
+            clients: Clients::default(),
+            staging: 0,
+            is_alone: true,
+            shown,
+        }
+    }
+
+    pub(super) fn run(&mut self, mut mailbox: Mailbox) -> Result<()> {
+        let mut sweep_at = Instant::now() + SWEEP;
+        let (mut handled, mut nap) = (0_u32, NAP);
+        while !self.shown.stop.load(Ordering::Relaxed) {
+            let job = match self.free.pop() {
+                Some(job) => job,
+                None => {
+                    self.make_room();
+                    continue;
+                }
+            };
+            let room = &mut self.jobs[job].room[..ROOM];
+            let got = match (self.files.under_way(), self.stuck.is_empty() && self.introductions.is_idle()) {
+                (0, true) => mailbox.receive_by(room, sweep_at),
+                (0, false) => mailbox.receive_by(room, Instant::now() + RESEND),
+                _ => mailbox.try_receive(room),
+            };
+            match got {
+                Ok(Got::Letter(letter)) => {
+                    (handled, nap) = (handled.wrapping_add(1), NAP);
+                    self.begin(job, letter, &mailbox);
+                    // However busy it is, the others come to their turn.
+                    if handled.is_multiple_of(BATCH) {
+                        self.see_to_others();
+                    }
+                }
+                Ok(Got::TooLong) => self.free.push(job),
+                Ok(Got::Nothing) => {
+                    self.free.push(job);
+                    if self.files.prepared() > 0 {
+                        self.files.submit();
+                    } else if self.files.under_way() > 0 {
+                        // Longer as long as nothing happens.
+                        self.files.wait(1, nap);
+                        nap = (2 * nap).min(NAP_MOST);
+                    }
+                    self.see_to_others();
+                    handled = 0;
+                }
+                Err(error) => {
+                    self.free.push(job);
+                    return if matches!(error, Error::Closed) { Ok(()) } else { Err(error) };
+                }
+            }
+            self.reap();
+            if handled.is_multiple_of(CLOCK_EVERY) {
+                let now = Instant::now();
+                if now >= sweep_at {
+                    sweep_at = now + SWEEP;
+                    self.sweep();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over what is prepared, and tries again what had to wait.
+    fn see_to_others(&mut self) {
+        self.files.submit();
+        self.resend();
+        self.meet_all();
+    }
+
+    /// All jobs are taken: waits for one to end, or gives up those of a client that does not take its answers.
+    #[cold]
+    fn make_room(&mut self) {
+        self.files.submit();
+        self.reap();
+        self.resend();
+        if !self.free.is_empty() {
+            return;
+        }
+        if self.files.under_way() > 0 {
+            self.files.wait(1, SWEEP);
+            self.reap();
+        } else if let Some((job, _)) = self.stuck.front() {
+            self.lose_of(*job);
+        }
+        self.sweep();
+    }
+
+    /// Takes in what is over.
+    #[inline]
+    fn reap(&mut self) {
+        while let Some((job, result)) = self.files.next() {
+            let job = job as usize;
+            let Some(result) = self.go_on(job, result) else { continue };
+            let answer = self.finish(job, result);
+            self.answer(job, answer);
+        }
+    }
+
+    /// Begins what a letter asks for.
+    fn begin(&mut self, job: usize, letter: Letter, mailbox: &Mailbox) {
+        let Ok((request, _)) = Request::read_from_prefix(&self.jobs[job].room[..letter.len.min(ROOM)]) else {
+            self.free.push(job);
+            return;
+        };
+        let Some(op) = Op::from_number(request.op) else {
+            self.free.push(job);
+            return;
+        };
+        let to = &mut self.jobs[job];
+        (to.client, to.tag, to.op, to.quiet) = (request.client.get(), letter.tag, op, request.quiet != 0);
+        (to.in_message, to.at_cursor, to.was_plain, to.tries) = (false, false, false, 0);
+        to.looks_for = None;
+        to.descriptor = request.descriptor.get();
+        add(&self.shown.counts.requests, 1);
+        if op == Op::Hello {
+            self.free.push(job);
+            // Later requests must come by the same lane, so this says once and for all whose they are.
+            if mailbox.is_from(&letter) {
+                self.hello(letter, &request);
+            }
+            return;
+        }
+        let (name, number) = (Name::of(&letter, &request), request.client.get());
+        if op == Op::Bye && number == 0 {
+            // It gave up before it had its number.
+            self.free.push(job);
+            self.introductions.forget(name);
+            if let Some(number) = self.clients.of(name) {
+                self.dismiss(number);
+            }
+            return;
+        }
+        let found = self.clients.get(number).filter(|client| client.name == name && !client.gone);
+        let Some(client) = found else {
+            // None that was welcomed, or one that was lost.
+            self.free.push(job);
+            // It asks when it waits for long.
+            if op == Op::Ping && self.introductions.has_room_for(name) {
+                self.answer_newcomer(name, letter.tag, Err(Errno::NOTCONN));
+            }
+            return;
+        };
+        client.jobs += 1;
+        if client.jobs > JOBS_OF_ONE {
+            self.lose(number);
+            self.let_go(job);
+            return;
+        }
+        if op == Op::Bye {
+            self.dismiss(number);
+            self.let_go(job);
+            return;
+        }
+        match self.carry_out(job, op, &request, letter.len - HEAD) {
+            Ok(Some(result)) => {
+                let answer = self.finish(job, result);
+                self.answer(job, answer);
+            }
+            Ok(None) => {}
+            Err(errno) => self.answer(job, errno.into()),
+        }
+    }
+
+    /// Sends the reply, and ends the job when it is sent.
+    #[inline]
+    fn answer(&mut self, job: usize, answer: Answer) {
+        let Self { jobs, clients, .. } = self;
+        let to = &mut jobs[job];
+        let Answer { result, value, follows } = answer;
+        if !to.quiet
+            && let Some(client) = clients.get(to.client).filter(|client| !client.gone)
+        {
+            to.room[..HEAD].copy_from_slice(Reply::new(result, value).as_bytes());
+            to.reply = HEAD + follows;
+            match client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.stuck.push_back((job, Instant::now()));
+                    return;
+                }
+                // The answer is lost: it is no client any more, and learns that when it asks.
+                Err(_) => self.lose_of(job),
+            }
+        }
+        self.let_go(job);
+    }
+
+    #[cold]
+    fn lose_of(&mut self, job: usize) {
+        self.lose(self.jobs[job].client);
+    }
+
+    /// Tries replies again that found no room.
+    fn resend(&mut self) {
+        for _ in 0..self.stuck.len() {
+            let Some((job, since)) = self.stuck.pop_front() else { return };
+            let to = &self.jobs[job];
+            let client = self.clients.get(to.client).filter(|client| !client.gone);
+            let sent = client.map(|client| client.outlet.try_send(to.tag, &to.room[..to.reply]));
+            match sent {
+                Some(Ok(false)) if since.elapsed() < STUCK_MOST => self.stuck.push_back((job, since)),
+                Some(Ok(false) | Err(_)) => {
+                    self.lose_of(job);
+                    self.let_go(job);
+                }
+                _ => self.let_go(job),
+            }
+        }
+    }
+
+    /// A job is over.
+    #[inline]
+    fn let_go(&mut self, job: usize) {
+        self.free.push(job);
+        let number = self.jobs[job].client;
+        if let Some(client) = self.clients.get(number) {
+            client.jobs -= 1;
+            if client.gone && client.jobs == 0 {
+                self.bury(number);
+            }
+        }
+    }
+
+    /// Somebody wants to be a client.
+    #[cold]
+    fn hello(&mut self, letter: Letter, request: &Request) {
+        let name = Name::of(&letter, request);
+        // Whoever asks again did not take the answer.
+        if let Some(number) = self.clients.of(name)
+            && let Some(client) = self.clients.get(number)
+        {
+            if client.outlet.check_there().is_ok() {
+                client.welcome(number, letter.tag);
+            } else {
+                // Its way leads nowhere any more: it asks again, and has another.
+                self.lose(number);
+            }
+            return;
+        }
+        if !self.introductions.has_room_for(name) {
+            return;
+        }
+        let answer = if request.offset.get() != u64::from(VERSION) {
+            Err(Errno::PROTONOSUPPORT)
+        } else if !self.has_place_for(name) {
+            Err(Errno::USERS)
+        } else {
+            let wanted = (request.length.get() as usize).min(STAGING_OF_ONE).min(self.staging_for(name));
+            // Whole pages; less than one is none.
+            Ok(wanted & !4095)
+        };
+        self.answer_newcomer(name, letter.tag, answer);
+    }
+
+    /// Whether one more of a node can be a client: as long as more places are free than that node has, so that no node takes all.
+    fn has_place_for(&self, name: Name) -> bool {
+        let [of_node, all] = self.introductions.clients(name.who.0);
+        let free = self.limits.clients.saturating_sub(self.clients.len() + all);
+        self.clients.of_node(name.who.0).count() + of_node < free
+    }
+
+    /// Staging memory for one more of a node: it leaves as much as that node has then.
+    fn staging_for(&self, name: Name) -> usize {
+        let node = name.who.0;
+        let has = self.clients.of_node(node).map(Client::staging_bytes).sum::<usize>() + self.introductions.staging(node);
+        (self.limits.staging - self.staging).saturating_sub(has) / 2
+    }
+
+    /// Answers somebody to whom there may be no way yet.
+    #[cold]
+    fn answer_newcomer(&mut self, name: Name, tag: u64, answer: Result<usize, Errno>) {
+        let outlet = self.way_to(name);
+        let has_all = outlet.is_some() && answer.unwrap_or(0) == 0;
+        self.staging += answer.unwrap_or(0);
+        let newcomer = Newcomer { name, tag, answer, outlet, staging: None, gave_up: false };
+        if has_all {
+            self.meet(newcomer);
+        } else {
+            self.introductions.introduce(newcomer);
+        }
+    }
+
+    /// The way to a node of which there is a client already.
+    fn way_to(&self, name: Name) -> Option<Rc<Outlet>> {
+        let is_it = |client: &Client| client.name.who == name.who && !client.gone && client.outlet.check_there().is_ok();
+        self.clients.iter().find(|(_, client)| is_it(client)).map(|(_, client)| client.outlet.clone())
+    }
+
+    /// Answers those that were seen to.
+    fn meet_all(&mut self) {
+        while let Some(newcomer) = self.introductions.next() {
+            self.meet(newcomer);
+        }
+    }
+
+    #[cold]
+    fn meet(&mut self, newcomer: Newcomer) {
+        let Newcomer { name, tag, answer, outlet, staging, gave_up } = newcomer;
+        // Another of that node may have been quicker.
+        let outlet = match self.way_to(name) {
+            Some(known) => {
+                self.introductions.dismiss(name, outlet, None);
+                Some(known)
+            }
+            None => outlet,
+        };
+        self.staging -= answer.unwrap_or(0);
+        match (answer, outlet) {
+            (Ok(_), Some(outlet)) if !gave_up => {
+                let client = Client::new(name, outlet, staging);
+                self.staging += client.staging_bytes();
+                let number = self.clients.add(client);
+                if let Some(client) = self.clients.get(number) {
+                    client.welcome(number, tag);
+                }
+                self.show();
+            }
+            (Err(errno), Some(outlet)) => {
+                let reply = Reply::new(Answer::from(errno).result, VERSION.into());
+                // Who takes no answer now asks again.
+                let _ = outlet.try_send(tag, reply.as_bytes());
+                self.introductions.dismiss(name, Some(outlet), staging);
+            }
+            (_, outlet) => self.introductions.dismiss(name, outlet, staging),
+        }
+    }
+
+    /// Looks who is gone.
+    fn sweep(&mut self) {
+        let shared = shared_of(&self.node);
+        let me = Token::current();
+        let gone = |client: &Client| !client.gone && shared.is_over(me, client.name.who.0, client.name.who.1);
+        let lost: Vec<u32> = self.clients.iter().filter(|(_, client)| gone(client)).map(|(number, _)| number).collect();
+        for number in lost {
+            self.lose(number);
+        }
+    }
+
+    /// A client that is gone without a word, or has to be.
+    #[cold]
+    fn lose(&mut self, number: u32) {
+        add(&self.shown.counts.lost, 1);
+        self.dismiss(number);
+    }
+
+    fn dismiss(&mut self, number: u32) {
+        self.files.submit();
+        let Some(client) = self.clients.get(number) else { return };
+        client.gone = true;
+        client.release_all();
+        if client.jobs == 0 {
+            self.bury(number);
+        }
+        self.show();
+    }
+
+    fn bury(&mut self, number: u32) {
+        if let Some(client) = self.clients.remove(number) {
+            self.staging -= client.staging_bytes();
+            self.introductions.dismiss(client.name, Some(client.outlet), client.staging);
+        }
+        self.show();
+    }
+
+    fn show(&mut self) {
+        self.is_alone = self.clients.len() <= 1;
+        let counts = &self.shown.counts;
+        let descriptors: usize = self.clients.iter().map(|(_, client)| client.open()).sum();
+        counts.clients.store(self.clients.iter().filter(|(_, client)| !client.gone).count() as u64, Ordering::Relaxed);
+        counts.descriptors.store(descriptors as u64, Ordering::Relaxed);
+        counts.staging.store(self.staging as u64, Ordering::Relaxed);
+    }
+
+    /// Ends all clients.
+    pub(super) fn end(&mut self) {
+        self.settle();
+        self.introductions.end(Instant::now() + END_MOST);
+        let numbers: Vec<u32> = self.clients.iter().map(|(number, _)| number).collect();
+        for number in numbers {
+            self.dismiss(number);
+        }
+        self.show();
+    }
+
+    /// Waits for what is under way: the memory it names has to stay until it is over.
+    fn settle(&mut self) {
+        if self.given_up {
+            return;
+        }
+        let until = Instant::now() + END_MOST;
+        self.files.submit();
+        while self.files.under_way() > 0 && Instant::now() < until {
+            self.files.wait(1, SWEEP);
+            self.reap();
+        }
+        if self.files.under_way() > 0 {
+            tracing::warn!("a medium does not answer: what waits for it keeps its memory until the process ends");
+            self.given_up = true;
+            std::mem::forget((std::mem::take(&mut self.jobs), std::mem::take(&mut self.clients)));
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Also where a panic ended it.
+        self.settle();
+    }
+}

@@ -1,0 +1,186 @@
+//! A stream, as a thread reads and writes it.
+
+use super::end::{Carrier, Side};
+use super::handle::{Stream, lock};
+use doorbell_engine::drive::poller::Progress;
+use doorbell_engine::error::Error;
+use doorbell_engine::sync::baton::Token;
+use doorbell_engine::sync::wait::Step;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Looks at a pipe between two questions whether to wait on.
+const LOOKS: u32 = 16;
+/// How often that is asked before the engine is turned.
+const TURN_EVERY: u32 = 16;
+/// The longest sleep, where a wake may be missed, and where none is.
+const SLEEP_UNSURE: Duration = Duration::from_millis(1);
+const SLEEP: Duration = Duration::from_millis(50);
+
+impl Stream {
+    /// Tries until `attempt` comes to something. `arm` says that this side waits; whether a wake is sure then.
+    fn until<T>(
+        &self,
+        side: Side,
+        half: &mut T,
+        mut attempt: impl FnMut(&Self, Token, &mut T) -> Option<io::Result<usize>>,
+        arm: impl Fn(&Self, &mut T) -> bool,
+        is_ready: impl Fn(&Self, &mut T) -> bool,
+    ) -> io::Result<usize> {
+        let me = self.begin("read or write a stream")?;
+        if let Some(done) = attempt(self, me, half) {
+            return done;
+        }
+        if self.nonblocking.load(Ordering::Relaxed) {
+            // Who never waits drives here.
+            if self.shared.progress() != Progress::Poller {
+                self.shared.turn(me);
+            }
+            return attempt(self, me, half).unwrap_or_else(|| Err(ErrorKind::WouldBlock.into()));
+        }
+        let deadline = self.deadline(side);
+        let (mut gear, mut rounds) = (self.shared.gear(deadline), 0_u32);
+        loop {
+            for _ in 0..LOOKS {
+                if is_ready(self, half)
+                    && let Some(done) = attempt(self, me, half)
+                {
+                    return done;
+                }
+                std::hint::spin_loop();
+            }
+            rounds += 1;
+            if rounds.is_multiple_of(TURN_EVERY) && self.shared.progress() != Progress::Poller {
+                self.shared.turn(me);
+            }
+            match gear.step() {
+                Step::Again => {}
+                Step::Check => {
+                    self.shared.check()?;
+                    if self.shared.progress() != Progress::Poller {
+                        self.shared.check_peers(me);
+                    }
+                }
+                Step::Park(most) => {
+                    let op = self.end.wait_for(side);
+                    let most = if arm(self, half) { most.min(SLEEP) } else { most.min(SLEEP_UNSURE) };
+                    // Who shuts it down says so, and then ends what is waited for here: one of the two is seen.
+                    if !is_ready(self, half) && self.lost(side).is_none() && !self.is_over(side) {
+                        self.shared.drive(me, &op, Some(Instant::now() + most), |_| false)?;
+                    }
+                    gear.slept();
+                }
+                Step::Expired => {
+                    let operation = if side == Side::Read { "read from a stream" } else { "write to a stream" };
+                    return Err(Error::Timeout { operation, node: Some(self.end.peer.0) }.into());
+                }
+            }
+            if let Some(done) = attempt(self, me, half) {
+                return done;
+            }
+        }
+    }
+
+    fn read_some(&self, into: &mut [u8]) -> io::Result<usize> {
+        self.until(
+            Side::Read,
+            &mut *lock(&self.reads),
+            |this, me, half| this.try_read(me, half, into),
+            |this, half| match &this.end.carrier {
+                Carrier::Near(near) => half.wait(&near.reads()),
+                Carrier::Far(_) => true,
+            },
+            |this, half| match &this.end.carrier {
+                Carrier::Near(near) => half.is_ready(&near.reads()),
+                Carrier::Far(_) => this.end.far().is_some_and(|far| !far.came.is_empty() || far.ended || far.was_cut),
+            },
+        )
+    }
+
+    fn write_some(&self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.until(
+            Side::Write,
+            &mut *lock(&self.writes),
+            |this, me, half| this.try_write_vectored(me, half, from),
+            |this, half| match &this.end.carrier {
+                Carrier::Near(near) => half.wait(&near.writes()),
+                Carrier::Far(_) => true,
+            },
+            |this, half| match &this.end.carrier {
+                Carrier::Near(near) => half.is_ready(&near.writes()),
+                Carrier::Far(_) => this.end.far().is_some_and(|far| far.unheard || far.credit > far.goes.len() as u64),
+            },
+        )
+    }
+}
+
+impl Read for &Stream {
+    #[inline]
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.read_some(into)
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut done = 0;
+        for part in into.iter_mut().filter(|part| !part.is_empty()) {
+            // Only the first may wait.
+            let got = if done == 0 {
+                self.read_some(part)?
+            } else {
+                let me = self.shared.check()?;
+                match self.try_read(me, &mut lock(&self.reads), part) {
+                    Some(Ok(got)) => got,
+                    _ => break,
+                }
+            };
+            done += got;
+            if got < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Write for &Stream {
+    #[inline]
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write_some(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write_some(from)
+    }
+
+    /// Nothing waits here to be written.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    #[inline]
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(into)
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        (&*self).read_vectored(into)
+    }
+}
+
+impl Write for Stream {
+    #[inline]
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        (&*self).write(from)
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

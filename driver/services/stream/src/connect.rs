@@ -1,0 +1,222 @@
+//! Who connects.
+
+use super::check_service;
+use super::end::{Carrier, End, Far, Side, State};
+use super::handle::Stream;
+use super::near::{Near, RING_LEAST, RING_MOST};
+use super::table::{Streams, WINDOW, WINDOW_FIRST};
+use super::wire;
+#[cfg(feature = "tokio")]
+use doorbell_engine::drive::Begun;
+use doorbell_engine::drive::Shared;
+use doorbell_engine::error::Error;
+use doorbell_engine::node::shared_of;
+use doorbell_engine::sync::baton::Token;
+use doorbell_engine::{Incarnation, Node, NodeId};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long connecting takes at most if nothing is said.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longer than anybody has: so that no point in time overflows.
+const PATIENCE_MOST: Duration = Duration::from_secs(1 << 32);
+/// How long one of several nodes has to answer.
+const ASK_MOST: Duration = Duration::from_millis(500);
+/// How soon all are asked again while nobody offers the service.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// How a stream is made. By [`Stream::builder`]; nothing happens before [`connect`](Self::connect).
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before connect()"]
+pub struct StreamBuilder {
+    node: Node,
+    service: String,
+    to: Option<NodeId>,
+    patience: Duration,
+    ring: usize,
+}
+
+/// Which of two reasons why there is no stream says more: an answer that the service is there, then that a node was not asked, then that nobody has it.
+fn better(why: State, other: State) -> State {
+    let rank = |state| match state {
+        State::NotHere => 0,
+        State::Opening => 1,
+        _ => 2,
+    };
+    if rank(other) > rank(why) { other } else { why }
+}
+
+impl Stream {
+    /// Prepares to connect to a service of this name, of whichever node offers it.
+    pub fn builder(node: &Node, service: &str) -> StreamBuilder {
+        StreamBuilder { node: node.clone(), service: service.to_owned(), to: None, patience: PATIENCE, ring: 64 << 10 }
+    }
+}
+
+impl StreamBuilder {
+    /// The node that offers the service [default: the first that does, by number].
+    pub fn to(mut self, node: NodeId) -> Self {
+        self.to = Some(node);
+        self
+    }
+
+    /// For how long somebody is looked for who offers it [default: 2 s].
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience.min(PATIENCE_MOST);
+        self
+    }
+
+    /// Bytes that may be under way in each direction where memory is shared, from 4 KiB to 64 MiB, rounded up to a power of two [default: 64 KiB].
+    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
+        self.ring = bytes.clamp(RING_LEAST, RING_MOST).next_power_of_two();
+        self
+    }
+
+    /// Connects: returns when a node has the stream, be it accepted yet or not.
+    ///
+    /// # Errors
+    /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused): nobody offers the service, or as many wait to be accepted as may. The node has left.
+    pub fn connect(&self) -> io::Result<Stream> {
+        check_service(&self.service)?;
+        let shared = shared_of(&self.node);
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let me = shared.check()?;
+            let mut why = State::NotHere;
+            for (node, life) in self.candidates(shared, me)? {
+                let Some(stream) = self.ask(shared, me, (node, life))? else {
+                    why = better(why, State::Opening);
+                    continue;
+                };
+                let end = stream.end();
+                let until = self.ask_until(deadline);
+                while end.state() == State::Opening {
+                    let op = end.wait_for(Side::Read);
+                    if end.state() != State::Opening {
+                        break;
+                    }
+                    if !shared.drive(me, &op, Some(until), |_| false)? && !op.is_done() && end.state() == State::Opening {
+                        if until < deadline {
+                            // Another may answer.
+                            break;
+                        }
+                        return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
+                    }
+                }
+                match Self::answered(stream) {
+                    Ok(stream) => return Ok(stream),
+                    Err(state) => why = better(why, state),
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(self.refused(why));
+            }
+            // Somebody may begin to.
+            shared.drive(me, &doorbell_engine::sync::op::Op::new(), Some(deadline.min(Instant::now() + AGAIN)), |_| false)?;
+        }
+    }
+
+    /// As [`connect`](Self::connect), within a tokio runtime, which drives the node from then on. Dropping the future closes what was begun.
+    ///
+    /// # Errors
+    /// As `connect`, and as [`Reactor::attend`](crate::Reactor::attend).
+    #[cfg(feature = "tokio")]
+    pub async fn connect_async(&self) -> io::Result<Stream> {
+        check_service(&self.service)?;
+        let shared = shared_of(&self.node);
+        crate::reactor::tokio::attend(shared)?;
+        // Whether or not this runtime lasts as long.
+        let _begun = Begun::new(shared);
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let mut why = State::NotHere;
+            for (node, life) in self.candidates(shared, shared.check()?)? {
+                let Some(stream) = self.ask(shared, shared.check()?, (node, life))? else {
+                    why = better(why, State::Opening);
+                    continue;
+                };
+                let answer = std::future::poll_fn(|context| stream.poll_answered(context));
+                let until = self.ask_until(deadline);
+                if tokio::time::timeout_at(until.into(), answer).await.is_err() && until >= deadline {
+                    return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
+                }
+                match Self::answered(stream) {
+                    Ok(stream) => return Ok(stream),
+                    Err(state) => why = better(why, state),
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(self.refused(why));
+            }
+            // Somebody may begin to.
+            tokio::time::sleep_until(deadline.min(Instant::now() + AGAIN).into()).await;
+        }
+    }
+
+    /// How long one node is waited for: not long where another may answer.
+    fn ask_until(&self, deadline: Instant) -> Instant {
+        if self.to.is_some() { deadline } else { deadline.min(Instant::now() + ASK_MOST) }
+    }
+
+    fn candidates(&self, shared: &Shared, me: Token) -> io::Result<Vec<(NodeId, Incarnation)>> {
+        let members = shared.living_members(me);
+        let all = members.into_iter().map(|member| (member.id, member.incarnation));
+        let own = shared.membership().id();
+        let found: Vec<_> = all.filter(|(node, _)| *node != own && self.to.is_none_or(|to| to == *node)).collect();
+        Ok(found)
+    }
+
+    /// Asks one node. An error is one of this node; the other one's answer is that it does not. `None`: it has too many earlier requests to answer.
+    fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Option<Stream>> {
+        if !shared.enter(me, "connect")?.service::<Streams>().may_ask(peer) {
+            return Ok(None);
+        }
+        let (carrier, offer) = if shared.is_near(me, peer.0) {
+            let (near, [region, offset]) = Near::make(shared, peer, self.ring)?;
+            (Carrier::Near(near), [region, offset, self.ring as u64])
+        } else {
+            (Carrier::Far(Box::new(Mutex::new(Far::new(WINDOW_FIRST, WINDOW)))), [0, 0, WINDOW])
+        };
+        let end = {
+            let mut engine = shared.enter(me, "connect")?;
+            let streams = engine.service::<Streams>();
+            let end = End::new(streams.next_number(), peer, 0, carrier, State::Opening);
+            streams.enter(&end);
+            let bytes = [&wire::words(&offer)[..], self.service.as_bytes()].concat();
+            streams.ask(&end, bytes);
+            engine.push(me);
+            end
+        };
+        shared.hand_over();
+        Ok(Some(Stream::new(&self.node, end)))
+    }
+
+    /// What became of a stream that was answered.
+    fn answered(stream: Stream) -> Result<Stream, State> {
+        match stream.end().state() {
+            State::Open | State::Reset => Ok(stream),
+            state => Err(state),
+        }
+    }
+
+    fn refused(&self, why: State) -> io::Error {
+        let Self { service, to, patience, .. } = self;
+        let whom = to.map_or_else(|| "no node of the domain".to_owned(), |to| format!("node {to} does not"));
+        let what = match why {
+            State::Busy => format!("whoever offers '{service}' has as many waiting as may; have it accept faster, or wait"),
+            State::NoMemory => {
+                format!("whoever offers '{service}' can't use the memory of this node; see that both may write in /dev/shm")
+            }
+            State::Opening => {
+                let asked = to.map_or_else(|| "a node".to_owned(), |to| format!("node {to}"));
+                format!(
+                    "{asked} was not asked for '{service}' any more, as it has not answered many requests that were given up; see whether it is stopped"
+                )
+            }
+            _ if to.is_some() => format!("{whom} offer '{service}' within {patience:?}; start whoever does"),
+            _ => format!("{whom} offers '{service}' within {patience:?}; start whoever does"),
+        };
+        io::Error::new(io::ErrorKind::ConnectionRefused, what)
+    }
+}

@@ -1,0 +1,263 @@
+//! Streams in tokio (feature `tokio`).
+//!
+//! [`Stream`] is [`AsyncRead`] and [`AsyncWrite`], and so is `&Stream`: what is generic over these takes it in place of a socket. The first that waits starts a task in the
+//! runtime that it runs in, which drives the node with a [`Reactor`] from then on: it looks for a little while after there was something to do, and then lets
+//! the runtime sleep on one descriptor. All futures of this crate are woken by it, whatever they wait for.
+//!
+//! ```
+//! use doorbell::{Node, Space};
+//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> std::io::Result<()> {
+//! # let space = Space::heap();
+//! # let (server, client) = (Node::builder("t").space(space.clone()).join()?, Node::builder("t").space(space).join()?);
+//! let listener = Listener::builder(&server, "echo").bind()?;
+//! tokio::spawn(async move {
+//!     let (mut stream, _peer) = listener.accept_async().await?;
+//!     let (mut reads, mut writes) = tokio::io::split(&mut stream);
+//!     tokio::io::copy(&mut reads, &mut writes).await
+//! });
+//!
+//! let mut stream = Stream::builder(&client, "echo").connect_async().await?;
+//! stream.write_all(b"hello").await?;
+//! let mut answer = [0; 5];
+//! stream.read_exact(&mut answer).await?;
+//! assert_eq!(&answer, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+
+use super::Reactor;
+use crate::Stream;
+use doorbell_engine::Node;
+use doorbell_engine::drive::Shared;
+use doorbell_engine::node::shared_of;
+use doorbell_engine::sync::wait::Step;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::task::coop::poll_proceed;
+
+impl Reactor {
+    /// Has the present runtime drive this node, if nobody does. Streams and the calls that end in `_async` do it by themselves; call it for futures that are used
+    /// without them, as those of [`start_recv`](Node::start_recv), which otherwise the node's poller drives and wakes.
+    ///
+    /// # Errors
+    /// This is no task of a tokio runtime with its I/O and time enabled. As [`Reactor::new`], but for another reactor.
+    pub fn attend(node: &Node) -> io::Result<()> {
+        attend(shared_of(node))
+    }
+}
+
+/// Starts the task that drives the node, if nobody does. A load, once it is there.
+#[inline]
+pub(crate) fn attend(shared: &Arc<Shared>) -> io::Result<()> {
+    if shared.reactor().is_there() || shared.progress() == doorbell_engine::Progress::Poller { Ok(()) } else { start(shared) }
+}
+
+#[cold]
+fn start(shared: &Arc<Shared>) -> io::Result<()> {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        let what = "this is no task of a tokio runtime, so nothing can drive the node; call it within one";
+        return Err(io::Error::new(io::ErrorKind::NotConnected, what));
+    };
+    let mut reactor = match Reactor::of(shared) {
+        Ok(reactor) => reactor,
+        // Another task was faster.
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    // Here, so that whoever asks is told what is wrong. A runtime without them panics, and can't be asked before.
+    let parts = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        // Needed elsewhere.
+        drop(tokio::time::sleep(Duration::ZERO));
+        Ok::<_, io::Error>((watch(reactor.as_fd().try_clone_to_owned()?)?, Alarm::new()?))
+    }));
+    let Ok(parts) = parts else {
+        let what = "this tokio runtime has no I/O or no time, so nothing can drive the node; make it with Builder::enable_all()";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+    };
+    let (descriptor, alarm) = parts?;
+    runtime.spawn(async move {
+        let Err(error) = run(&mut reactor, &descriptor, &alarm).await else { return };
+        tracing::error!(%error, "the runtime can't wait for the node; it looks now and then, and begins anew");
+        // Not at once: the tasks that wait start the next one as soon as this one is gone.
+        let until = tokio::time::Instant::now() + BACK_OFF;
+        while !reactor.is_over() && tokio::time::Instant::now() < until {
+            reactor.turn();
+            tokio::time::sleep(LOOK).await;
+        }
+    });
+    Ok(())
+}
+
+/// How long a runtime that can't wait for the node looks now and then, and how often.
+const BACK_OFF: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(1);
+
+fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is open as long as what owns it, which goes into the answer.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE)? })
+}
+
+/// Ends a sleep that nothing else ended. A timer of the kernel's: to set one of the runtime's wakes that by itself, and it comes in several steps.
+struct Alarm(AsyncFd<OwnedFd>);
+
+impl Alarm {
+    fn new() -> io::Result<Self> {
+        Ok(Self(watch(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?)?))
+    }
+
+    /// Goes off once after so long; what it said before is forgotten.
+    fn set(&self, after: Duration) -> io::Result<()> {
+        // Zero would be never.
+        let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let once = Itimerspec { it_interval: Timespec::default(), it_value };
+        // Before it is set, as it may go off at once.
+        if let Poll::Ready(ready) = self.0.poll_read_ready(&mut Context::from_waker(Waker::noop())) {
+            ready?.clear_ready();
+        }
+        timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_read_ready(context).map_ok(|mut ready| ready.clear_ready())
+    }
+}
+
+/// Drives until the node leaves.
+async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm) -> io::Result<()> {
+    let shared = reactor.shared().clone();
+    // Only where it comes to an end by itself.
+    let is_one_of_many = shared.wait() == doorbell_engine::Wait::Auto
+        && tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
+    let mut gear = shared.gear(None);
+    while !reactor.is_over() {
+        if reactor.turn() || reactor.spin() {
+            gear.awake();
+            tokio::task::yield_now().await;
+            continue;
+        }
+        match gear.step() {
+            // Where others have threads of their own nobody waits for this one; and to be scheduled anew would wake one of them.
+            Step::Again | Step::Expired if is_one_of_many => {}
+            Step::Again | Step::Expired => tokio::task::yield_now().await,
+            Step::Check => {
+                reactor.check_peers();
+                tokio::task::yield_now().await;
+            }
+            Step::Park(_) => {
+                let waker = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
+                reactor.set_waker(&waker);
+                match reactor.arm() {
+                    Err(_) if reactor.is_over() => break,
+                    Err(error) => return Err(error),
+                    Ok(None) => tokio::task::yield_now().await,
+                    Ok(Some(most)) => {
+                        alarm.set(most)?;
+                        let in_vain = poll_fn(|context| {
+                            if let Poll::Ready(ready) = descriptor.poll_read_ready(context) {
+                                ready?.clear_ready();
+                                return Poll::Ready(io::Result::Ok(false));
+                            }
+                            if !shared.reactor().is_asleep() {
+                                return Poll::Ready(Ok(false));
+                            }
+                            alarm.poll(context).map_ok(|()| true)
+                        })
+                        .await?;
+                        reactor.disarm()?;
+                        if in_vain { gear.slept() } else { gear.awake() }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A task that always finds something to do lets others of its runtime in now and then, the reactor among them.
+fn within_budget<T>(
+    stream: &Stream,
+    context: &mut Context<'_>,
+    attempt: impl FnOnce(&mut Context<'_>) -> Poll<io::Result<T>>,
+) -> Poll<io::Result<T>> {
+    attend(stream.shared())?;
+    let budget = ready!(poll_proceed(context));
+    let done = attempt(context);
+    if done.is_ready() {
+        budget.made_progress();
+    }
+    done
+}
+
+impl AsyncRead for &Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let stream: &Stream = *self;
+        within_budget(stream, context, |context| {
+            stream.poll_read(context, into.initialize_unfilled()).map_ok(|bytes| into.advance(bytes))
+        })
+    }
+}
+
+impl AsyncWrite for &Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        let stream: &Stream = *self;
+        within_budget(stream, context, |context| stream.poll_write(context, from))
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let stream: &Stream = *self;
+        within_budget(stream, context, |context| stream.poll_write_vectored(context, from))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.close(std::net::Shutdown::Write))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        AsyncRead::poll_read(pin!(&*self), context, into)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write(pin!(&*self), context, from)
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write_vectored(pin!(&*self), context, from)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_shutdown(pin!(&*self), context)
+    }
+}

@@ -1,0 +1,509 @@
+//! What the engine knows of streams: who listens, all ends, what is to be said.
+
+use super::end::{Carrier, End, Far, State};
+use super::near::{self, Near};
+use super::wire::{self, Kind};
+use doorbell_engine::memory::table::RegionTable;
+use doorbell_engine::sync::op::{Op, Outcome};
+use doorbell_engine::sync::reactor::{Pipe, Side};
+use doorbell_fabric::{Incarnation, NodeId, Payload, Priority, Verdict};
+use doorbell_shm::domain::Membership;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// At which priority it goes.
+pub(crate) const PRIORITY: Priority = Priority::High;
+/// Bytes under way in each direction where there is no common memory.
+pub const WINDOW: u64 = 256 << 10;
+/// The part of them that may be under way to an end before it is accepted: a node may fill a backlog with such ends.
+pub const WINDOW_FIRST: u64 = 8 << 10;
+/// Streams that one other node may have asked this node for and has not ended.
+const ENDS_OF_ONE: usize = 1 << 14;
+/// Requests to one node that were given up and that it has not answered. Each keeps the memory that the node was offered.
+const GIVEN_UP_MOST: usize = 16;
+
+/// Words that wait to be taken by one node, but for its own requests. Who does not take answers gets none for what it asks beyond.
+const OUT_MOST: usize = 4096;
+
+type Life = (NodeId, Incarnation);
+type Context = (Arc<Membership>, Arc<RegionTable>);
+
+/// A packet that is to go.
+pub(crate) struct Word {
+    pub to: Life,
+    pub tag: u64,
+    pub bytes: Vec<u8>,
+    /// The end that has the other side woken by it.
+    wakes: Option<Arc<End>>,
+}
+
+impl Drop for Word {
+    /// It has gone, or will never go.
+    fn drop(&mut self) {
+        if let Some(end) = &self.wakes {
+            end.wakes.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Those who connected to a service, and were not accepted yet.
+pub struct Backlog {
+    /// How many of one node may wait.
+    most: usize,
+    state: Mutex<Waiting>,
+}
+
+/// Who waits on both sides of a service.
+#[derive(Default)]
+struct Waiting {
+    ends: VecDeque<Arc<End>>,
+    /// One of each thread and task that would accept.
+    ops: Vec<Arc<Op>>,
+}
+
+impl Backlog {
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next one; `None`: there is nobody.
+    pub fn next(&self) -> Option<Arc<End>> {
+        self.state().ends.pop_front()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.state().ends.is_empty()
+    }
+
+    /// What is done when somebody comes.
+    pub fn wait_for(&self) -> Arc<Op> {
+        let op = Op::new();
+        let given_up = {
+            let ops = &mut self.state().ops;
+            let (waiting, given_up) = std::mem::take(ops).into_iter().partition::<Vec<_>, _>(|op| Arc::strong_count(op) > 1);
+            *ops = waiting;
+            ops.push(op.clone());
+            given_up
+        };
+        // Not under the lock: with its waker may go a task, and with that a listener.
+        drop(given_up);
+        op
+    }
+
+    /// Whether one more of a node may wait.
+    fn has_room_for(&self, node: NodeId) -> bool {
+        self.state().ends.iter().filter(|end| end.peer.0 == node).count() < self.most
+    }
+
+    fn add(&self, end: Arc<End>) {
+        self.state().ends.push_back(end);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // All: the one that would be chosen may be about to give up.
+        let ops = std::mem::take(&mut self.state().ops);
+        ops.iter().for_each(|op| op.finish(Outcome::Sent));
+    }
+}
+
+/// All streams of a node.
+#[derive(Default)]
+pub struct Streams {
+    services: BTreeMap<Vec<u8>, Arc<Backlog>>,
+    ends: BTreeMap<u32, Arc<End>>,
+    /// How many of those each node has asked for.
+    asked_by: BTreeMap<NodeId, usize>,
+    /// How many requests to each life of a node were given up and are not answered.
+    given_up: BTreeMap<Life, usize>,
+    numbers: u32,
+    /// Ends without common memory that have something to send or to say.
+    active: Vec<Arc<End>>,
+    /// What is to go, in this order for each node.
+    pub(crate) out: VecDeque<Word>,
+    /// Requests for streams, which go behind it: who asks for much at once answers all the same.
+    pub(crate) asks: VecDeque<Word>,
+    /// By which memory of others is mapped; of a node that listens, or did.
+    context: Option<Context>,
+    /// The node has left: nothing is said any more, as the network is being shut by another thread.
+    ended: bool,
+}
+
+impl Streams {
+    /// Whether a turn has something to do here.
+    #[inline(always)]
+    pub fn has_work(&self) -> bool {
+        !(self.out.is_empty() && self.active.is_empty() && self.asks.is_empty())
+    }
+
+    /// Serves a name from now on; false if somebody of this node does already.
+    pub(crate) fn listen(&mut self, service: &[u8], backlog: &Arc<Backlog>, context: Context) -> bool {
+        self.context = Some(context);
+        let is_free = !self.services.contains_key(service);
+        if is_free {
+            self.services.insert(service.to_vec(), backlog.clone());
+        }
+        is_free
+    }
+
+    /// As [`listen`](Self::listen), where no memory is shared.
+    #[cfg(test)]
+    pub(crate) fn serve(&mut self, service: &[u8], backlog: &Arc<Backlog>) {
+        self.services.insert(service.to_vec(), backlog.clone());
+    }
+
+    /// Serves it no more. Who waits to be accepted is told that nobody will.
+    pub fn unlisten(&mut self, service: &[u8]) {
+        if let Some(backlog) = self.services.remove(service) {
+            while let Some(end) = backlog.next() {
+                if let Carrier::Near(near) = &end.carrier {
+                    near.leave();
+                }
+                self.reset(&end);
+            }
+        }
+    }
+
+    /// A number that no end has.
+    pub fn next_number(&mut self) -> u32 {
+        loop {
+            self.numbers = self.numbers.wrapping_add(1);
+            if self.numbers != 0 && !self.ends.contains_key(&self.numbers) {
+                return self.numbers;
+            }
+        }
+    }
+
+    /// A new end of this node's own.
+    pub fn enter(&mut self, end: &Arc<End>) {
+        if self.ended {
+            end.become_so(State::Closed);
+            return;
+        }
+        if end.asked_for {
+            *self.asked_by.entry(end.peer.0).or_default() += 1;
+        }
+        self.ends.insert(end.number, end.clone());
+    }
+
+    pub fn say(&mut self, to: Life, kind: Kind, number: u32, bytes: Vec<u8>) {
+        if !self.ended {
+            self.out.push_back(Word { to, tag: wire::tag(kind, number), bytes, wakes: None });
+        }
+    }
+
+    /// Whether a node may be asked for another stream: not as long as too many requests that were given up wait for its answer.
+    pub fn may_ask(&self, peer: Life) -> bool {
+        self.given_up.get(&peer).is_none_or(|count| *count < GIVEN_UP_MOST)
+    }
+
+    /// An end is forgotten.
+    fn remove(&mut self, number: u32) {
+        let Some(end) = self.ends.remove(&number) else { return };
+        if end.asked_for {
+            less(&mut self.asked_by, end.peer.0);
+        }
+        if end.given_up.swap(false, Ordering::Relaxed) {
+            less(&mut self.given_up, end.peer);
+        }
+    }
+
+    /// Asks the other side for a stream.
+    pub fn ask(&mut self, end: &End, offer: Vec<u8>) {
+        if !self.ended {
+            self.asks.push_back(Word { to: end.peer, tag: wire::tag(Kind::Open, end.number), bytes: offer, wakes: None });
+        }
+    }
+
+    /// Takes a request back that has not gone. Whether there was one.
+    fn withdraw(&mut self, end: &End) -> bool {
+        let tag = wire::tag(Kind::Open, end.number);
+        let found = self.asks.iter().position(|word| word.tag == tag).and_then(|at| self.asks.remove(at));
+        found.is_some()
+    }
+
+    /// The other side waits for what was just done in common memory. Said once as long as it did not go.
+    pub fn wake_other(&mut self, end: &Arc<End>) {
+        if !self.ended && !end.wakes.swap(true, Ordering::Relaxed) {
+            let tag = wire::tag(Kind::Wake, end.there.load(Ordering::Relaxed));
+            self.out.push_back(Word { to: end.peer, tag, bytes: Vec::new(), wakes: Some(end.clone()) });
+        }
+    }
+
+    /// An end has something to send or to say. One that was not answered yet has nobody to say it to: its answer finds that it was dropped.
+    pub fn activate(&mut self, end: &Arc<End>) {
+        if !self.ended && end.state() != State::Opening && !end.active.swap(true, Ordering::Relaxed) {
+            self.active.push(end.clone());
+        }
+    }
+
+    /// Nobody has an end any more: the other side is told once it has all that was written.
+    pub fn let_go(&mut self, end: &Arc<End>) {
+        end.drop_it();
+        if end.state() == State::Opening {
+            if self.withdraw(end) {
+                end.was_refused();
+                self.reset(end);
+            } else if self.ends.contains_key(&end.number) && !end.given_up.swap(true, Ordering::Relaxed) {
+                // The answer says whether there is somebody to be told, and when its memory is free.
+                *self.given_up.entry(end.peer).or_default() += 1;
+            }
+            return;
+        }
+        let is_waiting = end.far().is_some_and(|far| !far.said_end) && end.state() == State::Open;
+        if is_waiting { self.activate(end) } else { self.reset(end) }
+    }
+
+    /// Whether bytes of ends that nobody has any more are still to go.
+    pub fn has_dropped(&self) -> bool {
+        self.ends.values().any(|end| end.is_dropped() && end.state() == State::Open)
+    }
+
+    /// The other side is told that there is nobody.
+    pub fn reset(&mut self, end: &End) {
+        self.remove(end.number);
+        self.active.retain(|active| active.number != end.number);
+        let there = end.there.load(Ordering::Relaxed);
+        if there != 0 {
+            let cuts = end.far().is_some_and(|far| far.cuts);
+            self.say(end.peer, if cuts { Kind::Cut } else { Kind::Reset }, there, Vec::new());
+        }
+    }
+
+    /// A packet came, from this life of a node.
+    pub fn take(&mut self, from: Life, tag: u64, payload: Payload<'_>) -> Verdict {
+        let Some((kind, number)) = wire::parse(tag) else { return Verdict::Broken("a packet about a stream that says nothing") };
+        if kind == Kind::Open {
+            return self.open(from, number, &payload);
+        }
+        // One that is dropped by now.
+        let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else {
+            return Verdict::Taken;
+        };
+        match kind {
+            Kind::Open => {}
+            Kind::Accepted => {
+                let Some([there]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                end.there.store(there as u32, Ordering::Release);
+                end.become_so(State::Open);
+                if end.is_dropped() {
+                    // Nobody waited for it any longer: who accepted it would wait in vain.
+                    self.reset(&end);
+                }
+            }
+            // Said of one that is open it is nonsense, and its memory is in use.
+            Kind::Refused if end.state() != State::Opening => {}
+            Kind::Refused => {
+                let Some([reason]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                end.become_so(match reason {
+                    wire::NOT_HERE => State::NotHere,
+                    wire::NO_MEMORY => State::NoMemory,
+                    _ => State::Busy,
+                });
+                end.was_refused();
+                if end.is_dropped() {
+                    self.reset(&end);
+                }
+            }
+            Kind::Wake => {
+                end.wake(Side::Read);
+                end.wake(Side::Write);
+            }
+            Kind::Data | Kind::Credit | Kind::Fin | Kind::Deaf => return self.take_far(&end, kind, payload),
+            Kind::Reset | Kind::Cut => {
+                if let Some(mut far) = end.far() {
+                    far.was_cut = kind == Kind::Cut && !far.ended;
+                    far.ended |= kind == Kind::Reset;
+                }
+                end.become_so(State::Reset);
+                if end.is_dropped() {
+                    self.reset(&end);
+                }
+            }
+        }
+        Verdict::Taken
+    }
+
+    fn take_far(&mut self, end: &Arc<End>, kind: Kind, payload: Payload<'_>) -> Verdict {
+        let Some(mut far) = end.far() else { return Verdict::Broken("bytes of a stream that has memory for them") };
+        match kind {
+            Kind::Data => {
+                if far.ended || (far.came.len() + payload.len()) as u64 > far.window {
+                    return Verdict::Broken("more bytes of a stream than were granted");
+                }
+                far.came.extend(payload.to_vec());
+                drop(far);
+                end.wake(Side::Read);
+            }
+            Kind::Credit => {
+                let Some([bytes]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                far.credit = far.credit.saturating_add(bytes).min(WINDOW);
+                let has_more = !far.goes.is_empty();
+                drop(far);
+                if has_more {
+                    self.activate(end);
+                }
+                end.wake(Side::Write);
+            }
+            Kind::Deaf => {
+                far.unheard = true;
+                far.goes.clear();
+                drop(far);
+                // Its end may be next.
+                self.activate(end);
+                end.wake(Side::Write);
+            }
+            _ => {
+                far.ended = true;
+                drop(far);
+                end.wake(Side::Read);
+            }
+        }
+        Verdict::Taken
+    }
+
+    /// Somebody asks for a stream.
+    fn open(&mut self, from: Life, there: u32, payload: &Payload<'_>) -> Verdict {
+        let (Some([region, offset, ring]), Some(name)) =
+            (wire::read(payload), payload.slice(24, payload.len().saturating_sub(24)))
+        else {
+            return Verdict::Broken("a short request for a stream");
+        };
+        if self.out.iter().filter(|word| word.to == from).count() >= OUT_MOST {
+            // Taken, all the same: what stayed in the lane would hold up those answers that it waits for.
+            return Verdict::Taken;
+        }
+        let has_place = |backlog: &Backlog| {
+            let streams = self.asked_by.get(&from.0).copied().unwrap_or(0);
+            streams < ENDS_OF_ONE && backlog.has_room_for(from.0)
+        };
+        let answer = match self.services.get(&name.to_vec()).cloned() {
+            None => Err(wire::NOT_HERE),
+            Some(backlog) if !has_place(&backlog) => Err(wire::BUSY),
+            Some(backlog) => {
+                let carrier = match (region.checked_sub(1).map(u32::try_from), &self.context) {
+                    (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far::new(ring.min(WINDOW), WINDOW_FIRST))))),
+                    (Some(Ok(region)), Some((membership, regions))) => {
+                        // What is mapped for others, too, stays so for a while after the last of them.
+                        let region = if near::is_alone(ring) {
+                            membership.open_region(from.0, from.1, region, true).ok().map(Arc::new)
+                        } else {
+                            regions.map_peer(membership, from.0, from.1, region, true)
+                        };
+                        region.and_then(|region| Near::of_peer(region, offset, ring)).map(Carrier::Near)
+                    }
+                    _ => None,
+                };
+                carrier.map(|carrier| (backlog, carrier)).ok_or(wire::NO_MEMORY)
+            }
+        };
+        match answer {
+            Ok((backlog, carrier)) => {
+                let end = End::new(self.next_number(), from, there, carrier, State::Open);
+                self.enter(&end);
+                self.say(from, Kind::Accepted, there, wire::words(&[end.number.into()]));
+                backlog.add(end);
+            }
+            Err(reason) => self.say(from, Kind::Refused, there, wire::words(&[reason])),
+        }
+        Verdict::Taken
+    }
+
+    /// Ends that have something to send.
+    pub(crate) fn active(&self) -> Vec<Arc<End>> {
+        self.active.clone()
+    }
+
+    /// Gives packets of an end to `push`, of `most` bytes at most, as long as it takes them. Returns how many it took.
+    pub(crate) fn push(&mut self, end: &Arc<End>, most: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
+        let there = end.there.load(Ordering::Relaxed);
+        let (mut pushed, mut is_over) = (0, false);
+        if let Some(mut far) = end.far() {
+            loop {
+                let len = far.goes.as_slices().0.len().min(most).min(usize::try_from(far.credit).unwrap_or(usize::MAX));
+                let went = if far.owed >= WINDOW / 4 {
+                    let went = push(wire::tag(Kind::Credit, there), &far.owed.to_le_bytes());
+                    far.owed *= u64::from(!went);
+                    went
+                } else if len > 0 {
+                    let went = push(wire::tag(Kind::Data, there), &far.goes.as_slices().0[..len]);
+                    if went {
+                        far.goes.drain(..len);
+                        far.credit -= len as u64;
+                    }
+                    went
+                } else if far.deaf {
+                    far.deaf = !push(wire::tag(Kind::Deaf, there), &[]);
+                    !far.deaf
+                } else if far.ends && far.goes.is_empty() && !far.said_end {
+                    far.said_end = push(wire::tag(Kind::Fin, there), &[]);
+                    far.said_end
+                } else {
+                    is_over = true;
+                    break;
+                };
+                if !went {
+                    break;
+                }
+                pushed += 1;
+            }
+            if is_over && end.is_dropped() && far.said_end {
+                drop(far);
+                self.reset(end);
+            }
+        }
+        if is_over {
+            end.active.store(false, Ordering::Relaxed);
+            self.active.retain(|active| active.number != end.number);
+        }
+        if pushed > 0 {
+            end.wake(Side::Write);
+        }
+        pushed
+    }
+
+    /// A life of a node is over, or no longer to be believed.
+    pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation, died: bool) {
+        let gone = (node, life);
+        self.out.retain(|word| word.to != gone);
+        self.asks.retain(|word| word.to != gone);
+        self.active.retain(|end| end.peer != gone);
+        let ends: Vec<_> = self.ends.values().filter(|end| end.peer == gone).cloned().collect();
+        for end in ends {
+            if let Some(mut far) = end.far() {
+                far.ended |= !died;
+            }
+            end.become_so(if died { State::Died } else { State::Reset });
+            self.remove(end.number);
+        }
+    }
+
+    /// Ends all: the node leaves, or can do nothing any more.
+    pub(crate) fn end(&mut self) {
+        self.ended = true;
+        self.ends.values().for_each(|end| end.become_so(State::Closed));
+        self.services.values().for_each(|backlog| backlog.wake());
+        self.services.clear();
+        self.ends.clear();
+        self.asked_by.clear();
+        self.given_up.clear();
+        self.out.clear();
+        self.asks.clear();
+        self.active.clear();
+    }
+}
+
+/// One less of a key's.
+fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
+}
