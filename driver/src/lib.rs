@@ -45,6 +45,17 @@ pub mod region {
     pub use doorbell_engine::region::{Access, KEY_BYTES, Key, Plain, ReadOnly, ReadWrite, Region, Stored};
 }
 
+pub mod service {
+    //! Services of a program's own: nodes that do something together by packets of a class of their own.
+    //!
+    //! A [`Service`] is given to [`NodeBuilder::service`](crate::NodeBuilder::service), and threads reach it by a [`ServiceHandle`]. It gets the packets of its class,
+    //! turns with an [`Outbox`], and one call for each peer that is gone. `examples/service` is a key-value store made of one.
+
+    pub use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId, Pushed, Route, Service, Wants};
+    pub use doorbell_engine::node::ServiceHandle;
+    pub use doorbell_fabric::{PacketKind, Verdict};
+}
+
 pub mod transfer {
     //! Large messages, moved from both ends at once: what became of each. See [`TransferReport`].
 

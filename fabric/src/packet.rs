@@ -35,6 +35,14 @@ pub enum PacketKind {
     /// A control message about a stream, or bytes of a stream between nodes that share no memory; `tag` says which, and of which
     /// stream.
     Stream = 13,
+    /// A packet of a service that a program brings along: of the first of four classes.
+    User0 = 14,
+    /// Of the second.
+    User1 = 15,
+    /// Of the third.
+    User2 = 16,
+    /// Of the fourth.
+    User3 = 17,
 }
 
 impl PacketKind {
@@ -55,6 +63,10 @@ impl PacketKind {
             11 => Some(PacketKind::Team),
             12 => Some(PacketKind::Device),
             13 => Some(PacketKind::Stream),
+            14 => Some(PacketKind::User0),
+            15 => Some(PacketKind::User1),
+            16 => Some(PacketKind::User2),
+            17 => Some(PacketKind::User3),
             _ => None,
         }
     }

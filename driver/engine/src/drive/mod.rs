@@ -183,10 +183,11 @@ impl Shared {
     }
 
     /// Has the engine carry a service from now on.
-    pub fn register<S: Class>(&self, service: S) {
-        if let Some(mut engine) = self.baton.enter(Token::current()) {
-            engine.register(service);
-        }
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: there is a service for packets of its class; [`Error::Reentrant`].
+    pub fn register<S: Class>(&self, service: S) -> Result<()> {
+        self.enter(Token::current(), "register a service")?.register(service)
     }
 
     /// What a service keeps for the threads of this node, outside of the engine: one of a type.

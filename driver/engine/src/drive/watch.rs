@@ -67,6 +67,11 @@ impl Shared {
                 true
             }
         };
+        self.done_within(is_left);
+    }
+
+    /// After something was done within the engine by a thread that does not stay: sees to it that `is_left`, what could not be done, is done later.
+    pub(crate) fn done_within(&self, is_left: bool) {
         if is_left {
             self.poller.left_over();
             self.rouse();

@@ -4,6 +4,7 @@
 //! tells all services of each peer that is gone.
 
 use crate::error::Error;
+use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
 use doorbell_shm::board::Figures;
 use doorbell_shm::domain::PeerInbox;
@@ -300,7 +301,7 @@ pub trait Service: Any + Send {
 
 /// A service that handles can reach by its type.
 pub trait Class: Service {
-    /// The class of its packets.
+    /// The class of its packets. Services of programs take [`PacketKind::User0`] to [`PacketKind::User3`]; a node has one service of each class.
     const CLASS: PacketKind;
 }
 
@@ -313,6 +314,16 @@ struct Slot {
     gone: Vec<(PeerId, Gone)>,
     /// Everything ended during its turn.
     closed: Option<CloseReason>,
+    /// Threads that wait for a change of the service.
+    waiters: Vec<Arc<Op>>,
+}
+
+impl Slot {
+    /// The service may have changed.
+    #[inline]
+    fn changed(&mut self) {
+        self.waiters.drain(..).for_each(|waiter| waiter.finish(Outcome::Sent));
+    }
 }
 
 /// The services of a node, by the class of their packets.
@@ -329,42 +340,52 @@ pub(crate) struct Services {
 const CLASSES: usize = 32;
 
 impl Services {
-    /// Registers a service. A class has one: a second one for it is a mistake of the program.
-    pub fn register<S: Class>(&mut self, service: S) {
+    /// Registers a service. False if there is one for packets of its class.
+    pub fn register<S: Class>(&mut self, service: S) -> bool {
         let class = S::CLASS;
         let place = &mut self.by_class[class as usize];
-        assert!(*place == 0 && self.slots.len() < 32, "a second service for packets of the class {class:?}");
-        self.slots.push(Slot { class, service: Some(Box::new(service)), gone: Vec::new(), closed: None });
+        if *place != 0 {
+            return false;
+        }
+        self.slots.push(Slot { class, service: Some(Box::new(service)), gone: Vec::new(), closed: None, waiters: Vec::new() });
         *place = self.slots.len() as u8;
+        true
     }
 
     fn place(&self, class: PacketKind) -> Option<usize> {
         usize::from(self.by_class[class as usize]).checked_sub(1)
     }
 
-    /// The service of a type.
-    ///
-    /// # Panics
-    /// It was not registered, or it has its turn: then a service called a handle of its own node.
-    pub fn get<S: Class>(&mut self) -> &mut S {
-        let place = self.place(S::CLASS).expect("the builder of each node registers it");
+    /// The service of a type. `None`: it was not registered, or it has its turn.
+    pub fn find<S: Class>(&mut self) -> Option<&mut S> {
+        let place = self.place(S::CLASS)?;
         self.touched |= 1 << place;
-        let service: &mut dyn Any = self.slots[place].service.as_deref_mut().expect("it has no turn now");
-        service.downcast_mut().expect("a class has one type")
+        let service: &mut dyn Any = self.slots[place].service.as_deref_mut()?;
+        service.downcast_mut()
+    }
+
+    /// The operation that ends when the service of this class may have changed.
+    pub fn await_change(&mut self, class: PacketKind) -> Option<Arc<Op>> {
+        let place = self.place(class)?;
+        let waiters = &mut self.slots[place].waiters;
+        // Of waits that ended by themselves.
+        waiters.retain(|waiter| Arc::strong_count(waiter) > 1);
+        let op = Op::new();
+        waiters.push(op.clone());
+        Some(op)
     }
 
     /// A packet came.
     #[cold]
     pub fn receive(&mut self, class: PacketKind, from: PeerId, priority: Priority, tag: u64, payload: Payload<'_>) -> Verdict {
-        let slot = self.place(class).and_then(|place| {
-            self.touched |= 1 << place;
-            self.slots[place].service.as_mut()
-        });
-        match slot {
-            Some(service) => service.receive(from, priority, tag, payload),
-            // A peer may have services that this node has not. Their packets are for nobody here.
-            None => Verdict::Taken,
-        }
+        // A peer may have services that this node has not. Their packets are for nobody here.
+        let Some(place) = self.place(class) else { return Verdict::Taken };
+        self.touched |= 1 << place;
+        let slot = &mut self.slots[place];
+        let Some(service) = &mut slot.service else { return Verdict::Taken };
+        let verdict = service.receive(from, priority, tag, payload);
+        slot.changed();
+        verdict
     }
 
     /// Whether a service may want a turn.
@@ -402,6 +423,7 @@ impl Services {
             service.close(why);
         }
         slot.service = Some(service);
+        slot.changed();
     }
 
     /// How many slots there are.
@@ -433,6 +455,7 @@ impl Services {
                 Some(service) => service.peer_gone(peer, why),
                 None => slot.gone.push((peer, why)),
             }
+            slot.changed();
         }
     }
 
@@ -443,6 +466,7 @@ impl Services {
                 Some(service) => service.close(why),
                 None => slot.closed = Some(why),
             }
+            slot.changed();
         }
     }
 

@@ -6,6 +6,7 @@ use crate::drive::poller::Progress;
 use crate::drive::{Network, Shared, install};
 use crate::error::Error;
 use crate::links::FabricKind;
+use crate::message::service::Class;
 use crate::mode::{Call, ModeRequest, Modes, Policy};
 use crate::sync::wait::Wait;
 use crate::transfer::Copy;
@@ -51,6 +52,17 @@ pub struct NodeBuilder {
     fabric: FabricKind,
     udp: UdpOptions,
     modes: Modes,
+    services: Installs,
+}
+
+/// How services of the program are installed in the node.
+#[derive(Clone, Default)]
+struct Installs(Vec<Arc<dyn Fn(&Arc<Shared>) -> Result<()> + Send + Sync>>);
+
+impl std::fmt::Debug for Installs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} services", self.0.len())
+    }
 }
 
 /// Ids that a node asks for in vain, as others of its machine have them, before it gives up.
@@ -78,6 +90,7 @@ impl NodeBuilder {
             fabric: FabricKind::default(),
             udp: UdpOptions::default(),
             modes: Modes::default(),
+            services: Installs::default(),
         }
     }
 
@@ -308,6 +321,19 @@ impl NodeBuilder {
         self
     }
 
+    /// Has the node carry a service of the program, which [`ServiceHandle`](super::ServiceHandle) reaches. `make` makes it when the node joins, which fails with
+    /// [`Error::Invalid`] if there is another service for packets of its class. The service gets its packets while threads wait in calls of the node; meanwhile, the
+    /// poller sees to it, but under [`Progress::Inline`].
+    pub fn service<S: Class>(mut self, make: impl Fn() -> S + Send + Sync + 'static) -> Self {
+        self.services.0.push(Arc::new(move |shared: &Arc<Shared>| {
+            shared.register(make())?;
+            // Peers may ask at any time: the poller serves them when no thread of this node waits in a call.
+            shared.began();
+            Ok(())
+        }));
+        self
+    }
+
     /// Joins the domain, and creates it if nobody is there. Control path: files are made and mapped, some milliseconds; on a network
     /// until those answered that have to.
     ///
@@ -342,8 +368,13 @@ impl NodeBuilder {
         };
         let shared = Arc::new(Shared::new(fabric, network, self.wait, self.progress, settings));
         shared.heed_gathering();
-        install::all(&shared);
-        Node::start(shared, has_poller)
+        let installed = install::all(&shared).and_then(|()| self.services.0.iter().try_for_each(|service| service(&shared)));
+        let node = Node::start(shared, has_poller && installed.is_ok())?;
+        if let Err(error) = installed {
+            node.leave()?;
+            return Err(error);
+        }
+        Ok(node)
     }
 
     fn join_here(&self, deadline: Instant) -> Result<Membership> {

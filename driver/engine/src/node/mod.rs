@@ -8,6 +8,7 @@ mod peer;
 mod receive;
 mod request;
 mod send;
+mod service;
 
 pub use crate::drive::{Shared, Stats};
 pub use crate::turn::events::{self, Event};
@@ -16,6 +17,7 @@ pub use handle::Node;
 pub use name::NodeName;
 pub use peer::Peer;
 pub use request::{Completion, Done, Request};
+pub use service::ServiceHandle;
 
 use std::sync::Arc;
 

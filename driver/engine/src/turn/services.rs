@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::message::outbound::OutState;
 use crate::message::service::{Class, Outbox, PeerId, Post, Pushed, Route};
 use crate::sync::baton::Token;
+use crate::sync::op::Op;
 use doorbell_fabric::{NodeId, PacketKind, Priority, Push};
 use doorbell_shm::domain::PeerInbox;
 use std::sync::Arc;
@@ -14,8 +15,16 @@ const PACKET_MIN: usize = 64;
 
 impl Engine {
     /// Carries a service from now on.
-    pub(crate) fn register<S: Class>(&mut self, service: S) {
-        self.inbound.services.register(service);
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: there is a service for packets of its class.
+    pub(crate) fn register<S: Class>(&mut self, service: S) -> Result<(), Error> {
+        if self.inbound.services.register(service) {
+            return Ok(());
+        }
+        let what =
+            format!("this node has a service for packets of the class {:?} already; give the second one another class", S::CLASS);
+        Err(Error::Invalid { what })
     }
 
     /// Whether a peer waits for each part of what this node moves for it.
@@ -28,9 +37,22 @@ impl Engine {
         self.inbound.services.is_flushing()
     }
 
-    /// The service of a type.
+    /// The service of a type, which was [installed](crate::drive::install) in this node.
+    ///
+    /// # Panics
+    /// A service called a handle of its own node in its turn.
     pub fn service<S: Class>(&mut self) -> &mut S {
-        self.inbound.services.get()
+        self.inbound.services.find().expect("it is installed in each node, and has no turn now")
+    }
+
+    /// The service of a type. `None`: this node has none, or it has its turn.
+    pub(crate) fn find_service<S: Class>(&mut self) -> Option<&mut S> {
+        self.inbound.services.find()
+    }
+
+    /// The operation that ends when a service may have changed.
+    pub(crate) fn await_service(&mut self, class: PacketKind) -> Option<Arc<Op>> {
+        self.inbound.services.await_change(class)
     }
 
     /// Gives each service that wants one its turn. Returns the amount of work done.

@@ -28,9 +28,9 @@ pub(crate) const UPDATES: Updates = Updates { read, perform };
 inventory::submit!(Install {
     order: Install::AFTER_ENGINE,
     install: |shared| {
-        if let Ok(mut engine) = shared.check().and_then(|me| shared.enter(me, "join")) {
-            engine.service::<Remote>().do_updates(UPDATES);
-        }
+        let me = shared.check()?;
+        shared.enter(me, "join")?.service::<Remote>().do_updates(UPDATES);
+        Ok(())
     }
 });
 

@@ -1,0 +1,107 @@
+//! How threads of a program reach a service that the program brought along.
+
+use super::Node;
+use crate::Result;
+use crate::error::Error;
+use crate::message::service::Class;
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Instant;
+
+const OPERATION: &str = "wait for a service";
+
+/// The service of one type in a node, for the threads of the program. Clones are handles to the same service; all calls are thread-safe.
+///
+/// A node has the services that [`NodeBuilder::service`](super::NodeBuilder::service) was given. Services run in turns of the node's engine. A call enters the
+/// engine, so it must be short, must not call the node, and must not wait; within a callback of the engine it returns [`Error::Reentrant`].
+pub struct ServiceHandle<S> {
+    node: Node,
+    _service: PhantomData<fn() -> S>,
+}
+
+impl<S: Class> ServiceHandle<S> {
+    /// The service of this type in a node.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the node has none. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    pub fn open(node: &Node) -> Result<Self> {
+        let handle = Self { node: node.clone(), _service: PhantomData };
+        handle.call(|_| ())?;
+        Ok(handle)
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Calls the service, and then gives it a turn to send. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    pub fn call<T>(&self, act: impl FnOnce(&mut S) -> T) -> Result<T> {
+        let shared = self.node.shared();
+        let me = shared.check()?;
+        let mut engine = shared.enter(me, OPERATION)?;
+        let answer = act(engine.find_service().ok_or_else(missing::<S>)?);
+        engine.push(me);
+        engine.wake_if_done();
+        let is_left = engine.has_left_over();
+        drop(engine);
+        shared.done_within(is_left);
+        Ok(answer)
+    }
+
+    /// Waits until `ready` finds in the service what it looks for. The calling thread turns the engine meanwhile, or sleeps. `ready` is called again after
+    /// each change of the service.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]: the node left. [`Error::Forked`], [`Error::Reentrant`].
+    pub fn wait<T>(&self, ready: impl FnMut(&mut S) -> Option<T>) -> Result<T> {
+        self.wait_for(None, ready)
+    }
+
+    /// As [`wait`](Self::wait), until `deadline` at most.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait); [`Error::Timeout`].
+    pub fn wait_until<T>(&self, deadline: Instant, ready: impl FnMut(&mut S) -> Option<T>) -> Result<T> {
+        self.wait_for(Some(deadline), ready)
+    }
+
+    fn wait_for<T>(&self, deadline: Option<Instant>, mut ready: impl FnMut(&mut S) -> Option<T>) -> Result<T> {
+        let shared = self.node.shared();
+        let me = shared.check()?;
+        loop {
+            let changed = {
+                let mut engine = shared.enter(me, OPERATION)?;
+                if let Some(found) = ready(engine.find_service().ok_or_else(missing::<S>)?) {
+                    return Ok(found);
+                }
+                engine.await_service(S::CLASS).ok_or_else(missing::<S>)?
+            };
+            if !shared.drive(me, &changed, deadline, |_| false)? {
+                return Err(Error::Timeout { operation: OPERATION, node: None });
+            }
+            // What ended the wait may be the end of the node.
+            shared.check()?;
+        }
+    }
+}
+
+fn missing<S>() -> Error {
+    let service = std::any::type_name::<S>();
+    Error::Invalid { what: format!("this node has no service {service}; give it to NodeBuilder::service before the node joins") }
+}
+
+impl<S> Clone for ServiceHandle<S> {
+    fn clone(&self) -> Self {
+        Self { node: self.node.clone(), _service: PhantomData }
+    }
+}
+
+impl<S> fmt::Debug for ServiceHandle<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceHandle").field("node", &self.node).finish_non_exhaustive()
+    }
+}
