@@ -1,4 +1,4 @@
-//! Keys that are elsewhere: where the registry is, and what is asked of its home.
+//! Locks of a registry elsewhere: how a node finds the coordinator, becomes it, and sends requests to it.
 
 use super::Locks;
 use super::home::{Done, perform};
@@ -19,13 +19,13 @@ use doorbell_shm::keys::{OwnerId, Resource};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long one waits before it asks again who is home.
+/// The pause before the search for the coordinator goes on.
 const AGAIN: Duration = Duration::from_millis(2);
-/// How long the baton is held at most while the registry is brought here.
+/// How long the baton may be held while the registry is set up here.
 const FOUNDING: Duration = Duration::from_millis(100);
-/// How long a node may be known to others and not have been met.
+/// How long other nodes may know a node that this one has not met.
 const MEETING: Duration = Duration::from_secs(5);
-/// How long somebody may take to say who is home.
+/// How long a node may take to say which node is coordinator.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// Where the registry is.
@@ -33,28 +33,28 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub enum Where {
     /// In the memory that this node shares.
     Here,
-    /// With this node.
+    /// Elsewhere, served by this coordinator.
     There(Home),
 }
 
-/// A key that was elsewhere when it was opened.
+/// A lock whose registry was elsewhere when it was opened.
 pub struct Away {
     pub name: String,
     at: Mutex<At>,
 }
 
 impl Away {
-    /// A key as its home told of it.
+    /// A lock as its coordinator described it.
     pub fn new(at: At) -> Self {
         Self { name: at.name.clone(), at: Mutex::new(at) }
     }
 
-    /// Where it was found.
+    /// The place where the lock was found.
     pub fn at(&self) -> At {
         self.at.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Does something with it, wherever it is now. Waits for the answer, and where need be for a new home.
+    /// Executes an operation on the lock, wherever the registry is now. Waits for the reply, and for a new coordinator if need be.
     pub fn do_deed(&self, shared: &Shared, operation: &'static str, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
         loop {
             let answer = match find_coordinator(shared, deadline)? {
@@ -91,7 +91,7 @@ impl Away {
         }
     }
 
-    /// The registry has come here since.
+    /// Executes the operation here, since the registry has moved to this node's group.
     fn do_here(&self, shared: &Shared, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
         let membership = shared.membership();
         let place = membership.find_key(&self.name);
@@ -112,14 +112,14 @@ impl Away {
         Ok(answer)
     }
 
-    /// Notes something of it, for the next home.
+    /// Changes this node's note of the lock, which a new coordinator would ask for.
     pub fn note(&self, shared: &Shared, note: impl FnOnce(&mut Entry)) -> Result<()> {
         shared.enter(shared.check()?, "lock")?.service::<Locks>().mail.note_of(&self.name, note);
         Ok(())
     }
 
-    /// Gives a key up. What this node notes tells whether it is the caller's; a new home that was told that this node has it no more may have let it
-    /// go before it is asked to.
+    /// Unlocks, and waits for the reply. This node's note tells whether the caller owned the lock. A new coordinator that read this node's
+    /// report after the note was removed may have released the lock already, so its `NotYours` is no error then.
     pub fn unlock(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let is_mine = {
             let mut engine = shared.enter(shared.check()?, "unlock")?;
@@ -131,7 +131,7 @@ impl Away {
         }
     }
 
-    /// Gives a key up without waiting for an answer.
+    /// Unlocks without waiting for a reply.
     pub fn give_up(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let me_now = shared.check()?;
         let mut engine = shared.enter(me_now, "unlock")?;
@@ -139,7 +139,7 @@ impl Away {
             return Ok(());
         }
         if !engine.service::<Locks>().registry.belongs_here() {
-            // If there is no home now, whoever is next is told what this node has, and this is not among it.
+            // If there is no coordinator now, the next one gets this node's report, in which this lock is missing.
             let locks = engine.service::<Locks>();
             let homes = locks.registry.may_be_home();
             for home in &homes {
@@ -160,7 +160,7 @@ impl Away {
     }
 }
 
-/// Asks a node, and waits for its answer. With the key that the letter wants to take, if so, and for which owner.
+/// Sends a request and waits for the reply. `want` names the lock that the request would take, and for which owner.
 pub(super) fn letter(
     shared: &Shared,
     operation: &'static str,
@@ -174,9 +174,9 @@ pub(super) fn letter(
     let wants = want.as_ref().map(|(at, owner)| (at.name.clone(), *owner));
     let op = loop {
         let mut engine = shared.enter(me, operation)?;
-        // Leaving closes the flag first, and ends what was begun then.
+        // Leaving sets this flag first and then fails the operations that were begun. A request begun after that would never end.
         shared.check()?;
-        // If it can't be reached, that is said now.
+        // Fails here if the node can't be reached.
         engine.reach(me, (node, life).into(), Priority::High)?;
         if let Some(op) = engine.service::<Locks>().mail.ask(node, life, &bytes, wants.clone()) {
             if shared.progress() != Progress::Poller {
@@ -185,7 +185,7 @@ pub(super) fn letter(
             break op;
         }
         drop(engine);
-        // It has not answered very many; if it never does, its death is noticed soon.
+        // Too many requests to this node are unanswered. If it never answers, its death is noticed soon.
         let now = Instant::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(Error::Timeout { operation, node: Some(node) });
@@ -200,7 +200,7 @@ pub(super) fn letter(
         _ => {}
     }
     let mut engine = shared.enter(me, operation)?;
-    // It may have come just now.
+    // The reply may have arrived between the end of the wait and the baton.
     if let Some(Outcome::Answered(bytes)) = op.take() {
         return wire::decode(&bytes).ok_or(Error::Damaged { node });
     }
@@ -211,7 +211,7 @@ pub(super) fn letter(
     Err(driven.err().unwrap_or(Error::Timeout { operation, node: Some(node) }))
 }
 
-/// Answers a letter from another thread than the engine's.
+/// Sends a reply from a thread outside the engine.
 pub(super) fn send_answer(shared: &Shared, node: NodeId, life: Incarnation, id: u64, answer: &Answer) {
     let Ok(me) = shared.check() else { return };
     if let Ok(mut engine) = shared.enter(me, "answer") {
@@ -221,7 +221,7 @@ pub(super) fn send_answer(shared: &Shared, node: NodeId, life: Incarnation, id: 
     shared.hand_over();
 }
 
-/// The same at the end of a wait. False if nobody is to be told.
+/// Sends the reply at the end of a wait. False if the waiting node is gone.
 pub(super) fn answer_waiting(shared: &Shared, node: NodeId, life: Incarnation, id: u64, answer: &Answer) -> bool {
     let Ok(me) = shared.check() else { return false };
     let Ok(mut engine) = shared.enter(me, "answer") else { return false };
@@ -235,13 +235,13 @@ pub(super) fn answer_waiting(shared: &Shared, node: NodeId, life: Incarnation, i
     is_wanted
 }
 
-/// Where the registry is; finds out if this is not known.
+/// Where the registry is. Searches for the coordinator if it is unknown.
 pub(super) fn find_coordinator(shared: &Shared, deadline: Option<Instant>) -> Result<Where> {
     if shared.membership().seat().is_some() {
         return Ok(Where::Here);
     }
     if !shared.has_network() {
-        // Those that have a network find it here.
+        // Nodes with a network find the registry in this group.
         shared.membership().found_registry(1, &[], Instant::now() + PATIENCE)?;
         return Ok(Where::Here);
     }
@@ -261,7 +261,7 @@ pub(super) fn find_coordinator(shared: &Shared, deadline: Option<Instant>) -> Re
     }
 }
 
-/// The registry is not where it was thought to be.
+/// Records that the registry is not where it was thought to be.
 fn not_home(shared: &Shared, home: Home) {
     if let Ok(me) = shared.check()
         && let Ok(mut engine) = shared.enter(me, "lock")
@@ -270,14 +270,14 @@ fn not_home(shared: &Shared, home: Home) {
     }
 }
 
-/// All others that may know of the registry: those with a network. Of those that have none, their memory says all they know.
+/// All other nodes that have a network. Nodes without one know no more than the memory they share says.
 fn others(shared: &Shared) -> Result<Vec<(NodeId, Incarnation)>> {
     let members = shared.living_members(shared.check()?);
     let others = members.iter().filter(|member| member.networked && member.id != shared.membership().id());
     Ok(others.map(|member| (member.id, member.incarnation)).collect())
 }
 
-/// Asks all others; has the lowest node claim it if nobody knows one. `None`: ask again.
+/// Asks all other nodes for the coordinator; has the lowest node claim the registry if none knows one. `None`: search again.
 fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Result<Option<Where>> {
     const OPERATION: &str = "find the home of the lock registry";
     let others = others(shared)?;
@@ -286,7 +286,7 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
         Some(deadline.map_or(soon, |deadline| deadline.min(soon)))
     };
     if others.is_empty() && shared.is_settling() {
-        // Those that it was told to seek had no time to answer.
+        // Nodes that this one was told to contact had no time to answer yet.
         return Ok(None);
     }
     let mut said = Vec::new();
@@ -295,13 +295,13 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
     for &node in &others {
         match letter(shared, OPERATION, node, &Ask::WhoIsHome, None, patience()) {
             Ok(Answer::Home { home, knows }) => {
-                // Of this node it is known better here.
+                // This node knows better than others whether it is coordinator itself.
                 said.push(((node.0.0, node.1.0), home.filter(|home| home.node() != me)));
                 unmet |= knows.iter().any(|&(id, life)| id != me.0.0 && !others.contains(&(NodeId(id), Incarnation(life))));
             }
             Ok(_) => {}
             Err(error @ (Error::Closed | Error::Forked | Error::Reentrant { .. })) => return Err(error),
-            // It is gone, or does not answer: then it is home of nothing that could be reached.
+            // A node that is gone or silent is no coordinator that could be reached.
             Err(_) => {}
         }
     }
@@ -318,7 +318,7 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
     let is_about_to_be = engine.service::<Locks>().registry.agreed_to().is_some();
     drop(engine);
     if is_about_to_be || unmet && patient {
-        // Somebody lives, or did a moment ago, who may have keys and whom this node has not met.
+        // A node that this one has not met lives, or did a moment ago, and may hold locks.
         return Ok(None);
     }
     match others.iter().map(|(node, _)| *node).min() {
@@ -332,14 +332,14 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
     }
 }
 
-/// Brings the registry here, if all others agree.
+/// Brings the registry to this node, if all others agree.
 fn claim(shared: &Shared, others: &[(NodeId, Incarnation)], deadline: Option<Instant>) -> Result<bool> {
     const OPERATION: &str = "be the home of the lock registry";
     let me = shared.check()?;
     let (last, left, mut entries) = {
         let mut engine = shared.enter(me, OPERATION)?;
         if engine.service::<Locks>().registry.claiming {
-            // Another thread of this node does.
+            // Another thread of this node is claiming it.
             return Ok(false);
         }
         engine.service::<Locks>().registry.claiming = true;
@@ -381,11 +381,11 @@ fn claim(shared: &Shared, others: &[(NodeId, Incarnation)], deadline: Option<Ins
     }
     engine.service::<Locks>().announce(term);
     engine.push(me);
-    tracing::debug!(term, keys = known.len(), "this node is the home of the lock registry");
+    tracing::debug!(term, locks = known.len(), "this node coordinates the lock registry");
     Ok(true)
 }
 
-/// Asks all others whether this node may be home, and for what they know of keys.
+/// Asks all others whether this node may be coordinator, and what they know of locks.
 fn agreed(
     shared: &Shared,
     others: &[(NodeId, Incarnation)],
@@ -400,7 +400,7 @@ fn agreed(
                 Ok(Answer::Agreed { entries: mut known, more }) => {
                     from += known.len() as u32;
                     let goes_on = more && !known.is_empty() && (from as usize) < doorbell_shm::keys::KEYS_MAX;
-                    // Nobody speaks for another.
+                    // A node may report only locks that it owns itself.
                     known.retain(|entry| {
                         let owner = OwnerId::from_bits(entry.owner);
                         owner.is_none_or(|owner| (owner.node(), owner.life()) == node)
@@ -421,7 +421,7 @@ fn agreed(
                     return Ok(false);
                 }
                 Ok(_) => return Ok(false),
-                // Whoever is gone has nothing.
+                // A node that is gone owns nothing.
                 Err(Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::NoSuchNode { .. }) => break,
                 Err(error) => return Err(error),
             }
@@ -430,7 +430,7 @@ fn agreed(
     Ok(true)
 }
 
-/// Makes a key for another node.
+/// Creates a lock for another node.
 pub(super) fn init_for(shared: &Shared, creator: (NodeId, Incarnation), name: &str, resource: Resource) -> Answer {
     let membership = shared.membership();
     match membership.init_key_for(creator, name, resource, Instant::now() + PATIENCE) {
@@ -443,7 +443,7 @@ pub(super) fn init_for(shared: &Shared, creator: (NodeId, Incarnation), name: &s
     }
 }
 
-/// What is told of trouble at home.
+/// The caller's error for a failure that the coordinator reported.
 pub(super) fn error_of(shared: &Shared, operation: &'static str, name: &str, trouble: Trouble) -> Error {
     match trouble.fault(name) {
         Ok(why) => fault(operation, name, why),
@@ -451,19 +451,20 @@ pub(super) fn error_of(shared: &Shared, operation: &'static str, name: &str, tro
     }
 }
 
-/// Where the registry is, by what others say.
+/// What the answers of the other nodes say about the coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// Nobody knows of it.
+    /// No node knows a coordinator.
     Nobody,
-    /// With this node.
+    /// This node is coordinator.
     Home(Home),
-    /// It is too early to tell.
+    /// The answers do not settle it yet.
     Unclear,
 }
 
-/// Finds the home in what each node said. A home lives, and does not deny that it is home. If there are several, the nodes have not heard of an end yet, or
-/// have met too late, or one lies: then it is the one that more nodes name than any other. There may be none: nobody gets a key then that another may have.
+/// Finds the coordinator in the answers of all nodes. A coordinator must live, and must not deny that it is one. If several are named, some
+/// nodes have not noticed an end yet, have met too late, or lie: then the one that most nodes name wins. A tie gives no result, so that no
+/// two owners get the same lock.
 pub(super) fn choose(said: &[(Life, Option<Home>)], mut lives: impl FnMut(Life) -> bool) -> Choice {
     let denies = |at: Life| said.iter().any(|(who, home)| *who == at && home.is_none_or(|home| home.at != at));
     let named: Vec<Home> = said.iter().filter_map(|(_, home)| *home).filter(|home| !denies(home.at)).collect();
@@ -475,18 +476,19 @@ pub(super) fn choose(said: &[(Life, Option<Home>)], mut lives: impl FnMut(Life) 
         [] if named.is_empty() => Choice::Nobody,
         [first, second, ..] if votes(first) == votes(second) => Choice::Unclear,
         [first, ..] => {
-            // It knows best itself how often it moved.
+            // The coordinator itself knows best how often the registry has moved.
             let of =
                 |(who, home): &(Life, Option<Home>)| home.filter(|home| home.at == first).map(|home| (*who == first, home.term));
             let term = said.iter().filter_map(of).max().map_or(1, |(_, term)| term);
             Choice::Home(Home { term, at: first })
         }
-        // Who told of it has not noticed its end yet, or this node has not met it.
+        // The nodes that named it have not noticed its end yet, or this node has not met it.
         [] => Choice::Unclear,
     }
 }
 
-/// What several nodes know of the same keys, and what the former home said if it left. If it died nobody knows who of those that died with it had a key.
+/// Joins what several nodes know of the same locks with the last report of the former coordinator. If that one died without a report, a
+/// lock that no living node owns counts as held by the dead.
 fn unite(entries: &[Entry], last: Option<Home>, left: Option<&[Entry]>, lives: impl Fn(OwnerId) -> bool) -> Vec<Restored> {
     let mut known: Vec<Restored> = Vec::new();
     for entry in entries.iter().chain(left.unwrap_or_default()) {
@@ -510,7 +512,7 @@ fn unite(entries: &[Entry], last: Option<Home>, left: Option<&[Entry]>, lives: i
         };
         key.owner = of(entries);
         match left {
-            // Whoever lives has said what it has.
+            // A living owner has reported its locks itself.
             Some(left) => key.dead = key.dead.or(of(left).filter(|owner| !lives(*owner))),
             None if key.owner.is_none() => {
                 key.dead = key.dead.or(last.map(|last| OwnerId::thread(last.node().0, last.node().1, 0)));
@@ -521,7 +523,7 @@ fn unite(entries: &[Entry], last: Option<Home>, left: Option<&[Entry]>, lives: i
     known
 }
 
-/// A key as it was opened.
+/// Where a lock was when it was opened.
 #[derive(Clone)]
 pub enum Opened {
     /// In the memory that this node shares.
@@ -530,7 +532,7 @@ pub enum Opened {
     Away(Arc<Away>),
 }
 
-/// Makes or finds a key, wherever the registry is.
+/// Creates a lock, or finds it if `make` is `None`, wherever the registry is.
 pub(super) fn open_key(node: &Node, operation: &'static str, name: &str, make: Option<Resource>) -> Result<Opened> {
     let shared = shared_of(node);
     shared.check()?;

@@ -1,4 +1,4 @@
-//! A key that is locked.
+//! The guard of a held lock.
 
 use super::key::LockKey;
 use super::{LockFault, fault};
@@ -6,55 +6,56 @@ use doorbell_engine::{Error, Result};
 use doorbell_shm::keys::OwnerId;
 use std::marker::PhantomData;
 
-/// The right to use a key's resource, until it is dropped. It stays with its thread, whose identification the key bears.
-#[must_use = "the key is given up again when the guard is dropped"]
+/// The right to use a lock's resource. Dropping it unlocks. It can't be sent to another thread, since the lock bears this thread's
+/// identification.
+#[must_use = "dropping the guard unlocks"]
 pub struct KeyGuard<'a> {
     key: &'a LockKey,
     me: OwnerId,
-    /// The bits of who died, or 0.
+    /// The identification of the owner that died, or 0.
     dead: u64,
     _stays: PhantomData<*const ()>,
 }
 
 impl<'a> KeyGuard<'a> {
-    /// For who has taken the key; with the owner that died, if one did.
+    /// The guard of a lock that was just taken. `dead` names the former owner if it died.
     #[inline(always)]
     pub(super) fn new(key: &'a LockKey, me: OwnerId, dead: u64) -> Self {
         Self { key, me, dead, _stays: PhantomData }
     }
 
-    /// The value that the key has now.
+    /// The value that the lock has now.
     pub fn owner(&self) -> OwnerId {
         self.me
     }
 
-    /// The owner that died with this key and left its resource as it was; `None` if the resource is sound. Every owner is told until one calls
-    /// [`mark_repaired`](Self::mark_repaired).
+    /// The former owner, if it died with the lock held and may have left the resource half changed; `None` if the resource is sound. Every
+    /// owner learns of it until one calls [`mark_repaired`](Self::mark_repaired).
     pub fn inherited_from(&self) -> Option<OwnerId> {
         OwnerId::from_bits(self.dead)
     }
 
-    /// Says that the resource is sound again. Nothing happens if it was.
+    /// Reports that the resource is sound again. Has no effect if it was sound. May wait for the coordinator's reply.
     ///
     /// # Errors
-    /// [`Error::Lock`] if the key was destroyed, or taken by somebody who breaks the rules.
+    /// [`Error::Lock`] if the lock was destroyed, or another process took it against the rules.
     pub fn mark_repaired(&mut self) -> Result<()> {
         self.key.repair(self.me)?;
         self.dead = 0;
         Ok(())
     }
 
-    /// Gives the key up, and says if it was not the caller's any more.
+    /// Unlocks, and reports whether the caller still owned the lock. May wait for the coordinator's reply; a drop does not.
     ///
     /// # Errors
-    /// [`Error::Lock`]: the key was destroyed, or somebody who breaks the rules took it.
+    /// [`Error::Lock`]: the lock was destroyed, or another process took it against the rules.
     pub fn unlock(self) -> Result<()> {
         let unlocked = self.key.release_as(self.me);
         std::mem::forget(self);
         unlocked
     }
 
-    /// Keeps the key beyond this guard: until [`LockKey::unlock`] by the same thread.
+    /// Keeps the lock beyond this guard, until the same thread calls [`LockKey::unlock`].
     pub fn keep(self) -> OwnerId {
         let me = self.me;
         std::mem::forget(self);
@@ -75,7 +76,7 @@ impl Drop for KeyGuard<'_> {
 #[inline(never)]
 pub(super) fn drop_slowly(key: &LockKey, me: OwnerId) {
     match key.give_up(me) {
-        // Within recv_with: a letter can't be sent from there.
+        // Inside `recv_with` no request can be sent.
         Err(Error::Reentrant { .. }) => key.give_up_later(me),
         Err(error) => complain(key, &error),
         Ok(()) => {}
@@ -84,15 +85,15 @@ pub(super) fn drop_slowly(key: &LockKey, me: OwnerId) {
 
 #[cold]
 fn complain(key: &LockKey, error: &Error) {
-    // Leaving and destroying end what is held.
+    // Leaving the domain and destroying the lock end the ownership anyway.
     if !matches!(error, Error::Lock { why, .. } if **why == LockFault::Destroyed)
         && !matches!(error, Error::Closed | Error::Forked)
     {
-        tracing::warn!(%error, key = key.name(), "a key could not be given up");
+        tracing::warn!(%error, key = key.name(), "could not unlock");
     }
 }
 
-/// The error for a key that is not the caller's.
+/// The error for a lock that the caller does not own.
 pub(super) fn not_yours(key: &LockKey, seen: doorbell_shm::keys::Seen) -> Error {
     fault("unlock", key.name(), LockFault::NotYours(seen.value()))
 }

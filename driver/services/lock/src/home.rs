@@ -1,12 +1,14 @@
-//! The home: what a node does with keys for those that share no memory with it; and what it knows of keys that are elsewhere.
+//! The coordinator: the node that serves locks to nodes that share no memory with the lock registry. This module also keeps what a node
+//! knows of locks elsewhere.
 //!
-//! The registry of a domain is in one group of nodes that share memory; the others ask its home. It comes into being with the first key: whoever wants
-//! one and finds that nobody knows a home has the lowest of all nodes it knows *claim* it. Who claims it asks all others what they
-//! know of keys, and each agrees unless it knows of a home that lives. So it moves when its last node dies: the keys are put together again from
-//! what the living know, with those of them that are held. A key of which nobody living says that it is held may have been held by the dead: its
-//! next owner is told so.
+//! The registry of a domain lies in one shared-memory group of nodes; the other nodes ask its coordinator. The coordinator is chosen when
+//! the first lock is created. A node that finds none asks the node with the lowest id to *claim* the registry. The claiming node asks all
+//! others what they know of locks, and each agrees unless it knows a living coordinator. When the last node of the group dies, the registry
+//! moves in the same way: the living nodes report the locks they know and hold, and the registry is rebuilt from that. If no living node
+//! reports that it holds a lock, the dead may have held it, and the next owner is told so.
 //!
-//! A node goes to no home because that one says that it is home: it asks all others (`away.rs`). So a peer that lies can't be a second home beside one that lives.
+//! A node does not believe a peer that calls itself coordinator: it asks all others (`away.rs`). So a lying peer can't be a second
+//! coordinator beside a living one.
 
 use super::away::{answer_waiting, find_coordinator, init_for, send_answer};
 use super::mail::{Mail, Received};
@@ -24,51 +26,52 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a node that may be home has to become it, until another may try.
+/// How long an agreed node has to become coordinator before another may try.
 const AGREED: Duration = Duration::from_secs(5);
 
-/// What a node knows of keys, behind its baton.
+/// What a node serves and knows of locks. Only the holder of the baton uses it.
 pub struct Registry {
     membership: Arc<Membership>,
     shared: Weak<Shared>,
     clerks: Arc<Clerks>,
-    /// Where the registry is, if it is not here: as all others were asked.
+    /// The coordinator, if the registry is elsewhere: found by asking all others.
     known: Option<Home>,
-    /// Who asked last whether it may be home, and was not refused; and when. It may still fail.
+    /// The node that this node last agreed to as coordinator, and when. That node may still fail to become it.
     agreed: Option<(Home, Instant)>,
-    /// Who said that it is home now, and whether it was told since what this node has. Each life says so once.
+    /// Nodes that announced that they are coordinator, and whether each was told since what this node holds. An incarnation announces
+    /// itself once.
     heralds: Vec<(Home, bool)>,
-    /// Whether a thread sees to it that there is a home, as another node asked for. One is enough.
+    /// Whether a thread is looking for a coordinator because another node asked for one. One thread is enough.
     is_seeking: Arc<AtomicBool>,
-    /// It has become home instead of another.
+    /// This node took over from a dead coordinator.
     succeeded: bool,
-    /// This node asks the others whether it may be home.
+    /// This node is asking the others whether it may be coordinator.
     pub claiming: bool,
-    /// Where it was last, if it ever was elsewhere; and before that.
+    /// The last coordinator elsewhere that this node knew of; `before` is the one before that.
     last: Option<Home>,
     before: Option<Home>,
-    /// What a home said when it left.
+    /// What the former coordinator said when it left.
     farewell: Option<Farewell>,
-    /// Who waits here for a key, over the network.
+    /// Nodes that wait here for a lock, over the network.
     waiting: Vec<Waiting>,
-    /// What others say that they have, as far as they have said it.
+    /// The locks that nodes say they hold, while their reports are incomplete.
     holding: Vec<((NodeId, Incarnation), Vec<String>)>,
-    /// Keys that others offer.
+    /// Locks that others offer.
     pub offers: Offers,
 }
 
-/// What a home said when it left.
+/// The locks that a leaving coordinator reported as held, damaged or frozen.
 struct Farewell {
     home: Home,
     left: Vec<Entry>,
     whole: bool,
 }
 
-/// A thread sees to it that there is a home, until this is dropped: also if none could be had.
+/// Marks that a thread is looking for a coordinator. Dropping it clears the mark, also after a failure.
 struct Seeking(Arc<AtomicBool>);
 
 impl Seeking {
-    /// `None`: one does already.
+    /// `None` if a thread is looking already.
     fn begin(is_seeking: &Arc<AtomicBool>) -> Option<Self> {
         (!is_seeking.swap(true, Ordering::AcqRel)).then(|| Self(is_seeking.clone()))
     }
@@ -89,21 +92,21 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Nobody wants it any more.
+    /// Ends a wait: the lock is no longer wanted.
     fn withdraw(self) {
         self.withdrawn.store(true, Ordering::Release);
         self.key.get().words().wake_all();
     }
 }
 
-/// What was done with a key, or that it has to wait.
+/// The answer of an operation on a lock, or that it has to wait.
 pub enum Done {
     Answer(Answer),
     Wait,
 }
 
 impl Registry {
-    /// Of a node that knows nothing yet.
+    /// The state of a node that knows of no lock yet.
     pub fn new(membership: Arc<Membership>, shared: Weak<Shared>, clerks: Arc<Clerks>) -> Self {
         Self {
             membership,
@@ -128,10 +131,10 @@ impl Registry {
         (self.membership.id(), self.membership.incarnation())
     }
 
-    /// Where the registry is, as far as this node knows; itself where it is here and nobody else serves it.
+    /// The coordinator, as far as this node knows. If the registry is here and its coordinator is dead, this node takes over.
     pub fn whereabouts(&mut self) -> Option<Home> {
         let Some((term, was)) = self.membership.seat() else { return self.known };
-        // A node that only shares memory is never asked this, and is no home.
+        // In a group without a network nobody asks this, and no coordinator is needed.
         if !self.membership.is_home_living() && self.membership.take_home(was) {
             self.succeeded = true;
         }
@@ -139,8 +142,8 @@ impl Registry {
         Some(Home { term, at: (node.0, life.0) })
     }
 
-    /// The registry is elsewhere. A home that was another before is told what this node has: what the former one gave it in its last moments and
-    /// could not say any more, or was given back in vain, is free.
+    /// Takes `home` as the coordinator, which is elsewhere, and tells it which locks this node holds. It frees the others that the former
+    /// coordinator had granted to this node: the grant or this node's notice of the unlock was lost with that coordinator.
     pub fn adopt(&mut self, home: Home, mail: &mut Mail) {
         if self.known == Some(home) || home.term > wire::TERM_MAX || self.belongs_here() {
             return;
@@ -149,7 +152,7 @@ impl Registry {
         self.report(home, mail);
     }
 
-    /// Tells a home what this node has.
+    /// Tells a coordinator which locks this node holds.
     fn report(&mut self, home: Home, mail: &mut Mail) {
         self.heralds.iter_mut().filter(|(herald, _)| herald.at == home.at).for_each(|(_, is_told)| *is_told = true);
         let (node, life) = home.node();
@@ -164,34 +167,35 @@ impl Registry {
         }
     }
 
-    /// Where it is or was last, as far as this node was told: the term of the next home is greater.
+    /// The present or last coordinator that this node knows of. The next one's term is greater.
     pub fn last(&self) -> Option<Home> {
         self.last
     }
 
-    /// Another node knows more of where it was.
+    /// Takes over what another node knows of the last coordinator.
     pub fn learn_last(&mut self, last: Home) {
         if self.may_follow(last.term) && self.last.is_none_or(|mine| mine.term < last.term) {
             self.last = Some(last);
         }
     }
 
-    /// Whether this term may follow the last one that this node knows. A peer that names the last term of all would leave none for honest nodes.
+    /// Whether this term may follow the last one that this node knows. A peer that named the highest term would leave none for honest
+    /// nodes.
     fn may_follow(&self, term: u64) -> bool {
         term <= self.last.map_or(0, |last| last.term).saturating_add(wire::TERMS_AHEAD_MAX).min(wire::TERM_MAX)
     }
 
-    /// Where it is, if it is elsewhere.
+    /// The coordinator, if it is elsewhere and known.
     pub fn known(&self) -> Option<Home> {
         self.known
     }
 
-    /// Whether this node could be asked by others for keys.
+    /// Whether the registry is in the memory that this node shares.
     pub fn belongs_here(&self) -> bool {
         self.membership.seat().is_some()
     }
 
-    /// It is not where it was thought to be. Others may have said meanwhile that they are home.
+    /// The registry is not where it was thought to be. Nodes that announced themselves meanwhile now get this node's report.
     pub fn forget(&mut self, home: Home, mail: &mut Mail) {
         if self.known != Some(home) {
             return;
@@ -201,7 +205,7 @@ impl Registry {
         waiting.into_iter().for_each(|herald| self.report(herald, mail));
     }
 
-    /// Whom to tell that this node gives a key up: the home, or while that is not known those who may be.
+    /// The nodes to tell when this node unlocks: the coordinator, or, while it is unknown, all that may be it.
     pub fn may_be_home(&self) -> Vec<Home> {
         if let Some(home) = self.known {
             return vec![home];
@@ -211,10 +215,10 @@ impl Registry {
         heralds.chain(agreed.filter(|home| !self.heralds.iter().any(|(herald, _)| herald.at == home.at))).collect()
     }
 
-    /// A node says that it is home now. It is told what this node has, for what it was told before, or a former home was in vain, is free; but not before
-    /// the former home is gone, which may still grant a key until then.
+    /// Handles the announcement of a new coordinator. It gets this node's report only after the former coordinator is gone, since that one
+    /// may grant a lock until then. What the report does not name is free.
     fn hear_herald(&mut self, home: Home, mail: &mut Mail) {
-        // No life is home of two terms: the term stays with its group.
+        // An incarnation announces itself once: the term stays with its shared-memory group.
         if home.term > wire::TERM_MAX || self.belongs_here() || self.heralds.iter().any(|(herald, _)| herald.at == home.at) {
             return;
         }
@@ -224,15 +228,15 @@ impl Registry {
         }
     }
 
-    /// Deals with a letter.
+    /// Handles a request or a notice. An error says which rule the sender broke.
     pub fn deal(&mut self, received: Received, mail: &mut Mail, others: impl Fn() -> Vec<Life>) -> Result<(), &'static str> {
         let Received { node, life, id, bytes } = received;
         let Some(id) = id else {
-            let tell: Tell = wire::decode(&bytes).ok_or("a letter that says nothing")?;
+            let tell: Tell = wire::decode(&bytes).ok_or("a lock notice that cannot be decoded")?;
             self.hear(node, life, tell, mail);
             return Ok(());
         };
-        let ask: Ask = wire::decode(&bytes).ok_or("a letter that asks nothing")?;
+        let ask: Ask = wire::decode(&bytes).ok_or("a lock request that cannot be decoded")?;
         if ask == Ask::WhoIsHome {
             let mut knows = others();
             knows.truncate(wire::KNOWS_MAX);
@@ -271,7 +275,7 @@ impl Registry {
                     self.waiting.swap_remove(wait).withdraw();
                     mail.answer(node, life, id, wire::encode(&Answer::Withdrawn));
                 } else if let Some((at, me)) = want {
-                    // It got it, and does not want it any more.
+                    // The node got the lock, and no longer wants it.
                     self.hear(node, life, Tell::Unlock { at, me }, mail);
                 }
             }
@@ -291,12 +295,12 @@ impl Registry {
         }
     }
 
-    /// What the former home said of its keys, if it left and said it all.
+    /// The former coordinator's last report, if it left and the report is complete.
     pub fn left_by(&self, home: Home) -> Option<Vec<Entry>> {
         self.farewell.as_ref().filter(|farewell| farewell.home == home && farewell.whole).map(|farewell| farewell.left.clone())
     }
 
-    /// This node leaves: what the others are to be told, if it is home and the last of its group.
+    /// The notices to send when this node leaves, if it is coordinator and the last node of its group.
     pub fn farewell(&self) -> Vec<Tell> {
         let is_home = self.membership.seat().is_some_and(|(_, home)| home == Some(self.me()));
         if !is_home || self.membership.has_other_heir() {
@@ -349,7 +353,7 @@ impl Registry {
                     self.submit(Customer::Own, move |shared| {
                         let _seeking = seeking;
                         if let Err(error) = find_coordinator(shared, Some(Instant::now() + PATIENCE)) {
-                            tracing::debug!(%error, "asked to be the home of the lock registry, in vain");
+                            tracing::debug!(%error, "another node asked this one to coordinate the lock registry, but no coordinator was found");
                         }
                     });
                 }
@@ -361,11 +365,11 @@ impl Registry {
         if !matches!(self.whereabouts(), Some(home) if home.node() == self.me()) {
             return Some(Answer::NotHome);
         }
-        // From here on others can tell whether it lives: this node does.
+        // The coordinator has to know whether the asking node lives. This node watches it for the whole group.
         self.membership.serve(node, life, true);
         match ask {
             Ask::Init { name, resource } => {
-                // The domain's lock file may be held by others for a while.
+                // Other nodes may hold the domain's lock file for a while.
                 self.submit(Customer::Chores(node, life), move |shared| {
                     let answer = init_for(shared, (node, life), &name, Resource::from_words(resource));
                     send_answer(shared, node, life, id, &answer);
@@ -409,14 +413,14 @@ impl Registry {
         }
     }
 
-    /// Has a clerk wait for a key on behalf of a node.
+    /// Lets a pool thread wait for a lock on behalf of a node.
     fn wait(&mut self, (node, life): (NodeId, Incarnation), id: u64, key: OpenKey, name: String, deed: Deed) {
         let Deed::Lock { me } = deed else { return };
         let Some(me) = OwnerId::from_bits(me) else { return };
         let withdrawn = Arc::new(AtomicBool::new(false));
         self.waiting.push(Waiting { node, life, id, key: key.clone(), withdrawn: withdrawn.clone() });
         self.submit(Customer::Waits(node, life), move |shared| {
-            // It may have had to wait for a thread until its node was gone.
+            // The job may have waited for a free thread until its node was gone.
             if withdrawn.load(Ordering::Acquire) {
                 return;
             }
@@ -429,13 +433,13 @@ impl Registry {
             };
             let is_wanted = answer_waiting(shared, node, life, id, &answer);
             if taken.is_ok() && !is_wanted {
-                // Its node is gone.
+                // The node is gone.
                 let _ = key.get().words().release(me);
             }
         });
     }
 
-    /// A wait is over. False if its node is gone, and nobody is to be told.
+    /// Ends a wait. False if its node is gone, so that the lock has to be given back.
     pub fn end_wait(&mut self, node: NodeId, life: Incarnation, id: u64) -> bool {
         let at = self.waiting.iter().position(|waiting| (waiting.node, waiting.life, waiting.id) == (node, life, id));
         at.map(|at| self.waiting.swap_remove(at)).is_some()
@@ -456,14 +460,14 @@ impl Registry {
         place.and_then(|place| OpenKey::new(self.membership.clone(), place)).ok_or(LockFault::Destroyed)
     }
 
-    /// The node that is about to be home, as this node agreed to not long ago.
+    /// The node that this node agreed to as coordinator, for as long as the agreement lasts.
     pub fn agreed_to(&self) -> Option<Home> {
         self.agreed.filter(|(_, when)| when.elapsed() < AGREED).map(|(home, _)| home)
     }
 
-    /// Another node wants to be home.
+    /// Answers a node that wants to be coordinator.
     fn agree(&mut self, who: (NodeId, Incarnation), term: u64, from: u32, opened: &[Entry]) -> Answer {
-        // Of those that died `gone` has told.
+        // `gone` has already dropped coordinators that died.
         if let Some(home) = self.whereabouts().filter(|home| home.node() != who) {
             return Answer::Disagreed { home: Some(home), last: self.last };
         }
@@ -485,7 +489,7 @@ impl Registry {
         Answer::Agreed { entries, more }
     }
 
-    /// A life of a node broke the rules, and is heard no more: nothing is done for it any longer. What it has stays its own while it lives.
+    /// Ignores an incarnation that broke the rules, and ends all work for it. It keeps the locks it holds while it lives.
     pub fn shun(&mut self, node: NodeId, life: Incarnation) {
         self.offers.forget(node, life);
         self.holding.retain(|(who, _)| *who != (node, life));
@@ -496,7 +500,7 @@ impl Registry {
         self.agreed = self.agreed.filter(|(agreed, _)| agreed.node() != (node, life));
     }
 
-    /// A life of a node has ended.
+    /// Handles the end of an incarnation.
     pub fn gone(&mut self, node: NodeId, life: Incarnation, mail: &mut Mail) {
         self.shun(node, life);
         if let Some(home) = self.known.filter(|home| home.node() == (node, life)) {
@@ -510,7 +514,7 @@ impl Registry {
         }
     }
 
-    /// Lets go of what a node had that was served over the network.
+    /// Releases the locks of a node that was served over the network, as those of a dead owner.
     fn bury(&self, node: NodeId, life: Incarnation) {
         self.membership.serve(node, life, false);
         for facts in self.membership.keys() {
@@ -524,17 +528,17 @@ impl Registry {
         }
     }
 
-    /// Whether it has become home instead of another since this was asked last.
+    /// Whether this node took over as coordinator since the last call.
     pub fn has_succeeded(&mut self) -> bool {
         std::mem::take(&mut self.succeeded)
     }
 
-    /// Whether it has become home instead of another, and nobody asked yet.
+    /// Whether this node took over as coordinator and [`has_succeeded`](Self::has_succeeded) has not reported it yet.
     pub fn succeeded(&self) -> bool {
         self.succeeded
     }
 
-    /// This node has become home: those whom the former one served and that are gone are let go.
+    /// After a takeover: releases the locks of nodes that the former coordinator served and that are gone.
     pub fn bury_absent(&self, is_live: impl Fn(NodeId, Incarnation) -> bool) {
         for (node, life) in self.membership.served() {
             if !is_live(node, life) {
@@ -544,7 +548,7 @@ impl Registry {
     }
 }
 
-/// Does something with a key for a life of a node; what it says of owners has to be its own.
+/// Executes an operation on a lock for an incarnation of a node, which may name only itself as owner.
 pub fn perform(key: Key<'_>, (node, life): (NodeId, Incarnation), deed: Deed) -> Done {
     let own = |bits: u64| OwnerId::from_bits(bits).filter(|id| (id.node(), id.life()) == (node, life));
     let not_yours = |seen: Seen| Answer::Trouble(Trouble::NotYours(seen.bits()));

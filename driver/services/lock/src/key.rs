@@ -1,4 +1,4 @@
-//! What a program holds of a key.
+//! The handle of a lock.
 
 use super::Locks;
 use super::away::{Away, Opened, error_of};
@@ -17,56 +17,56 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A key of the registry, as one node has it. Clones are the same key. All calls are thread-safe.
+/// A lock of the domain, as one node uses it. Clones refer to the same lock. Any thread may call any method.
 #[derive(Clone)]
 pub struct LockKey {
     node: Node,
     opened: Opened,
     name: Arc<str>,
-    /// The identification of thread 0 of this life of this node, or that which the program gave.
+    /// The identification of thread 0 of this incarnation of this node, or the one made from the program's number.
     base: u64,
-    /// Which bits of a thread's number are part of its identification: all or none.
+    /// Which bits of the thread's number become part of the identification: all, or none if the program chose a number.
     threads: u32,
 }
 
-/// How often one asks again for what nobody tells of.
+/// How often a condition is checked again if nothing signals its change.
 const POLL: Duration = Duration::from_millis(1);
 
-/// How long a thread waits for a key that is elsewhere until it looks whether somebody still wants it.
+/// How long a pool thread waits for a lock on another node before it checks whether a task still wants the lock.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long one asks after a deadline who has the key.
+/// How much time after the deadline a caller spends to learn which node owns the lock.
 const NAMING: Duration = Duration::from_millis(20);
 
-/// Where a key is, for one call.
+/// Where a lock is, for one call.
 #[derive(Clone, Copy)]
 enum Reach<'a> {
     /// In memory that this node shares.
     Here(Key<'a>),
-    /// Elsewhere.
+    /// On another node, which is reached over the network.
     Away(&'a Away),
 }
 
-/// Which key it is, among those that a node knows.
+/// Tells the locks that a node knows apart.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Which {
-    /// The address of its words.
+    /// The address of the lock's words.
     Here(usize),
-    /// Its name.
+    /// The lock's name.
     Away(Arc<str>),
 }
 
-/// What an attempt to lock brought.
+/// The result of an attempt to lock.
 #[must_use]
 pub enum TryLock<'a> {
-    /// The key is the caller's.
+    /// The caller owns the lock.
     Locked(KeyGuard<'a>),
-    /// This is its value. Unlocked means: it is the turn of one who has waited long.
+    /// The lock's value. If the value is unlocked, the lock is reserved for a waiter that has waited long.
     Busy(Value),
 }
 
 impl<'a> TryLock<'a> {
-    /// The guard, if there is one.
+    /// The guard, if the caller got the lock.
     pub fn guard(self) -> Option<KeyGuard<'a>> {
         match self {
             TryLock::Locked(guard) => Some(guard),
@@ -82,30 +82,32 @@ impl fmt::Debug for LockKey {
 }
 
 impl LockKey {
-    /// A key that was opened, from now on used by this node.
+    /// The handle of an opened lock, for use by this node.
     pub(super) fn of(node: &Node, name: &str, opened: Opened) -> Result<LockKey> {
         let base = OwnerId::thread(node.id(), node.incarnation(), 0).bits();
         Ok(LockKey { node: node.clone(), opened, name: name.into(), base, threads: u32::MAX })
     }
 
-    /// Its name.
+    /// The lock's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same key, locked with a number of the program's own in place of the thread's: by whoever has this handle, from any thread. Unique in the
-    /// domain together with the node and its life. Of the number the lower 19 bits count.
+    /// The same lock, but owned under a number of the program in place of the calling thread's number. Any thread that uses this handle is
+    /// the same owner. The number, the node and its incarnation together are unique in the domain. Only the lower 19 bits of the number
+    /// count.
     ///
-    /// Two threads that use one number still exclude each other: the second is told [`LockFault::AlreadyYours`].
+    /// Two threads that use one number still exclude each other: the second gets [`LockFault::AlreadyYours`].
     ///
-    /// A number is an owner of its own. A circle of waits is [found](LockFault::Circle) only if each owner in it has what it holds and waits for what it wants
-    /// by the same number: a thread that holds one key by its thread's number and waits for another by a number of the program is two owners.
+    /// Each number is an owner of its own, which limits the search for [deadlocks](LockFault::Circle). A deadlock is found only if each
+    /// owner in it holds a lock and waits for the next one under the same number. A thread that holds one lock under its thread's number
+    /// and waits for another under a number of the program counts as two owners.
     pub fn with_id(&self, number: u32) -> LockKey {
         let base = OwnerId::user(self.node.id(), self.node.incarnation(), number).bits();
         LockKey { base, threads: 0, ..self.clone() }
     }
 
-    /// The value that the key has while the caller has it.
+    /// The value that the lock has while the calling thread owns it.
     #[inline(always)]
     pub fn my_id(&self) -> OwnerId {
         OwnerId::numbered(self.base, Token::current().number() & self.threads)
@@ -115,7 +117,7 @@ impl LockKey {
         &self.node
     }
 
-    /// The key in the registry, if that is in memory that this node shares.
+    /// The lock's words if they are in memory that this node shares, or the handle for requests if not.
     #[inline(always)]
     fn reach(&self, operation: &'static str) -> Result<Reach<'_>> {
         shared_of(&self.node).usable()?;
@@ -126,7 +128,8 @@ impl LockKey {
         }
     }
 
-    /// Takes the key in the shortest way, if nothing stands against it: not forked, not left, here, free. If not, nothing was done.
+    /// Locks by the shortest path. False, and nothing changed, if the process was forked, the node has left, the lock is on another node,
+    /// or it is not free.
     #[inline(always)]
     fn take_free(&self, me: OwnerId) -> bool {
         let Opened::Here(key) = &self.opened else { return false };
@@ -134,7 +137,7 @@ impl LockKey {
         !key.is_forked() && !shared_of(&self.node).is_closed() && key.take_free(me)
     }
 
-    /// Gives the key up in the shortest way, if nothing stands against it. If not, nothing was done.
+    /// Unlocks by the shortest path. False, and nothing changed, if the lock is on another node or needs more than one store.
     #[inline(always)]
     pub(super) fn release_unmarked(&self, me: OwnerId) -> bool {
         let Opened::Here(key) = &self.opened else { return false };
@@ -146,7 +149,7 @@ impl LockKey {
         fault(operation, &self.name, LockFault::Destroyed)
     }
 
-    /// What is done where the registry is, and told.
+    /// Executes an operation where the registry is, and returns the answer.
     fn deed(&self, operation: &'static str, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
         let shared = shared_of(&self.node);
         match self.reach(operation)? {
@@ -159,18 +162,19 @@ impl LockKey {
         }
     }
 
-    /// An answer that answers something else.
+    /// The error for an answer of the wrong kind.
     fn odd(&self) -> Error {
         fault("use", &self.name, LockFault::Home("something that was not asked".into()))
     }
 
-    /// What the registry says of it: its resource, value, users, who waits. Over a network up to 32 users and as many who wait.
+    /// What the registry records of the lock: its resource, value, users and waiters. Over the network at most 32 users and 32 waiters are
+    /// listed.
     ///
-    /// A key whose registry is with another node is asked for there: this call and those below wait for the answer then, and if its home dies for
-    /// the next one.
+    /// If the registry is on another node, this call and the ones below wait for the reply of its coordinator. If the coordinator dies
+    /// meanwhile, they ask the next one.
     ///
     /// # Errors
-    /// [`Error::Lock`] if it was destroyed; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::Lock`] if the lock was destroyed; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn facts(&self) -> Result<KeyFacts> {
         match self.reach("look at")? {
             Reach::Here(key) => key.facts().ok_or_else(|| self.gone("look at")),
@@ -181,7 +185,7 @@ impl LockKey {
         }
     }
 
-    /// What it guards.
+    /// The resource that the lock guards.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
@@ -189,7 +193,7 @@ impl LockKey {
         Ok(self.facts()?.resource)
     }
 
-    /// Its value now. The source's `dacs_registry_get`; one load, or a round trip.
+    /// The value of the lock now. Costs one load, or one round trip if the registry is on another node.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
@@ -208,19 +212,20 @@ impl LockKey {
         }
     }
 
-    /// Sets its value from `expected` to `new`, where `None` is unlocked. The source's `dacs_registry_set`, which is without a condition there, so that
-    /// two processes can both find their own value; with one here.
+    /// Changes the value from `expected` to `new` by compare-and-swap. `None` means unlocked.
     ///
-    /// A caller that sets it to a value of its own has the key, until it sets it back: see [`unlock`](Self::unlock). It may also set it to another
-    /// identification of this life of this node, and so hands the key to another thread.
+    /// A caller that sets the value to its own identification owns the lock until it sets the value back or calls [`unlock`](Self::unlock).
+    /// It may also set the value to another identification of the same incarnation of this node, which hands the lock to another thread.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Otherwise`]: it had another value, or it is the turn of one who has waited long, and nothing changed; with
-    /// [`LockFault::NotYours`]: `expected` is neither the caller's own [identification](Self::my_id) nor a number that the program [gave](Self::with_id), or
-    /// `new` is not an identification of this life of this node. Else as [`facts`](Self::facts).
+    /// [`Error::Lock`] with [`LockFault::Otherwise`]: the lock had another value, or is reserved for a waiter that has waited long; nothing
+    /// changed. [`Error::Lock`] with [`LockFault::NotYours`]: `expected` is neither the caller's own [identification](Self::my_id) nor a
+    /// [number](Self::with_id) of this program, or `new` is not an identification of this incarnation of this node. Else as
+    /// [`facts`](Self::facts).
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<()> {
         let me = self.my_id();
-        // A thread that could set back what another thread has would let a third in beside that one. A number of the program is whoever's that names it.
+        // A thread that could reset another thread's lock would let a third thread in beside the second. A number of the program belongs to
+        // any thread that names it.
         let is_of_node = |id: OwnerId| (id.node(), id.life()) == (me.node(), me.life());
         let is_mine = |id: OwnerId| id == me || id.is_users() && is_of_node(id);
         let foreign = expected.filter(|id| !is_mine(*id)).or(new.filter(|id| !is_of_node(*id)));
@@ -231,7 +236,7 @@ impl LockKey {
         let Opened::Away(away) = &self.opened else {
             return self.deed("set", Deed::Set { expected, new }, None).map(drop);
         };
-        // Noted first, as with every key that is given up; and taken back if it was not.
+        // The note is removed before the request goes out, as with every unlock, and restored if the request failed.
         let shared = shared_of(&self.node);
         let gives_up =
             new == 0 && shared.enter(shared.check()?, "set")?.service::<Locks>().mail.note_unlocked(&away.name, expected);
@@ -242,8 +247,8 @@ impl LockKey {
         done
     }
 
-    /// Locks the key if nobody has it, and says its value if somebody has. Does not wait, but for the answer if the registry is elsewhere. The source's
-    /// `dacs_mutex_trylock`.
+    /// Locks if the lock is free, and returns its value if not. Never waits for the lock. If the registry is on another node, it waits for
+    /// the coordinator's reply.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
@@ -274,23 +279,23 @@ impl LockKey {
         }
     }
 
-    /// Locks the key; waits for it as long as it takes.
+    /// Locks; waits as long as it takes.
     ///
-    /// Uncontended: a compare-and-swap, the load that reads it back, and some loads of lines that nobody writes; or one round trip to the
-    /// home of the registry. Contended: spins, yields and parks as the node waits for messages.
+    /// An uncontended lock costs a compare-and-swap, the load that reads the value back, and some loads of lines that are not written
+    /// meanwhile; or one round trip to the coordinator. A contended lock makes the thread spin, yield and park, like a wait for a message.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Circle`]: those who hold what is waited for wait for the caller; with [`LockFault::AlreadyYours`],
-    /// [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::Lock`] with [`LockFault::Circle`]: a deadlock, since the owners that this caller would wait for wait for this caller; with
+    /// [`LockFault::AlreadyYours`]; with [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     #[inline(always)]
     pub fn lock(&self) -> Result<KeyGuard<'_>> {
         self.lock_until(None)
     }
 
-    /// The same, until `deadline`.
+    /// As [`lock`](Self::lock), but waits until `deadline` at most.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); [`Error::Timeout`], which names the node that has it, or the home that did not answer.
+    /// As [`lock`](Self::lock). [`Error::Timeout`] names the node that owns the lock, or the coordinator that did not reply.
     #[inline(always)]
     pub fn lock_by(&self, deadline: Instant) -> Result<KeyGuard<'_>> {
         self.lock_until(Some(deadline))
@@ -316,8 +321,8 @@ impl LockKey {
         self.taken(key, me, taken)
     }
 
-    /// As [`lock`](Self::lock), for a thread of the node that waits in somebody's place: until nobody wants it any more (`None`). Where the registry is elsewhere
-    /// that is looked at now and then, and who does so is the last in the line again.
+    /// As [`lock`](Self::lock), for a pool thread that waits on behalf of tasks. Returns `None` once `withdrawn` says that no task wants
+    /// the lock. If the registry is on another node, the thread checks this from time to time, and goes to the end of the queue each time.
     pub(super) fn lock_unless(&self, withdrawn: &AtomicBool) -> Result<Option<KeyGuard<'_>>> {
         let me = self.my_id();
         if self.take_free(me) {
@@ -341,7 +346,7 @@ impl LockKey {
         }
     }
 
-    /// Which key it is.
+    /// Tells this lock apart from the others that the node knows.
     pub(super) fn which(&self) -> Which {
         match &self.opened {
             Opened::Here(key) => Which::Here(std::ptr::from_ref(key.get().words()).addr()),
@@ -355,7 +360,7 @@ impl LockKey {
             return Err(fault("lock", &self.name, LockFault::AlreadyYours));
         }
         let answer = match self.deed("lock", Deed::Lock { me: me.bits() }, deadline) {
-            // Its home did not say so in time; who has it is worth a moment more.
+            // The coordinator did not reply in time. A little more time is spent to name the owner in the error.
             Err(Error::Timeout { operation, node }) => {
                 let seen = self.deed("read", Deed::Get, Some(Instant::now() + NAMING));
                 let node =
@@ -370,17 +375,17 @@ impl LockKey {
         }
     }
 
-    /// Whether this node noted that the caller has a key that is elsewhere.
+    /// Whether this node has noted that the caller owns a lock of another node's registry.
     fn has_away(&self, away: &Away, me: OwnerId) -> Result<bool> {
         let shared = shared_of(&self.node);
         Ok(shared.enter(shared.check()?, "lock")?.service::<Locks>().mail.owner_of(&away.name) == me.bits())
     }
 
-    /// Locks the key as the source does it: attempts again after a predefined time, until `deadline`. Stands in no line, so that it may be passed
-    /// over for ever by those who do.
+    /// Locks by polling: tries again after each `pause`, until `deadline`. The caller does not stand in the queue, so waiters that do can
+    /// pass it for ever.
     ///
     /// # Errors
-    /// As [`lock_by`](Self::lock_by), but for circles.
+    /// As [`lock_by`](Self::lock_by), but deadlocks are not found.
     pub fn lock_every(&self, pause: Duration, deadline: Instant) -> Result<KeyGuard<'_>> {
         loop {
             let value = match self.try_lock()? {
@@ -407,7 +412,7 @@ impl LockKey {
         }
     }
 
-    /// A key that was just taken: unless it was destroyed in the same moment.
+    /// The guard of a lock that was just taken, or an error if the lock was destroyed at the same moment.
     fn taken(&self, key: Key<'_>, me: OwnerId, taken: Taken) -> Result<KeyGuard<'_>> {
         if !key.is_current() {
             let _ = key.words().release(me);
@@ -418,21 +423,21 @@ impl LockKey {
     }
 
     fn taken_away(&self, away: &Away, me: OwnerId, damaged: bool, dead: u64) -> Result<KeyGuard<'_>> {
-        // It is so already if an answer brought it.
+        // The note may exist already: the answer's arrival writes it too.
         let noted = if damaged { dead } else { 0 };
         away.note(shared_of(&self.node), |entry| (entry.owner, entry.dead) = (me.bits(), noted))?;
         Ok(KeyGuard::new(self, me, if damaged { dead } else { 0 }))
     }
 
-    /// Gives up a key that the caller's identification has, locked with [`set`](Self::set) or [kept](KeyGuard::keep).
+    /// Releases a lock that the caller's identification owns, by [`set`](Self::set) or [`keep`](KeyGuard::keep).
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::NotYours`]: it has another value, and nothing changed.
+    /// [`Error::Lock`] with [`LockFault::NotYours`]: the lock has another value, and nothing changed.
     pub fn unlock(&self) -> Result<()> {
         self.release_as(self.my_id())
     }
 
-    /// Gives a key up, and says if it was not the caller's.
+    /// Releases a lock, and fails if the caller did not own it.
     pub(super) fn release_as(&self, me: OwnerId) -> Result<()> {
         match &self.opened {
             Opened::Here(key) => self.release_here(key.get(), me),
@@ -440,7 +445,7 @@ impl LockKey {
         }
     }
 
-    /// The same at the end of a guard: where the registry is elsewhere, waits for nobody.
+    /// Releases a lock at the end of a guard. Does not wait for another node.
     pub(super) fn give_up(&self, me: OwnerId) -> Result<()> {
         match &self.opened {
             Opened::Here(key) => self.release_here(key.get(), me),
@@ -448,19 +453,19 @@ impl LockKey {
         }
     }
 
-    /// Gives a key up as soon as this thread is out of the engine.
+    /// Releases a lock on a pool thread, for a caller inside the engine.
     pub(super) fn give_up_later(&self, me: OwnerId) {
         let key = self.clone();
-        // Not by those who wait for keys, of whom there may be none left before this is done.
+        // Not on the threads that wait for locks: all of them may be busy until this is done.
         shared_of(&self.node).movers().submit(Box::new(move || drop(key.give_up(me))));
     }
 
     fn release_here(&self, key: Key<'_>, me: OwnerId) -> Result<()> {
-        // After a fork it is still the parent's.
+        // A child process does not own the lock: the parent does.
         if key.is_forked() {
             return Err(Error::Forked);
         }
-        // Its words may be another key's by now, that the same thread has.
+        // The words may belong to another lock by now, which the same thread owns.
         if !key.is_current() {
             return Err(self.gone("unlock"));
         }
@@ -475,13 +480,12 @@ impl LockKey {
         Ok(())
     }
 
-    /// Locks the key for everybody, by setting it to a value that is nobody's. From the call on nobody else comes in; whoever is in stays until it
-    /// unlocks, dies, or leaves, and the call waits for that, until `deadline`. It stays locked when this node is gone: until
-    /// somebody calls [`unlock_all`](Self::unlock_all).
+    /// Freezes the lock: no thread can lock it until some thread calls [`unlock_all`](Self::unlock_all), even after this node is gone. The
+    /// present owner keeps the lock until it unlocks, dies or leaves. This call waits for that, until `deadline`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the node that is in; the key is as before. [`Error::Lock`] with [`LockFault::Barred`]: it was locked so already; with
-    /// [`LockFault::Otherwise`]: somebody called `unlock_all` before this call was through.
+    /// [`Error::Timeout`] names the node that still owns the lock; the lock is no longer frozen. [`Error::Lock`] with
+    /// [`LockFault::Barred`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this call returned.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
         let Answer::Barred { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(self.odd()) };
         if !first {
@@ -495,7 +499,7 @@ impl LockKey {
             }
             Reach::Away(_) => self.poll_empty(deadline),
         };
-        // Who was told that somebody ended it meanwhile does not end what may be another's by now.
+        // If another thread has ended this freeze, `unlock_all` could end a later one that belongs to another caller.
         let is_over = matches!(&waited, Err(Error::Lock { .. }));
         if waited.is_err() && !is_over {
             let _ = self.unlock_all();
@@ -503,7 +507,7 @@ impl LockKey {
         waited
     }
 
-    /// Waits until whoever is in has left, asking now and then.
+    /// Polls until the present owner has released the lock.
     fn poll_empty(&self, deadline: Instant) -> Result<()> {
         loop {
             let seen = self.seen()?;
@@ -518,16 +522,16 @@ impl LockKey {
         }
     }
 
-    /// Ends what [`lock_all`](Self::lock_all) began, whoever called it.
+    /// Ends a freeze by [`lock_all`](Self::lock_all), whichever node began it.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::NotYours`]: it was not locked so, and nothing changed.
+    /// [`Error::Lock`] with [`LockFault::NotYours`]: the lock was not frozen, and nothing changed.
     pub fn unlock_all(&self) -> Result<()> {
         self.deed("unlock_all", Deed::Unbar, None)?;
         self.note_barred(false)
     }
 
-    /// For the next home.
+    /// Notes the freeze for the case that another node becomes coordinator.
     fn note_barred(&self, barred: bool) -> Result<()> {
         match &self.opened {
             Opened::Away(away) => away.note(shared_of(&self.node), |entry| entry.barred = barred),
@@ -535,8 +539,7 @@ impl LockKey {
         }
     }
 
-    /// Says that this node uses the key no more: then it may be [destroyed](Self::destroy). The other handles of this node stay as good as
-    /// they are.
+    /// Ends this node's use of the lock, so that another node may [destroy](Self::destroy) it. Other handles on this node stay valid.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
@@ -549,11 +552,12 @@ impl LockKey {
         Ok(())
     }
 
-    /// Ends the key for everybody, once the other nodes that use it have [released](Self::release) it, or died; waits for that until `deadline`. Who waits
-    /// for it, or has a handle of it still, is told [`LockFault::Destroyed`].
+    /// Destroys the lock for all nodes. Waits, until `deadline`, until the other nodes that use it have [released](Self::release) it or
+    /// died. Waiters, and callers with an old handle, get [`LockFault::Destroyed`].
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::InUse`]: by whom, at the deadline; with [`LockFault::Otherwise`]: somebody holds it.
+    /// [`Error::Lock`] with [`LockFault::InUse`] names the nodes that still use it at the deadline; with [`LockFault::Otherwise`]: another
+    /// owner holds it.
     pub fn destroy(self, deadline: Instant) -> Result<()> {
         let shared = shared_of(&self.node);
         loop {

@@ -1,8 +1,9 @@
-//! The lock registry: keys by name, each of a resource, whose value says who may use the resource now.
+//! The lock service: locks with a name that the processes of a domain share, and that know their owner. One program calls [`LockKey::init`]
+//! to create a lock and [`LockKey::offer`] to send it to other nodes, which call [`LockKey::accept`]; a node that knows the name calls
+//! [`LockKey::find`] instead. Then any of them calls [`LockKey::lock`], and drops the guard to unlock.
 //!
-//! A key is made by one node ([`LockKey::init`]), [offered](LockKey::offer) with others by message, and [accepted](LockKey::accept) by them. Its
-//! value is unlocked, the identification of its owner, or *locked by the module*. Locking sets it by compare-and-swap, which in the same
-//! instant determines that it was unlocked, and then reads it back.
+//! A lock stands for a resource. Its value is one of three things: unlocked, the identification of its owner, or *frozen* (no thread may
+//! lock it). Locking sets the value by compare-and-swap, which changes it only if it was unlocked, and then reads it back.
 //!
 //! ```
 //! use doorbell::{LockKey, Node, Resource, Space, Value};
@@ -28,19 +29,20 @@
 //! # }
 //! ```
 //!
-//! - `key`: what a program holds of a key, and does with it.
-//! - `guard`: a key that is locked.
-//! - `share`: keys that are offered and accepted.
-//! - `shared`: memory behind a key.
-//! - `wait`: how a thread waits for a key: spin, yield, park; whether its owner lives; whether it closed a circle.
-//! - `home`, `away`: keys for nodes that share no memory with where the registry is; `mail`, `wire`: the letters between them.
+//! - [`key`]: the handle of a lock.
+//! - [`guard`]: the guard of a held lock.
+//! - [`share`]: how a lock is offered and accepted.
+//! - [`shared`]: memory behind a lock.
+//! - `wait`: how a thread waits for a lock: it spins, yields, parks, checks that the owner lives, and looks for deadlocks.
+//! - `home`, `away`: locks for nodes that share no memory with the lock registry; `mail`, `wire`: their requests, replies and notices.
 //!
-//! **Who dies as an owner** is found out by those who wait, within 100 ms over shared memory. The key goes to the next of them, who is told
-//! ([`KeyGuard::inherited_from`]), and so is every later owner until one says that the resource is [sound](KeyGuard::mark_repaired).
-//! A node that leaves with a key counts as dead here.
+//! **If the owner dies**, the waiters find out, within 100 ms over shared memory. The lock passes to the next waiter. That waiter learns of
+//! the death from [`KeyGuard::inherited_from`], and so does each later owner, until one of them reports that the resource is
+//! [sound](KeyGuard::mark_repaired). A node that leaves while it holds a lock counts as dead here.
 //!
-//! **Fair**: who gives a key up may take it again while others wait, for a millisecond; then it is the turn of whoever came first. So a key
-//! that many want goes round, and costs no switch between processes for each use.
+//! **Fair**: a thread may unlock and lock again at once while others wait. When a waiter has waited for a millisecond, and the last turn of
+//! a waiter is as long ago, nobody but the first waiter gets the lock. So a lock that many threads want goes round, but not every use costs
+//! a switch between processes.
 
 mod away;
 mod guard;
@@ -51,7 +53,7 @@ mod service;
 mod share;
 mod shared;
 mod task;
-// Over sockets, which Miri has not.
+// Over sockets, which Miri does not support.
 #[cfg(all(test, not(miri)))]
 mod tests;
 mod wait;
@@ -70,7 +72,7 @@ use doorbell_shm::error::ShmError;
 use doorbell_shm::keys::Resource;
 use std::time::Duration;
 
-/// How long making and destroying keys waits for the domain's lock file.
+/// How long creating and destroying a lock waits for the domain's lock file.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn fault(operation: &'static str, key: &str, why: LockFault) -> Error {
@@ -78,29 +80,32 @@ fn fault(operation: &'static str, key: &str, why: LockFault) -> Error {
 }
 
 impl LockKey {
-    /// Makes a key in the registry of the domain, unlocked. Names have 1 to 40 bytes. The source's `dacs_mutex_init`.
+    /// Creates a lock in the domain's lock registry, unlocked. The name has 1 to 40 bytes.
     ///
-    /// Blocks on the domain's lock file, which is held for moments only.
+    /// Blocks on the domain's lock file, which other nodes hold for moments only, or on the reply of the coordinator. Any thread may call
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Shm`]: there is a key of that name, it is no name, the registry is full (512 keys), or the lock file could not be had within ten
-    /// seconds; [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::Shm`]: a lock of this name exists, the name is not valid, the registry is full (512 locks), or the lock file was not free
+    /// within ten seconds. [`Error::Timeout`]: the coordinator did not reply within ten seconds. [`Error::Closed`], [`Error::Forked`].
     pub fn init(node: &Node, name: &str, resource: Resource) -> Result<LockKey> {
         LockKey::of(node, name, away::open_key(node, "make", name, Some(resource))?)
     }
 
-    /// The key of this name, made by whatever node. Does not block.
+    /// Finds the lock of this name, whichever node created it. Does not block if the registry is in memory that this node shares; else it
+    /// waits for the coordinator's reply.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Unknown`]; [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::Lock`] with [`LockFault::Unknown`]: there is no such lock. [`Error::Timeout`]: the coordinator did not reply within ten
+    /// seconds. [`Error::Closed`], [`Error::Forked`].
     pub fn find(node: &Node, name: &str) -> Result<LockKey> {
         LockKey::of(node, name, away::open_key(node, "find", name, None)?)
     }
 
-    /// The key of this name; made if there is none.
+    /// Finds the lock of this name, or creates it if there is none. If several nodes call this at once, all get the same lock.
     ///
     /// # Errors
-    /// As [`init`](Self::init).
+    /// As [`init`](Self::init), but an existing lock is no error.
     pub fn open(node: &Node, name: &str, resource: Resource) -> Result<LockKey> {
         loop {
             match Self::find(node, name) {
@@ -115,7 +120,7 @@ impl LockKey {
     }
 }
 
-/// Whether somebody was faster.
+/// Whether another node created the lock first.
 fn is_there(error: &ShmError) -> bool {
     matches!(error, ShmError::Key { fault: doorbell_shm::keys::ResourceError::Exists { .. }, .. })
 }

@@ -1,4 +1,4 @@
-//! The lock registry as a service of the engine: letters about keys, sent and dealt with.
+//! The lock registry as a service of the engine: it sends and handles requests, replies and notices about locks.
 
 use super::home::Registry;
 use super::mail::Mail;
@@ -10,11 +10,11 @@ use doorbell_engine::message::service::{Class, CloseReason, Gone, Outbox, PeerId
 use doorbell_fabric::{NodeId, PRIORITIES, PacketKind, Payload, Priority, Verdict};
 use std::sync::Arc;
 
-/// What a node does about keys by letters.
+/// A node's part in the lock service.
 pub struct Locks {
-    /// Letters to and from other nodes.
+    /// Requests, replies and notices, to and from other nodes.
     pub mail: Mail,
-    /// Keys that other nodes ask for, and those that are elsewhere.
+    /// What this node serves to others, and what it knows of a registry elsewhere.
     pub registry: Registry,
     /// This node became the coordinator in this term, and the others do not know yet.
     announces: Option<u64>,
@@ -27,14 +27,14 @@ impl Class for Locks {
 }
 
 impl Locks {
-    /// Of a node that knows nothing yet.
+    /// The state of a node that knows of no lock yet.
     pub fn new(shared: &Arc<Shared>) -> Self {
         let clerks = shared.kept::<Tasks>().clerks.clone();
         let registry = Registry::new(shared.membership_arc(), Arc::downgrade(shared), clerks);
         Self { mail: Mail::default(), registry, announces: None }
     }
 
-    /// The registry is with another node from now on.
+    /// Another node is the coordinator from now on.
     pub fn adopt(&mut self, home: Home) {
         self.registry.adopt(home, &mut self.mail);
     }
@@ -49,7 +49,7 @@ impl Locks {
         self.announces = Some(term);
     }
 
-    /// Deals with what came.
+    /// Handles what has arrived.
     fn read(&mut self, out: &mut Outbox<'_>) -> usize {
         let mut work = 0;
         while let Some(received) = self.mail.received.pop_front() {
@@ -83,7 +83,7 @@ impl Service for Locks {
         while let Some(letter) = self.mail.out.get(at) {
             match out.push((letter.node, letter.life).into(), Priority::High, letter.tag, &letter.bytes) {
                 Pushed::Full => at += 1,
-                // A letter to a peer that is gone is dropped: its asker is told by the end of that peer.
+                // The end of that peer fails the operation that waits for the reply.
                 Pushed::Done | Pushed::Gone => {
                     self.mail.remove(at);
                     work += 1;
@@ -110,12 +110,12 @@ impl Service for Locks {
     fn peer_gone(&mut self, peer: PeerId, why: Gone) {
         let (node, life) = peer.into();
         if why != Gone::Damaged {
-            // What it said before counts, as what it unlocked.
+            // What the peer sent before its end still counts, for example that it unlocked.
             let its = |received: &super::mail::Received| (received.node, received.life) == (node, life);
             let (its, others) = std::mem::take(&mut self.mail.received).into_iter().partition(its);
             self.mail.received = others;
             for received in its {
-                // It is gone: there is nobody to be blamed.
+                // The peer is gone, so it can't be blamed.
                 let _ = self.registry.deal(received, &mut self.mail, Vec::new);
             }
         }

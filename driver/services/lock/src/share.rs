@@ -1,4 +1,4 @@
-//! Keys are shared by message, and accepted.
+//! Locks are offered to other nodes by message, and accepted by them.
 
 use super::Locks;
 use super::away::{error_of, send_answer};
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// An offer that came.
+/// An offer that has arrived.
 pub(crate) struct Arrived {
     pub node: NodeId,
     pub life: Incarnation,
@@ -24,7 +24,7 @@ pub(crate) struct Arrived {
     pub with: Vec<u8>,
 }
 
-/// Offers that nobody has accepted yet, and who waits for one.
+/// Offers that are not accepted yet, and the threads that wait for one.
 #[derive(Default)]
 pub(crate) struct Offers {
     arrived: VecDeque<Arrived>,
@@ -32,13 +32,13 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// One came.
+    /// Adds an offer and wakes the threads that wait.
     pub fn push(&mut self, offer: Arrived) {
         self.arrived.push_back(offer);
         self.acceptors.drain(..).for_each(|op| op.finish(Outcome::Counted));
     }
 
-    /// The oldest, or else what ends when one comes.
+    /// The oldest offer, or an operation that ends when the next one arrives.
     fn take(&mut self) -> Result<Arrived, Arc<Op>> {
         self.arrived.pop_front().ok_or_else(|| {
             let op = Op::new();
@@ -48,34 +48,34 @@ impl Offers {
         })
     }
 
-    /// Those of a life of a node that is gone.
+    /// Drops the offers of an incarnation that is gone.
     pub fn forget(&mut self, node: NodeId, life: Incarnation) {
         self.arrived.retain(|offer| (offer.node, offer.life) != (node, life));
     }
 
-    /// Nobody waits any more.
+    /// Fails all waits and drops all offers.
     pub fn end(&mut self, error: impl Fn() -> Error) {
         self.acceptors.drain(..).for_each(|op| op.finish(Outcome::Failed(error())));
         self.arrived.clear();
     }
 }
 
-/// Who accepted a key.
+/// A node that accepted a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Accepted {
-    /// The node.
+    /// The accepting node.
     pub node: NodeId,
-    /// Which life of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// Its process, in its own pid namespace.
+    /// Its process, as numbered in its own pid namespace.
     pub pid: u32,
-    /// Its module: the number of its inbox that no other has.
+    /// Its module: the random number of its inbox, which no other inbox has.
     pub module: u64,
 }
 
-/// A key that was offered to some nodes. Dropping it takes nothing back.
-#[must_use = "wait for those who accept"]
+/// A lock that was offered to some nodes. Dropping this value does not withdraw the offer.
+#[must_use = "wait until the nodes accept"]
 pub struct Offer {
     node: Node,
     name: Arc<str>,
@@ -83,11 +83,11 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Waits until all have accepted, and says who did, in the order in which they were named.
+    /// Waits until all nodes have accepted, until `deadline` at most. Returns the acceptances in the order in which the nodes were named.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names one that has not; [`Error::PeerDied`], [`Error::PeerLeft`]: one never will; [`Error::Closed`],
-    /// [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::Timeout`] names a node that has not accepted. [`Error::PeerDied`], [`Error::PeerLeft`]: a node can't accept any more.
+    /// [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn wait(self, deadline: Instant) -> Result<Vec<Accepted>> {
         let shared = shared_of(&self.node);
         let me = shared.check()?;
@@ -110,17 +110,16 @@ impl Offer {
 }
 
 impl LockKey {
-    /// Sends the key to some nodes, which [accept](LockKey::accept) it. Waits for nobody. The source's `dacs_mutex_share`.
+    /// Offers the lock to some nodes, which [accept](LockKey::accept) it. Does not wait for them; [`Offer::wait`] does.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`]: one of them is not attached, and none was sent it after that one;
-    /// [`Error::Full`]: one has very many offers that it did not accept; [`Error::Closed`], [`Error::Forked`],
-    /// [`Error::Reentrant`].
+    /// [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`]: a node is not attached; the nodes named after it got no offer.
+    /// [`Error::Full`]: a node has too many offers that it has not accepted. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn offer(&self, nodes: &[NodeId]) -> Result<Offer> {
         self.offer_with(nodes, &[])
     }
 
-    /// The same to all other nodes that are attached now.
+    /// Offers the lock to all other nodes that are attached now.
     ///
     /// # Errors
     /// As [`offer`](Self::offer).
@@ -130,13 +129,15 @@ impl LockKey {
         self.offer(&others)
     }
 
-    /// The same with up to 256 bytes that the others get with the key: what they need to find its resource.
+    /// Offers the lock with up to 256 bytes of the program's own, for example what the others need to find the resource.
     ///
     /// # Errors
-    /// As [`offer`](Self::offer); [`Error::Invalid`] for more bytes.
+    /// As [`offer`](Self::offer). [`Error::Invalid`] if `with` is longer.
     pub fn offer_with(&self, nodes: &[NodeId], with: &[u8]) -> Result<Offer> {
         if with.len() > WITH_MAX {
-            return Err(Error::Invalid { what: format!("{} bytes are too many to go with a key; {WITH_MAX} may", with.len()) });
+            return Err(Error::Invalid {
+                what: format!("{} bytes are too many to send with a lock; the limit is {WITH_MAX}", with.len()),
+            });
         }
         let resource = self.resource()?.to_words();
         let shared = shared_of(self.node());
@@ -162,8 +163,8 @@ impl LockKey {
 }
 
 impl LockKey {
-    /// The next key that another node [offers](LockKey::offer); waits for it until `deadline`. The other is told that this node, its process and
-    /// its module have it. The source's `dacs_mutex_accept`.
+    /// Accepts the next lock that another node [offers](LockKey::offer); waits for an offer until `deadline`. The offering node learns this
+    /// node's id, process and module.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
@@ -171,7 +172,7 @@ impl LockKey {
         Ok(Self::accept_with(node, deadline)?.0)
     }
 
-    /// The same, with the bytes that came with it.
+    /// As [`accept`](Self::accept), and also returns the bytes that were sent with the offer.
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
@@ -199,7 +200,7 @@ impl LockKey {
                     send_answer(shared, from, life, id, &Answer::Accepted { pid: std::process::id(), module });
                     return Ok((key, offer.with));
                 }
-                // It was destroyed since.
+                // The lock was destroyed after it was offered.
                 Err(Error::Lock { why, .. }) => send_answer(shared, from, life, id, &Answer::Trouble((&*why).into())),
                 Err(error) => return Err(error),
             }

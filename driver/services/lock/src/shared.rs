@@ -1,4 +1,4 @@
-//! Memory behind a key: whoever has the key reads and writes it, and nobody else.
+//! Memory behind a lock: only the owner of the lock reads and writes it.
 
 use super::guard::KeyGuard;
 use super::key::LockKey;
@@ -11,9 +11,9 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 use zerocopy::FromZeros;
 
-/// Elements in a region of one node, behind a key that all who share them have. They are read when they are locked, and written back when they are
-/// unlocked, over whatever fabric leads there: so an owner that dies leaves them as they were before it locked them, or, if it
-/// died while it wrote them back, in part as they were to be.
+/// Elements in a region of one node, guarded by a lock. [`lock`](Self::lock) reads the elements, and dropping its guard writes them back if
+/// they changed and unlocks. Both go over any fabric. If an owner dies, the elements are as they were before it locked; if it died while it
+/// wrote them back, some of them have their new values.
 ///
 /// ```
 /// use doorbell::{Node, Shared, Space};
@@ -37,12 +37,13 @@ use zerocopy::FromZeros;
 pub struct Shared<T> {
     lock: LockKey,
     place: Key<T, ReadWrite>,
-    /// Of whoever made it: dropping it withdraws the region.
+    /// Only in the value that created the region: dropping it withdraws the region.
     _region: Option<Region<T>>,
 }
 
 impl<T: Plain> Shared<T> {
-    /// Puts elements into a new region of this node, behind a new key of this name. They live as long as this node and this value.
+    /// Puts elements into a new region of this node, behind a new lock of this name. The region lives until this value is dropped or the
+    /// node leaves.
     ///
     /// # Errors
     /// As [`Node::region`] and [`LockKey::init`].
@@ -59,16 +60,17 @@ impl<T: Plain> Shared<T> {
         Ok(Self { lock: LockKey::init(node, name, resource)?, place, _region: Some(region) })
     }
 
-    /// What another node [offers](Self::offer) next; waits for it until `deadline`.
+    /// Accepts the next shared elements that another node [offers](Self::offer); waits for them until `deadline`.
     ///
     /// # Errors
-    /// As [`LockKey::accept`]; [`Error::Key`](doorbell_engine::Error::Key) if what came with the key is no key of a region of such elements.
+    /// As [`LockKey::accept`]. [`Error::Key`](doorbell_engine::Error::Key) if the bytes sent with the lock are not the key of a region of
+    /// such elements.
     pub fn accept(node: &Node, deadline: Instant) -> Result<Self> {
         let (lock, with) = LockKey::accept_with(node, deadline)?;
         Ok(Self { lock, place: Key::from_bytes(&with)?, _region: None })
     }
 
-    /// Sends it to some nodes, which [accept](Self::accept) it.
+    /// Offers the elements to some nodes, which [accept](Self::accept) them.
     ///
     /// # Errors
     /// As [`LockKey::offer`].
@@ -76,22 +78,22 @@ impl<T: Plain> Shared<T> {
         self.lock.offer_with(nodes, &self.place.to_bytes())
     }
 
-    /// The key that it is behind.
+    /// The lock that guards the elements.
     pub fn key(&self) -> &LockKey {
         &self.lock
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.place.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Locks and reads the elements; waits for the key as long as it takes. Allocates memory for them.
+    /// Locks, and reads the elements into newly allocated memory. Waits for the lock as long as it takes.
     ///
     /// # Errors
     /// As [`LockKey::lock`] and [`Node::get`].
@@ -99,7 +101,7 @@ impl<T: Plain> Shared<T> {
         self.read(self.lock.lock()?)
     }
 
-    /// The same, until `deadline`.
+    /// As [`lock`](Self::lock), but waits for the lock until `deadline` at most.
     ///
     /// # Errors
     /// As [`LockKey::lock_by`] and [`Node::get`].
@@ -115,8 +117,8 @@ impl<T: Plain> Shared<T> {
     }
 }
 
-/// The elements, until it is dropped: then they are written back if they were borrowed mutably, and the key is given up.
-#[must_use = "the key is given up again when the guard is dropped"]
+/// A copy of the elements of a locked [`Shared`]. Dropping it writes the copy back if it was borrowed mutably, and unlocks.
+#[must_use = "dropping the guard unlocks"]
 pub struct SharedGuard<'a, T: Plain> {
     shared: &'a Shared<T>,
     elements: Vec<T>,
@@ -133,12 +135,12 @@ impl<T: Plain> SharedGuard<'_, T> {
     /// As [`KeyGuard::mark_repaired`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`KeyGuard::mark_repaired`].
     pub fn mark_repaired(&mut self) -> Result<()> {
         self.key.mark_repaired()
     }
 
-    /// Writes the elements back now, and says if it could not be done.
+    /// Writes the elements back now if they were borrowed mutably, and reports a failure. The lock stays held.
     ///
     /// # Errors
     /// As [`Node::put`].
@@ -149,7 +151,7 @@ impl<T: Plain> SharedGuard<'_, T> {
         Ok(())
     }
 
-    /// Gives the key up, with the elements as they were.
+    /// Unlocks without writing the elements back.
     pub fn discard(mut self) {
         self.changed = false;
     }
@@ -173,7 +175,7 @@ impl<T: Plain> DerefMut for SharedGuard<'_, T> {
 impl<T: Plain> Drop for SharedGuard<'_, T> {
     fn drop(&mut self) {
         if let Err(error) = self.commit() {
-            tracing::warn!(%error, key = self.shared.lock.name(), "what was changed under a key could not be written back");
+            tracing::warn!(%error, key = self.shared.lock.name(), "could not write back elements that changed under a lock");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Keys that tasks lock. Those of one node that wait for a key stand in a line, and one thread of the node waits in the place of all of them: however many there are, there
-//! are threads for whoever has the key.
+//! Locks for async tasks. The tasks of one node that wait for a lock stand in a queue, and one thread of the node waits for all of them. So
+//! however many tasks wait, threads remain for the task that owns the lock.
 
 use super::guard::drop_slowly;
 use super::key::Which;
@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-/// Numbers of those who lock by a thread of the node: from here to twice this.
+/// Owner numbers of tasks lie from this number up to twice this number.
 const NUMBERS: u32 = 1 << 18;
 
-/// The right to use a key's resource, until it is dropped; for tasks: it goes from thread to thread. Of [`LockKey::lock_async`].
-#[must_use = "the key is given up again when the guard is dropped"]
+/// The right to use a lock's resource, for tasks: it may move from thread to thread. Dropping it unlocks. Made by [`LockKey::lock_async`].
+#[must_use = "dropping the guard unlocks"]
 pub struct TaskGuard {
     key: LockKey,
     inherited: Option<OwnerId>,
@@ -35,7 +35,7 @@ impl TaskGuard {
         Self { key: key.clone(), inherited, held: true }
     }
 
-    /// The value that the key has now.
+    /// The value that the lock has now.
     pub fn owner(&self) -> OwnerId {
         self.key.my_id()
     }
@@ -48,7 +48,7 @@ impl TaskGuard {
     /// As [`KeyGuard::mark_repaired`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`KeyGuard::mark_repaired`].
     pub fn mark_repaired(&mut self) -> Result<()> {
         self.key.repair(self.key.my_id())?;
         self.inherited = None;
@@ -58,7 +58,7 @@ impl TaskGuard {
     /// As [`KeyGuard::unlock`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`KeyGuard::unlock`].
     pub fn unlock(mut self) -> Result<()> {
         self.held = false;
         self.key.unlock()
@@ -81,13 +81,14 @@ impl std::fmt::Debug for TaskGuard {
 }
 
 impl LockKey {
-    /// As [`lock`](Self::lock), for tasks: takes the key at once if it is free, else a thread of the node waits for it in the task's place. If the future is dropped the key is
-    /// not taken, or given up at once.
+    /// As [`lock`](Self::lock), for tasks. Takes the lock at once if it is free; else a thread of the node waits for it on behalf of the
+    /// task. If the future is dropped, the lock is not taken, or is released at once.
     ///
-    /// The key bears a number of this call's own, from 262 144 on, of which [`with_id`](Self::with_id) should not be told.
+    /// Each call owns the lock under a number of its own, from 262 144 on. Do not pass such numbers to [`with_id`](Self::with_id).
     ///
-    /// **Circles of tasks are not found.** Each call is an owner of its own, so nothing says that the task that waits has another key: two tasks that each wait
-    /// for the other's key wait for ever. Lock keys in the same order everywhere, or give the wait an end: dropping the future (`tokio::time::timeout`) ends it.
+    /// **Deadlocks of tasks are not found.** Each call is an owner of its own, so the registry can't see that the waiting task holds
+    /// another lock. Two tasks that wait for each other's lock wait for ever. Take locks in the same order everywhere, or limit the wait:
+    /// dropping the future (`tokio::time::timeout`) ends it.
     ///
     /// ```
     /// # use doorbell::{LockKey, Node, Resource, Space};
@@ -103,7 +104,8 @@ impl LockKey {
     /// ```
     ///
     /// # Errors
-    /// As `lock`, but for circles and keys that the task has already; [`Error::Cancelled`] if no thread can be had to wait.
+    /// As [`lock`](Self::lock), except for deadlocks and locks that the task owns already. [`Error::Cancelled`] if there is no thread that
+    /// could wait.
     pub async fn lock_async(&self) -> Result<TaskGuard> {
         let tasks = shared_of(self.node()).kept::<Tasks>();
         let lines = &tasks.lines;
@@ -113,45 +115,45 @@ impl LockKey {
                 let key = self.numbered();
                 match key.try_lock()? {
                     TryLock::Locked(guard) => return Ok(TaskGuard::of(&key, guard)),
-                    // If the owner is who would be: a number that came round while its key is still held. The thread has another.
+                    // Even if the owner is this very number: numbers repeat after a while, and the thread that waits uses another one.
                     TryLock::Busy(_) => {}
                 }
             }
             match Standing::join(self).answer().await {
-                // Perhaps of a key that was at its place before.
+                // The error may concern a lock that was at the same place before.
                 Some(Err(Error::Lock { why, .. })) if matches!(*why, LockFault::Destroyed) && is_first => is_first = false,
                 answer => return answer.unwrap_or(Err(Error::Cancelled)),
             }
         }
     }
 
-    /// The same key, with a number that no other task has.
+    /// The same lock, under a number that no other task uses at present.
     fn numbered(&self) -> LockKey {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         self.with_id(NUMBERS + NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS)
     }
 }
 
-/// What the tasks of a node have in common that lock keys.
+/// State that the tasks of a node share.
 #[derive(Default)]
 pub struct Tasks {
     lines: Lines,
-    /// Threads that wait for keys. A thread that has a key may have to move data before it gives the key up, so these threads move none.
+    /// Threads that wait for locks. The owner of a lock may have to move data before it can unlock, so these threads move none.
     pub clerks: Arc<Clerks>,
 }
 
-/// The lines of a node's tasks, one for each key for which some wait.
+/// The queues of a node's tasks, one for each lock that tasks wait for.
 #[derive(Default)]
 struct Lines(Mutex<BTreeMap<Which, Line>>);
 
 #[derive(Default)]
 struct Line {
     turns: VecDeque<Arc<Turn>>,
-    /// Nobody is in it any more: the thread need not wait.
+    /// The queue is empty: the thread may stop waiting.
     is_over: Arc<AtomicBool>,
 }
 
-/// One that stands in a line.
+/// One task in a queue.
 struct Turn {
     op: Arc<Op>,
     answer: Mutex<Option<Result<TaskGuard>>>,
@@ -173,7 +175,7 @@ impl Lines {
         self.all().contains_key(which)
     }
 
-    /// Whether the thread has to go on for somebody. If not, the line is no more, and whoever comes begins another.
+    /// Whether a task is left in the queue. If not, the queue is removed, and the next task begins a new one.
     fn goes_on(&self, which: &Which) -> bool {
         let mut all = self.all();
         let Some(line) = all.get(which) else { return false };
@@ -189,7 +191,7 @@ impl Lines {
     }
 }
 
-/// A task's place in a line, until it is dropped.
+/// A task's place in a queue, until it is dropped.
 struct Standing {
     begun: Begun,
     which: Which,
@@ -235,11 +237,11 @@ impl Drop for Standing {
     }
 }
 
-/// The thread that waits for those in a line.
+/// The thread that waits for the tasks of one queue.
 struct Serving {
     key: LockKey,
     which: Which,
-    /// Its line is no more.
+    /// The queue was removed.
     is_done: bool,
 }
 
@@ -251,7 +253,7 @@ impl Serving {
             let key = self.key.numbered();
             let Some(answer) = key.lock_unless(is_over).transpose() else { continue };
             let answer = answer.map(|guard| TaskGuard::of(&key, guard));
-            // If there is none any more, whom it was for has gone, and the key is given up here.
+            // With an empty queue, the last task has given up, and dropping `answer` unlocks.
             if let Some(turn) = lines.next(&self.which) {
                 turn.end(Some(answer));
             }
@@ -261,7 +263,7 @@ impl Serving {
 }
 
 impl Drop for Serving {
-    /// It was not begun, or panicked, if there is somebody.
+    /// If the job never ran or panicked, fails the tasks that are left in the queue.
     fn drop(&mut self) {
         if self.is_done {
             return;

@@ -1,4 +1,4 @@
-//! What peers may cost that read nothing, and what they can't bring about by lies.
+//! What peers that read nothing may cost, and what lying peers can't achieve.
 
 use super::Locks;
 use super::away::{Choice, Where, choose, find_coordinator, letter};
@@ -27,7 +27,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
-/// What a node that is alone knows of keys, and its letters.
+/// What a node that is alone knows of locks, and its queues of requests and replies.
 struct Books {
     registry: Registry,
     mail: Mail,
@@ -44,7 +44,7 @@ impl Books {
         self.mail.take(lane, life, tag, Payload::private(bytes))
     }
 
-    /// Deals with what came, as a node does that knows 120 others.
+    /// Handles what has arrived, as a node does that knows 120 others.
     fn deal(&mut self) {
         let others: Vec<Life> = (0..120).map(|node| (node, u32::from(node) + 77)).collect();
         while let Some(received) = self.mail.received.pop_front() {
@@ -57,7 +57,7 @@ impl Books {
         self.deal();
     }
 
-    /// How many letters wait to leave for a node.
+    /// How many packets wait to leave for a node.
     fn letters(&self, to: (NodeId, Incarnation)) -> usize {
         self.mail.out.iter().filter(|letter| (letter.node, letter.life) == to).count()
     }
@@ -81,13 +81,13 @@ fn who_reads_no_answers_has_few_kept() {
     }
     assert_eq!(books.letters(PEER), UNANSWERED_MAX);
     assert!(matches!(refused, Some(Verdict::Broken(_))), "{refused:?}");
-    // Others are answered.
+    // Other nodes still get replies.
     assert_eq!(books.take(OTHER, ASK | 1, &ask), Verdict::Taken);
     books.deal();
     assert_eq!(books.letters(OTHER), 1);
 }
 
-/// A node that claims the last term of all, and dies, leaves terms for the others.
+/// A node that claims the greatest term of all, and dies, leaves terms for the others.
 #[test]
 fn no_claim_takes_all_terms_that_are_left() {
     let mut books = Books::new("terms");
@@ -107,7 +107,7 @@ fn who_reads_its_answers_has_any_number() {
     let mut books = Books::new("read");
     let ask = wire::encode(&Ask::WhoIsHome);
     for round in 0..100 {
-        // As many at a time as a node asks.
+        // As many requests at a time as an honest node sends.
         for id in 1..=UNANSWERED_MAX as u64 {
             assert_eq!(books.take(PEER, ASK | (round << 20 | id), &ask), Verdict::Taken);
         }
@@ -120,7 +120,7 @@ fn who_reads_its_answers_has_any_number() {
 #[test]
 fn who_says_again_and_again_that_it_is_home_is_answered_once() {
     let mut books = Books::new("heralds");
-    // More than one letter has room for.
+    // More locks than one packet has room for.
     (0..20).for_each(|key| books.mail.note(&format!("key {key}"), None, Some(1)));
     for round in 0..100_000 {
         books.say(PEER, &Tell::Here { term: round % 2 + 1 });
@@ -170,7 +170,7 @@ fn what_was_just_said_and_has_not_left_is_not_said_again() {
     assert_eq!(books.letters(PEER), 1, "the first has left");
 }
 
-/// A home that took over says so before others know that the former one is dead. What that one granted comes first.
+/// A coordinator that took over announces itself before others know that the former one is dead. What the former one granted comes first.
 #[test]
 fn a_new_home_is_told_what_this_node_has_once_the_former_one_is_gone() {
     let mut books = Books::new("heirs");
@@ -181,7 +181,7 @@ fn a_new_home_is_told_what_this_node_has_once_the_former_one_is_gone() {
     books.registry.gone(PEER.0, PEER.1, &mut books.mail);
     assert_eq!(books.registry.known(), None, "nobody else said so");
     assert_eq!(books.letters(OTHER), 1);
-    // And of what it gives up from now on.
+    // It also gets the notices of later unlocks.
     assert_eq!(books.registry.may_be_home(), [home(OTHER, 1)]);
 }
 
@@ -196,16 +196,16 @@ fn the_home_is_where_most_say_that_live_and_do_not_deny_it() {
         (vec![(1, None), (2, None)], Choice::Nobody),
         (vec![(1, a), (2, None)], Choice::Home(a.unwrap())),
         (vec![(3, a), (2, a)], Choice::Home(a.unwrap())),
-        // Nobody else's word makes a node a home, nor more often moved than it says.
+        // What others say neither makes a node coordinator nor raises its term.
         (vec![(1, None), (2, a)], Choice::Nobody),
         (vec![(1, a), (2, Some(Home { term: 99, at: at(1) }))], Choice::Home(a.unwrap())),
         (vec![(1, a), (2, Some(Home { term: 1, at: at(3) })), (3, a)], Choice::Home(a.unwrap())),
-        // Of two that say so, the one that others say, too.
+        // If two nodes claim it, the one that other nodes name, too.
         (vec![(1, a), (2, liar)], Choice::Unclear),
         (vec![(1, a), (2, liar), (3, a)], Choice::Home(a.unwrap())),
         (vec![(2, liar), (3, a)], Choice::Unclear),
         (vec![(1, a), (2, b), (3, b), (4, b)], Choice::Home(b.unwrap())),
-        // One that does not live here.
+        // A coordinator that does not live.
         (vec![(1, None), (2, dead)], Choice::Unclear),
         (vec![(1, a), (2, dead), (3, dead)], Choice::Home(a.unwrap())),
     ] {
@@ -236,7 +236,7 @@ fn life(node: &Node) -> (NodeId, Incarnation) {
     (node.id(), node.incarnation())
 }
 
-/// Says something that no honest node says, and waits until it was heard.
+/// Sends notices that no honest node sends, and waits until they were handled.
 fn lie(from: &Node, to: &Node, tells: &[Tell]) {
     let shared = shared_of(from);
     let me = shared.check().unwrap();
@@ -246,11 +246,11 @@ fn lie(from: &Node, to: &Node, tells: &[Tell]) {
         engine.service::<Locks>().mail.tell(node, life, wire::encode(tell));
         engine.push(me);
     }
-    // Letters are dealt with in their order.
+    // Packets are handled in their order.
     letter(shared, "lie", (node, life), &Ask::WhoIsHome, None, Some(soon())).unwrap();
 }
 
-/// Makes a node the home of a registry of its own, with a key that nobody has.
+/// Makes a node the coordinator of a registry of its own, with a lock that is free.
 fn usurp(node: &Node, term: u64) {
     let key = Restored { name: "key".into(), resource: Resource::Unnamed, owner: None, dead: None, barred: false };
     assert!(shared_of(node).membership().found_registry(term, &[key], soon()).unwrap());
@@ -260,7 +260,7 @@ fn usurp(node: &Node, term: u64) {
 fn assert_held_by(key: &LockKey, owner: OwnerId) {
     match key.try_lock().unwrap() {
         TryLock::Busy(value) => assert_eq!(value, Value::Owner(owner)),
-        TryLock::Locked(_) => panic!("two have the key"),
+        TryLock::Locked(_) => panic!("the lock was granted twice"),
     }
 }
 
@@ -274,7 +274,7 @@ fn a_key_is_not_granted_twice_as_a_peer_says_that_it_is_home() {
     for term in [1, 2, 99, wire::TERMS_AHEAD_MAX, wire::TERM_MAX] {
         lie(&hostile, &honest, &[Tell::Here { term }]);
         assert_held_by(&theirs, guard.owner());
-        // As if the home were not home any more.
+        // As if the coordinator had given up its role.
         lie(&hostile, &honest, &[Tell::Abandon { term: 1 }, Tell::Abandon { term }, Tell::Here { term }]);
         assert_held_by(&theirs, guard.owner());
     }
@@ -284,7 +284,7 @@ fn a_key_is_not_granted_twice_as_a_peer_says_that_it_is_home() {
     assert_held_by(&key, guard.owner());
 }
 
-/// One that has just come knows neither. It gets the key of neither, until it can tell whose word counts.
+/// A node that has just joined knows neither claimant. It gets the lock from neither until it can tell which one the others name.
 #[test]
 fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
     let [home, hostile] = met::<2>("lied-to");
@@ -301,7 +301,7 @@ fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
     let claim = Ask::Claim { term: 100, from: 0 };
     letter(shared_of(&hostile), "lie", life(&honest), &claim, None, Some(soon())).unwrap();
     lie(&hostile, &honest, &[Tell::Here { term: 100 }]);
-    // If the hostile node's answer comes too late on a busy machine, the true home is found.
+    // If the hostile node's answer comes too late on a busy machine, the true coordinator is found.
     match find_coordinator(shared_of(&honest), Some(Instant::now() + Duration::from_millis(100))) {
         Err(Error::Timeout { .. }) => {}
         Ok(Where::There(found)) => assert_eq!(found.node(), life(&home)),
@@ -312,7 +312,7 @@ fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
     assert_held_by(&theirs, guard.owner());
     guard.unlock().unwrap();
     assert!(theirs.lock_by(soon()).unwrap().inherited_from().is_none());
-    // With two that say the same, a third believes them.
+    // When two nodes name the same coordinator, a third believes them.
     let hostile = join(1);
     usurp(&hostile, 99);
     assert_held_by(&LockKey::find(&join(3), "key").unwrap(), {
@@ -325,7 +325,7 @@ fn a_key_is_not_granted_twice_to_one_that_has_just_come() {
 fn being_asked_to_be_home_takes_one_thread() {
     let node = far("asked").id(0).listen(([127, 0, 0, 1], 0).into()).join().unwrap();
     let shared = shared_of(&node);
-    // Whoever looks for the home has to come in here.
+    // A thread that looks for the coordinator needs this baton.
     let mut engine = shared.enter(shared.check().unwrap(), "test").unwrap();
     let mut mail = Mail::default();
     for id in 1..=300 {

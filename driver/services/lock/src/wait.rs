@@ -1,4 +1,4 @@
-//! How a thread waits for a key in shared memory, for itself or for a node that has only the network.
+//! How a thread waits for a lock in shared memory, for itself or for a node that has only the network.
 
 use super::{Circle, LockFault, fault};
 use doorbell_engine::drive::Shared;
@@ -11,27 +11,27 @@ use doorbell_shm::keys::{Look, OwnerId, Seen, Taken, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The longest sleep between two looks whether the owner lives.
+/// The longest sleep between two checks that the owner lives.
 const SLEEP: Duration = Duration::from_millis(25);
-/// ... for who has to turn the engine itself.
+/// The same for a thread that has to turn the engine itself.
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
 
-/// One wait for a key.
+/// One wait for a lock.
 pub struct Want<'a> {
     pub shared: &'a Shared,
     pub key: Key<'a>,
     pub name: &'a str,
     pub me: OwnerId,
-    /// Set by whoever does not want it any more.
+    /// Set when the lock is no longer wanted; `None` for a thread that waits for itself.
     pub withdrawn: Option<&'a AtomicBool>,
 }
 
 impl Want<'_> {
-    /// Waits until the key is the caller's.
+    /// Waits until the caller owns the lock.
     #[cold]
     pub fn wait(&self, deadline: Option<Instant>) -> Result<Taken> {
         if self.withdrawn.is_none() && self.shared.has_network() {
-            // Within recv_with: whoever has the key may have to say by a letter that it gives it up, and nobody could read that.
+            // Fails inside `recv_with`: the owner may have to unlock by a notice, and this node could not read it meanwhile.
             drop(self.shared.enter(Token::current(), "lock")?);
         }
         let mut waiter = self.key.wait(self.me);
@@ -41,7 +41,7 @@ impl Want<'_> {
                 Look::Taken(taken) => return Ok(taken),
                 Look::Not(seen) => seen,
             };
-            // For another node: its former wait is about to give back what it got too late.
+            // With `withdrawn` set, an earlier wait of the same owner may be about to give the lock back.
             if seen.owner() == Some(self.me) && self.withdrawn.is_none() {
                 return Err(fault("lock", self.name, LockFault::AlreadyYours));
             }
@@ -49,7 +49,7 @@ impl Want<'_> {
                 Step::Again => continue,
                 Step::Check => None,
                 Step::Park(most) => Some(most),
-                // A short wait may not have asked before; of several of them none would inherit.
+                // A short wait may never have checked the owner. Without this, a series of short waits would never inherit from a dead one.
                 Step::Expired if seen.owner().is_some_and(|owner| !lives(self.shared, owner)) => None,
                 Step::Expired => {
                     let node = seen.owner().map(OwnerId::node);
@@ -66,12 +66,12 @@ impl Want<'_> {
         }
     }
 
-    /// Who waits for others sleeps at once: their own processor is not this one.
+    /// A pool thread sleeps at once: the processors of those it waits for are not its own.
     fn gear(&self, deadline: Option<Instant>) -> Gear {
         if self.withdrawn.is_some() { Gear::new(Wait::Park, deadline) } else { self.shared.gear(deadline).giving_way() }
     }
 
-    /// What a long wait has to see to: that this node lives and the key exists, that the owner lives, that there is no circle.
+    /// The checks of a long wait: this node lives, the lock exists, its owner lives, and there is no deadlock.
     fn care(&self, waiter: &mut Waiter<'_>, seen: Seen) -> Result<Option<Taken>> {
         self.turn("lock")?;
         if self.withdrawn.is_some_and(|withdrawn| withdrawn.load(Ordering::Acquire)) {
@@ -92,7 +92,7 @@ impl Want<'_> {
         Ok(None)
     }
 
-    /// Waits until whoever is in has left a key that is barred.
+    /// Waits until a frozen lock has no owner.
     pub fn wait_empty(&self, deadline: Instant) -> Result<()> {
         let mut gear = self.gear(Some(deadline));
         loop {
@@ -119,7 +119,7 @@ impl Want<'_> {
         }
     }
 
-    /// The node's engine goes on while this thread waits, if nobody else turns it. Fails if the wait has become pointless.
+    /// Turns the engine if no other thread does while this one waits. Fails if the wait has become pointless.
     fn turn(&self, operation: &'static str) -> Result<()> {
         let me: Token = self.shared.check()?;
         if self.shared.progress() == Progress::Inline && self.withdrawn.is_none() {
@@ -133,7 +133,7 @@ impl Want<'_> {
     }
 }
 
-/// Whether an owner lives.
+/// Whether the incarnation that an owner belongs to lives.
 pub(super) fn lives(shared: &Shared, owner: OwnerId) -> bool {
     shared.membership().is_living(owner.node(), owner.life())
 }

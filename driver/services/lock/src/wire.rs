@@ -1,4 +1,4 @@
-//! What nodes say to each other about keys.
+//! The requests, replies and notices that nodes exchange about locks.
 
 use super::{Circle, LockFault};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -6,43 +6,43 @@ use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, ResourceError, Seen};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// No letter is longer: it goes in one packet of any fabric.
+/// The longest packet, in bytes: it fits in one packet of any fabric.
 pub const LETTER_MAX: usize = 1024;
-/// Bytes that may go with an offer.
+/// Most bytes that a program can send with an offer.
 pub const WITH_MAX: usize = 256;
-/// Keys in one letter.
+/// Most locks in one packet.
 pub const ENTRIES_MAX: usize = 8;
-/// Nodes in one answer.
+/// Most nodes in one reply.
 pub const KNOWS_MAX: usize = 120;
-/// Users and waiters in one answer.
+/// Most users and most waiters in one reply.
 const NAMED_MAX: usize = 32;
 
-/// No registry moves so often.
+/// The greatest term. No registry moves that often.
 pub const TERM_MAX: u64 = 1 << 48;
 
-/// How far a term may lie above the last one that a node knows. Honest terms go up by one, and a node that has just come knows none.
+/// How far a term may lie above the last one that a node knows. Honest terms go up by one, but a node that has just joined knows none.
 pub const TERMS_AHEAD_MAX: u64 = 1 << 32;
 
-/// Which life of which node.
+/// A node id and an incarnation.
 pub type Life = (u16, u32);
 
-/// Where the registry is.
+/// The coordinator of the lock registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
-    /// How often it has moved.
+    /// How often the registry has moved.
     pub term: u64,
-    /// Who serves it.
+    /// The node that serves it.
     pub at: Life,
 }
 
 impl Home {
-    /// Which node, and its life.
+    /// The node and its incarnation.
     pub fn node(&self) -> (NodeId, Incarnation) {
         (NodeId(self.at.0), Incarnation(self.at.1))
     }
 }
 
-/// A key: by its place if the registry has not moved since, and else by its name.
+/// A lock: named by its place if the registry has not moved since, and else by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct At {
     pub term: u64,
@@ -57,7 +57,7 @@ impl At {
     }
 }
 
-/// What is to be done with a key. Owners are named by their bits; 0 is nobody.
+/// An operation on a lock. Owners are given by their bits; 0 is no owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Deed {
     Get,
@@ -73,20 +73,20 @@ pub enum Deed {
     Destroy { me: u64 },
 }
 
-/// What needs an answer.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// Here is a key. Answered when the program accepts it.
+    /// Offers a lock. Answered when the program accepts it.
     Offer {
         name: String,
         resource: [u64; 4],
         with: Vec<u8>,
     },
-    /// Where is the registry?
+    /// Asks for the coordinator.
     WhoIsHome,
-    /// Nobody knows: be it, as the lowest of all nodes.
+    /// Asks the node with the lowest id to become coordinator, since no node knows one.
     BeHome,
-    /// I will be home: what do you know of keys, from this one on?
+    /// Asks for agreement that the sender becomes coordinator, and for the entries from number `from` on.
     Claim {
         term: u64,
         from: u32,
@@ -104,44 +104,45 @@ pub enum Ask {
     },
 }
 
-/// What needs none.
+/// A notice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tell {
-    /// A key is given up.
+    /// The sender has unlocked.
     Unlock { at: At, me: u64 },
-    /// I am not home after all.
+    /// The sender has not become coordinator after all.
     Abandon { term: u64 },
-    /// Who asked by this number does not wait any more; and does not want the key that it asked for, for this owner, should it have got it.
+    /// The sender no longer waits for the reply to request `id`. If it got the lock in `want` for this owner, the lock is to be released.
     Withdraw { id: u64, want: Option<(At, u64)> },
-    /// To a home that was another before: of all keys this node has these, and one of which the former home did not tell it any more is free.
+    /// To a new coordinator: the sender owns exactly these locks. Its other ones are free, since the former coordinator's grants may have
+    /// been lost.
     Holding { names: Vec<String>, more: bool },
-    /// The home leaves, the last of its group: these keys are held, damaged or barred, and no others are.
+    /// From a leaving coordinator, the last of its group: exactly these locks are held, damaged or frozen.
     Farewell { left: Vec<Entry>, more: bool },
-    /// I am home now.
+    /// The sender is coordinator now.
     Here { term: u64 },
 }
 
-/// What a node knows of a key when the registry moves.
+/// What a node knows of a lock when the registry moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub name: String,
     pub resource: [u64; 4],
-    /// Which of its threads has it; 0 for none.
+    /// Which of its threads owns the lock; 0 for none.
     pub owner: u64,
-    /// Who died with it, as far as it was told; 0 for nobody.
+    /// The owner that died with the lock, as far as the node was told; 0 for none.
     pub dead: u64,
-    /// It locked it for everybody.
+    /// The node has frozen the lock.
     pub barred: bool,
 }
 
-/// An answer.
+/// A reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     Accepted {
         pid: u32,
         module: u64,
     },
-    /// Where it is, as far as is known; and the other nodes that are known.
+    /// The coordinator, if known, and the other nodes that the sender knows.
     Home {
         home: Option<Home>,
         knows: Vec<Life>,
@@ -150,12 +151,12 @@ pub enum Answer {
         entries: Vec<Entry>,
         more: bool,
     },
-    /// Another is home; or the registry has moved more often than you say, and was there last.
+    /// Another node is coordinator, or the sender knows a greater term: that of `last`.
     Disagreed {
         home: Option<Home>,
         last: Option<Home>,
     },
-    /// Not here, or no more.
+    /// The registry is not here, or not any more.
     NotHome,
     Key {
         at: At,
@@ -177,13 +178,13 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The answer about a key that was taken.
+    /// The reply for a lock that was taken.
     pub fn taken(key: Key<'_>, damaged: bool) -> Self {
         let dead = if damaged { key.dead().map_or(0, OwnerId::bits) } else { 0 };
         Answer::Taken { damaged, dead }
     }
 
-    /// The answer about a key that was found or made, and that a node uses from now on.
+    /// The reply for a lock that was found or created, which `user` uses from now on.
     pub fn key(key: Key<'_>, term: u64, name: &str, user: NodeId) -> Self {
         key.set_user(user, true);
         let place = key.place();
@@ -193,7 +194,7 @@ impl Answer {
     }
 }
 
-/// [`KeyFacts`] in a letter.
+/// [`KeyFacts`] in a reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     resource: [u64; 4],
@@ -230,7 +231,7 @@ impl Facts {
     }
 }
 
-/// Why something was not done.
+/// Why an operation was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Trouble {
     Destroyed,
@@ -274,12 +275,12 @@ impl From<&ResourceError> for Trouble {
 }
 
 impl Trouble {
-    /// Anything else, in words: as many as a letter takes.
+    /// Any other reason, in words: at most 200 characters.
     pub fn other(why: &dyn std::fmt::Display) -> Self {
         Trouble::Other(why.to_string().chars().take(200).collect())
     }
 
-    /// What is told to the caller. The other node may have said anything.
+    /// The caller's error. The other node may have sent anything.
     pub fn fault(self, name: &str) -> Result<LockFault, ResourceError> {
         let value = |bits| Seen::from_bits(bits).value();
         Ok(match self {
@@ -301,12 +302,12 @@ impl Trouble {
     }
 }
 
-/// As bytes. What is longer than a letter may be is cut down by whoever makes it.
+/// Encodes a packet. The maker of a packet keeps it within [`LETTER_MAX`].
 pub fn encode<T: Serialize>(letter: &T) -> Vec<u8> {
     postcard::to_stdvec(letter).unwrap_or_default()
 }
 
-/// From bytes that may be anything.
+/// Decodes bytes that may be anything.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     postcard::from_bytes(bytes).ok()
 }
