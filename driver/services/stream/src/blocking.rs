@@ -1,4 +1,4 @@
-//! A stream, as a thread reads and writes it.
+//! Reading and writing a stream from a thread.
 
 use super::end::{Carrier, Side};
 use super::handle::{Stream, lock};
@@ -10,16 +10,17 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Looks at a pipe between two questions whether to wait on.
+/// How often the thread looks at the pipe before it checks whether to wait on.
 const LOOKS: u32 = 16;
-/// How often that is asked before the engine is turned.
+/// How many of those checks pass before it turns the engine.
 const TURN_EVERY: u32 = 16;
-/// The longest sleep, where a wake may be missed, and where none is.
+/// The longest sleep, if a wake-up may be missed, and if none can be.
 const SLEEP_UNSURE: Duration = Duration::from_millis(1);
 const SLEEP: Duration = Duration::from_millis(50);
 
 impl Stream {
-    /// Tries until `attempt` comes to something. `arm` says that this side waits; whether a wake is sure then.
+    /// Tries until `attempt` succeeds or fails. `arm` marks this side as waiting, and returns whether the other side is then sure to wake
+    /// it.
     fn until<T>(
         &self,
         side: Side,
@@ -33,7 +34,7 @@ impl Stream {
             return done;
         }
         if self.nonblocking.load(Ordering::Relaxed) {
-            // Who never waits drives here.
+            // A thread that never waits has to drive the engine here.
             if self.shared.progress() != Progress::Poller {
                 self.shared.turn(me);
             }
@@ -65,7 +66,7 @@ impl Stream {
                 Step::Park(most) => {
                     let op = self.end.wait_for(side);
                     let most = if arm(self, half) { most.min(SLEEP) } else { most.min(SLEEP_UNSURE) };
-                    // Who shuts it down says so, and then ends what is waited for here: one of the two is seen.
+                    // The other thread sets the mark first and then ends this operation, so at least one of the two is seen here.
                     if !is_ready(self, half) && self.lost(side).is_none() && !self.is_over(side) {
                         self.shared.drive(me, &op, Some(Instant::now() + most), |_| false)?;
                     }
@@ -124,7 +125,7 @@ impl Read for &Stream {
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut done = 0;
         for part in into.iter_mut().filter(|part| !part.is_empty()) {
-            // Only the first may wait.
+            // Only the first buffer may wait.
             let got = if done == 0 {
                 self.read_some(part)?
             } else {
@@ -153,7 +154,7 @@ impl Write for &Stream {
         self.write_some(from)
     }
 
-    /// Nothing waits here to be written.
+    /// Does nothing: writes are not buffered here.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Who connects.
+//! The connecting side of a stream.
 
 use super::check_service;
 use super::end::{Carrier, End, Far, Side, State};
@@ -17,16 +17,16 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long connecting takes at most if nothing is said.
+/// The default time limit for connecting.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longer than anybody has: so that no point in time overflows.
+/// The greatest time limit, so that the deadline does not overflow.
 const PATIENCE_MOST: Duration = Duration::from_secs(1 << 32);
-/// How long one of several nodes has to answer.
+/// How long one of several candidate nodes may take to answer.
 const ASK_MOST: Duration = Duration::from_millis(500);
-/// How soon all are asked again while nobody offers the service.
+/// How soon all nodes are asked again while none offers the service.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How a stream is made. By [`Stream::builder`]; nothing happens before [`connect`](Self::connect).
+/// The options of a new stream. Made by [`Stream::builder`]; nothing happens before [`connect`](Self::connect).
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before connect()"]
 pub struct StreamBuilder {
@@ -37,7 +37,7 @@ pub struct StreamBuilder {
     ring: usize,
 }
 
-/// Which of two reasons why there is no stream says more: an answer that the service is there, then that a node was not asked, then that nobody has it.
+/// Picks the more telling of two failures: a refusal, then a node that was not asked, then a service that no node offers.
 fn better(why: State, other: State) -> State {
     let rank = |state| match state {
         State::NotHere => 0,
@@ -48,35 +48,38 @@ fn better(why: State, other: State) -> State {
 }
 
 impl Stream {
-    /// Prepares to connect to a service of this name, of whichever node offers it.
+    /// Prepares to connect to the service of this name, on any node that offers it.
     pub fn builder(node: &Node, service: &str) -> StreamBuilder {
         StreamBuilder { node: node.clone(), service: service.to_owned(), to: None, patience: PATIENCE, ring: 64 << 10 }
     }
 }
 
 impl StreamBuilder {
-    /// The node that offers the service [default: the first that does, by number].
+    /// Sets the node to connect to [default: the first node that offers the service, by number].
     pub fn to(mut self, node: NodeId) -> Self {
         self.to = Some(node);
         self
     }
 
-    /// For how long somebody is looked for who offers it [default: 2 s].
+    /// Sets how long to look for a node that offers the service [default: 2 s].
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience.min(PATIENCE_MOST);
         self
     }
 
-    /// Bytes that may be under way in each direction where memory is shared, from 4 KiB to 64 MiB, rounded up to a power of two [default: 64 KiB].
+    /// Sets how many bytes may be under way in each direction if memory is shared: 4 KiB to 64 MiB, rounded up to a power of two [default:
+    /// 64 KiB].
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.ring = bytes.clamp(RING_LEAST, RING_MOST).next_power_of_two();
         self
     }
 
-    /// Connects: returns when a node has the stream, be it accepted yet or not.
+    /// Connects. Returns as soon as a listening node has queued the stream, even before it accepts it. Blocks for at most the [time
+    /// limit](Self::patience), and drives the node's engine meanwhile.
     ///
     /// # Errors
-    /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused): nobody offers the service, or as many wait to be accepted as may. The node has left.
+    /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused): no node offers the service, or its backlog is full.
+    /// [`TimedOut`](io::ErrorKind::TimedOut): the node did not answer. The node has left.
     pub fn connect(&self) -> io::Result<Stream> {
         check_service(&self.service)?;
         let shared = shared_of(&self.node);
@@ -98,7 +101,7 @@ impl StreamBuilder {
                     }
                     if !shared.drive(me, &op, Some(until), |_| false)? && !op.is_done() && end.state() == State::Opening {
                         if until < deadline {
-                            // Another may answer.
+                            // Another node may answer.
                             break;
                         }
                         return Err(Error::Timeout { operation: "connect a stream", node: Some(node) }.into());
@@ -112,21 +115,22 @@ impl StreamBuilder {
             if Instant::now() >= deadline {
                 return Err(self.refused(why));
             }
-            // Somebody may begin to.
-            shared.drive(me, &doorbell_engine::sync::op::Op::new(), Some(deadline.min(Instant::now() + AGAIN)), |_| false)?;
+            // A node may begin to offer the service.
+            shared.drive(me, &doorbell_engine::engine::op::Op::new(), Some(deadline.min(Instant::now() + AGAIN)), |_| false)?;
         }
     }
 
-    /// As [`connect`](Self::connect), within a tokio runtime, which drives the node from then on. Dropping the future closes what was begun.
+    /// As [`connect`](Self::connect), inside a tokio runtime, which drives the node from then on. Dropping the future closes the stream
+    /// that was begun.
     ///
     /// # Errors
-    /// As `connect`, and as [`Reactor::attend`](crate::Reactor::attend).
+    /// As [`connect`](Self::connect), and as [`Reactor::attend`](crate::Reactor::attend).
     #[cfg(feature = "tokio")]
     pub async fn connect_async(&self) -> io::Result<Stream> {
         check_service(&self.service)?;
         let shared = shared_of(&self.node);
         crate::reactor::tokio::attend(shared)?;
-        // Whether or not this runtime lasts as long.
+        // Makes some thread drive the node even if this runtime ends earlier.
         let _begun = Begun::new(shared);
         let deadline = Instant::now() + self.patience;
         loop {
@@ -149,12 +153,12 @@ impl StreamBuilder {
             if Instant::now() >= deadline {
                 return Err(self.refused(why));
             }
-            // Somebody may begin to.
+            // A node may begin to offer the service.
             tokio::time::sleep_until(deadline.min(Instant::now() + AGAIN).into()).await;
         }
     }
 
-    /// How long one node is waited for: not long where another may answer.
+    /// The deadline for one node's answer: short if another node may answer.
     fn ask_until(&self, deadline: Instant) -> Instant {
         if self.to.is_some() { deadline } else { deadline.min(Instant::now() + ASK_MOST) }
     }
@@ -167,7 +171,8 @@ impl StreamBuilder {
         Ok(found)
     }
 
-    /// Asks one node. An error is one of this node; the other one's answer is that it does not. `None`: it has too many earlier requests to answer.
+    /// Asks one node for a stream. An error concerns this node; a refusal arrives later as the stream's state. `None`: the node has too
+    /// many unanswered requests.
     fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Option<Stream>> {
         if !shared.enter(me, "connect")?.service::<Streams>().may_ask(peer) {
             return Ok(None);
@@ -192,7 +197,7 @@ impl StreamBuilder {
         Ok(Some(Stream::new(&self.node, end)))
     }
 
-    /// What became of a stream that was answered.
+    /// The stream after the answer: open, or the reason why not.
     fn answered(stream: Stream) -> Result<Stream, State> {
         match stream.end().state() {
             State::Open | State::Reset => Ok(stream),
@@ -204,18 +209,18 @@ impl StreamBuilder {
         let Self { service, to, patience, .. } = self;
         let whom = to.map_or_else(|| "no node of the domain".to_owned(), |to| format!("node {to} does not"));
         let what = match why {
-            State::Busy => format!("whoever offers '{service}' has as many waiting as may; have it accept faster, or wait"),
+            State::Busy => format!("the backlog of '{service}' is full; have its server accept faster, or try later"),
             State::NoMemory => {
-                format!("whoever offers '{service}' can't use the memory of this node; see that both may write in /dev/shm")
+                format!("the server of '{service}' can't use the memory of this node; check that both may write in /dev/shm")
             }
             State::Opening => {
                 let asked = to.map_or_else(|| "a node".to_owned(), |to| format!("node {to}"));
                 format!(
-                    "{asked} was not asked for '{service}' any more, as it has not answered many requests that were given up; see whether it is stopped"
+                    "{asked} was not asked for '{service}', since it has not answered many earlier requests that were given up; check whether it is stopped"
                 )
             }
-            _ if to.is_some() => format!("{whom} offer '{service}' within {patience:?}; start whoever does"),
-            _ => format!("{whom} offers '{service}' within {patience:?}; start whoever does"),
+            _ if to.is_some() => format!("{whom} offer '{service}' within {patience:?}; start the server"),
+            _ => format!("{whom} offers '{service}' within {patience:?}; start the server"),
         };
         io::Error::new(io::ErrorKind::ConnectionRefused, what)
     }

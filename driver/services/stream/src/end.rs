@@ -1,4 +1,4 @@
-//! One end of a stream: what its thread and the engine share.
+//! One end of a stream: the state that its thread and the engine share.
 
 use super::near::Near;
 use doorbell_engine::sync::op::{Op, Outcome};
@@ -9,20 +9,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-/// How an end is.
+/// The state of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
-    /// The other side has not answered.
+    /// The other side has not answered yet.
     Opening = 0,
     Open = 1,
-    /// The other side did not accept it: why.
+    /// The other side refused it: this is the reason.
     NotHere = 2,
     Busy = 3,
     NoMemory = 4,
-    /// The other side is gone, and reads nothing any more.
+    /// The other side has dropped its end, and reads no more bytes.
     Reset = 5,
-    /// Its node died.
+    /// The other side's node died.
     Died = 6,
     /// This node has left.
     Closed = 7,
@@ -31,71 +31,72 @@ pub enum State {
 const STATES: [State; 8] =
     [State::Opening, State::Open, State::NotHere, State::Busy, State::NoMemory, State::Reset, State::Died, State::Closed];
 
-/// Bytes on their way by packets.
+/// The state of a stream whose bytes go by packets.
 #[derive(Default)]
 pub struct Far {
-    /// What came, and was not read; and how many bytes that may be.
+    /// Bytes that have arrived and were not read; `window` is how many more the other side may send.
     pub came: VecDeque<u8>,
     pub window: u64,
-    /// No more comes.
+    /// No more bytes will arrive.
     pub ended: bool,
     /// Bytes that were read since the other side was told.
     pub owed: u64,
-    /// What is to go.
+    /// Bytes to be sent.
     pub goes: VecDeque<u8>,
-    /// Bytes that may go.
+    /// How many bytes may be sent.
     pub credit: u64,
-    /// No more will be given; that was said.
+    /// The program writes no more; `said_end`: the other side was told.
     pub ends: bool,
     pub said_end: bool,
-    /// There was to be more when it was given up here; there.
+    /// This side aborted the stream before its end; `was_cut`: the other side did.
     pub cuts: bool,
     pub was_cut: bool,
-    /// That nobody reads here any more is to be said; the other side said so.
+    /// The other side has to be told that this side reads no more; `unheard`: the other side said so of itself.
     pub deaf: bool,
     pub unheard: bool,
 }
 
 impl Far {
-    /// With so many bytes that may go, and that may come.
+    /// `credit` is how many bytes may be sent, `window` how many may arrive.
     pub fn new(credit: u64, window: u64) -> Self {
         Self { credit, window, ..Self::default() }
     }
 }
 
-/// By what bytes go.
+/// How the bytes move.
 pub enum Carrier {
     Near(Near),
     Far(Box<Mutex<Far>>),
 }
 
-/// One end.
+/// One end of a stream.
 pub struct End {
-    /// Its number here.
+    /// This node's number of the end.
     pub number: u32,
     pub peer: (NodeId, Incarnation),
-    /// The number of the other end there, once it is known.
+    /// The other node's number of its end, once it is known.
     pub there: AtomicU32,
     pub carrier: Carrier,
     state: AtomicU32,
-    /// The other side asked for it.
+    /// Whether the other side asked for the stream.
     pub asked_for: bool,
-    /// It is among the requests that were given up and not answered. Changed by the engine.
+    /// Whether it is counted among the given-up requests without an answer. Only the engine changes it.
     pub given_up: AtomicBool,
     waits: [Mutex<Waits>; 2],
-    /// The reactor looks at the pipe for this side.
+    /// Whether the reactor polls the pipe for this side.
     hot: [AtomicBool; 2],
-    /// Where this side of the pipe was when it found nothing to do. Our own word: what the other side writes over its own must not have anybody look for ever.
+    /// The position at which this side found nothing to do. Kept in private memory, so that a peer that overwrites its own words can't make
+    /// the reactor poll for ever.
     at: [AtomicU64; 2],
-    /// Nobody has it any more; what is on its way still goes.
+    /// The program has dropped the stream; bytes on their way are still sent.
     dropped: AtomicBool,
-    /// It is among those that have something to send. Changed by the engine.
+    /// Whether it is in the table's list of ends that have something to send. Only the engine changes it.
     pub active: AtomicBool,
-    /// That the other side is to be woken is among what is to be said. Changed by the engine.
+    /// Whether a wake-up for the other side is queued. Only the engine changes it.
     pub wakes: AtomicBool,
 }
 
-/// Who waits for a side.
+/// The thread and the task that wait for a side.
 #[derive(Default)]
 struct Waits {
     threads: Option<Arc<Op>>,
@@ -104,7 +105,7 @@ struct Waits {
 
 impl End {
     pub fn new(number: u32, peer: (NodeId, Incarnation), there: u32, carrier: Carrier, state: State) -> Arc<Self> {
-        // Its own node's begins with a question.
+        // An end of this node's own begins with a request, so in `Opening`.
         let asked_for = state != State::Opening;
         let (there, state) = (AtomicU32::new(there), AtomicU32::new(state as u32));
         Arc::new(Self {
@@ -124,14 +125,14 @@ impl End {
         })
     }
 
-    /// The other side does not use it, nor will.
+    /// The other side does not use the memory, and never will.
     pub fn was_refused(&self) {
         if let Carrier::Near(near) = &self.carrier {
             near.was_refused();
         }
     }
 
-    /// Nobody has it any more.
+    /// The program has dropped the stream.
     pub fn drop_it(&self) {
         self.dropped.store(true, Ordering::Release);
     }
@@ -145,7 +146,7 @@ impl End {
         STATES[self.state.load(Ordering::Acquire) as usize % STATES.len()]
     }
 
-    /// Becomes so, if it was opening or open.
+    /// Changes the state, if it is still `Opening` or `Open`.
     pub fn become_so(&self, state: State) {
         let change = |was| (was < State::NotHere as u32).then_some(state as u32);
         if self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok() {
@@ -161,7 +162,7 @@ impl End {
         }
     }
 
-    /// What is done when something changes for this side.
+    /// The operation that ends when something changes for this side.
     pub fn wait_for(&self, side: Side) -> Arc<Op> {
         let threads = &mut self.waits(side).threads;
         match threads {
@@ -170,7 +171,7 @@ impl End {
         }
     }
 
-    /// The task that is woken when something changes for this side, in place of the one before.
+    /// Sets the task to wake when something changes for this side, in place of the former one.
     pub fn set_waker(&self, side: Side, waker: &Waker) {
         let before = {
             let task = &mut self.waits(side).task;
@@ -179,7 +180,7 @@ impl End {
             }
             task.replace(waker.clone())
         };
-        // Not under the lock: with it may go a task, and with that a stream.
+        // Not under the lock: dropping a waker may drop a task, and with it a stream.
         drop(before);
     }
 
@@ -187,7 +188,7 @@ impl End {
         self.waits[side as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This side of the pipe found nothing to do, and is so far.
+    /// Records the position at which this side of the pipe found nothing to do.
     pub fn waits_at(&self, side: Side, at: u64) {
         self.at[side as usize].store(at, Ordering::Release);
     }
@@ -229,7 +230,7 @@ impl Pipe for End {
             op.finish(Outcome::Sent);
         }
         if let Some(waker) = task {
-            // Whoever drives runs this: a waker that panics must not end it.
+            // A waker that panics must not end the thread that drives the engine.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
         }
     }

@@ -1,4 +1,5 @@
-//! A stream, as its user has it: one attempt at a time. What is done where that waits is in [`blocking`](super::blocking) and [`tasks`](super::tasks).
+//! The handle of a stream, and one attempt to read or write. Waiting is in [`blocking`](super::blocking) for threads and in
+//! [`tasks`](super::tasks) for tasks.
 
 use super::end::{Carrier, End, State};
 use super::near::Arenas;
@@ -16,29 +17,32 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// No time-out.
+/// The stored form of no timeout.
 const NONE: u64 = u64::MAX;
 
-/// Bytes in order from and to another node. `Send` and `Sync`: `&Stream` reads and writes too, so one thread may read while another writes; of several that do the
-/// same each has its turn. As long as there is a stream, or a listener, their node does not leave by itself.
+/// Bytes in order from and to another node. `Send` and `Sync`: `&Stream` reads and writes too, so one thread may read while another writes.
+/// If several threads read, or several write, each waits for its turn. While a stream or a listener exists, its node does not leave by
+/// itself.
 ///
-/// Reading and writing block until something was read or written, and drive the node's engine meanwhile; [`set_nonblocking`](Self::set_nonblocking) and time-outs are as of
-/// [`std::os::unix::net::UnixStream`], and so is what is said at the end: reading returns 0 when the other side has shut down its writing or dropped the stream, writing fails
-/// with [`BrokenPipe`](ErrorKind::BrokenPipe) when nobody reads any more. If the other side's node died both fail with
-/// [`ConnectionReset`](ErrorKind::ConnectionReset), once what it wrote is read; reading does, too, if the other side [gave it up](Self::abort).
+/// Reading and writing block until at least one byte was moved, and drive the node's engine meanwhile.
+/// [`set_nonblocking`](Self::set_nonblocking), timeouts and the end work as with [`std::os::unix::net::UnixStream`]. Reading returns 0
+/// after the other side has shut down its writing or dropped the stream. Writing fails with [`BrokenPipe`](ErrorKind::BrokenPipe) when the
+/// other side does not read any more. If the other side's node died, both fail with [`ConnectionReset`](ErrorKind::ConnectionReset),
+/// reading only after all bytes were read. Reading also fails in this way if the other side [aborted](Self::abort) the stream.
 pub struct Stream {
-    /// Which does not leave as long as there is a stream.
+    /// Keeps the node from leaving while the stream exists.
     _node: Node,
     pub(super) shared: Arc<Shared>,
     pub(super) end: Arc<End>,
     pub(super) reads: Mutex<Reader>,
     pub(super) writes: Mutex<Writer>,
-    /// For reading and for writing, in nanoseconds.
+    /// The timeouts for reading and for writing, in nanoseconds.
     patience: [AtomicU64; 2],
     pub(super) nonblocking: AtomicBool,
-    /// A task waits for this side, so somebody has to drive.
+    /// Whether a task waits for this side, so that some thread has to drive the engine.
     pub(super) awaited: [AtomicBool; 2],
-    /// Shut down here. Beside the halves: who shuts one down need not have it, as a thread may that waits.
+    /// Which directions were shut down here. Not part of the halves: a thread that shuts down a direction can't lock the half while another
+    /// thread waits with it.
     over: [AtomicBool; 2],
 }
 
@@ -46,9 +50,9 @@ pub(super) fn lock<T>(half: &Mutex<T>) -> MutexGuard<'_, T> {
     half.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a half of a stream is to whoever waits for it.
+/// What the wait loops need to know of a half.
 pub(super) trait Half {
-    /// How far it is.
+    /// The position of the half in the stream, in bytes.
     fn at(&self) -> u64;
 }
 
@@ -81,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// It is accepted, so more bytes may be under way to it than before.
+    /// Enlarges the window, since the stream was accepted.
     pub(super) fn widen(&self) {
         let Some(mut far) = self.end.far() else { return };
         far.owed += WINDOW - far.window;
@@ -97,49 +101,51 @@ impl Stream {
         self.end.peer.0
     }
 
-    /// Which life of that node.
+    /// The incarnation of that node.
     pub fn incarnation(&self) -> Incarnation {
         self.end.peer.1
     }
 
-    /// How long reading may wait: then it fails with [`TimedOut`](ErrorKind::TimedOut) [default: without limit].
+    /// Sets how long reading may wait before it fails with [`TimedOut`](ErrorKind::TimedOut) [default: without limit].
     ///
     /// # Errors
-    /// It is zero.
+    /// The timeout is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.set_timeout(Side::Read, timeout)
     }
 
-    /// The same for writing.
+    /// Sets how long writing may wait before it fails with [`TimedOut`](ErrorKind::TimedOut) [default: without limit].
     ///
     /// # Errors
-    /// It is zero.
+    /// The timeout is zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.set_timeout(Side::Write, timeout)
     }
 
     fn set_timeout(&self, side: Side, timeout: Option<Duration>) -> io::Result<()> {
         if timeout == Some(Duration::ZERO) {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "a time-out of zero; use set_nonblocking not to wait at all"));
+            return Err(io::Error::new(ErrorKind::InvalidInput, "the timeout is zero; call set_nonblocking to avoid waiting"));
         }
         let timeout = timeout.map_or(NONE, |timeout| u64::try_from(timeout.as_nanos()).unwrap_or(NONE - 1));
         self.patience[side as usize].store(timeout, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Whether to fail with [`WouldBlock`](ErrorKind::WouldBlock) where waiting would be needed [default: false].
+    /// Sets whether reading and writing fail with [`WouldBlock`](ErrorKind::WouldBlock) instead of waiting [default: false].
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
-    /// Ends one direction or both: after `Write` the other side reads what was written, and then 0; after `Read` nothing that comes is read, and the other side can't write.
+    /// Shuts down one direction or both. After `Write`, the other side reads what was written, and then 0. After `Read`, this side discards
+    /// what arrives, and the other side can't write. Does not block.
     ///
-    /// A call of another thread that waits for the direction ends: reading with 0, writing with [`BrokenPipe`](ErrorKind::BrokenPipe).
+    /// If another thread waits for the direction, its call ends: reading with 0, writing with [`BrokenPipe`](ErrorKind::BrokenPipe).
     ///
     /// # Errors
-    /// The node has left, this is a forked child, or a callback of the node, where only dropping the stream will do.
+    /// The node has left, the process is a forked child, or the call is inside a callback of the node. In a callback a stream can only be
+    /// dropped.
     pub fn close(&self, how: Shutdown) -> io::Result<()> {
-        // Within the engine a thread that has the half would wait for this one, and this one for it.
+        // Inside the engine this would deadlock with a thread that holds the half and waits for the engine.
         let me = self.begin("close a stream")?;
         if matches!(how, Shutdown::Write | Shutdown::Both) {
             self.end_writing(me);
@@ -156,7 +162,8 @@ impl Stream {
         self.over[side as usize].load(Ordering::Relaxed)
     }
 
-    /// Shuts a direction down: whoever waits for it is woken, and lets go of its half. Whether it was down.
+    /// Shuts a direction down and wakes the thread that waits for it, which then releases its half. Returns whether the direction was shut
+    /// down already.
     fn shut(&self, me: Token, side: Side) -> bool {
         if self.over[side as usize].swap(true, Ordering::SeqCst) {
             return true;
@@ -185,10 +192,11 @@ impl Stream {
         }
     }
 
-    /// Drops the stream, and tells the other side that this was no good end: there reading fails with [`ConnectionReset`](ErrorKind::ConnectionReset) once
-    /// what was written is read, and not as at an end; what is on its way over a network may be lost.
+    /// Drops the stream and tells the other side that more bytes were to follow. There, reading fails with
+    /// [`ConnectionReset`](ErrorKind::ConnectionReset) once the bytes written so far are read, instead of returning 0. Bytes on their way
+    /// over a network may be lost.
     pub fn abort(self) {
-        // Of a forked child, or of a node that has left: there is nobody to tell.
+        // In a forked child, or after the node has left, no peer can be told.
         let Ok(me) = self.shared.check() else { return };
         let wakes = {
             let was_over = self.shut(me, Side::Write);
@@ -196,7 +204,7 @@ impl Stream {
                 Carrier::Near(near) => !was_over && lock(&self.writes).cut(&near.writes()),
                 Carrier::Far(far) => {
                     let mut far = far.lock().unwrap_or_else(PoisonError::into_inner);
-                    // Nothing more goes, nor is it said that this was all.
+                    // Nothing more is sent, not even the end of the stream.
                     far.goes.clear();
                     (far.said_end, far.cuts) = (true, !far.said_end);
                     false
@@ -238,7 +246,7 @@ impl Stream {
         self.shared.have_done(me, move |engine| engine.service::<Streams>().activate(&end));
     }
 
-    /// Before reading and writing. Not within a callback of the engine: the other side could not be told.
+    /// Fails inside a callback of the engine, where the other side could not be told.
     #[inline]
     pub(super) fn begin(&self, operation: &'static str) -> io::Result<Token> {
         let me = self.shared.check()?;
@@ -255,35 +263,35 @@ impl Stream {
         }
     }
 
-    /// Why it can't go on, if the other side is gone.
+    /// The error if the stream can't go on, since the other side or this node is gone.
     pub(super) fn lost(&self, side: Side) -> Option<io::Error> {
         let (kind, what) = match (self.end.state(), side) {
             (State::Opening | State::Open, _) => return None,
             (State::Reset, Side::Read) => return None,
-            (State::Reset, Side::Write) => (ErrorKind::BrokenPipe, "the other side reads no more"),
+            (State::Reset, Side::Write) => (ErrorKind::BrokenPipe, "the other side does not read any more"),
             (State::Died, _) => (ErrorKind::ConnectionReset, "the other side's node died"),
             (State::Closed, _) => (ErrorKind::NotConnected, "this node has left"),
-            (State::NotHere | State::Busy | State::NoMemory, _) => (ErrorKind::NotConnected, "it was refused"),
+            (State::NotHere | State::Busy | State::NoMemory, _) => (ErrorKind::NotConnected, "the other side refused it"),
         };
         Some(io::Error::new(kind, format!("a stream with node {}: {what}", self.end.peer.0)))
     }
 
     fn shut_down(&self) -> io::Error {
-        let what = format!("a stream with node {}: its writing was shut down", self.end.peer.0);
+        let what = format!("a stream with node {}: this side has shut down writing", self.end.peer.0);
         io::Error::new(ErrorKind::BrokenPipe, what)
     }
 
     fn cut(&self) -> io::Error {
-        let what = format!("a stream with node {}: the other side gave it up", self.end.peer.0);
+        let what = format!("a stream with node {}: the other side aborted it", self.end.peer.0);
         io::Error::new(ErrorKind::ConnectionReset, what)
     }
 
     fn damaged(&self) -> io::Error {
-        let what = format!("a stream with node {}: its memory was written over or truncated; connect anew", self.end.peer.0);
+        let what = format!("a stream with node {}: its memory was overwritten or truncated; connect again", self.end.peer.0);
         io::Error::new(ErrorKind::InvalidData, what)
     }
 
-    /// One attempt. `None`: wait.
+    /// Reads once. `None`: the caller has to wait.
     pub(super) fn try_read(&self, me: Token, half: &mut Reader, into: &mut [u8]) -> Option<io::Result<usize>> {
         if self.is_over(Side::Read) || into.is_empty() {
             return Some(Ok(0));
@@ -300,7 +308,7 @@ impl Stream {
                 Err(NoRead::Cut) => Some(Err(self.cut())),
                 Err(NoRead::Broken) => Some(Err(self.damaged())),
                 Err(NoRead::Empty) => match self.lost(Side::Read) {
-                    // It may have written before it went.
+                    // The other side may have written before it went.
                     Some(_) if half.is_ready(&near.reads()) => None,
                     Some(error) => Some(Err(error)),
                     None if self.end.state() == State::Reset && !half.is_ready(&near.reads()) => Some(Ok(0)),
@@ -311,7 +319,7 @@ impl Stream {
                 let mut far = self.end.far()?;
                 let len = far.came.len().min(into.len());
                 if len > 0 {
-                    // Each call takes one of the two halves of what came.
+                    // Each call reads one of the two contiguous parts of the queue.
                     let first = far.came.read(into).unwrap_or(0);
                     let _ = far.came.read(&mut into[first..len]);
                     far.owed += len as u64;
@@ -334,7 +342,7 @@ impl Stream {
         }
     }
 
-    /// One attempt. `None`: wait.
+    /// Writes once. `None`: the caller has to wait.
     pub(super) fn try_write(&self, me: Token, half: &mut Writer, from: &[u8]) -> Option<io::Result<usize>> {
         if self.is_over(Side::Write) {
             return Some(Err(self.shut_down()));
@@ -352,7 +360,7 @@ impl Stream {
                 }
                 Err(NoWrite::Full) => None,
                 Err(NoWrite::Gone) => {
-                    let what = format!("a stream with node {}: the other side reads no more", self.end.peer.0);
+                    let what = format!("a stream with node {}: the other side does not read any more", self.end.peer.0);
                     Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)))
                 }
                 Err(NoWrite::Broken) => Some(Err(self.damaged())),
@@ -363,11 +371,11 @@ impl Stream {
                 }
                 let mut far = self.end.far()?;
                 if far.ends || far.said_end {
-                    // Shut down just now: nothing may follow the end.
+                    // Shut down just now by another thread: no byte may follow the end.
                     return Some(Err(self.shut_down()));
                 }
                 if far.unheard {
-                    let what = format!("a stream with node {}: the other side reads no more", self.end.peer.0);
+                    let what = format!("a stream with node {}: the other side does not read any more", self.end.peer.0);
                     return Some(Err(io::Error::new(ErrorKind::BrokenPipe, what)));
                 }
                 let room = usize::try_from(far.credit).unwrap_or(usize::MAX).saturating_sub(far.goes.len());
@@ -387,7 +395,7 @@ impl Stream {
         let mut done = 0;
         for part in from.iter().filter(|part| !part.is_empty()) {
             match self.try_write(me, half, part) {
-                // Room may come up between two slices: what follows half a slice is the other half.
+                // A part that was written only in part ends the call: if room came up now, the next part would overtake its rest.
                 Some(Ok(put)) if put < part.len() => {
                     done += put;
                     break;
@@ -400,7 +408,7 @@ impl Stream {
         Some(Ok(done))
     }
 
-    /// No task waits for this side any more.
+    /// Notes that no task waits for this side any more.
     pub(super) fn settle(&self, side: Side) {
         if self.awaited[side as usize].load(Ordering::Relaxed) && self.awaited[side as usize].swap(false, Ordering::Relaxed) {
             self.shared.poller().ended();

@@ -1,5 +1,6 @@
-//! Streams: bytes in order between two nodes, in both directions, found by the name of a service. What is written to a [`Stream`] is read from
-//! the one at the other end; each direction ends by itself.
+//! The stream service: bytes in order between two nodes, in both directions. A server calls [`Listener::builder`] with the name of a
+//! service, then `bind` and [`accept`](Listener::accept). A client calls [`Stream::builder`] with the same name, then `connect`; after that
+//! both sides read and write their [`Stream`] like a socket, and each direction ends by itself.
 //!
 //! ```
 //! use doorbell::{Listener, Node, Space, Stream};
@@ -24,8 +25,9 @@
 //! # }
 //! ```
 //!
-//! Where the two nodes share memory, bytes go through a ring there, one for each direction: no system call is made as long as both sides are busy. Where
-//! they do not, bytes go by the same lanes as everything else, 256 KiB at a time until the other side has read. Either way a writer waits when the reader is slow.
+//! If the two nodes share memory, the bytes go through a ring in it, one for each direction. No system call is made while both sides are
+//! busy. If not, the bytes go by the same lanes as all other packets, and at most 256 KiB are under way until the other side reads. Either
+//! way a writer waits when the reader is slow.
 
 mod blocking;
 mod connect;
@@ -46,12 +48,12 @@ pub use handle::Stream;
 pub use listen::{Listener, ListenerBuilder};
 pub use reactor::Reactor;
 
-/// What is wrong with the name of a service.
+/// Checks the length of a service name.
 fn check_service(service: &str) -> std::io::Result<()> {
     if (1..=SERVICE_MAX).contains(&service.len()) {
         return Ok(());
     }
-    let what = format!("a service has a name of 1 to {SERVICE_MAX} bytes, and not of {}", service.len());
+    let what = format!("the name of a service has 1 to {SERVICE_MAX} bytes, not {}", service.len());
     Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what))
 }
 

@@ -1,4 +1,4 @@
-//! Who listens.
+//! The listening side of streams.
 
 use super::check_service;
 use super::end::End;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// How a service is offered. Made by [`Listener::builder`]; nothing happens before [`bind`](Self::bind).
+/// The options of a new listener. Made by [`Listener::builder`]; nothing happens before [`bind`](Self::bind).
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before bind()"]
 pub struct ListenerBuilder {
@@ -25,17 +25,18 @@ pub struct ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// How many of one node may wait to be accepted [default: 128]; more are refused ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)). Those of other
-    /// nodes don't count, so no node can keep others out.
+    /// Sets how many streams of one node may wait to be accepted [default: 128]. More are refused
+    /// ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)). Each node is counted by itself, so no node can keep others out.
     pub fn backlog(mut self, most: usize) -> Self {
         self.backlog = most.max(1);
         self
     }
 
-    /// Listens from now on. Control path.
+    /// Starts to listen. Takes the engine's baton; not meant for a fast path.
     ///
     /// # Errors
-    /// The name is empty or longer than 255 bytes; this node listens for it already ([`AddrInUse`](io::ErrorKind::AddrInUse)); the node has left.
+    /// The name is empty or longer than 255 bytes; this node listens for it already ([`AddrInUse`](io::ErrorKind::AddrInUse)); the node has
+    /// left.
     pub fn bind(self) -> io::Result<Listener> {
         let Self { node, service, backlog } = self;
         check_service(&service)?;
@@ -44,7 +45,7 @@ impl ListenerBuilder {
         let backlog = Backlog::new(backlog);
         let context = (shared.membership_arc(), shared.regions().clone());
         let mut engine = shared.enter(me, "listen")?;
-        // A listener that was dropped within the engine has its name until then.
+        // A listener that was dropped inside a callback keeps its name until the engine's next turn.
         engine.push(me);
         if !engine.service::<Streams>().listen(service.as_bytes(), &backlog, context) {
             let what = format!("node {} listens for '{service}' already", node.id());
@@ -56,47 +57,48 @@ impl ListenerBuilder {
     }
 }
 
-/// A service that this node offers. `Send` and `Sync`: several threads may accept. Dropped, it is offered no more; streams that were accepted stay.
+/// A service that this node offers. `Send` and `Sync`: several threads may accept. Dropping it ends the service; accepted streams stay
+/// open.
 pub struct Listener {
-    /// Which does not leave as long as somebody listens.
+    /// Keeps the node from leaving while the listener exists.
     node: Node,
     service: String,
     backlog: Arc<Backlog>,
-    /// Somebody has to answer connectors, whether or not a thread is about to accept.
+    /// Makes some thread answer connecting nodes even while no thread accepts.
     _begun: Begun,
 }
 
 impl Listener {
-    /// Prepares to offer a service of this name: 1 to 255 bytes. Another node may offer one of the same name.
+    /// Prepares to offer a service of this name, which has 1 to 255 bytes. Other nodes may offer a service of the same name.
     pub fn builder(node: &Node, service: &str) -> ListenerBuilder {
         ListenerBuilder { node: node.clone(), service: service.to_owned(), backlog: 128 }
     }
 
-    /// What it is called.
+    /// The name of the service.
     pub fn service(&self) -> &str {
         &self.service
     }
 
-    /// The next stream, and from which node; waits for one without limit, and drives the node's engine.
+    /// Accepts the next stream, and returns it with the node it comes from. Waits without limit, and drives the node's engine meanwhile.
     ///
     /// # Errors
-    /// The node has left, or this is a forked child.
+    /// The node has left, or the process is a forked child.
     pub fn accept(&self) -> io::Result<(Stream, NodeId)> {
         self.accept_until(None)
     }
 
-    /// As [`accept`](Self::accept), until `deadline` at most: then [`TimedOut`](io::ErrorKind::TimedOut).
+    /// As [`accept`](Self::accept), but fails with [`TimedOut`](io::ErrorKind::TimedOut) at `deadline`.
     ///
     /// # Errors
-    /// As `accept`.
+    /// As [`accept`](Self::accept).
     pub fn accept_by(&self, deadline: Instant) -> io::Result<(Stream, NodeId)> {
         self.accept_until(Some(deadline))
     }
 
-    /// The next stream, and from which node, for executors of any kind. Dropping the future loses none.
+    /// As [`accept`](Self::accept), for tasks of any executor. Dropping the future loses no stream.
     ///
     /// # Errors
-    /// The node has left, or this is a forked child.
+    /// The node has left, or the process is a forked child.
     pub async fn accept_async(&self) -> io::Result<(Stream, NodeId)> {
         let mut waits = None;
         std::future::poll_fn(|context| self.poll_accept(context, &mut waits)).await

@@ -1,4 +1,5 @@
-//! Streams between nodes that share memory: two pipes in a region of the connector, one of several in it, of which each peer has its own.
+//! Streams between nodes that share memory. Each stream has two pipes in a region of the connecting node. A region holds several streams,
+//! all to one peer.
 
 use doorbell_engine::Result;
 use doorbell_engine::drive::Shared;
@@ -8,23 +9,23 @@ use doorbell_shm::region::{OwnRegion, PeerRegion};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Streams of one region, if their rings are no longer than this.
+/// How many streams share a region, if their rings are no longer than `SHARED_MOST`.
 const SLOTS: usize = 8;
 const SHARED_MOST: u64 = 64 << 10;
-/// Bytes of the ring of a pipe: a power of two within these.
+/// The least and the greatest length of a pipe's ring, in bytes; a power of two.
 pub const RING_LEAST: usize = 4096;
 pub const RING_MOST: usize = 64 << 20;
 
 const FREE: u32 = 0;
 const USED: u32 = 1;
-/// Nobody uses it here any more; the other side may.
+/// This side does not use the slot any more; the other side may.
 const LEFT: u32 = 2;
 
 fn slot_bytes(ring: usize) -> usize {
     2 * (HEAD + ring)
 }
 
-/// How many streams with such rings share a region: large ones none, as it is taken from the machine at once.
+/// How many streams with such rings share a region. Large ones share none, since the memory of a region is reserved at once.
 fn slots(ring: usize) -> usize {
     if is_alone(ring as u64) { 1 } else { SLOTS }
 }
@@ -34,7 +35,7 @@ pub fn is_alone(ring: u64) -> bool {
     ring > SHARED_MOST
 }
 
-/// Memory for some streams to one life of a node.
+/// Memory for some streams to one incarnation of a node.
 struct Arena {
     region: OwnRegion,
     peer: (NodeId, Incarnation),
@@ -42,11 +43,11 @@ struct Arena {
     slots: [AtomicU32; SLOTS],
 }
 
-/// The memory of this node's own streams.
+/// The memory of the streams that this node opened.
 #[derive(Default)]
 pub struct Arenas(Mutex<Vec<Arc<Arena>>>);
 
-/// What keeps the memory of a stream.
+/// Keeps the memory of a stream mapped.
 enum Keep {
     Own(Arc<Arena>, usize),
     Peer { _region: Arc<PeerRegion> },
@@ -60,7 +61,8 @@ pub struct Near {
     keep: Keep,
 }
 
-// SAFETY: what it points to is mapped as long as `keep`, shared with another process anyway, and accessed by atomics and by copies that allow other writers.
+// SAFETY: what it points to is mapped as long as `keep`, shared with another process anyway, and accessed by atomics and by copies that
+// allow other writers.
 unsafe impl Send for Near {}
 // SAFETY: as above.
 unsafe impl Sync for Near {}
@@ -78,7 +80,8 @@ impl Near {
         unsafe { View::at(self.reads, self.ring) }
     }
 
-    /// The memory of a new stream to a peer, and where the peer finds it: one more than the number of the region, and the offset in that. Control path.
+    /// Creates the memory of a new stream to a peer. Also returns what the peer needs to find it: the number of the region plus one, and
+    /// the offset in it.
     pub fn make(shared: &Shared, peer: (NodeId, Incarnation), ring: usize) -> Result<(Self, [u64; 2])> {
         let arenas = shared.kept::<Arenas>();
         let mut all = arenas.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +93,7 @@ impl Near {
                 let region = shared.membership().create_region(shared.regions().next_number(), slots(ring) * slot_bytes(ring))?;
                 let arena = Arc::new(Arena { region, peer, ring, slots: Default::default() });
                 arena.slots[0].store(USED, Ordering::Relaxed);
-                // One that no other stream fits into goes with this one.
+                // A region for a single stream is dropped with that stream.
                 if !is_alone(ring as u64) {
                     all.push(arena.clone());
                 }
@@ -108,7 +111,7 @@ impl Near {
         Ok((this, [u64::from(number) + 1, offset as u64]))
     }
 
-    /// What a peer offers; `None` if that is not in its region.
+    /// The memory that a peer offers; `None` if it is not within the peer's region.
     pub fn of_peer(region: Arc<PeerRegion>, offset: u64, ring: u64) -> Option<Self> {
         let (offset, ring) = (usize::try_from(offset).ok()?, usize::try_from(ring).ok()?);
         if !ring.is_power_of_two() || !(RING_LEAST..=RING_MOST).contains(&ring) || !offset.is_multiple_of(128) {
@@ -118,21 +121,21 @@ impl Near {
         if end > region.len() || !region.is_writable() {
             return None;
         }
-        // SAFETY: within the region, as was just checked; what the one writes the other reads.
+        // SAFETY: within the region, as was just checked; what one side writes the other reads.
         let reads = unsafe { region.ptr().add(offset) };
         // SAFETY: as above.
         let writes = unsafe { reads.add(HEAD + ring) };
         Some(Self { writes, reads, ring, keep: Keep::Peer { _region: region } })
     }
 
-    /// Whether it was truncated, and a page that was gone was touched.
+    /// Whether the peer truncated the region, and this node touched a missing page.
     pub fn is_cut(&self) -> bool {
         matches!(&self.keep, Keep::Peer { _region } if _region.is_cut())
     }
 }
 
 impl Arenas {
-    /// Gives back what no stream of this node is in, but for the last that was made. The other sides keep their mappings as long as they need them.
+    /// Frees regions without streams of this node, except the last one made. The other side keeps its own mapping as long as it needs it.
     pub fn tidy(&self) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let last = all.pop();
@@ -142,13 +145,13 @@ impl Arenas {
 }
 
 impl Near {
-    /// Says for this side that it uses neither pipe; of a stream that nobody has had.
+    /// Marks both pipes as unused by this side; for a stream that no program has accepted.
     pub fn leave(&self) {
         Writer::default().end(&self.writes());
         Reader::default().leave(&self.reads());
     }
 
-    /// The other side said that it does not use it.
+    /// The other side has said that it does not use the memory.
     pub fn was_refused(&self) {
         for pipe in [self.writes(), self.reads()] {
             pipe.give_up();
@@ -165,7 +168,7 @@ impl Drop for Near {
 }
 
 impl Arena {
-    /// A slot that nobody uses on either side.
+    /// Takes a slot that neither side uses.
     fn take(&self) -> Option<usize> {
         (0..slots(self.ring)).find(|slot| {
             let state = self.slots[*slot].load(Ordering::Acquire);

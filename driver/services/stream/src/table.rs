@@ -1,4 +1,4 @@
-//! What the engine knows of streams: who listens, all ends, what is to be said.
+//! The engine's part of streams: listeners, all ends, and the packets to be sent.
 
 use super::end::{Carrier, End, Far, State};
 use super::near::{self, Near};
@@ -12,34 +12,34 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// At which priority it goes.
+/// The priority of all packets of streams.
 pub(crate) const PRIORITY: Priority = Priority::High;
-/// Bytes under way in each direction where there is no common memory.
+/// How many bytes may be under way in each direction without shared memory.
 pub const WINDOW: u64 = 256 << 10;
-/// The part of them that may be under way to an end before it is accepted: a node may fill a backlog with such ends.
+/// How many of them may be under way to an end that is not accepted yet. Small, since one node may fill a backlog with such ends.
 pub const WINDOW_FIRST: u64 = 8 << 10;
-/// Streams that one other node may have asked this node for and has not ended.
+/// How many open streams one other node may have asked this node for.
 const ENDS_OF_ONE: usize = 1 << 14;
-/// Requests to one node that were given up and that it has not answered. Each keeps the memory that the node was offered.
+/// How many requests to one node may be given up and unanswered. Each keeps the memory that the node was offered.
 const GIVEN_UP_MOST: usize = 16;
 
-/// Words that wait to be taken by one node, but for its own requests. Who does not take answers gets none for what it asks beyond.
+/// How many packets may wait for one node, apart from requests. A node that takes no answers gets none to requests beyond that.
 const OUT_MOST: usize = 4096;
 
 type Life = (NodeId, Incarnation);
 type Context = (Arc<Membership>, Arc<RegionTable>);
 
-/// A packet that is to go.
+/// A packet to be sent.
 pub(crate) struct Word {
     pub to: Life,
     pub tag: u64,
     pub bytes: Vec<u8>,
-    /// The end that has the other side woken by it.
+    /// The end whose other side this packet wakes.
     wakes: Option<Arc<End>>,
 }
 
 impl Drop for Word {
-    /// It has gone, or will never go.
+    /// The packet has left, or never will.
     fn drop(&mut self) {
         if let Some(end) = &self.wakes {
             end.wakes.store(false, Ordering::Relaxed);
@@ -47,18 +47,18 @@ impl Drop for Word {
     }
 }
 
-/// Those who connected to a service, and were not accepted yet.
+/// Streams that have arrived for a service and are not accepted yet.
 pub struct Backlog {
-    /// How many of one node may wait.
+    /// How many streams of one node may wait.
     most: usize,
     state: Mutex<Waiting>,
 }
 
-/// Who waits on both sides of a service.
+/// The streams that wait to be accepted, and the acceptors that wait for one.
 #[derive(Default)]
 struct Waiting {
     ends: VecDeque<Arc<End>>,
-    /// One of each thread and task that would accept.
+    /// One operation for each thread and task that waits to accept.
     ops: Vec<Arc<Op>>,
 }
 
@@ -71,7 +71,7 @@ impl Backlog {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next one; `None`: there is nobody.
+    /// The next stream; `None` if none waits.
     pub fn next(&self) -> Option<Arc<End>> {
         self.state().ends.pop_front()
     }
@@ -80,7 +80,7 @@ impl Backlog {
         self.state().ends.is_empty()
     }
 
-    /// What is done when somebody comes.
+    /// The operation that ends when a stream arrives.
     pub fn wait_for(&self) -> Arc<Op> {
         let op = Op::new();
         let given_up = {
@@ -90,12 +90,12 @@ impl Backlog {
             ops.push(op.clone());
             given_up
         };
-        // Not under the lock: with its waker may go a task, and with that a listener.
+        // Not under the lock: dropping a waker may drop a task, and with it a listener.
         drop(given_up);
         op
     }
 
-    /// Whether one more of a node may wait.
+    /// Whether one more stream of this node may wait.
     fn has_room_for(&self, node: NodeId) -> bool {
         self.state().ends.iter().filter(|end| end.peer.0 == node).count() < self.most
     }
@@ -106,7 +106,7 @@ impl Backlog {
     }
 
     fn wake(&self) {
-        // All: the one that would be chosen may be about to give up.
+        // Wakes all of them: a single chosen one may be about to give up.
         let ops = std::mem::take(&mut self.state().ops);
         ops.iter().for_each(|op| op.finish(Outcome::Sent));
     }
@@ -117,20 +117,20 @@ impl Backlog {
 pub struct Streams {
     services: BTreeMap<Vec<u8>, Arc<Backlog>>,
     ends: BTreeMap<u32, Arc<End>>,
-    /// How many of those each node has asked for.
+    /// How many of them each node has asked for.
     asked_by: BTreeMap<NodeId, usize>,
-    /// How many requests to each life of a node were given up and are not answered.
+    /// How many requests to each incarnation were given up and are not answered.
     given_up: BTreeMap<Life, usize>,
     numbers: u32,
-    /// Ends without common memory that have something to send or to say.
+    /// Ends without shared memory that have something to send.
     active: Vec<Arc<End>>,
-    /// What is to go, in this order for each node.
+    /// Packets to be sent, in this order for each node.
     pub(crate) out: VecDeque<Word>,
-    /// Requests for streams, which go behind it: who asks for much at once answers all the same.
+    /// Requests for streams, sent after `out`, so that a node with many requests still answers others.
     pub(crate) asks: VecDeque<Word>,
-    /// By which memory of others is mapped; of a node that listens, or did.
+    /// What is needed to map the memory of other nodes. Set by the first listener.
     context: Option<Context>,
-    /// The node has left: nothing is said any more, as the network is being shut by another thread.
+    /// The node has left. Nothing is sent any more, since another thread is shutting the network down.
     ended: bool,
 }
 
@@ -141,7 +141,7 @@ impl Streams {
         !(self.out.is_empty() && self.active.is_empty() && self.asks.is_empty())
     }
 
-    /// Serves a name from now on; false if somebody of this node does already.
+    /// Starts to offer a service; false if a listener of this node offers it already.
     pub(crate) fn listen(&mut self, service: &[u8], backlog: &Arc<Backlog>, context: Context) -> bool {
         self.context = Some(context);
         let is_free = !self.services.contains_key(service);
@@ -151,13 +151,13 @@ impl Streams {
         is_free
     }
 
-    /// As [`listen`](Self::listen), where no memory is shared.
+    /// As [`listen`](Self::listen), without shared memory.
     #[cfg(test)]
     pub(crate) fn serve(&mut self, service: &[u8], backlog: &Arc<Backlog>) {
         self.services.insert(service.to_vec(), backlog.clone());
     }
 
-    /// Serves it no more. Who waits to be accepted is told that nobody will.
+    /// Ends a service, and refuses the streams that wait to be accepted.
     pub fn unlisten(&mut self, service: &[u8]) {
         if let Some(backlog) = self.services.remove(service) {
             while let Some(end) = backlog.next() {
@@ -179,7 +179,7 @@ impl Streams {
         }
     }
 
-    /// A new end of this node's own.
+    /// Adds an end.
     pub fn enter(&mut self, end: &Arc<End>) {
         if self.ended {
             end.become_so(State::Closed);
@@ -197,12 +197,12 @@ impl Streams {
         }
     }
 
-    /// Whether a node may be asked for another stream: not as long as too many requests that were given up wait for its answer.
+    /// Whether another stream may be requested from a node: not while too many given-up requests await its answer.
     pub fn may_ask(&self, peer: Life) -> bool {
         self.given_up.get(&peer).is_none_or(|count| *count < GIVEN_UP_MOST)
     }
 
-    /// An end is forgotten.
+    /// Removes an end.
     fn remove(&mut self, number: u32) {
         let Some(end) = self.ends.remove(&number) else { return };
         if end.asked_for {
@@ -213,21 +213,21 @@ impl Streams {
         }
     }
 
-    /// Asks the other side for a stream.
+    /// Queues a request for a stream.
     pub fn ask(&mut self, end: &End, offer: Vec<u8>) {
         if !self.ended {
             self.asks.push_back(Word { to: end.peer, tag: wire::tag(Kind::Open, end.number), bytes: offer, wakes: None });
         }
     }
 
-    /// Takes a request back that has not gone. Whether there was one.
+    /// Removes a request that has not left yet. Returns whether there was one.
     fn withdraw(&mut self, end: &End) -> bool {
         let tag = wire::tag(Kind::Open, end.number);
         let found = self.asks.iter().position(|word| word.tag == tag).and_then(|at| self.asks.remove(at));
         found.is_some()
     }
 
-    /// The other side waits for what was just done in common memory. Said once as long as it did not go.
+    /// Queues a wake-up for the other side, which waits for the shared memory to change. Only one is queued at a time.
     pub fn wake_other(&mut self, end: &Arc<End>) {
         if !self.ended && !end.wakes.swap(true, Ordering::Relaxed) {
             let tag = wire::tag(Kind::Wake, end.there.load(Ordering::Relaxed));
@@ -235,14 +235,14 @@ impl Streams {
         }
     }
 
-    /// An end has something to send or to say. One that was not answered yet has nobody to say it to: its answer finds that it was dropped.
+    /// Marks an end as having something to send. An end without an answer yet has no receiver: its answer will find that it was dropped.
     pub fn activate(&mut self, end: &Arc<End>) {
         if !self.ended && end.state() != State::Opening && !end.active.swap(true, Ordering::Relaxed) {
             self.active.push(end.clone());
         }
     }
 
-    /// Nobody has an end any more: the other side is told once it has all that was written.
+    /// The program has dropped an end. The other side is told after all written bytes have left.
     pub fn let_go(&mut self, end: &Arc<End>) {
         end.drop_it();
         if end.state() == State::Opening {
@@ -250,7 +250,7 @@ impl Streams {
                 end.was_refused();
                 self.reset(end);
             } else if self.ends.contains_key(&end.number) && !end.given_up.swap(true, Ordering::Relaxed) {
-                // The answer says whether there is somebody to be told, and when its memory is free.
+                // The answer tells whether the other side has an end, and when this end's memory is free.
                 *self.given_up.entry(end.peer).or_default() += 1;
             }
             return;
@@ -259,12 +259,12 @@ impl Streams {
         if is_waiting { self.activate(end) } else { self.reset(end) }
     }
 
-    /// Whether bytes of ends that nobody has any more are still to go.
+    /// Whether dropped ends still have bytes to send.
     pub fn has_dropped(&self) -> bool {
         self.ends.values().any(|end| end.is_dropped() && end.state() == State::Open)
     }
 
-    /// The other side is told that there is nobody.
+    /// Removes an end, and tells the other side.
     pub fn reset(&mut self, end: &End) {
         self.remove(end.number);
         self.active.retain(|active| active.number != end.number);
@@ -275,31 +275,31 @@ impl Streams {
         }
     }
 
-    /// A packet came, from this life of a node.
+    /// Takes a packet from this incarnation of a node.
     pub fn take(&mut self, from: Life, tag: u64, payload: Payload<'_>) -> Verdict {
-        let Some((kind, number)) = wire::parse(tag) else { return Verdict::Broken("a packet about a stream that says nothing") };
+        let Some((kind, number)) = wire::parse(tag) else { return Verdict::Broken("a stream packet with an unknown tag") };
         if kind == Kind::Open {
             return self.open(from, number, &payload);
         }
-        // One that is dropped by now.
+        // The end may have been dropped meanwhile.
         let Some(end) = self.ends.get(&number).filter(|end| end.peer == from).cloned() else {
             return Verdict::Taken;
         };
         match kind {
             Kind::Open => {}
             Kind::Accepted => {
-                let Some([there]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                let Some([there]) = wire::read(&payload) else { return Verdict::Broken("a stream packet that is too short") };
                 end.there.store(there as u32, Ordering::Release);
                 end.become_so(State::Open);
                 if end.is_dropped() {
-                    // Nobody waited for it any longer: who accepted it would wait in vain.
+                    // No caller waits for the stream any more, and the node that accepted it must not wait in vain.
                     self.reset(&end);
                 }
             }
-            // Said of one that is open it is nonsense, and its memory is in use.
+            // A refusal of an open stream is nonsense; the stream's memory is in use.
             Kind::Refused if end.state() != State::Opening => {}
             Kind::Refused => {
-                let Some([reason]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                let Some([reason]) = wire::read(&payload) else { return Verdict::Broken("a stream packet that is too short") };
                 end.become_so(match reason {
                     wire::NOT_HERE => State::NotHere,
                     wire::NO_MEMORY => State::NoMemory,
@@ -330,18 +330,18 @@ impl Streams {
     }
 
     fn take_far(&mut self, end: &Arc<End>, kind: Kind, payload: Payload<'_>) -> Verdict {
-        let Some(mut far) = end.far() else { return Verdict::Broken("bytes of a stream that has memory for them") };
+        let Some(mut far) = end.far() else { return Verdict::Broken("a data packet for a stream in shared memory") };
         match kind {
             Kind::Data => {
                 if far.ended || (far.came.len() + payload.len()) as u64 > far.window {
-                    return Verdict::Broken("more bytes of a stream than were granted");
+                    return Verdict::Broken("more bytes for a stream than its window allows");
                 }
                 far.came.extend(payload.to_vec());
                 drop(far);
                 end.wake(Side::Read);
             }
             Kind::Credit => {
-                let Some([bytes]) = wire::read(&payload) else { return Verdict::Broken("a short answer about a stream") };
+                let Some([bytes]) = wire::read(&payload) else { return Verdict::Broken("a stream packet that is too short") };
                 far.credit = far.credit.saturating_add(bytes).min(WINDOW);
                 let has_more = !far.goes.is_empty();
                 drop(far);
@@ -354,7 +354,7 @@ impl Streams {
                 far.unheard = true;
                 far.goes.clear();
                 drop(far);
-                // Its end may be next.
+                // Its end may be the next packet.
                 self.activate(end);
                 end.wake(Side::Write);
             }
@@ -367,15 +367,15 @@ impl Streams {
         Verdict::Taken
     }
 
-    /// Somebody asks for a stream.
+    /// Handles a request for a stream.
     fn open(&mut self, from: Life, there: u32, payload: &Payload<'_>) -> Verdict {
         let (Some([region, offset, ring]), Some(name)) =
             (wire::read(payload), payload.slice(24, payload.len().saturating_sub(24)))
         else {
-            return Verdict::Broken("a short request for a stream");
+            return Verdict::Broken("a request for a stream that is too short");
         };
         if self.out.iter().filter(|word| word.to == from).count() >= OUT_MOST {
-            // Taken, all the same: what stayed in the lane would hold up those answers that it waits for.
+            // Drops the request. If it stayed in the lane, it would hold up the answers that the sender waits for.
             return Verdict::Taken;
         }
         let has_place = |backlog: &Backlog| {
@@ -389,7 +389,7 @@ impl Streams {
                 let carrier = match (region.checked_sub(1).map(u32::try_from), &self.context) {
                     (None, _) => Some(Carrier::Far(Box::new(Mutex::new(Far::new(ring.min(WINDOW), WINDOW_FIRST))))),
                     (Some(Ok(region)), Some((membership, regions))) => {
-                        // What is mapped for others, too, stays so for a while after the last of them.
+                        // A region that several streams share stays mapped for a while after the last of them.
                         let region = if near::is_alone(ring) {
                             membership.open_region(from.0, from.1, region, true).ok().map(Arc::new)
                         } else {
@@ -419,7 +419,7 @@ impl Streams {
         self.active.clone()
     }
 
-    /// Gives packets of an end to `push`, of `most` bytes at most, as long as it takes them. Returns how many it took.
+    /// Gives packets of an end, of at most `most` bytes, to `push` until it takes no more. Returns how many it took.
     pub(crate) fn push(&mut self, end: &Arc<End>, most: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
         let there = end.there.load(Ordering::Relaxed);
         let (mut pushed, mut is_over) = (0, false);
@@ -467,7 +467,7 @@ impl Streams {
         pushed
     }
 
-    /// A life of a node is over, or no longer to be believed.
+    /// An incarnation of a node has ended, or broke the rules.
     pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation, died: bool) {
         let gone = (node, life);
         self.out.retain(|word| word.to != gone);
@@ -483,7 +483,7 @@ impl Streams {
         }
     }
 
-    /// Ends all: the node leaves, or can do nothing any more.
+    /// Ends all streams: the node leaves, or can't go on.
     pub(crate) fn end(&mut self) {
         self.ended = true;
         self.ends.values().for_each(|end| end.become_so(State::Closed));
@@ -498,7 +498,7 @@ impl Streams {
     }
 }
 
-/// One less of a key's.
+/// Counts one less, and removes the entry at zero.
 fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
     if let Some(count) = counts.get_mut(&key) {
         *count -= 1;

@@ -1,4 +1,4 @@
-//! A stream, as a task reads and writes it.
+//! Reading and writing a stream from a task.
 
 use super::end::Carrier;
 #[cfg(feature = "tokio")]
@@ -11,21 +11,22 @@ use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-/// For executors of any kind. Of several tasks that poll the same direction the last is woken. Who is woken need not find anything. A task that polls a direction for which a
-/// thread waits is stopped until that has its answer.
+/// These calls work with any executor. If several tasks poll the same direction, only the last one is woken. A woken task may find nothing
+/// to do. If a thread waits for the same direction, polling blocks until that thread's call has ended.
 impl Stream {
-    /// As [`read`](std::io::Read::read), but where that waits the task is woken when it is worth another try. Loses nothing if it is not tried again.
+    /// As [`read`](std::io::Read::read), but instead of waiting it has the task woken when another try is worth while. Bytes are not lost
+    /// if the task does not try again.
     pub fn poll_read(&self, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         self.poll(Side::Read, context, &mut *lock(&self.reads), |this, me, half| this.try_read(me, half, into))
     }
 
-    /// As [`write`](std::io::Write::write), but where that waits the task is woken when it is worth another try. What it says is written goes to the other side,
-    /// whatever becomes of the task.
+    /// As [`write`](std::io::Write::write), but instead of waiting it has the task woken when another try is worth while. Bytes reported as
+    /// written go to the other side even if the task ends.
     pub fn poll_write(&self, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         self.poll(Side::Write, context, &mut *lock(&self.writes), |this, me, half| this.try_write(me, half, from))
     }
 
-    /// As [`poll_write`](Self::poll_write), of several pieces in a row.
+    /// As [`poll_write`](Self::poll_write), for several pieces in a row.
     pub fn poll_write_vectored(&self, context: &mut Context<'_>, from: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         self.poll(Side::Write, context, &mut *lock(&self.writes), |this, me, half| this.try_write_vectored(me, half, from))
     }
@@ -49,12 +50,12 @@ impl Stream {
         self.end.waits_at(side, half.at());
         if matches!(self.end.carrier, Carrier::Near(_)) && !self.shared.reactor().look_at(&self.end, side) {
             self.end.mark(side);
-            // Where barriers don't reach: somebody has to look.
+            // Without barriers the writer may miss the mark, so the task has to look again itself.
             if !heavy_barrier(Reach::Machine) {
                 context.waker().wake_by_ref();
             }
         }
-        // What happened before the waker was there, or the mark.
+        // Looks again, since bytes may have come before the waker or the mark was set.
         if let Some(done) = attempt(self, me, half) {
             self.settle(side);
             return Poll::Ready(done);
@@ -63,7 +64,7 @@ impl Stream {
         Poll::Pending
     }
 
-    /// Whether the other side has answered; if not, the task is woken when it does.
+    /// Whether the other side has answered. If not, the task is woken when it does.
     #[cfg(feature = "tokio")]
     pub(super) fn poll_answered(&self, context: &mut Context<'_>) -> Poll<()> {
         self.end.set_waker(Side::Read, context.waker());

@@ -1,4 +1,4 @@
-//! What strangers may say about streams.
+//! What strangers may send about streams.
 
 use super::end::{Carrier, End, Far, State};
 use super::table::{Backlog, Streams, WINDOW};
@@ -17,7 +17,7 @@ fn far(streams: &mut Streams, peer: (NodeId, Incarnation), state: State) -> Arc<
     end
 }
 
-/// A tag, mostly one that means something, and bytes of any kind.
+/// A tag, mostly a valid one, and bytes of any kind.
 fn packet() -> impl Strategy<Value = (u64, Vec<u8>)> {
     let tag = prop_oneof![
         9 => (0..=10_u64, 0..6_u64).prop_map(|(kind, number)| kind << 56 | number),
@@ -35,7 +35,7 @@ fn packet() -> impl Strategy<Value = (u64, Vec<u8>)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No packet makes it keep more than it said it would, and none touches what belongs to another node.
+    /// No packet makes a node keep more than its limits allow, and none touches a stream of another node.
     #[test]
     fn whatever_is_said_is_bounded(packets in prop::collection::vec(packet(), 0..if cfg!(miri) { 30 } else { 400 })) {
         let mut streams = Streams::default();
@@ -67,12 +67,12 @@ fn bytes_beyond_what_was_granted_are_against_the_rules() {
         assert_eq!(take(&mut streams), doorbell_fabric::Verdict::Taken);
     }
     assert!(matches!(take(&mut streams), doorbell_fabric::Verdict::Broken(_)));
-    // Of another node's stream nothing is taken.
+    // Nothing is taken for a stream of another node.
     assert_eq!(streams.take(FRIEND, tag, Payload::private(&bytes)), doorbell_fabric::Verdict::Taken);
     assert_eq!(end.far().unwrap().came.len() as u64, WINDOW);
 }
 
-/// A request for a stream without common memory.
+/// A request for a stream without shared memory.
 fn open(streams: &mut Streams, from: (NodeId, Incarnation), number: u32) {
     let bytes = [wire::words(&[0, 0, WINDOW]), b"service".to_vec()].concat();
     let _ = streams.take(from, wire::tag(Kind::Open, number), Payload::private(&bytes));
@@ -93,7 +93,7 @@ fn a_node_that_fills_its_backlog_leaves_room_for_others() {
     let answers = said(&mut streams, STRANGER);
     assert!(answers[..8].iter().all(|(kind, _)| *kind == Kind::Accepted));
     assert!(answers[8..].iter().all(|answer| *answer == (Kind::Refused, wire::BUSY)));
-    // Another life of it has no more.
+    // Another incarnation of it gets no more.
     open(&mut streams, (STRANGER.0, Incarnation(8)), 1);
     assert_eq!(said(&mut streams, (STRANGER.0, Incarnation(8))), [(Kind::Refused, wire::BUSY)]);
     open(&mut streams, FRIEND, 1);
@@ -107,7 +107,7 @@ fn a_node_that_has_all_streams_it_may_leaves_some_for_others() {
     let backlog = Backlog::new(usize::MAX);
     streams.serve(b"service", &backlog);
     let mut count = 0;
-    // All are accepted by the service at once, and kept.
+    // The service accepts all of them at once, and keeps them.
     let mut kept = Vec::new();
     for number in 1..100_000 {
         open(&mut streams, STRANGER, number);
@@ -120,7 +120,7 @@ fn a_node_that_has_all_streams_it_may_leaves_some_for_others() {
     assert_eq!(count, 1 << 14);
     open(&mut streams, FRIEND, 1);
     assert_eq!(said(&mut streams, FRIEND)[0].0, Kind::Accepted);
-    // One that it ends makes room for another; and all are gone with its life.
+    // When it ends one, another has room. All are gone with its incarnation.
     streams.reset(&kept[7]);
     said(&mut streams, STRANGER);
     open(&mut streams, STRANGER, 1);
@@ -143,7 +143,7 @@ fn little_may_come_before_a_stream_is_accepted() {
     assert!(matches!(streams.take(STRANGER, tag, Payload::private(&[1])), doorbell_fabric::Verdict::Broken(_)));
 }
 
-/// Requests that went, and whose connectors gave up, are remembered: only so many, until they are answered or the life of the node that was asked ends.
+/// Requests that were sent and given up are remembered, up to a limit, until they are answered or the asked incarnation ends.
 #[test]
 fn a_node_that_does_not_answer_is_asked_no_more_after_a_while() {
     let mut streams = Streams::default();
@@ -164,12 +164,12 @@ fn a_node_that_does_not_answer_is_asked_no_more_after_a_while() {
     let _ = streams.take(STRANGER, wire::tag(Kind::Accepted, given_up[0]), Payload::private(&wire::words(&[1])));
     assert!(streams.may_ask(STRANGER));
     let _ = streams.take(STRANGER, wire::tag(Kind::Refused, given_up[1]), Payload::private(&wire::words(&[wire::BUSY])));
-    // Said twice it counts once.
+    // A repeated answer counts once.
     let _ = streams.take(STRANGER, wire::tag(Kind::Refused, given_up[1]), Payload::private(&wire::words(&[wire::BUSY])));
     assert_eq!(give_up(&mut streams).len(), 2);
     streams.fail(STRANGER.0, STRANGER.1, true);
     assert_eq!(give_up(&mut streams).len(), 16);
-    // One that is withdrawn before it went is none.
+    // A request that was withdrawn before it left does not count.
     let end = far(&mut streams, FRIEND, State::Opening);
     streams.ask(&end, Vec::new());
     streams.let_go(&end);

@@ -1,4 +1,5 @@
-//! What is said about streams between nodes. A tag is the kind of a packet and a number: that of whoever it goes to, by its own books.
+//! The packets between nodes about streams. A tag holds the kind of a packet and a number: the receiver's number of its end of the stream,
+//! except in `Open`.
 
 use doorbell_engine::message::words;
 
@@ -8,26 +9,26 @@ pub use words::{read, words};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// StreamBuilder to listener: a stream to the service of this name? The tag has the connector's number. `[region, offset, ring]`, name; without
-    /// common memory `[0, 0, window]`.
+    /// A connecting node asks for a stream to the service of this name. The tag holds the sender's number. Payload: `[region, offset,
+    /// ring]`, name; without shared memory `[0, 0, window]`, name.
     Open = 1,
-    /// Answer: it is there. `[number of the listener's end]`
+    /// The stream was queued for acceptance. `[number of the listener's end]`
     Accepted = 2,
-    /// Answer: it is not. `[reason]`
+    /// The stream was refused. `[reason]`
     Refused = 3,
-    /// Something changed in the common memory for which the other side waits.
+    /// The shared memory has changed, and the receiver waits for that.
     Wake = 4,
-    /// Bytes, where there is no common memory.
+    /// Bytes of the stream, without shared memory.
     Data = 5,
-    /// So many more bytes may be sent. `[bytes]`
+    /// Allows the receiver to send this many more bytes. `[bytes]`
     Credit = 6,
-    /// No more bytes come.
+    /// No more bytes will follow.
     Fin = 7,
-    /// This end is gone, and reads nothing any more.
+    /// The sender has dropped its end, and reads no more bytes.
     Reset = 8,
-    /// The same, and there were to be more bytes.
+    /// As `Reset`, but the stream was aborted: more bytes were to follow.
     Cut = 9,
-    /// This end reads nothing any more, where there is no common memory; it may still write.
+    /// The sender reads no more bytes, without shared memory. It may still write.
     Deaf = 10,
 }
 
@@ -44,18 +45,18 @@ const KINDS: [Kind; 10] = [
     Kind::Deaf,
 ];
 
-/// Nobody listens for this service here.
+/// No listener offers the service on this node.
 pub const NOT_HERE: u64 = 0;
-/// As many connectors wait as may.
+/// The backlog is full.
 pub const BUSY: u64 = 1;
-/// What was offered as common memory can't be used.
+/// The offered memory can't be used.
 pub const NO_MEMORY: u64 = 2;
 
 pub fn tag(kind: Kind, number: u32) -> u64 {
     words::tag(kind as u8, number)
 }
 
-/// The kind and the number of a packet; `None` if it has none of ours.
+/// The kind and the number in a tag; `None` if the tag is not valid.
 pub fn parse(tag: u64) -> Option<(Kind, u32)> {
     words::parse(&KINDS, tag)
 }

@@ -1,7 +1,8 @@
-//! The reactor: drives a node from an event loop, which waits for one descriptor.
+//! The reactor: it drives a node from an event loop that waits for one descriptor.
 //!
-//! Futures of this crate work under any executor without it: the node's poller thread drives, and wakes them. With a reactor the event loop drives by itself, and what
-//! arrives wakes it without going through another thread. With the feature `tokio` the streams start one where they are used (see its module `tokio`).
+//! Futures of this crate work under any executor without a reactor: the node's poller thread drives the engine and wakes them. With a
+//! reactor the event loop drives the engine itself, so an arrival wakes it without the detour through another thread. With the feature
+//! `tokio`, streams start a reactor by themselves (see the module `tokio`).
 
 #[cfg(feature = "tokio")]
 pub mod tokio;
@@ -17,12 +18,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Drives a node from an event loop: turn it; when there is nothing to do [`arm`](Self::arm) it and wait until its descriptor is readable.
+/// Drives a node from an event loop: call [`turn`](Self::turn); when there is nothing to do, call [`arm`](Self::arm) and wait until the
+/// descriptor is readable.
 ///
-/// There is one for a node at most. While there is, it drives in place of the node's poller, and threads that wait in calls of this node sleep until it wakes them. `Send`:
-/// it may go from thread to thread. Dropped, the node is driven as before; and so it is while this is not turned, though something waits for a second: the
-/// node's poller drives until it turns again. (A node with [`Progress::Inline`](doorbell_engine::Progress::Inline) that has no network has none.) Another reactor may be begun
-/// meanwhile, and this one is of no use then.
+/// A node has at most one reactor. While it exists, it drives the engine in place of the node's poller, and threads that wait in calls of
+/// this node sleep until it wakes them. `Send`: it may move from thread to thread. When it is dropped, the node is driven as before. If it
+/// is not turned for a second while an operation waits, the node's poller drives until it turns again. (A node with
+/// [`Progress::Inline`](doorbell_engine::Progress::Inline) and without a network has no poller.) Another reactor may take over in that
+/// time; then this one is useless.
 ///
 /// ```
 /// use doorbell::{Match, Node, Reactor, Space};
@@ -51,26 +54,27 @@ use std::time::Duration;
 /// ```
 pub struct Reactor {
     shared: Arc<Shared>,
-    /// Never done: what the engine takes this reactor for when it sleeps.
+    /// An operation that is never done. The engine takes the sleeping reactor for a thread that waits for it.
     idle: Arc<Op>,
-    /// Where there is no network.
+    /// The bell of a node without a network.
     bell: Option<Box<dyn Port>>,
-    /// Of its own: the node may close its sockets before this is dropped.
+    /// A duplicate, since the node may close its sockets before this is dropped.
     descriptor: OwnedFd,
     armed: bool,
-    /// Which of its node's reactors it is.
+    /// The number of this reactor among those of its node.
     number: u32,
 }
 
-/// The number of a reactor whose place another has taken.
+/// The number of a reactor that another one has replaced.
 const REPLACED: u32 = 0;
 
 impl Reactor {
     /// Begins to drive a node from an event loop.
     ///
     /// # Errors
-    /// [`ResourceBusy`](io::ErrorKind::ResourceBusy): another reactor does. [`Unsupported`](io::ErrorKind::Unsupported): the node has a thread that
-    /// drives always ([`Progress::Poller`](doorbell_engine::Progress::Poller)). The node has left, or the system has no descriptor for it.
+    /// [`ResourceBusy`](io::ErrorKind::ResourceBusy): another reactor drives the node. [`Unsupported`](io::ErrorKind::Unsupported): the
+    /// node has a thread that always drives ([`Progress::Poller`](doorbell_engine::Progress::Poller)). The node has left, or the system has
+    /// no descriptor left.
     pub fn new(node: &Node) -> io::Result<Self> {
         Self::of(shared_of(node))
     }
@@ -78,11 +82,11 @@ impl Reactor {
     fn of(shared: &Arc<Shared>) -> io::Result<Self> {
         shared.check()?;
         if shared.progress() == doorbell_engine::Progress::Poller {
-            let what = "this node has a thread that drives always; join with another Progress to drive it from an event loop";
+            let what = "this node has a thread that always drives it; join with another Progress to drive it from an event loop";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
         let number = shared.attach_reactor().ok_or_else(busy)?;
-        // Now that whoever slept there is awake, and has let go of the port.
+        // The thread that slept on the port is awake now, and has released it.
         let mut bell = None;
         let descriptor = shared.with_port(&mut bell, |port| port.descriptor().try_clone_to_owned());
         if descriptor.is_err() {
@@ -91,8 +95,8 @@ impl Reactor {
         Ok(Self { shared: shared.clone(), idle: Op::new(), bell, descriptor: descriptor?, armed: false, number })
     }
 
-    /// Does what there is to do, some hundred messages at most, and says whether there was something. Never waits; wakes the tasks and threads whose operations
-    /// ended.
+    /// Does what there is to do, at most some hundred messages, and returns whether there was something. Never waits. Wakes the tasks and
+    /// threads whose operations ended.
     pub fn turn(&mut self) -> bool {
         if self.come_back().is_err() {
             return false;
@@ -111,20 +115,20 @@ impl Reactor {
         has_news
     }
 
-    /// Says that nobody will look until the descriptor is readable, and for how long that may be at most. `None`: there is something to do, so
-    /// [`turn`](Self::turn) again. Some microseconds, of which the event loop should spare itself most by turning a little longer.
+    /// Prepares a sleep until the descriptor is readable, and returns the longest time to sleep. `None`: there is something to do, so call
+    /// [`turn`](Self::turn) again. Costs some microseconds, so an event loop should first call `turn` for a little longer.
     ///
     /// # Errors
     /// The node has left, the system can't wait, or another reactor drives the node ([`ResourceBusy`](io::ErrorKind::ResourceBusy)).
     pub fn arm(&mut self) -> io::Result<Option<Duration>> {
         self.disarm()?;
         let me = self.shared.check()?;
-        // Before the last look: who begins something after that finds it so, and ends the sleep.
+        // Before the last look: a thread that begins an operation after it sees this mark, and ends the sleep.
         self.shared.reactor().fall_asleep();
         let marked = self.shared.reactor().mark();
         let most = self.shared.watch(me, &self.idle, &mut self.bell);
         self.armed = matches!(most, Ok(Some(_)));
-        // Who can't fence everybody sleeps no longer than that.
+        // Without a barrier for all processes, the sleep is never longer than that.
         let was_barrier = matches!(most, Ok(Some(most)) if most > Duration::from_millis(1));
         let found = self.shared.reactor().look_last(marked, was_barrier);
         let most = most?;
@@ -135,7 +139,8 @@ impl Reactor {
         Ok(most)
     }
 
-    /// Ends what [`arm`](Self::arm) began; after the descriptor was readable, the time was over, or the event loop has other news. As does [`turn`](Self::turn).
+    /// Ends the sleep that [`arm`](Self::arm) prepared. Call it when the descriptor is readable, the time is over, or the event loop has
+    /// other work. [`turn`](Self::turn) does the same.
     ///
     /// # Errors
     /// The system can't wait any more, or another reactor drives the node.
@@ -144,7 +149,7 @@ impl Reactor {
         self.end_sleep()
     }
 
-    /// Says that this one turns. If others drove meanwhile it drives again from now on.
+    /// Records that this reactor turns. If another thread drove meanwhile, this reactor drives again.
     fn come_back(&mut self) -> io::Result<()> {
         if self.shared.reactor().turned(self.number) {
             return Ok(());
@@ -170,10 +175,10 @@ impl Reactor {
     }
 }
 
-/// For the reactor of a runtime of tokio.
+/// For the reactor of a tokio runtime.
 #[cfg(feature = "tokio")]
 impl Reactor {
-    /// Looks for something to do for about a microsecond. True as soon as there is.
+    /// Looks for something to do for about a microsecond. Returns true as soon as there is something.
     pub(crate) fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
             if self.shared.reactor().look()
@@ -188,7 +193,8 @@ impl Reactor {
         false
     }
 
-    /// Whom to wake when there is something to do, of which the descriptor does not tell. Without, the descriptor tells of that as well.
+    /// Sets the task to wake when a thread of this process gives the reactor something to do. Without it the descriptor becomes readable
+    /// then, too.
     pub(crate) fn set_waker(&self, waker: &std::task::Waker) {
         self.shared.reactor().set_waker(waker);
     }
@@ -197,27 +203,28 @@ impl Reactor {
         &self.shared
     }
 
-    /// Asks whether the peers live.
+    /// Checks whether the peers live.
     pub(crate) fn check_peers(&self) {
         self.shared.check_peers(Token::current());
     }
 
-    /// That the node has left, or another reactor drives it.
+    /// Whether the node has left, or another reactor drives it.
     pub(crate) fn is_over(&self) -> bool {
         self.shared.usable().is_err() || self.number == REPLACED
     }
 }
 
 fn busy() -> io::Error {
-    io::Error::new(io::ErrorKind::ResourceBusy, "another reactor drives this node; there is one at most")
+    io::Error::new(io::ErrorKind::ResourceBusy, "another reactor drives this node; a node has at most one")
 }
 
-/// Looks at streams in a spin of the lanes.
+/// How often a spin over the lanes looks at the streams.
 #[cfg(feature = "tokio")]
 const SPINS: u32 = 8;
 
 impl AsFd for Reactor {
-    /// Readable when there is something to do after [`arm`](Reactor::arm); sometimes when there is not. Always the same one. Nothing can be read there.
+    /// Readable after [`arm`](Reactor::arm) when there is something to do, and sometimes when there is not. The descriptor never changes.
+    /// Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }

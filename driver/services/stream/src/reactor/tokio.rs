@@ -1,8 +1,9 @@
 //! Streams in tokio (feature `tokio`).
 //!
-//! [`Stream`] is [`AsyncRead`] and [`AsyncWrite`], and so is `&Stream`: what is generic over these takes it in place of a socket. The first that waits starts a task in the
-//! runtime that it runs in, which drives the node with a [`Reactor`] from then on: it looks for a little while after there was something to do, and then lets
-//! the runtime sleep on one descriptor. All futures of this crate are woken by it, whatever they wait for.
+//! [`Stream`] and `&Stream` implement [`AsyncRead`] and [`AsyncWrite`], so code that is generic over these takes a stream in place of a
+//! socket. The first stream that waits starts a task in its runtime. This task drives the node with a [`Reactor`] from then on. It polls
+//! for a little while after there was something to do, and then lets the runtime sleep on one descriptor. It wakes all futures of this
+//! crate, whatever they wait for.
 //!
 //! ```
 //! use doorbell::{Node, Space};
@@ -48,17 +49,18 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::task::coop::poll_proceed;
 
 impl Reactor {
-    /// Has the present runtime drive this node, if nobody does. Streams and the calls that end in `_async` do it by themselves; call it for futures that are used
-    /// without them, as those of [`start_recv`](Node::start_recv), which otherwise the node's poller drives and wakes.
+    /// Has the present runtime drive this node, if no reactor does yet. Streams and the calls that end in `_async` do this by themselves.
+    /// Call it for futures that are used without them, such as those of [`start_recv`](Node::start_recv), which the node's poller would
+    /// otherwise drive and wake.
     ///
     /// # Errors
-    /// This is no task of a tokio runtime with its I/O and time enabled. As [`Reactor::new`], but for another reactor.
+    /// The caller is no task of a tokio runtime with I/O and time enabled. Else as [`Reactor::new`], but another reactor is no error.
     pub fn attend(node: &Node) -> io::Result<()> {
         attend(shared_of(node))
     }
 }
 
-/// Starts the task that drives the node, if nobody does. A load, once it is there.
+/// Starts the task that drives the node, if there is none. Costs one load if there is one.
 #[inline]
 pub(crate) fn attend(shared: &Arc<Shared>) -> io::Result<()> {
     if shared.reactor().is_there() || shared.progress() == doorbell_engine::Progress::Poller { Ok(()) } else { start(shared) }
@@ -67,7 +69,7 @@ pub(crate) fn attend(shared: &Arc<Shared>) -> io::Result<()> {
 #[cold]
 fn start(shared: &Arc<Shared>) -> io::Result<()> {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-        let what = "this is no task of a tokio runtime, so nothing can drive the node; call it within one";
+        let what = "there is no tokio runtime here to drive the node; make this call within one";
         return Err(io::Error::new(io::ErrorKind::NotConnected, what));
     };
     let mut reactor = match Reactor::of(shared) {
@@ -76,21 +78,21 @@ fn start(shared: &Arc<Shared>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(()),
         Err(error) => return Err(error),
     };
-    // Here, so that whoever asks is told what is wrong. A runtime without them panics, and can't be asked before.
+    // Done here, so that the caller gets the error. A runtime without I/O or time panics, and there is no way to ask it first.
     let parts = std::panic::catch_unwind(AssertUnwindSafe(|| {
-        // Needed elsewhere.
+        // `run` needs the runtime's time.
         drop(tokio::time::sleep(Duration::ZERO));
         Ok::<_, io::Error>((watch(reactor.as_fd().try_clone_to_owned()?)?, Alarm::new()?))
     }));
     let Ok(parts) = parts else {
-        let what = "this tokio runtime has no I/O or no time, so nothing can drive the node; make it with Builder::enable_all()";
+        let what = "this tokio runtime has I/O or time disabled, so it can't drive the node; build it with Builder::enable_all()";
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     };
     let (descriptor, alarm) = parts?;
     runtime.spawn(async move {
         let Err(error) = run(&mut reactor, &descriptor, &alarm).await else { return };
-        tracing::error!(%error, "the runtime can't wait for the node; it looks now and then, and begins anew");
-        // Not at once: the tasks that wait start the next one as soon as this one is gone.
+        tracing::error!(%error, "the runtime can't wait for the node; it polls the node for a second, and then starts again");
+        // Not at once: the waiting tasks start the next reactor as soon as this one is gone.
         let until = tokio::time::Instant::now() + BACK_OFF;
         while !reactor.is_over() && tokio::time::Instant::now() < until {
             reactor.turn();
@@ -100,16 +102,17 @@ fn start(shared: &Arc<Shared>) -> io::Result<()> {
     Ok(())
 }
 
-/// How long a runtime that can't wait for the node looks now and then, and how often.
+/// How long a task looks at intervals after the runtime could not wait for the node, and the interval.
 const BACK_OFF: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 
 fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the descriptor is open as long as what owns it, which goes into the answer.
+    // SAFETY: the descriptor is open as long as its owner, which becomes part of the result.
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE)? })
 }
 
-/// Ends a sleep that nothing else ended. A timer of the kernel's: to set one of the runtime's wakes that by itself, and it comes in several steps.
+/// Ends a sleep that nothing else ended. It is a timer of the kernel: setting a timer of the runtime would wake the runtime, and its steps
+/// are coarse.
 struct Alarm(AsyncFd<OwnedFd>);
 
 impl Alarm {
@@ -117,12 +120,12 @@ impl Alarm {
         Ok(Self(watch(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?)?))
     }
 
-    /// Goes off once after so long; what it said before is forgotten.
+    /// Lets the alarm go off once after this time, and forgets any earlier alarm.
     fn set(&self, after: Duration) -> io::Result<()> {
-        // Zero would be never.
+        // Zero would disarm the timer.
         let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let once = Itimerspec { it_interval: Timespec::default(), it_value };
-        // Before it is set, as it may go off at once.
+        // Cleared before the timer is set, since that may go off at once.
         if let Poll::Ready(ready) = self.0.poll_read_ready(&mut Context::from_waker(Waker::noop())) {
             ready?.clear_ready();
         }
@@ -138,7 +141,7 @@ impl Alarm {
 /// Drives until the node leaves.
 async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm) -> io::Result<()> {
     let shared = reactor.shared().clone();
-    // Only where it comes to an end by itself.
+    // Only if polling ends by itself.
     let is_one_of_many = shared.wait() == doorbell_engine::Wait::Auto
         && tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread;
     let mut gear = shared.gear(None);
@@ -149,7 +152,8 @@ async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm
             continue;
         }
         match gear.step() {
-            // Where others have threads of their own nobody waits for this one; and to be scheduled anew would wake one of them.
+            // In a multi-threaded runtime other tasks have threads of their own, and rescheduling this task would wake one of those
+            // threads.
             Step::Again | Step::Expired if is_one_of_many => {}
             Step::Again | Step::Expired => tokio::task::yield_now().await,
             Step::Check => {
@@ -186,7 +190,7 @@ async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm
     Ok(())
 }
 
-/// A task that always finds something to do lets others of its runtime in now and then, the reactor among them.
+/// Lets the other tasks of the runtime run now and then, the reactor among them, if a task always finds something to do.
 fn within_budget<T>(
     stream: &Stream,
     context: &mut Context<'_>,
