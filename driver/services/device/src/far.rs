@@ -1,4 +1,4 @@
-//! How a thread sends to a device of another machine: it gives the message to the engine, and drives until it has gone.
+//! Sending to a device on another machine: the thread hands the message to the engine, and drives it until the message has left.
 
 use super::fault;
 use super::net::{Devices, Dropped, Far};
@@ -11,12 +11,12 @@ use std::marker::PhantomData;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-/// How long a device is looked for.
+/// How long to look for a device.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long dropping a sender waits for what it sent.
+/// How long dropping a sender waits for messages on their way.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Drives until `look` at a sender finds what it waits for. `None`: by the deadline it did not.
+/// Drives the engine until `look` at a sender returns a value. `None`: the deadline passed first.
 fn wait<T>(
     shared: &Shared,
     me: Token,
@@ -50,7 +50,7 @@ fn timeout(operation: &'static str) -> Error {
     Error::Timeout { operation, node: None }
 }
 
-/// Finds who feeds a device.
+/// Finds the node that serves a device.
 pub(super) fn open(shared: &Shared, me: Token, name: &str) -> Result<Way> {
     let (stream, dropped) = shared.enter(me, SEND)?.service::<Devices>().open(name);
     let found = wait(shared, me, (name, stream), Some(Instant::now() + PATIENCE), |far| far.message_max);
@@ -82,7 +82,7 @@ pub(super) fn send(
         has_room.then_some(())
     };
     wait(shared, me, name, deadline, give)?.ok_or_else(|| timeout("send to a device"))?;
-    // It goes from here on, whoever drives; while somebody does, this thread may as well see to it.
+    // The message is underway whichever thread drives. This thread drives until it has left.
     wait(shared, me, name, deadline, |far| far.has_gone().then_some(())).map(drop)
 }
 
@@ -104,7 +104,7 @@ pub(super) fn try_send(sender: &DeviceSender, me: Token, stream: u32, thread: u3
     Ok(has_room)
 }
 
-/// An error if nobody feeds the device any more; if nobody does for now, whoever does is looked for from here on.
+/// Fails if no node serves the device any more. If none does at present, the search for one begins here.
 pub(super) fn check_there(sender: &DeviceSender, me: Token, stream: u32) -> Result<()> {
     let mut engine = sender.shared.enter(me, SEND)?;
     let Some(far) = engine.service::<Devices>().far(stream) else { return Err(Error::Closed) };
@@ -115,7 +115,7 @@ pub(super) fn check_there(sender: &DeviceSender, me: Token, stream: u32) -> Resu
     Ok(())
 }
 
-/// Waits until all is in the device.
+/// Waits until all messages are in the device.
 pub(super) fn flush(sender: &DeviceSender, me: Token, stream: u32, deadline: Instant) -> Result<()> {
     let (shared, name) = (&*sender.shared, (sender.name(), stream));
     let look = |far: &mut Far| {
@@ -127,19 +127,19 @@ pub(super) fn flush(sender: &DeviceSender, me: Token, stream: u32, deadline: Ins
         && let Ok(mut engine) = shared.enter(me, SEND)
         && let Some(far) = engine.service::<Devices>().far(stream)
     {
-        // Nobody waits for it any more.
+        // No thread waits for it any more.
         far.flushing = false;
     }
     is_in.ok_or_else(|| timeout("flush to a device"))
 }
 
-/// Brings what was sent into the device, if that does not take long, and ends.
+/// Gets the sent messages into the device, if that does not take long, and ends the stream.
 pub(super) fn close(sender: &DeviceSender, stream: u32, dropped: &Dropped) {
     let Ok(me) = sender.shared.check() else { return };
     if let Ok(mut engine) = sender.shared.enter(me, SEND) {
         engine.service::<Devices>().close(stream);
     } else {
-        // Within a callback of the engine: its next turn sees to it.
+        // Inside a callback of the engine. Its next turn closes the stream.
         dropped.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
         return;
     }

@@ -1,28 +1,29 @@
-//! The shared device: threads of one or several processes receive messages through one reception FIFO, without a thread that hands them
-//! out and without copying twice.
+//! The device service: threads of several processes receive messages through one reception FIFO, without a thread that distributes them and
+//! without a second copy. A receiving process calls [`Device::builder`] and [`attach`](DeviceBuilder::attach), then [`Device::thread`] for
+//! each thread id, and [`DeviceThread::receive`]. A sending node calls [`DeviceSender::open`] and [`DeviceSender::send`].
 //!
-//! A device has a name in its domain, and belongs to no node: processes [attach](DeviceBuilder::attach) to it, and it is there until the last
-//! has left. A message is for a **thread id**: one header packet, which says which, and data packets that follow it with none of another
-//! message in between. Whoever is a thread of the device, by [`Device::thread`], receives what is sent to that id, straight into its own
-//! buffer; any node sends, by [`DeviceSender::open`].
+//! A device has a name in its domain and belongs to no node: it exists until the last attached process has left. A message goes to a
+//! **thread id**. It is one header packet, which holds the id, and data packets that follow it without packets of other messages in
+//! between. The [`DeviceThread`] of that id receives it straight into the caller's buffer.
 //!
-//! To receive is to do the steps of the source: (a) take the device's lock; (b) look in the shared storage for a header for me; (c) if there is
-//! one, receive the rest into the user's buffer, unlock, and return; (d) if not, take a header from the device; (e) if it is mine, receive the
-//! rest into the user's buffer, unlock, and return; (f) if it is another's, put it in the shared storage, unlock, wait out the time-out, and
-//! begin again. [`DeviceBuilder::watch`] shows them as they happen. Beyond the source:
+//! A thread receives in these steps. (a) It takes the device's lock. (b) It looks in the shared storage for a header for itself. (c) If
+//! there is one, it receives the rest of the message into the user's buffer, unlocks, and returns. (d) If not, it takes a header from the
+//! device. (e) If the header is its own, it receives the rest into the user's buffer, unlocks, and returns. (f) If the header is another
+//! thread's, it puts it into the shared storage, unlocks, waits for a time, and begins again. [`DeviceBuilder::watch`] shows these steps as
+//! they happen. In addition:
 //!
-//! - The wait ends early when something changes that concerns the thread: whoever sends wakes the thread that a message is for, and so does whoever
-//!   stores a header for it.
-//! - The lock knows its owner, and survives it: the next one finds out what was done, and goes on.
-//! - Each sender has a lane of its own in the device: one that dies in mid-message blocks nobody. A message is seen when it is whole.
-//! - The storage keeps up to 63 headers for each thread, so that a thread that computes does not stop the others. What nobody fetches is dropped
-//!   after a [limit](DeviceBuilder::fetch_within), and [counted](Device::counts).
+//! - The wait in (f) ends early: a sender wakes the thread that its message is for, and so does a thread that stores a header for it.
+//! - The lock knows its owner. If the owner dies, the next thread finds out how far it got, and goes on.
+//! - Each sender has a lane of its own in the device, so a sender that dies in the middle of a message blocks no other. A message is
+//!   visible once it is complete.
+//! - The storage keeps up to 63 headers for each thread, so a thread that computes does not stop the others. A message that is not fetched
+//!   is dropped after a [limit](DeviceBuilder::fetch_within), and [counted](Device::counts).
 //!
-//! The source's modes are ways to use it: in **SMP** mode one process attaches and each of its threads takes a [`DeviceThread`]; in **dual** mode two
-//! processes attach, each with a thread beside its main one. More processes work the same way.
+//! In **SMP** mode one process attaches, and each of its threads takes a [`DeviceThread`]. In **dual** mode two processes attach, each with
+//! a thread beside its main one. More processes work in the same way.
 //!
-//! Costs: a short message moves its header packet's line, the lock's line and two that say how far the lane was looked at; nothing is allocated and no
-//! system call is made unless somebody sleeps.
+//! Costs: a short message moves the cache lines of its header packet, of the lock, and of two words that say how far the lane was read.
+//! Nothing is allocated, and no system call is made unless a thread sleeps.
 
 mod far;
 pub(crate) mod net;
@@ -49,35 +50,35 @@ pub use thread::DeviceThread;
 use watch::Watch;
 pub use watch::{DeviceEvent, DeviceStep};
 
-/// What a device counted since it was made, of all processes.
+/// What all processes counted on a device since it was created.
 pub type DeviceCounts = Counts;
 
-/// What a message says of itself that was received from a device.
+/// The description of a message that was received from a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceEnvelope {
-    /// Who sent it, by its own word.
+    /// The sending node, as the sender states it.
     pub source: NodeId,
-    /// Which life of that node.
+    /// The incarnation of that node, as the sender states it.
     pub incarnation: Incarnation,
-    /// The thread id that it was sent to.
+    /// The thread id that the message was sent to.
     pub thread: u32,
     /// The sender's tag.
     pub tag: u64,
-    /// Bytes.
+    /// The length of the message, in bytes.
     pub len: usize,
-    /// By which lane of the device it came.
+    /// The device's lane that it came by.
     pub(crate) lane: usize,
 }
 
 impl DeviceEnvelope {
-    /// By which lane of the device it came. Each sender has a lane of its own, which the next sender may get when it is gone.
+    /// The device's lane that the message came by. Each sender has a lane of its own. When a sender is gone, another one may get its lane.
     pub fn lane(&self) -> usize {
         self.lane
     }
 }
 
-/// How a process attaches to a device. Made by [`Device::builder`]; nothing happens before [`attach`](Self::attach).
+/// The options for attaching to a device. Made by [`Device::builder`]; nothing happens before [`attach`](Self::attach).
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before attach()"]
 pub struct DeviceBuilder {
@@ -89,40 +90,44 @@ pub struct DeviceBuilder {
 }
 
 impl DeviceBuilder {
-    /// How many threads can receive at a time, of all processes: 1 to 64 [default: 16]. Of whoever makes the device; the others find it as it is.
+    /// Sets how many threads of all processes can receive at a time: 1 to 64 [default: 16]. Only the process that creates the device
+    /// decides this.
     pub fn threads(mut self, threads: usize) -> Self {
         self.geometry.threads = threads;
         self
     }
 
-    /// How many can send at a time: 1 to 64 [default: 8]. Each has a lane of the device. A node gets another lane as long as more are free than it has:
-    /// half of them if it is alone. Of whoever makes it.
+    /// Sets how many senders there can be at a time: 1 to 64 [default: 8]. Each has a lane of the device. A node gets another lane only
+    /// while more lanes are free than it has, so a single node gets half of them. Only the process that creates the device decides this.
     pub fn senders(mut self, senders: usize) -> Self {
         self.geometry.senders = senders;
         self
     }
 
-    /// Bytes of the longest message [default: some 256 KiB; at most some 512 MiB]. Each lane takes more than twice as much memory. Of whoever makes it.
+    /// Sets the length of the longest message, in bytes [default: about 256 KiB; at most about 512 MiB]. Each lane takes more than twice as
+    /// much memory. Only the process that creates the device decides this.
     pub fn message_max(mut self, bytes: usize) -> Self {
         self.geometry.lane_bytes = DeviceGeometry::lane_bytes_for(bytes);
         self
     }
 
-    /// For how long a message may wait for its thread before it is dropped, once another thread has looked at it and there is a thread that waits at the
-    /// device [default: 5 s]. Whoever waits looks after it for all, so give the same in all processes.
+    /// Sets how long a message may wait for its thread [default: 5 s]. The time starts when another thread has looked at the message, and
+    /// the message is dropped by a thread that waits at the device. Any waiting thread drops for all processes, so set the same limit in
+    /// all of them.
     pub fn fetch_within(mut self, limit: Duration) -> Self {
         self.fetch_within = limit;
         self
     }
 
-    /// Has `watch` told each step of this process's threads, while they do it: for tests and for finding out. It runs with the device's lock held,
-    /// but for [`DeviceStep::Waited`].
+    /// Sets a function that is called at each step of this process's threads, for tests and for diagnosis. Except for
+    /// [`DeviceStep::Waited`], it runs with the device's lock held, so it has to be short. A panic in it is ignored.
     pub fn watch(mut self, watch: impl Fn(DeviceEvent) + Send + Sync + 'static) -> Self {
         self.watch = Some(Watch::new(watch));
         self
     }
 
-    /// Attaches: makes the device if no living process is attached to one of that name. Blocks on the domain's lock for up to a second.
+    /// Attaches, and creates the device if no living process is attached to one of this name. Blocks on the domain's lock file for up to a
+    /// second.
     ///
     /// # Errors
     /// A number is out of range, there is no room in shared memory, or 64 processes are attached already.
@@ -139,7 +144,8 @@ impl DeviceBuilder {
     }
 }
 
-/// A device that this process is attached to. `Send` and `Sync`; clones are the same attachment, which ends with the last of them and of their threads.
+/// A device that this process is attached to. `Send` and `Sync`. Clones share one attachment, which ends with the last clone and the last
+/// of their threads.
 ///
 /// ```
 /// use doorbell::{Device, DeviceSender, Node, Space};
@@ -174,26 +180,28 @@ pub(crate) struct Inner {
 }
 
 impl Device {
-    /// What it is called.
+    /// The name of the device.
     pub fn name(&self) -> &str {
         self.inner.segment.name()
     }
 
-    /// Bytes of the longest message.
+    /// The length of the longest message, in bytes.
     pub fn message_max(&self) -> usize {
         self.inner.segment.geometry().message_max()
     }
 
-    /// Becomes the thread of this id: what is sent to it comes to the value returned, also what was sent before. Any thread may use the value, one at a
-    /// time. Waits for the device's lock, which is held for the length of a copy.
+    /// Takes the thread id `id`: the returned value receives all messages to it, including those sent earlier. Any thread may use the
+    /// value, one at a time. Waits for the device's lock, which is held for the length of a copy.
     ///
     /// # Errors
-    /// A living thread has the id already, or the device serves as many threads as it can.
+    /// [`Error::Device`]: a living thread has this id, or the device serves as many threads as it can. [`Error::Timeout`]: the lock was not
+    /// free within two seconds.
     pub fn thread(&self, id: u32) -> Result<DeviceThread> {
         DeviceThread::attach(self.inner.clone(), id)
     }
 
-    /// What it counted since it was made, of all processes. Reads some words; does not block. In a forked child, which has no part in the device: nothing.
+    /// The counts of all processes since the device was created. Reads a few words; does not block. Zero in a forked child, which has no
+    /// part in the device.
     pub fn counts(&self) -> DeviceCounts {
         if doorbell_shm::space::forked() { DeviceCounts::default() } else { Held::counts(self.inner.segment.view()) }
     }
@@ -210,19 +218,19 @@ impl Inner {
         fault(operation, self.segment.name(), why)
     }
 
-    /// Who this call is, if it takes the lock without having a slot.
+    /// The identification of a caller that takes the lock without a slot.
     fn caller(&self) -> OwnerId {
         let membership = self.shared.membership();
-        // By its number others see whether it lives, from the moment at which it has the lock.
+        // It contains the thread's number, by which others see whether the owner lives from the moment it has the lock.
         OwnerId::user(membership.id(), membership.incarnation(), this_thread() as u32)
     }
 
-    /// Whether whoever has the lock lives.
+    /// Whether the lock's owner lives.
     fn lives(&self, owner: OwnerId) -> bool {
         self.shared.membership().is_receiver_living(owner, self.segment.view().tid_of(owner))
     }
 
-    /// Receivers that do not live. Makes system calls: before the lock is taken.
+    /// Receivers that do not live. Makes system calls, so call it before taking the lock.
     fn dead(&self, but: Option<usize>) -> Dead {
         self.segment.view().dead(but, |owner, tid| self.shared.membership().is_receiver_living(owner, tid))
     }
@@ -238,13 +246,13 @@ impl Drop for Inner {
         if !self.shared.is_closed()
             && let Err(error) = membership.detach_device(&self.segment)
         {
-            tracing::warn!(%error, device = self.segment.name(), "a device stays until somebody else cleans up");
+            tracing::warn!(%error, device = self.segment.name(), "could not detach from a device; its memory stays until another process cleans up");
         }
         let me = Token::current();
         if self.shared.has_network()
             && let Ok(mut engine) = self.shared.enter(me, "detach from a device")
         {
-            // Who is fed is told so.
+            // The next turn tells the senders that this process served.
             engine.push(me);
             engine.service::<Devices>().leave();
         }
@@ -269,10 +277,11 @@ impl Device {
 }
 
 impl DeviceSender {
-    /// A way to send to the threads of a device, with a lane of its own there. Control path: makes system calls.
+    /// Prepares to send to the threads of the device `name`, over a lane of its own. Makes system calls. Over the network it waits up to
+    /// five seconds for a node that serves the device.
     ///
     /// # Errors
-    /// [`Error::Device`]: no living process is attached to a device of this name, or it has no lane left for this node.
+    /// [`Error::Device`]: no living process is attached to a device of this name, or the device has no lane left for this node.
     pub fn open(node: &Node, name: &str) -> Result<Self> {
         Self::open_for(shared_of(node).clone(), name)
     }

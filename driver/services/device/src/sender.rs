@@ -1,4 +1,4 @@
-//! How a node sends to the threads of a device.
+//! Sending to the threads of a device.
 
 use super::net::Dropped;
 use super::{far, fault};
@@ -17,27 +17,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) const SEND: &str = "send to";
-/// How often a sender that waits looks at its lane before the engine is turned.
+/// How often a waiting sender looks at its lane before it turns the engine.
 const TURN_EVERY: u32 = 32;
-/// After how many attempts in vain somebody who does not wait asks whether anybody is there to receive.
+/// After how many failed attempts a sender that does not wait checks whether a receiver is attached.
 const CARE_EVERY: u32 = 64;
 const SLEEP: Duration = Duration::from_millis(25);
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
 
-/// A way to send to the threads of a device. `Send`, not `Sync`: each has a lane of its own, which it gives back when it is dropped.
+/// Sends to the threads of a device. `Send`, not `Sync`: each value has a lane of its own, which it gives back when it is dropped.
 ///
-/// Messages to one thread come in the order in which they were sent by one value.
+/// Messages that one value sends to one thread id arrive in order.
 pub struct DeviceSender {
     pub(super) shared: Arc<Shared>,
     name: Box<str>,
     way: Way,
 }
 
-/// How a device is reached.
+/// How the device is reached.
 pub(super) enum Way {
-    /// By a lane of it.
+    /// In shared memory, by a lane of the device.
     Near { segment: Box<DeviceSegment>, writer: RefCell<Writer>, work: Work, vain: Cell<u32> },
-    /// By the network, with this number; and the longest message it took when it was found.
+    /// By the network, as stream number `stream`. `message_max` is the limit when the device was found.
     Far { stream: u32, message_max: usize, dropped: Dropped, not_sync: PhantomData<Cell<()>> },
 }
 
@@ -55,12 +55,12 @@ impl DeviceSender {
         Ok(Self { shared, name: name.into(), way })
     }
 
-    /// What the device is called.
+    /// The name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Bytes of the longest message.
+    /// The length of the longest message, in bytes.
     pub fn message_max(&self) -> usize {
         match &self.way {
             Way::Near { segment, .. } => segment.geometry().message_max(),
@@ -68,28 +68,28 @@ impl DeviceSender {
         }
     }
 
-    /// Sends a message to a thread id. Returns when it is in the device or, to one of another machine, on its way there; while there is no room for it, waits without limit and drives the engine. Nobody
-    /// needs to be that thread yet.
+    /// Sends a message to a thread id, which no thread needs to have yet. Returns when the message is in the device or, over the network,
+    /// on its way there. While there is no room, it waits without limit and drives the engine.
     ///
     /// # Errors
-    /// [`Error::Device`]: the message is too long, no living process is attached any more, or the lane was damaged. Then it was not sent; over the network, others that
-    /// were on their way may be lost, too.
+    /// [`Error::Device`]: the message is too long, no living process is attached any more, or the lane was damaged. The message was not
+    /// sent then; over the network, earlier messages on their way may be lost, too.
     pub fn send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<()> {
         self.send_parts(thread, tag, &[bytes], None)
     }
 
-    /// As [`send`](Self::send), until `deadline` at most: then [`Error::Timeout`], and it was not sent.
+    /// As [`send`](Self::send), but fails with [`Error::Timeout`] at `deadline`. The message was not sent then.
     pub fn send_by(&self, thread: u32, tag: u64, bytes: &[u8], deadline: Instant) -> Result<()> {
         self.send_parts(thread, tag, &[bytes], Some(deadline))
     }
 
-    /// As [`send`](Self::send), of a message that lies in several pieces.
+    /// As [`send`](Self::send), for a message that lies in several pieces.
     pub fn send_vectored(&self, thread: u32, tag: u64, parts: &[&[u8]]) -> Result<()> {
         self.send_parts(thread, tag, parts, None)
     }
 
-    /// Sends if there is room now; false if there is not. Errors are those of [`send`](Self::send); that no living process is attached any more is noticed
-    /// at every 64th attempt in vain at the latest.
+    /// Sends if there is room now, and returns false if there is not. Errors are those of [`send`](Self::send). That no living process is
+    /// attached any more is noticed at every 64th failed attempt at the latest.
     pub fn try_send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<bool> {
         let me = self.shared.check()?;
         match &self.way {
@@ -111,7 +111,8 @@ impl DeviceSender {
         }
     }
 
-    /// Waits until all that was sent is in the device, until `deadline` at most: then [`Error::Timeout`]. In shared memory it is when it was sent.
+    /// Waits until all sent messages are in the device, and fails with [`Error::Timeout`] at `deadline`. Returns at once in shared memory,
+    /// where a sent message is in the device already.
     pub fn flush_by(&self, deadline: Instant) -> Result<()> {
         let me = self.shared.check()?;
         match &self.way {
@@ -120,7 +121,7 @@ impl DeviceSender {
         }
     }
 
-    /// An error if it is known that nobody receives any more. Makes system calls.
+    /// Fails if it is known that no process receives any more. Makes system calls.
     pub fn check_there(&self) -> Result<()> {
         let me = self.shared.check()?;
         match &self.way {
@@ -158,7 +159,7 @@ impl DeviceSender {
         tag: u64,
         parts: &[&[u8]],
     ) -> Result<Result<(), NoWrite>> {
-        // Until it is dropped the node does not leave: the lane would be another's.
+        // While this guard lives the node does not leave. Another sender could get the lane after that.
         let _working = self.shared.begin(work)?;
         Ok(writer.borrow_mut().try_write(&segment.view(), thread, tag, parts))
     }
@@ -178,7 +179,7 @@ impl DeviceSender {
         loop {
             match why {
                 NoWrite::Full => {}
-                // Somebody damaged the lane, or took it for a dead one's: there may be another.
+                // Another process damaged the lane, or took this sender for dead. Another lane may be free.
                 NoWrite::Broken if !anew => {
                     anew = true;
                     *writer.borrow_mut() = claim(shared, segment)?;
@@ -209,7 +210,7 @@ impl DeviceSender {
         }
     }
 
-    /// What a long wait has to see to: that the node lives, and that anybody is there to receive.
+    /// The checks of a long wait: this node lives, and a living process is attached.
     #[cold]
     fn care(&self, me: Token, segment: &DeviceSegment) -> Result<()> {
         self.shared.check()?;

@@ -1,4 +1,4 @@
-//! How a thread receives: the steps of the source, and how it waits between them.
+//! How a thread receives: the steps, and how it waits between them.
 
 use super::watch::DeviceStep;
 use super::{DeviceEnvelope, Inner};
@@ -18,47 +18,47 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Looks at lanes and storage between two questions whether to wait on.
+/// How often a waiting thread looks at lanes and storage before it checks whether to wait on.
 const LOOKS: u32 = 8;
-/// How often somebody asks that before the engine is turned.
+/// How many of those checks pass before it turns the engine.
 const TURN_EVERY: u32 = 8;
-/// For how many looks another's header is left to that other, who may be awake and about to take it.
+/// For how many looks another thread's header is left alone, since that thread may be awake and about to take it.
 const GRACE: u32 = 64;
-/// For how long a thread yields where processors are crowded: longer than its turn among others takes, as each of them stands in the way of the rest.
+/// How long a thread yields on crowded processors: longer than a round of the other threads, since each of them delays the rest.
 const YIELD: Duration = Duration::from_micros(100);
-/// How long an answer may take of somebody who is awake.
+/// How long an answer from an awake thread may take.
 const SPIN_CONVERSING: Duration = Duration::from_micros(3);
-/// The longest sleep of a node whose engine nobody else may be turning.
+/// The longest sleep of a thread of a node whose engine no other thread may be turning.
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
-/// The longest sleep, so that what nobody fetches is noticed.
+/// The longest sleep, so that messages that are not fetched are noticed.
 const SLEEP: Duration = Duration::from_millis(50);
-/// The longest wait for the lock between two questions whether its owner lives.
+/// The longest wait for the lock between two checks that its owner lives.
 const SLEEP_LOCK: Duration = Duration::from_millis(25);
-/// After how many attempts in vain somebody who does not wait asks for the time.
+/// After how many failed attempts a thread that does not wait looks at the clock.
 const CARE_EVERY: u32 = 64;
 const RECEIVE: &str = "receive from";
 
-/// One thread id of a device: receives what is sent to it. `Send`, not `Sync`. Dropping it gives the id up; what waits for it then is the next
-/// one's who takes the id, up to the limit.
+/// One thread id of a device: receives the messages sent to it. `Send`, not `Sync`. Dropping it frees the id. Messages that still wait then
+/// go to the next [`DeviceThread`] of that id, within the [limit](super::DeviceBuilder::fetch_within).
 ///
-/// Messages of one sender come in the order in which it sent them; those of different senders in any order.
+/// Messages of one sender arrive in the order in which they were sent. Messages of different senders arrive in any order.
 pub struct DeviceThread {
     inner: Arc<Inner>,
     id: u32,
     slot: usize,
     me: OwnerId,
     tid: u64,
-    /// When this thread last saw to what a long wait has to see to.
+    /// When this thread last made the checks of a long wait.
     cared: Instant,
     /// Attempts that found nothing.
     vain: u32,
     work: Work,
-    /// How long it spins at first, if that is longer than others do.
+    /// How long it spins at first, if that is longer than usual.
     spin: Duration,
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// What came of looking.
+/// The result of one look.
 enum Got {
     Message(DeviceEnvelope),
     TooSmall(usize),
@@ -77,7 +77,8 @@ impl DeviceThread {
         Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, work, spin: Duration::ZERO, not_sync: PhantomData })
     }
 
-    /// It is used for questions and answers, which take some microseconds: to yield or sleep in one would double it.
+    /// Makes waits spin for a few microseconds first. For requests and replies that take a few microseconds each: a yield or a sleep would
+    /// double that.
     pub fn conversing(mut self) -> Self {
         self.spin = SPIN_CONVERSING;
         self
@@ -102,32 +103,33 @@ impl DeviceThread {
         }
     }
 
-    /// Its thread id.
+    /// The thread id.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Whether the lane of a message belongs now to the node that the message names as its source. Another process that shares the memory may write any
-    /// source into the envelopes of its own lane.
+    /// Whether the lane of a message now belongs to the node that the message names as its source. Another process that shares the memory
+    /// can write any source into messages in its own lane.
     pub fn is_from_its_source(&self, envelope: &DeviceEnvelope) -> bool {
         self.inner.segment.view().sender(envelope.lane) == Some((envelope.source, envelope.incarnation))
     }
 
-    /// Receives the next message for this thread straight into `buf`, waiting for it without limit.
+    /// Receives the next message for this thread id into `buf`. Waits without limit.
     ///
     /// # Errors
-    /// [`DeviceFault::TooSmall`]: `buf` is shorter than the message, which is not lost: call again with a longer one. The node has left; or the
-    /// device was damaged.
+    /// [`DeviceFault::TooSmall`]: `buf` is shorter than the message, which is kept: call again with a longer buffer. The node has left, or
+    /// the device was damaged.
     pub fn receive(&mut self, buf: &mut [u8]) -> Result<DeviceEnvelope> {
         self.wait(buf, None)
     }
 
-    /// As [`receive`](Self::receive), until `deadline` at most: then [`Error::Timeout`].
+    /// As [`receive`](Self::receive), but fails with [`Error::Timeout`] at `deadline`.
     pub fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<DeviceEnvelope> {
         self.wait(buf, Some(deadline))
     }
 
-    /// Receives what is there now, if anything is. Does not wait, not even for the lock: `None` if somebody else has it.
+    /// Receives a message that is there now. Never waits, not even for the lock: `None` if there is no message or another thread has the
+    /// lock.
     pub fn try_receive(&mut self, buf: &mut [u8]) -> Result<Option<DeviceEnvelope>> {
         let me = self.inner.shared.check()?;
         self.be_here()?;
@@ -154,18 +156,18 @@ impl DeviceThread {
         }
     }
 
-    /// Another thread of the system may use it than before.
+    /// Takes note of the calling thread, which may not be the one that used this value before.
     #[inline]
     fn be_here(&mut self) -> Result<()> {
         let tid = this_thread();
         if tid == self.tid { Ok(()) } else { self.move_here(tid) }
     }
 
-    /// The thread that used it before may have ended, and been taken for dead with its id.
+    /// The thread that used this value before may have ended, so that others took it for dead and freed its slot.
     #[cold]
     fn move_here(&mut self, tid: u64) -> Result<()> {
         let (shared, work) = (self.inner.shared.clone(), self.work.clone());
-        // Until it is dropped the node does not leave: the slot would be another's.
+        // While this guard lives the node does not leave. Another thread could get the slot after that.
         let _working = shared.begin(&work)?;
         match self.inner.segment.view().move_to(self.slot, self.me, self.tid, tid) {
             Some(me) => self.me = me,
@@ -187,10 +189,10 @@ impl DeviceThread {
         self.inner.fault(RECEIVE, DeviceFault::TooSmall { len, capacity })
     }
 
-    /// Steps (a) to (f), once.
+    /// The steps (a) to (f), once.
     #[inline]
     fn steps(&self, buf: &mut [u8]) -> Result<Got> {
-        // Until it is dropped the node does not leave: others would take the lock from it.
+        // While this guard lives the node does not leave. Others would take the lock from it after that.
         let _working = self.inner.shared.begin(&self.work)?;
         let view = self.inner.segment.view();
         match Held::try_lock(view, self.me) {
@@ -223,7 +225,8 @@ impl DeviceThread {
         })
     }
 
-    /// Whether it is worth to take the lock: there is something for this thread, or something of another that hides what is behind it.
+    /// Whether taking the lock is worth while: there is a message for this thread, or another thread's message that hides the ones behind
+    /// it.
     #[inline]
     fn is_worth(&self, view: &View<'_>, others: &mut u32) -> bool {
         if view.has_stored(self.slot) {
@@ -296,7 +299,7 @@ impl DeviceThread {
         }
     }
 
-    /// Sleeps until there is something to do, or the lock is free if that is what is missing.
+    /// Sleeps until there is something to do, or, if another thread holds the lock, until it is free.
     fn sleep(&mut self, most: Duration, is_busy: bool) {
         let view = self.inner.segment.view();
         let is_inline = self.inner.shared.progress() == Progress::Inline && self.inner.shared.has_network();
@@ -307,13 +310,13 @@ impl DeviceThread {
         view.await_message(self.slot, self.id, most);
     }
 
-    /// Many short waits see to the same as a long one.
+    /// Many short waits need the same checks as a long one.
     #[cold]
     fn care_if_due(&mut self, me: Token) -> Result<()> {
         if self.cared.elapsed() >= CHECK_EVERY { self.care(me) } else { Ok(()) }
     }
 
-    /// What a long wait has to see to: that the node lives, that the lock's owner does, and that what nobody fetches is dropped.
+    /// The checks of a long wait: the node lives, the lock's owner lives, and messages that were not fetched are dropped.
     #[cold]
     fn care(&mut self, me: Token) -> Result<()> {
         self.cared = Instant::now();
@@ -326,7 +329,7 @@ impl DeviceThread {
         if inner.segment.is_cut() {
             return Err(inner.fault(RECEIVE, DeviceFault::Damaged));
         }
-        // One of all threads of the device does it at a time; the lock of a dead one is everybody's business.
+        // One thread of the device at a time sweeps, but any thread may take the lock of a dead owner.
         let seen = view.lock_seen();
         let is_due = view.is_sweep_due(clock::now_ns());
         let is_dead = seen.owner().is_some_and(|owner| !inner.lives(owner));
@@ -340,7 +343,7 @@ impl DeviceThread {
         let dropped = held.sweep(clock::now_ns(), inner.limit(), &dead);
         drop(held);
         if dropped > 0 {
-            tracing::warn!(device = inner.segment.name(), dropped, "messages that nobody fetched were dropped");
+            tracing::warn!(device = inner.segment.name(), dropped, "dropped messages that were not fetched in time");
         }
         Ok(())
     }
@@ -352,7 +355,7 @@ impl Inner {
         u64::try_from(self.fetch_within.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The lock, for a call that is rare. Waits for it as long as its owner lives, two seconds at most. An error if the node has left.
+    /// Takes the lock, for a rare call. Waits while its owner lives, at most two seconds. Fails if the node has left.
     fn lock(&self, me: OwnerId, operation: &'static str) -> Result<Locked<'_>> {
         let _updating = self.shared.begin_update()?;
         let view = self.segment.view();
@@ -378,7 +381,7 @@ impl Inner {
     }
 }
 
-/// The lock of a device; while it is held the node does not leave.
+/// The lock of a device. The node does not leave while it is held.
 struct Locked<'a> {
     held: Held<'a>,
     _updating: Updating<'a>,
@@ -405,9 +408,11 @@ impl Drop for DeviceThread {
         }
         match self.inner.lock(self.inner.caller(), "leave") {
             Ok(locked) => locked.held.detach(self.slot, self.me, self.tid),
-            // Others find out that this life of the node is over.
+            // Other processes find out that this incarnation has ended.
             Err(Error::Closed) => {}
-            Err(error) => tracing::warn!(%error, thread = self.id, "a thread id of a device stays taken until its process ends"),
+            Err(error) => {
+                tracing::warn!(%error, thread = self.id, "could not free a thread id of a device; it stays taken until this process ends")
+            }
         }
     }
 }

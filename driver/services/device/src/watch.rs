@@ -5,34 +5,34 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// A step of one thread: see [`DeviceBuilder::watch`](super::DeviceBuilder::watch).
+/// A step of one thread; see [`DeviceBuilder::watch`](super::DeviceBuilder::watch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceEvent {
-    /// Its thread id.
+    /// The thread id.
     pub thread: u32,
-    /// What it did.
+    /// The step.
     pub step: DeviceStep,
 }
 
-/// What a thread does that receives; the letters are the source's.
+/// A step of a receiving thread. The letters are those of the [crate's description](crate).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceStep {
-    /// (a) It has the device's lock.
+    /// (a) It has taken the device's lock.
     Locked,
-    /// (b) It looked in the shared storage: whether a header for it is there.
+    /// (b) It has looked in the shared storage. The value says whether a header for it is there.
     Checked(bool),
     /// (c) There was one: the rest of the message went straight to the user's buffer.
     FromStorage,
-    /// (d) It took a header from the device: for which thread. `None`: there is none.
+    /// (d) It has taken a header from the device, for this thread id. `None`: there is no header.
     Header(Option<u32>),
-    /// (e) It was its own: the rest of the message went straight to the user's buffer.
+    /// (e) The header was its own: the rest of the message went straight to the user's buffer.
     FromDevice,
-    /// (f) It was that other thread's, and is in the shared storage now.
+    /// (f) The header was for this other thread, and is in the shared storage now.
     Stored(u32),
-    /// It has given the lock up.
+    /// It has unlocked the device.
     Unlocked,
-    /// (f) It waited until something changed, or until a time-out, and begins again.
+    /// (f) It has waited until something changed or a time was over, and begins again.
     Waited,
 }
 
@@ -48,7 +48,7 @@ impl From<Moved> for DeviceStep {
     }
 }
 
-/// Who watches.
+/// The program's watching function.
 #[derive(Clone)]
 pub(super) struct Watch(Arc<dyn Fn(DeviceEvent) + Send + Sync>);
 
@@ -59,7 +59,7 @@ impl Watch {
 
     #[cold]
     pub fn tell(&self, thread: u32, step: DeviceStep) {
-        // The device is locked here, and goes on without whoever watches.
+        // The device is locked here, and must go on if the function panics.
         let _ = catch_unwind(AssertUnwindSafe(|| (self.0)(DeviceEvent { thread, step })));
     }
 }

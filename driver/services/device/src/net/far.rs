@@ -1,5 +1,5 @@
-//! The sender's half: messages that are on their way to a device of another machine. They are kept until they are in the device, so that another
-//! node can feed it when the one that does dies.
+//! The sender's half: messages on their way to a device on another machine. They are kept until they are in the device, so that another
+//! node can take over when the serving node dies.
 
 use super::wire::{self, HEADER, Kind};
 use doorbell_engine::error::DeviceFault;
@@ -10,52 +10,53 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often all are asked who feeds a device, while nobody says so.
+/// How often all nodes are asked for the device while none serves it.
 const ASK_EVERY: Duration = Duration::from_millis(50);
-/// For how long nobody may feed it before what is on its way is lost.
+/// How long a device may be without a serving node before messages on their way are lost.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The longest that anybody may say a message can be.
+/// The greatest message length that a peer may announce, in bytes.
 const MESSAGE_MAX: u64 = 1 << 30;
 
 /// One sender.
 pub struct Far {
     pub stream: u32,
     pub name: String,
-    /// Who feeds the device.
+    /// The node that serves the device.
     feeder: Option<(NodeId, Incarnation)>,
-    /// When all were asked, and since when nothing came into the device for want of somebody who feeds it.
+    /// When all nodes were asked last, and since when no message can reach the device because no node serves it.
     asked: Option<Instant>,
     lost: Instant,
-    /// Something did since whoever feeds it said so; and since when one after the other says so and nothing does.
+    /// Whether a message reached the device since the serving node announced itself; and since when one node after the other announces
+    /// itself without that.
     progressed: bool,
     stuck: Option<Instant>,
-    /// Who said that it does not.
+    /// Nodes that said that they do not serve it.
     refused: BTreeSet<(NodeId, Incarnation)>,
-    /// So many lanes it has, and all are taken.
+    /// The number of the device's lanes, if all are taken.
     no_lane: Option<usize>,
-    /// It was found once: this device, and no other of its name.
+    /// The device's limit, once it was found, and its number: no other device of this name will do.
     pub message_max: Option<usize>,
     device: Option<u64>,
-    /// What is not known to be in the device, and how many bytes that is.
+    /// Messages not known to be in the device, and their bytes.
     queue: VecDeque<Item>,
     queued: usize,
-    /// How many of those have gone.
+    /// How many of those have left.
     pushed: usize,
     /// The number of the latest message.
     sequence: u64,
-    /// Packets that were used of those that were granted since it was opened.
+    /// How many packets were used and how many granted since the stream was opened.
     used: u64,
     granted: u64,
-    /// The feeder is to say when there is news.
+    /// An update was requested from the serving node.
     asking: bool,
-    /// Somebody would give more than is granted.
+    /// A caller wants to send more than is granted.
     starves: bool,
     failed: Option<DeviceFault>,
-    /// Somebody waits for whoever feeds it.
+    /// A caller waits for a serving node.
     wanted: bool,
-    /// Somebody waits until all is in the device.
+    /// A caller waits until all messages are in the device.
     pub flushing: bool,
-    /// Nobody sends by it any more: it goes when all is in the device.
+    /// The handle was dropped: the stream ends when all messages are in the device.
     pub closing: Option<Instant>,
     waiter: Option<Arc<Op>>,
 }
@@ -65,13 +66,13 @@ struct Item {
     thread: u32,
     tag: u64,
     bytes: Vec<u8>,
-    /// Bytes that have gone; `None`: not even the header.
+    /// How many bytes have left; `None`: not even the header.
     gone: Option<usize>,
 }
 
-/// What a sender has for a node.
+/// What a sender has to say.
 pub enum Say {
-    /// Who feeds this device?
+    /// To all nodes: which of them serves this device?
     Open,
     Word(Kind, (NodeId, Incarnation)),
 }
@@ -110,32 +111,32 @@ impl Far {
         self.feeder
     }
 
-    /// Whether it has to be stepped: somebody is to be found, something is to go, or its end is waited for.
+    /// Whether it has to be stepped: a serving node is sought, a message has to leave, or its end is awaited.
     pub fn is_active(&self) -> bool {
         let is_sought = self.feeder.is_none() && (self.wanted || !self.queue.is_empty());
         self.failed.is_none() && (is_sought || self.flushing || self.pushed < self.queue.len()) || self.closing.is_some()
     }
 
-    /// Whether all that was given has gone to the feeder.
+    /// Whether all messages have left for the serving node.
     pub fn has_gone(&self) -> bool {
         self.pushed == self.queue.len()
     }
 
-    /// Whether all that was given is in the device.
+    /// Whether all messages are in the device.
     pub fn is_in(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether another message of so many bytes may be given now: no more wait than the device has room for.
+    /// Whether a message of this length may be added now. No more messages wait than the device has room for.
     pub fn has_room(&mut self, len: usize) -> bool {
-        // No more is kept than a lane of the device holds, whatever whoever feeds it grants.
+        // Whatever the serving node grants, this node keeps no more than a lane of the device holds.
         let lane = 2 * (self.message_max.unwrap_or(0) + 2 * PACKET);
         let is_granted = self.used + lines(len) < self.granted && self.queued + len <= lane;
         self.starves = self.feeder.is_some() && self.has_gone() && !is_granted;
         self.feeder.is_some() && self.has_gone() && is_granted
     }
 
-    /// Takes a message.
+    /// Adds a message.
     pub fn give(&mut self, thread: u32, tag: u64, parts: &[&[u8]]) {
         self.sequence = self.sequence.wrapping_add(1);
         let bytes = parts.concat();
@@ -143,7 +144,7 @@ impl Far {
         self.queue.push_back(Item { sequence: self.sequence, thread, tag, bytes, gone: None });
     }
 
-    /// Whether it has failed, and what was on its way is lost. It begins anew with the next message.
+    /// Whether the stream has failed, so that messages on their way are lost. The next message begins it again.
     pub fn failed(&mut self) -> Option<DeviceFault> {
         let failed = self.failed.take()?;
         self.queue.clear();
@@ -157,7 +158,7 @@ impl Far {
         self.failed.is_some()
     }
 
-    /// Somebody waits for whoever feeds it.
+    /// Notes that a caller waits for a serving node.
     pub fn want(&mut self) {
         if self.feeder.is_none() && !self.wanted && self.queue.is_empty() {
             self.lost = Instant::now();
@@ -165,7 +166,7 @@ impl Far {
         self.wanted = true;
     }
 
-    /// Tells when something changed.
+    /// The operation that ends at the next change.
     pub fn await_change(&mut self) -> Arc<Op> {
         self.waiter.get_or_insert_with(Op::new).clone()
     }
@@ -176,7 +177,7 @@ impl Far {
         }
     }
 
-    /// What there is to say: to find who feeds the device, and to hear of more room. `others` are those that could.
+    /// The next thing to say, to find a serving node or to get more room. `others` are the nodes that could serve.
     pub fn say(&mut self, now: Instant, others: impl Fn() -> Vec<(NodeId, Incarnation)>) -> Option<Say> {
         if self.failed.is_some() {
             return None;
@@ -189,7 +190,7 @@ impl Far {
                 let is_first = self.asked.is_none();
                 self.asked = Some(now);
                 let nobody = others().iter().all(|other| self.refused.contains(other));
-                // One that was not there yet when it was asked may be by now.
+                // A node that was not attached when it was asked may be attached by now.
                 if !is_first && nobody && (self.message_max.is_none() || now - self.lost > PATIENCE) {
                     self.fail(self.no_lane.map_or(DeviceFault::Absent, |senders| DeviceFault::NoLane { senders }));
                     return None;
@@ -214,7 +215,8 @@ impl Far {
         self.changed();
     }
 
-    /// The next packet for the feeder, of `most` bytes at most, into `room`; its tag. Call [`sent`](Self::sent) if it went.
+    /// Puts the next packet for the serving node into `room`, at most `most` bytes, and returns its tag. Call [`sent`](Self::sent) if it
+    /// left.
     pub fn next(&mut self, most: usize, room: &mut Vec<u8>) -> Option<u64> {
         self.feeder?;
         let item = self.queue.get(self.pushed)?;
@@ -234,7 +236,7 @@ impl Far {
         Some(wire::tag(kind, self.stream))
     }
 
-    /// What [`next`](Self::next) gave went, `bytes` of them with what it says of itself.
+    /// The packet of [`next`](Self::next) has left, with `bytes` bytes including its header words.
     pub fn sent(&mut self, bytes: usize) {
         let Some(item) = self.queue.get_mut(self.pushed) else { return };
         let gone = match item.gone {
@@ -251,7 +253,7 @@ impl Far {
         }
     }
 
-    /// A node says that it feeds the device. False if another does: then that one need not.
+    /// A node announces that it serves the device. False if another one does, and this one need not.
     pub fn opened(&mut self, from: (NodeId, Incarnation), [published, granted, max, device]: [u64; 4]) -> bool {
         if self.feeder.is_some_and(|feeder| feeder != from) || self.failed.is_some() {
             return false;
@@ -260,7 +262,7 @@ impl Far {
             return true;
         }
         if self.device.is_some_and(|known| known != device) {
-            // Another of the same name: nobody knows what became of what was on its way.
+            // Another device of the same name. It is unknown what became of the messages on their way.
             self.fail(DeviceFault::Absent);
             return false;
         }
@@ -271,7 +273,7 @@ impl Far {
         }
         (self.feeder, self.device, self.message_max) = (Some(from), Some(device), Some(max));
         self.forget(published);
-        // Whoever has another's lane counts anew: what is left is counted from where that one stands.
+        // A node that takes over counts from where its lane stands, so the remaining messages get new numbers.
         self.sequence = published;
         for item in &mut self.queue {
             self.sequence = self.sequence.wrapping_add(1);
@@ -284,7 +286,7 @@ impl Far {
         true
     }
 
-    /// What is in the device need not be kept. What has not gone is not there, whatever somebody says.
+    /// Forgets messages that are in the device. A message that has not left can't be there, whatever the peer says.
     fn forget(&mut self, published: u64) {
         let is_in = |item: &Item| item.gone == Some(item.bytes.len()) && item.sequence <= published;
         while self.queue.front().is_some_and(is_in)
@@ -314,7 +316,7 @@ impl Far {
         }
     }
 
-    /// A node feeds it no longer, or is gone: another is to be found.
+    /// The serving node ends the stream or is gone. Another one has to be found.
     pub fn gone(&mut self, from: (NodeId, Incarnation)) {
         if self.feeder != Some(from) {
             return;
@@ -324,7 +326,7 @@ impl Far {
         if self.progressed || self.queue.is_empty() {
             (self.lost, self.stuck) = (now, None);
         } else if self.stuck.is_some_and(|since| now - since > PATIENCE) {
-            // Again and again somebody says that it is fed, and nothing comes through.
+            // Node after node has announced that it serves the device, and no message has reached it.
             self.fail(DeviceFault::Damaged);
         } else if self.stuck.is_none() {
             (self.lost, self.stuck) = (now, Some(now));
@@ -332,14 +334,14 @@ impl Far {
         self.changed();
     }
 
-    /// Tells who waits that nothing goes on any more.
+    /// Tells the waiting callers that the stream has ended.
     pub fn end(&mut self) {
         self.failed.get_or_insert(DeviceFault::Absent);
         self.changed();
     }
 }
 
-/// The words of a header packet, checked: sequence, thread, bytes, tag; and the bytes that come with them.
+/// The words of a header packet, checked: sequence, thread, length, tag; and the bytes that follow.
 pub fn first<'a>(payload: &Payload<'a>) -> Option<(u64, u32, usize, u64, Payload<'a>)> {
     let [sequence, about, tag] = wire::read(payload)?;
     let rest = payload.slice(HEADER, payload.len() - HEADER)?;

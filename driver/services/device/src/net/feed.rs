@@ -1,4 +1,4 @@
-//! The feeder's half: what comes from the network for a device that this process is attached to goes into a lane of it.
+//! The serving node's half: packets from the network for a device of this process go into one of its lanes.
 
 use super::far::first;
 use super::wire::{self, Kind};
@@ -8,26 +8,26 @@ use doorbell_shm::device::{Client, Writer};
 use doorbell_shm::domain::{DeviceSegment, Membership};
 use std::sync::{Arc, Weak};
 
-/// Messages after which the sender is told that they are in the device.
+/// After how many messages the sender is told that they are in the device.
 const ACK_MESSAGES: u64 = 64;
 
-/// One sender that is fed.
+/// One sender that this node serves.
 pub struct Feed {
     pub client: (NodeId, Incarnation),
     pub stream: u32,
     inner: Weak<Inner>,
     segment: Arc<DeviceSegment>,
     writer: Writer,
-    /// Where its lane was when it was opened, and how much the lane holds.
+    /// The position of the lane when it was opened, and how many packets the lane holds.
     opened_at: u64,
     ring: u64,
     said: [u64; 2],
-    /// The sender waits for news.
+    /// The sender waits for an update.
     asked: bool,
     part: Option<Part>,
 }
 
-/// A message that is in the lane in part.
+/// A message of which a part is in the lane.
 struct Part {
     thread: u32,
     tag: u64,
@@ -52,34 +52,34 @@ impl Feed {
         Some(Self { client, stream, inner, segment, writer, opened_at, ring, said: [0; 2], asked: false, part: None })
     }
 
-    /// Begins anew with the same sender, which has forgotten what it sent. What it is told.
+    /// Begins again with the same sender, which has forgotten what it sent. Returns the answer for it.
     pub fn reopen(&mut self) -> Vec<u8> {
         (self.part, self.asked) = (None, false);
         self.opened_at = self.writer.position();
         self.welcome()
     }
 
-    /// Its sender will not come back.
+    /// Ends a stream whose sender will not come back.
     pub fn close(self) {
         self.writer.forget_client(&self.segment.view());
     }
 
-    /// How many messages are in the device, and how far the sender may go.
+    /// How many messages are in the device, and up to which packet the sender may send.
     fn now(&self) -> [u64; 2] {
         let view = self.segment.view();
         let granted = self.writer.free_to(&view).wrapping_sub(self.opened_at);
-        // A word of shared memory that says more than any lane holds is not believed.
+        // A word in shared memory that claims more than a lane can hold is not believed.
         let most = self.writer.position().wrapping_sub(self.opened_at).wrapping_add(self.ring);
         [self.writer.sequence(), granted.min(most)]
     }
 
-    /// What its sender is told first.
+    /// The first answer to the sender.
     pub fn welcome(&mut self) -> Vec<u8> {
         self.said = self.now();
         wire::words(&[self.said[0], self.said[1], self.segment.geometry().message_max() as u64, self.segment.nonce()])
     }
 
-    /// What its sender is to be told now.
+    /// The update that the sender is to get now, if any.
     pub fn news(&mut self) -> Option<Vec<u8>> {
         let now = self.now();
         let many = now[0] - self.said[0].min(now[0]) >= ACK_MESSAGES || now[1].saturating_sub(self.said[1]) >= self.ring / 8;
@@ -90,17 +90,17 @@ impl Feed {
         Some(wire::words(&now))
     }
 
-    /// What is to be said before it is fed no longer.
+    /// The last update before the stream ends.
     pub fn last_words(&self) -> Vec<u8> {
         wire::words(&self.now())
     }
 
-    /// Whether the sender waits for room, which others make.
+    /// Whether the sender waits for room, which the receiving threads make.
     pub fn is_hungry(&self) -> bool {
         self.asked
     }
 
-    /// The sender wants to hear of news. What it knows already is said once more if it can't know better.
+    /// The sender asks for an update. `Some`: there is one already.
     pub fn ask(&mut self) -> Option<Vec<u8>> {
         self.asked = true;
         let now = self.now();
@@ -110,17 +110,17 @@ impl Feed {
         })
     }
 
-    /// Whether this process is attached to the device still.
+    /// Whether this process is still attached to the device.
     pub fn is_attached(&self) -> bool {
         self.inner.strong_count() > 0
     }
 
-    /// Whether it is a device of this name.
+    /// Whether the stream leads to this device.
     pub fn is_of(&self, inner: &Weak<Inner>) -> bool {
         self.inner.ptr_eq(inner)
     }
 
-    /// A packet came. False if the sender does not keep to the rules, or the lane is no good: then it is fed no longer.
+    /// Takes a packet. False if the sender breaks the rules or the lane is damaged: then the stream ends.
     pub fn take(&mut self, kind: Kind, payload: Payload<'_>) -> bool {
         let view = self.segment.view();
         let bytes = match kind {
@@ -129,7 +129,7 @@ impl Feed {
                 if self.part.is_some() || sequence != self.writer.sequence().wrapping_add(1) {
                     return false;
                 }
-                // It was granted, so there is room.
+                // The sender was granted this room, so there must be room.
                 if self.writer.has_room(&view, len).is_err() {
                     return false;
                 }

@@ -1,6 +1,7 @@
-//! Devices over the network. A sender asks all nodes that it does not share memory with who feeds the device of a name. Of the processes that are
-//! attached to it one holds its port, and says that it does: its engine puts what comes into a lane of the device. When it dies the
-//! sender asks again; another takes the port, finds in the lane how many messages of that sender are there, and the rest comes again.
+//! Devices over the network. A sender asks all nodes that share no memory with it which of them serves the device of a name. Of the
+//! processes attached to a device, one holds its port and serves it: its engine puts arriving messages into a lane of the device. When it
+//! dies, the sender asks again. Another process takes the port and finds in the lane how many messages of that sender arrived; the sender
+//! then repeats the rest.
 
 mod far;
 mod feed;
@@ -18,28 +19,28 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use wire::Kind;
 
-/// At which priority it goes.
+/// The priority of all packets of devices.
 pub(crate) const PRIORITY: Priority = Priority::Low;
-/// Answers for one node that wait for room on its lane; whoever gets none asks again.
+/// How many answers may wait for room on the lane to one node. A node that gets none asks again.
 const ANSWERS_MAX: usize = 256;
-/// Words of any kind that wait to go to one node.
+/// How many packets of any kind may wait for one node.
 const WORDS_MAX: usize = 4096;
-/// How long a sender that is dropped may take to bring all into the device.
+/// How long a dropped sender may take to get its messages into the device.
 const CLOSING: Duration = Duration::from_secs(5);
 
 type Life = (NodeId, Incarnation);
 
-/// A packet that is to go.
+/// A packet to be sent.
 pub(crate) struct Word {
     pub to: Life,
     pub tag: u64,
     pub bytes: Vec<u8>,
 }
 
-/// Senders that were dropped where the engine could not be entered.
+/// Senders that were dropped inside a callback of the engine.
 pub(crate) type Dropped = Arc<Mutex<Vec<u32>>>;
 
-/// A device that this process is attached to as long as its attachment is there, which the engine does not keep: what ends with it may take a while.
+/// A device that this process is attached to. The engine keeps no strong reference to the attachment, since ending it may take a while.
 struct Attached {
     inner: Weak<Inner>,
     segment: Arc<DeviceSegment>,
@@ -51,7 +52,7 @@ impl Attached {
         self.inner.strong_count() > 0
     }
 
-    /// Whether this process is the one that feeds the device from the network; takes the port if whoever had it is gone.
+    /// Whether this process serves the device to the network. Takes the port if its holder is gone.
     fn holds_port(&self) -> bool {
         let (view, membership) = (self.segment.view(), &self.membership);
         let me = (membership.id(), membership.incarnation());
@@ -61,7 +62,7 @@ impl Attached {
             former => view.take_port(former, me),
         };
         if is_its && !self.is_there() {
-            // It was given up since, and would be nobody's.
+            // The attachment ended meanwhile, and the port would have no holder.
             view.leave_port(me);
             return false;
         }
@@ -69,14 +70,14 @@ impl Attached {
     }
 }
 
-/// What a node has to do with devices of other machines, and they with its own.
+/// A node's part in devices over the network: its senders, and the senders that it serves.
 #[derive(Default)]
 pub struct Devices {
     attached: Vec<Attached>,
     feeds: Vec<Feed>,
     fars: Vec<Far>,
     dropped: Dropped,
-    /// What is to go, in this order for each node.
+    /// Packets to be sent, in this order for each node.
     pub(crate) out: VecDeque<Word>,
     streams: u32,
     room: Vec<u8>,
@@ -89,59 +90,60 @@ impl Devices {
         !(self.fars.is_empty() && self.feeds.is_empty() && self.out.is_empty())
     }
 
-    /// Whether something goes on that nobody rings for.
+    /// Whether there is work that no bell announces.
     pub fn is_active(&self) -> bool {
         !self.out.is_empty() || self.fars.iter().any(Far::is_active) || self.feeds.iter().any(Feed::is_hungry)
     }
 
-    /// This process is not attached any more to some device: its memory is let go of.
+    /// Releases the memory of devices that this process is no longer attached to.
     pub(crate) fn leave(&mut self) {
         self.attached.retain(Attached::is_there);
     }
 
-    /// This process is attached to a device.
+    /// Adds a device that this process is attached to.
     pub(crate) fn enter(&mut self, inner: &Arc<Inner>) {
         self.attached.retain(Attached::is_there);
         let (segment, membership) = (inner.segment.clone(), inner.shared.membership_arc());
         self.attached.push(Attached { inner: Arc::downgrade(inner), segment, membership });
     }
 
-    /// Begins to look for a device of another machine. Returns the sender's number, and where that is put if it is dropped where the engine can't be entered.
+    /// Begins to look for a device on another machine. Returns the stream's number, and the list for senders that are dropped inside a
+    /// callback.
     pub(crate) fn open(&mut self, name: &str) -> (u32, Dropped) {
         self.streams = self.streams.wrapping_add(1).max(1);
         self.fars.push(Far::new(self.streams, name));
         (self.streams, self.dropped.clone())
     }
 
-    /// A sender.
+    /// A sender, by the number of its stream.
     pub(crate) fn far(&mut self, stream: u32) -> Option<&mut Far> {
         self.fars.iter_mut().find(|far| far.stream == stream)
     }
 
-    /// A sender is dropped. It goes when all is in the device, or can't be.
+    /// A sender was dropped. Its stream ends when all messages are in the device, or can't get there.
     pub(crate) fn close(&mut self, stream: u32) {
         if let Some(far) = self.far(stream) {
             far.closing = Some(Instant::now());
         }
     }
 
-    /// A packet came, by a lane from this life of a node.
+    /// Takes a packet that came by a lane from this incarnation of a node.
     #[cold]
     pub fn take(&mut self, lane: usize, life: Incarnation, tag: u64, payload: Payload<'_>) -> Verdict {
         let from = (NodeId((lane / PRIORITIES) as u16), life);
-        let Some((kind, stream)) = wire::parse(tag) else { return Verdict::Broken("a packet about a device that says nothing") };
+        let Some((kind, stream)) = wire::parse(tag) else { return Verdict::Broken("a device packet with an unknown tag") };
         let far = self.fars.iter_mut().find(|far| far.stream == stream);
         match kind {
-            // At once: what comes behind it is meant for what it opens.
+            // Answered at once: the packets behind it belong to the stream that it opens.
             Kind::Open => self.answer(from, stream, &payload.to_vec()),
             Kind::First | Kind::Next => {
-                // One that is fed no longer has been told so.
+                // A sender that is not served any more has been told so.
                 if let Some(at) = self.fed(from, stream)
                     && !self.feeds[at].take(kind, payload)
                 {
                     tracing::debug!(
                         node = from.0.0,
-                        "a sender to a device is fed no longer: its lane or its packets are no good"
+                        "a sender to a device is no longer served: its lane is damaged, or its packets break the rules"
                     );
                     self.drop_feed(at);
                 }
@@ -159,8 +161,8 @@ impl Devices {
                 }
             }
             Kind::Opened => {
-                let Some(said) = wire::read(&payload) else { return Verdict::Broken("a short answer about a device") };
-                // Of a sender that is dropped, or that another feeds.
+                let Some(said) = wire::read(&payload) else { return Verdict::Broken("a device packet that is too short") };
+                // The sender was dropped, or another node serves it.
                 if !far.is_some_and(|far| far.opened(from, said)) {
                     self.say(from, Kind::Close, stream, Vec::new());
                 }
@@ -171,7 +173,7 @@ impl Devices {
                     (Kind::Gone, _, _) => far.gone(from),
                     (Kind::Refused, Some([reason, senders]), _) => far.refused(from, reason, senders),
                     (Kind::Ack, _, Some(said)) => far.acknowledged(from, said),
-                    _ => return Verdict::Broken("a short answer about a device"),
+                    _ => return Verdict::Broken("a device packet that is too short"),
                 }
             }
         }
@@ -184,13 +186,13 @@ impl Devices {
 
     fn drop_feed(&mut self, at: usize) {
         let feed = self.feeds.swap_remove(at);
-        // What is in the device need not come again.
+        // Messages that are in the device need not be repeated.
         self.say(feed.client, Kind::Ack, feed.stream, feed.last_words());
         self.say(feed.client, Kind::Gone, feed.stream, Vec::new());
     }
 
-    /// Something is to go to a node. The same once more about a stream takes the place of what has not gone yet, so that a node that takes nothing is not kept
-    /// much for.
+    /// Queues a packet. A packet of the same kind for the same stream replaces one that has not left yet, so that little is kept for a node
+    /// that takes nothing.
     fn say(&mut self, to: Life, kind: Kind, stream: u32, bytes: Vec<u8>) {
         let tag = wire::tag(kind, stream);
         let (mut waiting, mut latest) = (0, None);
@@ -203,13 +205,13 @@ impl Devices {
         match latest {
             Some(word) if word.tag == tag => word.bytes = bytes,
             _ if waiting >= ANSWERS_MAX && matches!(kind, Kind::Opened | Kind::Refused | Kind::Open) => {}
-            // More than all streams of a node that keeps to the rules have to be told.
+            // More than all streams of an honest node need.
             _ if waiting >= WORDS_MAX => {}
             _ => self.out.push_back(Word { to, tag, bytes }),
         }
     }
 
-    /// Goes on with all, but for what goes out. `others` are the nodes that could feed a device.
+    /// Does the work of a turn, except sending. `others` are the nodes that could serve a device.
     pub(crate) fn step(&mut self, others: impl Fn() -> Vec<Life>) -> usize {
         let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
         dropped.into_iter().for_each(|stream| self.close(stream));
@@ -245,7 +247,7 @@ impl Devices {
                 return true;
             }
             if !far.is_in() {
-                tracing::warn!(device = far.name, "messages to a device were lost: nobody feeds it any more");
+                tracing::warn!(device = far.name, "messages to a device were lost: no node serves it any more");
             }
             if let Some(to) = far.feeder() {
                 said.push((to, Kind::Close, far.stream, Vec::new()));
@@ -258,7 +260,7 @@ impl Devices {
         work
     }
 
-    /// Somebody asks who feeds a device.
+    /// Answers a node that asks for a device.
     fn answer(&mut self, client: Life, stream: u32, name: &[u8]) {
         let attached = self.attached.iter().find(|attached| attached.is_there() && attached.segment.name().as_bytes() == name);
         let Some(attached) = attached.filter(|attached| attached.holds_port()) else {
@@ -282,7 +284,7 @@ impl Devices {
         }
     }
 
-    /// Senders with packets for a node, and whether they had room: gives them to `push` as long as it takes them. Returns how many it took.
+    /// Gives packets of all senders to this node to `push`, until it takes no more. Returns how many it took.
     pub(crate) fn push(&mut self, to: Life, packet: usize, mut push: impl FnMut(u64, &[u8]) -> bool) -> usize {
         let (mut pushed, room) = (0, &mut self.room);
         for far in self.fars.iter_mut().filter(|far| far.feeder() == Some(to)) {
@@ -304,7 +306,7 @@ impl Devices {
         to
     }
 
-    /// A life of a node is over.
+    /// An incarnation of a node has ended.
     pub(crate) fn fail(&mut self, node: NodeId, life: Incarnation) {
         let gone = (node, life);
         while let Some(at) = self.feeds.iter().position(|feed| feed.client == gone) {
@@ -314,7 +316,7 @@ impl Devices {
         self.out.retain(|word| word.to != gone);
     }
 
-    /// Ends all: the node leaves, or can do nothing any more.
+    /// Ends everything: the node leaves, or can't go on.
     pub(crate) fn end(&mut self) {
         self.feeds.clear();
         self.fars.iter_mut().for_each(Far::end);

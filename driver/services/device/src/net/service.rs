@@ -1,4 +1,4 @@
-//! Devices of other machines as a service of the engine.
+//! Devices over the network as a service of the engine.
 
 use super::{Devices, PRIORITY};
 use doorbell_engine::drive::install::Install;
