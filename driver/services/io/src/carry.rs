@@ -1,4 +1,4 @@
-//! What requests ask for, done.
+//! Carries out requests.
 
 use super::clients::Descriptor;
 use super::export::{self, Kind};
@@ -16,34 +16,34 @@ use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U64;
 
-/// A request, from its arrival until it is answered.
+/// A request, from its arrival until its reply is sent.
 pub(super) struct Job {
-    /// The request and what follows it; later the reply and what follows that.
+    /// The request and the bytes behind it; later the reply and the bytes behind that.
     pub room: Box<[u8]>,
     pub how: Box<OpenHow>,
     pub client: u32,
     pub tag: u64,
     pub op: Op,
     pub quiet: bool,
-    /// What follows the reply lies in the room.
+    /// The bytes behind the reply lie in `room`.
     pub in_message: bool,
     pub at_cursor: bool,
     /// Done by a plain call, which reads less than was asked for only at the end of a file.
     pub was_plain: bool,
-    /// What is opened once it was looked at: the flags and the mode.
+    /// The flags and mode for opening the path after it was inspected.
     pub looks_for: Option<(OFlags, Mode)>,
-    /// How often it was tried again, as somebody renamed what was on the way.
+    /// How often it was tried again because another process renamed a directory on the way.
     pub tries: u32,
-    /// Bytes that are to be read.
+    /// How many bytes are to be read.
     pub wanted: u32,
     pub descriptor: u16,
-    /// Bytes of the reply that waits for room.
+    /// The length of a reply that waits for room, in bytes.
     pub reply: usize,
 }
 
 impl Job {
     pub fn new() -> Self {
-        // A byte more, for the NUL of a path.
+        // One more byte, for the NUL of a path.
         let room = vec![0; ROOM + 1].into();
         let (client, tag, op) = (0, 0, Op::Bye);
         Self {
@@ -65,7 +65,7 @@ impl Job {
     }
 }
 
-/// What is answered now, if anything: a result, the cursor, and bytes that follow.
+/// A reply: the result, the cursor, and how many bytes follow.
 pub(super) struct Answer {
     pub result: i64,
     pub value: u64,
@@ -85,7 +85,7 @@ impl From<Errno> for Answer {
 }
 
 impl Worker {
-    /// Does it, or hands it to the ring: then `None`.
+    /// Carries out the request, or hands it to the ring and returns `None`.
     #[inline]
     pub(super) fn carry_out(&mut self, job: usize, op: Op, request: &Request, follows: usize) -> Result<Option<i64>, Errno> {
         let Self { clients, jobs, export, files, limits, shown, is_alone, .. } = self;
@@ -96,7 +96,7 @@ impl Worker {
                 let descriptor = client.descriptor(request.descriptor.get())?;
                 let (offset, len) = (request.offset.get(), request.length.get() as usize);
                 let offset = (offset != AT_CURSOR).then_some(offset);
-                // A file ends where the numbers of the system do.
+                // A file ends where the system's offsets end.
                 if offset.is_some_and(|offset| offset.checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64)) {
                     return Err(Errno::INVAL);
                 }
@@ -111,24 +111,24 @@ impl Worker {
                     let staging = client.staging.as_ref().ok_or(Errno::FAULT)?;
                     elements_of(staging, "stage", request.place.get() as usize, len).map_err(|_| Errno::FAULT)?
                 };
-                // To write goes to memory first, but not always.
+                // A write usually goes to memory first, but not always, so other clients must not have to wait for it.
                 let is_plain = descriptor.kind == Kind::InMemory || op == Op::Write && *is_alone;
                 let span = Span { memory, len, offset, is_plain };
                 let file = descriptor.file.as_raw_fd();
-                // SAFETY: `len` bytes of the job's room, or of a region that its client keeps as long as it has jobs; the job keeps both until it is answered.
-                // Others may write the region meanwhile, which is the kernel's to endure.
+                // SAFETY: `len` bytes of the job's room, or of a region that its client keeps as long as it has jobs; the job keeps both
+                // until its reply is sent. Others may write the region meanwhile, which only the kernel has to cope with.
                 unsafe { if op == Op::Read { files.read(file, span, job as u64) } else { files.write(file, span, job as u64) } }
             }
             Op::Open => {
                 let (flags, mode) = export.how(request.offset.get())?;
                 let (own, node) = (client.open(), client.name.who.0);
-                // Of those of the process a node gets another one as long as more are free than it has.
+                // Of the descriptors of the process a node gets another one only while more are free than it has.
                 let has = clients.of_node(node).map(|client| client.open()).sum::<usize>() as u64;
                 if own >= limits.descriptors || has >= limits.all.saturating_sub(shown.counts.descriptors.load(Relaxed)) {
                     return Err(Errno::MFILE);
                 }
                 export::path(&mut to.room[HEAD..], follows)?;
-                // What is made anew can't be a device.
+                // A file that is created can't be a device, so it needs no inspection.
                 let (first, then) = if flags.contains(OFlags::EXCL) {
                     ((flags, mode), None)
                 } else {
@@ -142,7 +142,7 @@ impl Worker {
                 });
             }
             Op::Close => {
-                // What names the descriptor is handed over before the number is another file's.
+                // Requests that name the descriptor are submitted before another file can get its number.
                 files.submit();
                 let Descriptor { file, .. } = client.release(request.descriptor.get())?;
                 // SAFETY: owned until now.
@@ -202,7 +202,7 @@ impl Worker {
         }
     }
 
-    /// Opens what a job says, or looks at it.
+    /// Opens or inspects the path of a job.
     fn open_now(&mut self, job: usize) -> Begun {
         let Self { jobs, export, files, .. } = self;
         let to = &mut jobs[job];
@@ -213,8 +213,8 @@ impl Worker {
         unsafe { files.open(export.root(), path, &to.how, job as u64) }
     }
 
-    /// What is to be done after this result: what was looked at is opened, and what could not be for somebody who renamed something on the way
-    /// is tried once more. `Some`: nothing, this is the result.
+    /// Continues a job after this result. A path that was inspected is opened. A path that failed because another process renamed a
+    /// directory is tried again. `Some`: the job is done, with this result.
     #[inline]
     pub(super) fn go_on(&mut self, job: usize, result: i64) -> Option<i64> {
         if self.jobs[job].op == Op::Open { self.go_on_opening(job, result) } else { Some(result) }
@@ -240,7 +240,7 @@ impl Worker {
         }
     }
 
-    /// What is to be answered when the system has done it.
+    /// The reply to send when the system has done the operation.
     #[inline]
     pub(super) fn finish(&mut self, job: usize, result: i64) -> Answer {
         let Self { clients, jobs, export, limits, shown, .. } = self;
@@ -266,7 +266,7 @@ impl Worker {
             }
             Op::Stat | Op::Inspect | Op::List => Answer { result, value: 0, follows: done as usize },
             Op::Open if result >= 0 => {
-                // SAFETY: the system just made it, for nobody else.
+                // SAFETY: the system has just created it, and nothing else owns it.
                 let file = unsafe { OwnedFd::from_raw_fd(result as i32) };
                 let kept = export.admit(&file).and_then(|kind| {
                     let client = clients.get(to.client).filter(|client| !client.gone).ok_or(Errno::NOTCONN)?;
@@ -289,13 +289,13 @@ fn last() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// What follows a reply.
+/// Puts bytes behind a reply. Returns how many.
 pub(super) fn put(room: &mut [u8], bytes: &[u8]) -> i64 {
     room[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
     bytes.len() as i64
 }
 
-/// The next names of a directory, as bytes. The bytes of one entry are fewer than those in which the system tells it.
+/// The next names of a directory, as bytes. An entry takes fewer bytes than in the system's own form.
 fn list(directory: &OwnedFd, room: &mut [u8]) -> Result<i64, Errno> {
     let mut entries = [MaybeUninit::uninit(); 8192];
     let mut listed = RawDir::new(directory, &mut entries);

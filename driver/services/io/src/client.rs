@@ -1,4 +1,4 @@
-//! What a compute node calls.
+//! The calls of a compute node.
 
 use super::connection::Connection;
 use super::file::{IoEntry, IoFile, IoMetadata, entries, metadata};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-/// How a node becomes a client. Made by [`IoClient::builder`]; nothing happens before [`connect`](Self::connect).
+/// The options of a new client. Made by [`IoClient::builder`]; nothing happens before [`connect`](Self::connect).
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before connect()"]
 pub struct IoClientBuilder {
@@ -26,35 +26,36 @@ pub struct IoClientBuilder {
 }
 
 impl IoClientBuilder {
-    /// The node that serves [default: the only one of role `io`].
+    /// Sets the node that serves [default: the only node of role `io`].
     pub fn server(mut self, server: NodeId) -> Self {
         self.server = Some(server);
         self
     }
 
-    /// How much staging memory to ask of the server, in bytes [default: 1 MiB, and 16 MiB at most]. None: everything goes in messages, 16 KiB at a time.
+    /// Sets how much staging memory to ask for, in bytes [default: 1 MiB; at most 16 MiB]. With 0, all data goes in messages, 16 KiB at a
+    /// time.
     pub fn staging_bytes(mut self, bytes: usize) -> Self {
         self.staging = bytes;
         self
     }
 
-    /// How long the server may take to answer [default: ten seconds for the first time, and as long as it lives afterwards, as a medium may]. A request that
-    /// took longer ends with [`TimedOut`](io::ErrorKind::TimedOut), and the client with it. Over the network the bytes of large reads and writes may take longer than that,
-    /// as long as the server's node lives.
+    /// Sets how long the server may take to reply [default: ten seconds to connect; afterwards no limit while the server lives, since a
+    /// medium may take long]. A request that takes longer fails with [`TimedOut`](io::ErrorKind::TimedOut), and the client is unusable
+    /// then. Over the network, the bytes of large reads and writes may take longer while the server's node lives.
     pub fn patience(mut self, patience: Duration) -> Self {
         (self.welcome, self.patience) = (patience, Some(patience));
         self
     }
 
-    /// Connects. Control path.
+    /// Connects. Blocks until the server has replied.
     ///
     /// # Errors
-    /// There is no such node, it serves no files ([`NotFound`](io::ErrorKind::NotFound)), it serves no more clients or this node has its half of them already (`EUSERS`), or it does not
-    /// answer ([`TimedOut`](io::ErrorKind::TimedOut)) or not in this version (`EPROTONOSUPPORT`).
+    /// There is no such node. It serves no files ([`NotFound`](io::ErrorKind::NotFound)). It has no place left for a client of this node
+    /// (`EUSERS`). It does not reply ([`TimedOut`](io::ErrorKind::TimedOut)), or has another protocol version (`EPROTONOSUPPORT`).
     pub fn connect(self) -> io::Result<IoClient> {
         let Self { node, server, staging, welcome, patience } = self;
         let server = server.map_or_else(|| the_io_node(&node), Ok)?;
-        // Threads of this process, whichever of its nodes they use.
+        // Counts the threads of this process, whichever of its nodes they use.
         static THREADS: AtomicU32 = AtomicU32::new(1);
         let thread = THREADS.fetch_add(1, Ordering::Relaxed);
         let connection = Connection::open(&node, server, thread, staging, [Some(welcome), patience])?;
@@ -62,7 +63,7 @@ impl IoClientBuilder {
     }
 }
 
-/// The only node that is there for I/O.
+/// The only node of the role `io`.
 fn the_io_node(node: &Node) -> io::Result<NodeId> {
     let members = node.members()?;
     let mut found = members.iter().filter(|member| member.role == Role::Io).map(|member| member.id);
@@ -74,31 +75,33 @@ fn the_io_node(node: &Node) -> io::Result<NodeId> {
     Err(io::Error::new(io::ErrorKind::NotFound, what))
 }
 
-/// One client's conversation, and its files'.
+/// The connection of a client, which it shares with its files.
 pub(super) struct Link {
     pub server: NodeId,
     connection: Mutex<Connection>,
 }
 
 impl Link {
-    /// The conversation, for one request. The lock is uncontended where each thread has a client of its own.
+    /// Locks the connection for one request. The lock is uncontended if each thread has a client of its own.
     #[inline]
     pub(super) fn enter(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A client of an I/O node: paths are relative to the directory that it serves. `Send` and `Sync`; clones and their files share one conversation, of which
-/// one thread at a time has a turn, so threads that do much give themselves a client each. When the last of them is dropped the server forgets it.
+/// A client of an I/O node. Paths are relative to the directory that the node serves. `Send` and `Sync`. Clones and their files share one
+/// connection, which one thread at a time uses, so give each busy thread a client of its own. When the last of them is dropped, the server
+/// forgets the client.
 ///
-/// Calls block until the server has answered. If it dies they fail, and so does every later one ([`ConnectionReset`](io::ErrorKind::ConnectionReset)).
+/// Calls block until the server has replied. If the server dies, they fail, and so does every later call
+/// ([`ConnectionReset`](io::ErrorKind::ConnectionReset)).
 #[derive(Clone)]
 pub struct IoClient {
     link: Arc<Link>,
 }
 
 impl IoClient {
-    /// Becomes a client of a node that serves files.
+    /// Becomes a client of a node that serves files. Blocks until the server has replied.
     ///
     /// # Errors
     /// As [`IoClientBuilder::connect`].
@@ -106,7 +109,7 @@ impl IoClient {
         Self::builder(node).server(server).connect()
     }
 
-    /// Prepares to be a client.
+    /// Prepares to become a client.
     pub fn builder(node: &Node) -> IoClientBuilder {
         let welcome = Duration::from_secs(10);
         IoClientBuilder { node: node.clone(), server: None, staging: 1 << 20, welcome, patience: None }
@@ -122,34 +125,34 @@ impl IoClient {
         IoOpenOptions { client: self, flags: OFlags::empty(), read: false, write: false, append: false, mode: 0o666 }
     }
 
-    /// Opens a file to read it.
+    /// Opens a file for reading.
     ///
     /// # Errors
-    /// As `open(2)`; `EXDEV` for a path that leads out of the directory, `EOPNOTSUPP` for what is neither file nor directory.
+    /// As `open(2)`. `EXDEV`: the path leads out of the directory. `EOPNOTSUPP`: it names neither a regular file nor a directory.
     pub fn open(&self, path: impl AsRef<Path>) -> io::Result<IoFile> {
         self.options().read(true).open(path)
     }
 
-    /// Opens a file to write it anew, whether it was there or not.
+    /// Opens a file for writing, and creates or empties it first.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and `EROFS` where nothing may be changed.
+    /// As [`open`](Self::open). `EROFS`: the directory is served read-only.
     pub fn create(&self, path: impl AsRef<Path>) -> io::Result<IoFile> {
         self.options().write(true).create(true).truncate(true).open(path)
     }
 
-    /// What there is to know of a file or directory; links are followed as long as they stay in the directory.
+    /// The metadata of a file or directory. Links are followed while they stay in the directory.
     ///
     /// # Errors
-    /// As `stat(2)`, and `EXDEV`.
+    /// As `stat(2)`. `EXDEV`: the path leads out of the directory.
     pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<IoMetadata> {
         self.stat(path.as_ref(), 0)
     }
 
-    /// The same of a link itself, if the path names one.
+    /// As [`metadata`](Self::metadata), but if the path names a link, that of the link itself.
     ///
     /// # Errors
-    /// As `lstat(2)`, and `EXDEV`.
+    /// As `lstat(2)`. `EXDEV`: the path leads out of the directory.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<IoMetadata> {
         self.stat(path.as_ref(), 1)
     }
@@ -162,10 +165,10 @@ impl IoClient {
         metadata(bytes)
     }
 
-    /// What is in a directory, in the order in which the system tells it, without `.` and `..`. All names are fetched at once.
+    /// The entries of a directory, in the system's order and without `.` and `..`. Fetches all names at once.
     ///
     /// # Errors
-    /// As `open(2)` and `getdents(2)`, and `EXDEV`.
+    /// As `open(2)` and `getdents(2)`. `EXDEV`: the path leads out of the directory.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<Vec<IoEntry>> {
         let directory = self.options().read(true).custom_flags(OFlags::DIRECTORY.bits()).open(path)?;
         let mut all = Vec::new();
@@ -184,7 +187,7 @@ impl IoClient {
     /// Removes a file, or a link itself.
     ///
     /// # Errors
-    /// As `unlink(2)`, `EXDEV`, and `EROFS` where nothing may be changed.
+    /// As `unlink(2)`. `EXDEV`: the path leads out of the directory. `EROFS`: the directory is served read-only.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.link.enter().call(Request::new(Op::Remove), checked(path.as_ref())?).map(drop)
     }
@@ -196,7 +199,7 @@ impl std::fmt::Debug for IoClient {
     }
 }
 
-/// A path that can be one: what is too long for a message is not sent.
+/// Refuses a path that is too long for a message.
 fn checked(path: &Path) -> io::Result<&[u8]> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.len() >= PATH_MAX {
@@ -205,7 +208,7 @@ fn checked(path: &Path) -> io::Result<&[u8]> {
     Ok(bytes)
 }
 
-/// How a file is opened: as [`std::fs::OpenOptions`].
+/// The options for opening a file, like [`std::fs::OpenOptions`].
 #[derive(Clone, Debug)]
 pub struct IoOpenOptions<'a> {
     client: &'a IoClient,
@@ -222,55 +225,55 @@ impl IoOpenOptions<'_> {
         self
     }
 
-    /// To read it.
+    /// Opens for reading.
     pub fn read(mut self, read: bool) -> Self {
         self.read = read;
         self
     }
 
-    /// To write it.
+    /// Opens for writing.
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
         self
     }
 
-    /// To write at its end, wherever that is then.
+    /// Opens for writing at the end of the file, wherever the end is at each write.
     pub fn append(mut self, append: bool) -> Self {
         self.append = append;
         self
     }
 
-    /// To empty it first.
+    /// Empties the file first.
     pub fn truncate(self, truncate: bool) -> Self {
         self.flag(OFlags::TRUNC, truncate)
     }
 
-    /// To make it if it is not there.
+    /// Creates the file if it does not exist.
     pub fn create(self, create: bool) -> Self {
         self.flag(OFlags::CREATE, create)
     }
 
-    /// To make it, and to fail if it is there; then `create` and `truncate` say nothing.
+    /// Creates the file, and fails if it exists; `create` and `truncate` have no effect then.
     pub fn create_new(self, create_new: bool) -> Self {
         self.flag(OFlags::EXCL, create_new)
     }
 
-    /// The permissions of a file that is made, before the server's umask [default: 0o666].
+    /// Sets the permissions of a created file, before the server's umask [default: 0o666].
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Further flags of `open(2)`: `O_NOFOLLOW`, `O_DIRECTORY`, `O_SYNC`, `O_DSYNC` and `O_NOATIME` are possible.
+    /// Adds flags of `open(2)`. The server allows `O_NOFOLLOW`, `O_DIRECTORY`, `O_SYNC`, `O_DSYNC` and `O_NOATIME`.
     pub fn custom_flags(mut self, flags: u32) -> Self {
         self.flags |= OFlags::from_bits_retain(flags) - OFlags::ACCMODE;
         self
     }
 
-    /// Opens it.
+    /// Opens the file.
     ///
     /// # Errors
-    /// As [`IoClient::open`]; `EINVAL` for options that make no sense together.
+    /// As [`IoClient::open`]. `EINVAL`: the options contradict each other.
     pub fn open(self, path: impl AsRef<Path>) -> io::Result<IoFile> {
         let Self { client, flags, read, write, append, mode } = self;
         let access = match (read, write || append) {

@@ -1,4 +1,4 @@
-//! Who is served, and what each has open.
+//! The clients of a server, and the files that each has open.
 
 use super::export::Kind;
 use super::way::{Letter, Outlet};
@@ -16,8 +16,8 @@ pub(super) struct Descriptor {
     pub kind: Kind,
 }
 
-/// Which client: a thread of a life of a node, and the number that it made up and says with each request. And the lane that all its requests come by,
-/// as other processes can read that number in the memory of the device.
+/// Identifies a client: the node and its incarnation, the thread, and a random number of the client's own that each request contains. Also
+/// the lane of all its requests, since other processes can read that number in the memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     pub who: (NodeId, Incarnation),
@@ -27,7 +27,7 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// Who sent this.
+    /// The client that sent this request.
     #[inline]
     pub(super) fn of(letter: &Letter, request: &Request) -> Self {
         let who = (letter.source, letter.incarnation);
@@ -35,17 +35,17 @@ impl Name {
     }
 }
 
-/// One client: a life of a node, or one of several of it.
+/// One client. A node may have several.
 pub(super) struct Client {
     pub name: Name,
     pub outlet: Rc<Outlet>,
-    /// What large reads and writes go through.
+    /// The memory for large reads and writes.
     pub staging: Option<Region<u8>>,
     descriptors: Vec<Option<Descriptor>>,
     open: usize,
-    /// Requests of it that are not answered.
+    /// Requests of the client without a reply.
     pub jobs: usize,
-    /// It is gone, and goes when its last operation is over: until then its memory stays.
+    /// The client is gone. It is removed when its last operation has ended, since that needs its memory.
     pub gone: bool,
 }
 
@@ -58,7 +58,7 @@ impl Client {
         self.staging.as_ref().map_or(0, Region::len)
     }
 
-    /// Tells it that it is a client. Who takes no answer now is gone by the next sweep, or asks again.
+    /// Welcomes the client. If it takes no message now, it asks again, or is gone by the next sweep.
     pub(super) fn welcome(&self, number: u32, tag: u64) {
         let key = self.staging.as_ref().map_or([0; _], |region| region.key().to_bytes());
         let welcome = Welcome { client: U32::new(number), staging: U32::new(self.staging_bytes() as u32), key };
@@ -77,7 +77,7 @@ impl Client {
         self.descriptors.get(usize::from(number)).and_then(Option::as_ref).ok_or(Errno::BADF)
     }
 
-    /// The lowest number that is free, as the system does it.
+    /// Stores a descriptor under the lowest free number, as the system does.
     pub(super) fn keep(&mut self, descriptor: Descriptor, most: usize) -> Result<u16, Errno> {
         let at = self.descriptors.iter().position(Option::is_none).unwrap_or(self.descriptors.len());
         let number = u16::try_from(at).ok().filter(|_| at < most).ok_or(Errno::MFILE)?;
@@ -95,14 +95,14 @@ impl Client {
         Ok(found)
     }
 
-    /// Closes everything.
+    /// Closes all descriptors.
     pub(super) fn release_all(&mut self) -> usize {
         self.descriptors.clear();
         std::mem::take(&mut self.open)
     }
 }
 
-/// All clients. A client's number says where it is, and which use of that place it is.
+/// All clients. A client's number is its place and how often that place was used.
 #[derive(Default)]
 pub(super) struct Clients {
     places: Vec<Place>,
@@ -115,7 +115,7 @@ struct Place {
 }
 
 impl Clients {
-    /// Those that are there.
+    /// All clients, with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Client)> {
         let number = |at: usize, place: &Place| u32::from(place.generation) << 16 | at as u32;
         self.places.iter().enumerate().filter_map(move |(at, place)| Some((number(at, place), place.client.as_ref()?)))
@@ -126,7 +126,7 @@ impl Clients {
         self.iter().find(|(_, client)| client.name == name && !client.gone).map(|(number, _)| number)
     }
 
-    /// Those of a node, of whichever life.
+    /// The clients of a node, of any incarnation.
     pub(super) fn of_node(&self, node: NodeId) -> impl Iterator<Item = &Client> {
         self.iter().map(|(_, client)| client).filter(move |client| client.name.who.0 == node)
     }
@@ -141,7 +141,7 @@ impl Clients {
             self.places.len() - 1
         });
         let place = &mut self.places[at];
-        // Never 0: that is nobody's number.
+        // Never 0, which is no client's number.
         place.generation = place.generation.wrapping_add(1).max(1);
         place.client = Some(client);
         u32::from(place.generation) << 16 | at as u32

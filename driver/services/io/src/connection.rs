@@ -1,4 +1,4 @@
-//! A client's half of the conversation: requests, and replies in whatever order they come.
+//! A client's half of a connection: requests, and replies in any order.
 
 use super::way::{Got, Letter, Mailbox, Outlet};
 use super::wire::{AT_END, HEAD, IN_MESSAGE, INLINE_MAX, Op, ROOM, Reply, Request, VERSION, Welcome, tag};
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The most requests under way.
+/// The most requests in progress.
 const WINDOW: usize = 8;
-/// Bytes up to which a read or write goes in the message, where memory is shared and where it is not.
+/// Reads and writes up to this many bytes go in the message, with shared memory and without.
 const INLINE_NEAR: usize = 512;
 const INLINE_FAR: usize = INLINE_MAX;
-/// Bytes of a piece of a large read or write, where memory is shared and where it is not.
+/// The length of a piece of a large read or write, with shared memory and without.
 const PIECE_NEAR: usize = 128 << 10;
 const PIECE_FAR: usize = 256 << 10;
 
-/// How often somebody asks to be a client, until it is one.
+/// How often a node asks to become a client, until it is one.
 const HELLO_EVERY: Duration = Duration::from_secs(1);
-/// How often a client that waits asks whether the server is there.
+/// How often a waiting client checks that the server is there.
 const ASK: Duration = Duration::from_millis(50);
-/// After how many of those it asks the server whether it still knows this client: an answer may be lost with the way by which it came.
+/// After how many of these checks it asks the server whether it still knows this client: a reply may be lost with the way that it took.
 const PING_EVERY: u32 = 20;
 
-/// A conversation with a server, used by one thread at a time.
+/// A connection to a server, used by one thread at a time.
 pub(super) struct Connection {
     node: Node,
     server: NodeId,
@@ -39,33 +39,33 @@ pub(super) struct Connection {
     life: Incarnation,
     thread: u32,
     client: u32,
-    /// What the server knows this client by, and nobody else.
+    /// A random number by which the server identifies this client.
     token: u64,
     number: u32,
     /// `None`: there is no staging memory.
     staging: Option<Key<u8, ReadWrite>>,
     inline: usize,
     piece: usize,
-    /// Pieces under way at most.
+    /// The most pieces in progress.
     window: usize,
     patience: Option<Duration>,
-    /// A reply may still come to a place that was given up: nothing may be asked any more.
+    /// A late reply may still write to memory that was given up, so no further request is allowed.
     broken: bool,
     room: Box<[u8]>,
 }
 
-/// A piece that was asked for.
+/// A piece that was requested.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     number: u32,
-    /// Where of the caller's bytes.
+    /// Its offset in the caller's bytes.
     at: usize,
     len: usize,
-    /// `None`: not known yet.
+    /// `None`: no reply yet.
     result: Option<i64>,
 }
 
-/// A descriptor of the server, and where in its file.
+/// A descriptor of the server, and an offset in its file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub descriptor: u16,
@@ -73,7 +73,7 @@ pub(super) struct At {
 }
 
 impl Connection {
-    /// `patience`: for the welcome, and for every answer afterwards.
+    /// The two time limits are for the welcome and for each later reply.
     pub(super) fn open(
         node: &Node,
         server: NodeId,
@@ -111,7 +111,7 @@ impl Connection {
         let welcome = match this.hello(request) {
             Ok(welcome) => welcome,
             Err(error) => {
-                // It may be a client there all the same.
+                // The server may have made it a client nevertheless.
                 this.tell(Request::new(Op::Bye));
                 return Err(error);
             }
@@ -130,7 +130,8 @@ impl Connection {
         Ok(this)
     }
 
-    /// Asks to be a client, now and then once more, as a server that has many to welcome may have let one go by; it welcomes the same one once.
+    /// Asks to become a client, and asks again from time to time, since a busy server may drop a request. The server welcomes the same
+    /// client only once.
     fn hello(&mut self, request: Request) -> io::Result<Welcome> {
         let deadline = self.deadline();
         let letter = loop {
@@ -152,7 +153,7 @@ impl Connection {
         welcome.map(|(welcome, _)| welcome).map_err(|_| Errno::PROTO.into())
     }
 
-    /// Asks and waits for the answer: its result and what follows it.
+    /// Sends a request and waits for its reply. Returns the reply and the bytes behind it.
     pub(super) fn call(&mut self, request: Request, follows: &[u8]) -> io::Result<(Reply, &[u8])> {
         let number = self.send(request, follows)?;
         let deadline = self.deadline();
@@ -169,16 +170,16 @@ impl Connection {
         }
     }
 
-    /// Asks without wanting an answer.
+    /// Sends a request that gets no reply.
     pub(super) fn tell(&mut self, mut request: Request) {
         request.quiet = 1;
         self.sign(&mut request);
         self.number = self.number.wrapping_add(1);
-        // Whoever can't be told learns it by the death of this node, or is dead itself.
+        // A server that can't be reached learns of this node's death, or is dead itself.
         let _ = self.outlet.tell(tag(self.thread, self.number), request.as_bytes());
     }
 
-    /// Reads until `into` is full or the file at its end; the bytes that were read.
+    /// Reads until `into` is full or the file ends. Returns how many bytes were read.
     pub(super) fn read(&mut self, at: At, into: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while done < into.len() {
@@ -192,7 +193,7 @@ impl Connection {
             match read {
                 Ok((got, at_end)) => {
                     done += got;
-                    // Less than was asked for is not yet the end.
+                    // A short read is not yet the end of the file.
                     if at_end {
                         break;
                     }
@@ -204,7 +205,7 @@ impl Connection {
         Ok(done)
     }
 
-    /// What came in one message, and whether it was up to the end of the file.
+    /// Reads in one message. Returns how many bytes came, and whether the file ends there.
     fn read_in_message(&mut self, at: At, into: &mut [u8]) -> io::Result<(usize, bool)> {
         let len = into.len().min(INLINE_MAX);
         let (reply, bytes) = self.call(span(Op::Read, at.descriptor, at.offset, len, IN_MESSAGE), &[])?;
@@ -217,12 +218,12 @@ impl Connection {
         self.in_pieces(Op::Read, at, into.len(), |this, piece, slot| {
             let (Some(key), Some(result)) = (this.staging, piece.result) else { return Ok(()) };
             let got = result.clamp(0, piece.len as i64) as usize;
-            // Read as long as it lies there.
+            // Copied out before the slot is used again.
             this.peer.get_fresh(key.at(slot * this.piece), &mut into[piece.at..piece.at + got])
         })
     }
 
-    /// Writes all of it, or as much as the server could before something was wrong: the bytes that were written.
+    /// Writes all bytes, or as many as the server could before an error. Returns how many were written.
     pub(super) fn write(&mut self, at: At, from: &[u8]) -> io::Result<usize> {
         if from.len() <= self.inline || self.staging.is_none() {
             let mut done = 0;
@@ -248,15 +249,17 @@ impl Connection {
         })
     }
 
-    /// Writes at the end of the file, or at the descriptor's cursor: up to a message's bytes, and where the cursor is afterwards.
+    /// Writes at the end of the file, or at the descriptor's cursor: at most the bytes of one message. Returns how many were written, and
+    /// where the cursor is then.
     pub(super) fn append(&mut self, descriptor: u16, from: &[u8]) -> io::Result<(usize, u64)> {
         let from = &from[..from.len().min(INLINE_MAX)];
         let (reply, _) = self.call(span(Op::Write, descriptor, super::wire::AT_CURSOR, from.len(), IN_MESSAGE), from)?;
         Ok(((reply.result.get() as usize).min(from.len()), reply.value.get()))
     }
 
-    /// Piece after piece through the slots of the staging memory, several under way. `carry` copies into a slot before a piece is asked for (`result`
-    /// is `None`), and out of it afterwards. Ends at the first piece that is short or fails; when all that were asked for are answered.
+    /// Moves the bytes piece by piece through the slots of the staging memory, several pieces at a time. `carry` copies into a slot before
+    /// a piece is requested (`result` is `None`), and out of it afterwards. Ends at the first piece that is short or fails, once all
+    /// requested pieces have a reply.
     fn in_pieces(
         &mut self,
         op: Op,
@@ -264,7 +267,7 @@ impl Connection {
         len: usize,
         mut carry: impl FnMut(&mut Self, Piece, usize) -> Result<()>,
     ) -> io::Result<usize> {
-        // Small enough that several are under way, however short the whole is; of whole pages.
+        // So small that several are in progress even for a short transfer; whole pages.
         let size = (len.div_ceil(self.window * 2).next_multiple_of(4096)).clamp(self.piece.min(32 << 10), self.piece);
         let mut pieces = [Piece { number: 0, at: 0, len: 0, result: Some(0) }; WINDOW];
         let (mut asked, mut answered, mut next) = (0_usize, 0_usize, 0_usize);
@@ -331,7 +334,7 @@ impl Connection {
         }
     }
 
-    /// Says whose it is.
+    /// Adds this client's number and token to a request.
     #[inline]
     fn sign(&self, request: &mut Request) {
         (request.client, request.token) = (U32::new(self.client), U64::new(self.token));
@@ -353,14 +356,14 @@ impl Connection {
         self.outlet.send(tag, request.as_bytes(), follows, deadline).map(|()| self.number).map_err(|error| self.fail(error))
     }
 
-    /// The next reply into the room.
+    /// Receives the next reply into `room`.
     #[inline]
     fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Letter> {
         let (mut asked, mut ping, mut wasted) = (0_u32, None, false);
         loop {
             let now = Instant::now();
             if wasted && deadline.is_some_and(|deadline| now >= deadline) {
-                // A flood of what is no answer must not hide that the time is over.
+                // A flood of other messages must not hide that the time is over.
                 return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
             }
             let ask = now + ASK;
@@ -379,7 +382,7 @@ impl Connection {
                 Ok(Got::Nothing) => {
                     asked += 1;
                     if let Err(error) = self.check_there() {
-                        // What it sent before it went is there by now.
+                        // Messages that the server sent before it went have arrived by now.
                         return match self.mailbox.try_receive(&mut self.room) {
                             Ok(Got::Letter(letter)) if letter.len >= HEAD && ping != Some(letter.tag as u32) => Ok(letter),
                             _ => Err(self.fail(error)),
@@ -394,25 +397,25 @@ impl Connection {
         }
     }
 
-    /// An error if the server is gone.
+    /// Fails if the server is gone.
     #[cold]
     fn check_there(&self) -> Result<()> {
         shared_of(&self.node).why_over(self.server, self.life).map_or(Ok(()), Err)?;
         self.outlet.check_there()
     }
 
-    /// Asks whether the server still knows this client: the number of the question.
+    /// Asks whether the server still knows this client. Returns the number of the request.
     #[cold]
     fn ping(&mut self) -> Option<u32> {
         let mut request = Request::new(Op::Ping);
         self.sign(&mut request);
         self.number = self.number.wrapping_add(1);
-        // Where there is no room now, the next one will do.
+        // If there is no room now, the next `Ping` will do.
         let sent = self.outlet.try_send(tag(self.thread, self.number), request.as_bytes());
         matches!(sent, Ok(true)).then_some(self.number)
     }
 
-    /// What the server says to a question, after all that it had answered before.
+    /// Handles the reply to a `Ping`, which comes after all earlier replies. A request that it does not count is lost.
     #[cold]
     fn heard_of_requests(&mut self, under_way: i64) -> io::Result<()> {
         if under_way > 0 {
@@ -426,7 +429,7 @@ impl Connection {
         })
     }
 
-    /// The staging memory can't be reached, or not any more.
+    /// The error for staging memory that can't be reached.
     #[cold]
     fn fail_carrying(&mut self, error: Error) -> io::Error {
         match self.check_there() {
@@ -439,7 +442,7 @@ impl Connection {
         }
     }
 
-    /// After a failure on the way nobody knows what is still under way.
+    /// After a failure on the way it is unknown which requests are still in progress.
     #[cold]
     fn fail(&mut self, error: Error) -> io::Error {
         self.broken = true;
@@ -460,12 +463,12 @@ impl Drop for Connection {
 
 /// A number that no other client has.
 fn token_of(thread: u32) -> u64 {
-    // Seeded by the system, and another one each time.
+    // Seeded by the system, and different each time.
     RandomState::new().hash_one(thread)
 }
 
 fn reply(room: &[u8]) -> Reply {
-    // Whoever received saw that it is long enough.
+    // The receiver has checked the length.
     Reply::read_from_prefix(room).map_or(Reply::new(-i64::from(libc::EPROTO), 0), |(reply, _)| reply)
 }
 
@@ -478,14 +481,14 @@ fn span(op: Op, descriptor: u16, offset: u64, len: usize, place: u32) -> Request
     request
 }
 
-/// An offset, further on. Beyond what the system can count there is nothing.
+/// An offset plus a length. Beyond the system's range there is no byte.
 fn place(offset: u64, more: usize) -> io::Result<u64> {
     offset.checked_add(more as u64).filter(|at| *at <= i64::MAX as u64).ok_or_else(|| Errno::INVAL.into())
 }
 
 #[cold]
 fn broken(server: NodeId) -> io::Error {
-    let what = format!("an earlier request to node {server} was given up, and nobody knows what it still does; connect anew");
+    let what = format!("an earlier request to node {server} was given up and may still take effect; connect again");
     io::Error::new(io::ErrorKind::NotConnected, what)
 }
 
@@ -507,14 +510,14 @@ fn no_server(server: NodeId, error: Error) -> io::Error {
 
 #[cold]
 fn no_more(server: NodeId) -> io::Error {
-    let what = format!("node {server} serves files no more; start `doorbell io serve` there, and connect anew");
+    let what = format!("node {server} does not serve files any more; start `doorbell io serve` there, and connect again");
     io::Error::new(io::ErrorKind::NotConnected, what)
 }
 
 #[cold]
 fn lost(server: NodeId) -> io::Error {
     let what = format!(
-        "an answer of node {server} was lost on its way, and nobody knows what was done: the network failed, or this thread stood still for too long; connect anew"
+        "a reply of node {server} was lost, so it is unknown what was done: the network failed, or this thread was stopped for too long; connect again"
     );
     io::Error::new(io::ErrorKind::NotConnected, what)
 }
@@ -522,12 +525,12 @@ fn lost(server: NodeId) -> io::Error {
 #[cold]
 fn forgotten(server: NodeId) -> io::Error {
     let what = format!(
-        "node {server} does not know this client any more: it began to serve anew, or this client did not take its answers; connect anew"
+        "node {server} does not know this client any more: it was restarted, or this client did not take its replies; connect again"
     );
     io::Error::new(io::ErrorKind::NotConnected, what)
 }
 
-/// What a server answered, with a minus: what is no errno is an error of the protocol.
+/// The error for a server's negative result. A number that is no errno breaks the protocol.
 #[cold]
 fn of_errno(errno: i64) -> io::Error {
     let errno = errno.checked_neg().and_then(|errno| i32::try_from(errno).ok()).filter(|errno| (1..=4095).contains(errno));

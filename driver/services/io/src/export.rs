@@ -1,7 +1,8 @@
-//! The exported directory, which cannot be left.
+//! The exported directory, which paths can't leave.
 //!
-//! The system resolves every path (`openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`): `..`, an absolute path or a link that leads
-//! out ends with `EXDEV`, whatever anybody renames meanwhile. What is removed or looked at is a name in a directory that was opened like that.
+//! The system resolves every path (`openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`). A path that leads out by `..`, a link or
+//! because it is absolute fails with `EXDEV`, even if another process renames directories meanwhile. Removing and inspecting work on a name
+//! in a directory that was opened in this way.
 
 use super::wire::{Facts, PATH_MAX};
 use io_uring::types::OpenHow;
@@ -15,9 +16,9 @@ use std::path::Path;
 use zerocopy::byteorder::little_endian::{I64, U32, U64};
 
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
-/// How often a path is tried again if somebody renames what is on the way.
+/// How often a path is tried again if another process renames a directory on the way.
 pub(super) const TRIES: u32 = 16;
-/// What a client may ask for. All else is refused, so that nothing new of a later system comes in by chance.
+/// The flags that a client may use. All others are refused, so that new flags of a later system do not come in by chance.
 const ALLOWED: OFlags = OFlags::RDWR
     .union(OFlags::WRONLY)
     .union(OFlags::APPEND)
@@ -30,8 +31,8 @@ const ALLOWED: OFlags = OFlags::RDWR
     .union(OFlags::SYNC)
     .union(OFlags::NOATIME);
 
-/// File systems whose files do things when they are opened, read or written, as `statfs(2)` has them: proc, sysfs, debugfs, tracefs, securityfs,
-/// configfs, both of cgroups, bpf, efivarfs, selinuxfs, pstore and devpts.
+/// File systems whose files have effects when they are opened, read or written. The numbers are those of `statfs(2)`: proc, sysfs, debugfs,
+/// tracefs, securityfs, configfs, both of cgroups, bpf, efivarfs, selinuxfs, pstore and devpts.
 const OF_THE_KERNEL: [u32; 13] = [
     0x9fa0,
     0x6265_6572,
@@ -54,14 +55,14 @@ pub(super) struct Export {
     root: OwnedFd,
     read_only: bool,
     resolve: ResolveFlags,
-    /// The file system that was asked for last, and its kind.
+    /// The file system that was queried last, and its kind.
     medium: Cell<Option<(u64, u32)>>,
 }
 
-/// What was opened.
+/// The kind of an opened file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A file whose bytes are in memory: no call on it waits for a medium.
+    /// A file whose contents are in memory: no call on it waits for a medium.
     InMemory,
     /// Any other file.
     File,
@@ -72,11 +73,11 @@ impl Export {
     pub(super) fn open(directory: &Path, read_only: bool, other_file_systems: bool) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(directory, flags, Mode::empty())?;
-        // Tells now, not with the first request, that the system can't.
+        // Fails now, not at the first request, if the system lacks `openat2`.
         rustix::fs::openat2(&root, c".", flags, Mode::empty(), RESOLVE)?;
         if OF_THE_KERNEL.contains(&(rustix::fs::fstatfs(&root)?.f_type as u32)) {
             let what = format!(
-                "{} is of a file system of the kernel's own, whose files do things when they are read or written; serve another directory",
+                "{} is on a file system of the kernel, whose files have effects when they are read or written; serve another directory",
                 directory.display()
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -85,12 +86,12 @@ impl Export {
         Ok(Self { root, read_only, resolve, medium: Cell::new(None) })
     }
 
-    /// How something is opened, for the system.
+    /// The system's parameters for opening a file.
     pub(super) fn open_how(&self, (flags, mode): (OFlags, Mode)) -> OpenHow {
         OpenHow::new().flags(flags.bits().into()).mode(mode.bits().into()).resolve(self.resolve.bits())
     }
 
-    /// A name, to look at it or in it.
+    /// Opens a path only to inspect it or to look up names in it.
     fn find(&self, path: impl rustix::path::Arg + Copy, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
         let mut found = Err(Errno::AGAIN);
@@ -107,7 +108,8 @@ impl Export {
         self.root.as_raw_fd()
     }
 
-    /// The flags and mode with which a path is opened, if they are allowed. Nothing that is opened makes the server wait, and nothing becomes its terminal.
+    /// The flags and mode for opening a path, if they are allowed. An opened file never makes the server wait, and never becomes its
+    /// terminal.
     pub(super) fn how(&self, value: u64) -> Result<(OFlags, Mode), Errno> {
         let flags = OFlags::from_bits_retain(value as u32);
         let mode = Mode::from_bits((value >> 32) as u32).filter(|mode| mode.bits() & !0o777 == 0).ok_or(Errno::INVAL)?;
@@ -123,18 +125,18 @@ impl Export {
         Ok((flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, mode))
     }
 
-    /// Whether anything may be changed.
+    /// Fails if the directory is served read-only.
     pub(super) fn may_change(&self) -> Result<(), Errno> {
         if self.read_only { Err(Errno::ROFS) } else { Ok(()) }
     }
 
-    /// What was opened, if it is something to read and write that makes nobody wait.
+    /// The kind of an opened file, if it is a regular file or a directory.
     pub(super) fn admit(&self, file: &OwnedFd) -> Result<Kind, Errno> {
         let Stat { st_mode, st_dev, .. } = rustix::fs::fstat(file)?;
         match FileType::from_raw_mode(st_mode) {
             FileType::Directory => Ok(Kind::Directory),
             FileType::RegularFile => {
-                // With it io_uring may refuse to wait for the medium.
+                // With `O_NONBLOCK`, io_uring might refuse to wait for the medium.
                 let flags = rustix::fs::fcntl_getfl(file)?;
                 rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?;
                 // `TMPFS_MAGIC` and `RAMFS_MAGIC`.
@@ -144,7 +146,7 @@ impl Export {
         }
     }
 
-    /// Whether what was looked at may be opened; `found` is its descriptor, or an errno with a minus.
+    /// Whether a path that was inspected may be opened. `found` is its descriptor, or a negative errno.
     pub(super) fn may_open(&self, found: i64, flags: OFlags) -> Result<(), Errno> {
         let Ok(found) = i32::try_from(found) else { return Err(Errno::IO) };
         if found < 0 {
@@ -156,13 +158,13 @@ impl Export {
         let Stat { st_mode, st_dev, .. } = rustix::fs::fstat(&found)?;
         match FileType::from_raw_mode(st_mode) {
             FileType::RegularFile if OF_THE_KERNEL.contains(&self.medium_of(&found, st_dev)?) => Err(Errno::OPNOTSUPP),
-            // Of a link that is not followed the system itself says what is wrong.
+            // For a link that is not followed, the open itself reports the error.
             FileType::RegularFile | FileType::Directory | FileType::Symlink => Ok(()),
             _ => Err(Errno::OPNOTSUPP),
         }
     }
 
-    /// The kind of file system that something is of.
+    /// The kind of file system that a file is on.
     fn medium_of(&self, file: &OwnedFd, st_dev: u64) -> Result<u32, Errno> {
         if let Some((_, medium)) = self.medium.get().filter(|(device, _)| *device == st_dev) {
             return Ok(medium);
@@ -172,13 +174,13 @@ impl Export {
         Ok(medium)
     }
 
-    /// What there is to know of what a path names, links in it followed as long as they stay beneath.
+    /// The metadata of a path. Links in it are followed while they stay in the directory.
     pub(super) fn stat(&self, path: &CStr, follow: bool) -> Result<Facts, Errno> {
         let last = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
         facts(&self.find(path, last)?)
     }
 
-    /// Removes a file: the name itself, never what a link in its place means.
+    /// Removes a file by name. A link is removed itself, never its target.
     pub(super) fn remove(&self, path: &CStr) -> Result<(), Errno> {
         self.may_change()?;
         let bytes = path.to_bytes();
@@ -195,12 +197,12 @@ impl Export {
     }
 }
 
-/// How something is looked at before it is opened with these flags.
+/// The flags for inspecting a path before it is opened with these flags.
 pub(super) fn look(flags: OFlags) -> OFlags {
     (flags & (OFlags::NOFOLLOW | OFlags::DIRECTORY)) | OFlags::PATH | OFlags::CLOEXEC
 }
 
-/// What there is to know of an open file.
+/// The metadata of an open file.
 pub(super) fn facts(file: impl AsFd) -> Result<Facts, Errno> {
     let stat = rustix::fs::fstat(file)?;
     let Stat { st_size, st_blocks, st_ino, st_mode, st_nlink, st_uid, st_gid, .. } = stat;
@@ -222,7 +224,7 @@ pub(super) fn facts(file: impl AsFd) -> Result<Facts, Errno> {
     })
 }
 
-/// A path as the system takes it. `path` has room for one byte more.
+/// A path as the system takes it. `room` has space for one more byte.
 pub(super) fn path(room: &mut [u8], len: usize) -> Result<&CStr, Errno> {
     if len >= PATH_MAX || len >= room.len() {
         return Err(Errno::NAMETOOLONG);
@@ -231,6 +233,6 @@ pub(super) fn path(room: &mut [u8], len: usize) -> Result<&CStr, Errno> {
     if len == 0 {
         return Err(Errno::NOENT);
     }
-    // A NUL before the end: no such name can be.
+    // A NUL before the end: no name contains one.
     CStr::from_bytes_with_nul(&room[..=len]).map_err(|_| Errno::INVAL)
 }

@@ -1,4 +1,4 @@
-//! An open file of another node, and what there is to know of files.
+//! An open file on another node, and the metadata of files.
 
 use super::client::Link;
 use super::connection::At;
@@ -12,10 +12,10 @@ use std::time::{Duration, SystemTime};
 use zerocopy::FromBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-/// A file that another node has open for this one; closed when it is dropped. `Send` and `Sync`.
+/// A file that an I/O node has open for this one. Dropping it closes the file. `Send` and `Sync`; calls of several threads take turns.
 ///
-/// [`Read`], [`Write`] and [`Seek`] go by a cursor that lies here; files that were opened to append write at their end. Large reads and writes go in
-/// pieces: where one fails, what lies behind it may have been written all the same.
+/// [`Read`], [`Write`] and [`Seek`] use a cursor that this value keeps. A file opened for appending is written at its end. Large reads and
+/// writes go in pieces. If one piece fails, pieces behind it may have been written nevertheless. Calls block until the server has replied.
 pub struct IoFile {
     link: Arc<Link>,
     descriptor: u16,
@@ -29,7 +29,7 @@ impl IoFile {
         Self { link, descriptor, cursor: 0, appends, open: true }
     }
 
-    /// The number under which the server knows it, of this client.
+    /// The number of the file at the server, among those of this client.
     pub fn descriptor(&self) -> u16 {
         self.descriptor
     }
@@ -44,7 +44,7 @@ impl IoFile {
         At { descriptor: self.descriptor, offset }
     }
 
-    /// Reads from an offset on, without the cursor: until `into` is full or the file at its end. The bytes that were read.
+    /// Reads from `offset` on, without moving the cursor, until `into` is full or the file ends. Returns how many bytes were read.
     ///
     /// # Errors
     /// As `pread(2)`.
@@ -53,10 +53,10 @@ impl IoFile {
         self.link.enter().read(self.at(offset), into)
     }
 
-    /// Reads from an offset on until `into` is full.
+    /// Reads from `offset` on until `into` is full, without moving the cursor.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at); [`UnexpectedEof`](io::ErrorKind::UnexpectedEof).
+    /// As [`read_at`](Self::read_at); [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before.
     pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         if self.read_at(into, offset)? < into.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -64,20 +64,21 @@ impl IoFile {
         Ok(())
     }
 
-    /// Writes at an offset, without the cursor: all, or fewer bytes if something is wrong then. The bytes that were written.
+    /// Writes at `offset`, without moving the cursor. Returns how many bytes were written, which are fewer if an error occurred after the
+    /// first of them.
     ///
     /// # Errors
-    /// As `pwrite(2)`: a file that was opened to append is written at its end, wherever `offset` is.
+    /// As `pwrite(2)`. A file opened for appending is written at its end, whatever `offset` is.
     pub fn write_at(&self, from: &[u8], offset: u64) -> io::Result<usize> {
         checked(offset)?;
         if self.appends {
-            // One piece after the other, or they would come in any order.
+            // One piece after the other. Several at a time could be appended in any order.
             return self.link.enter().append(self.descriptor, from).map(|(done, _)| done);
         }
         self.link.enter().write(self.at(offset), from)
     }
 
-    /// Writes all of it at an offset.
+    /// Writes all bytes at `offset`, without moving the cursor.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -94,7 +95,7 @@ impl IoFile {
         Ok(())
     }
 
-    /// What there is to know of it.
+    /// The metadata of the file.
     ///
     /// # Errors
     /// As `fstat(2)`.
@@ -104,7 +105,7 @@ impl IoFile {
         metadata(bytes)
     }
 
-    /// Sets its length.
+    /// Sets the length of the file, in bytes.
     ///
     /// # Errors
     /// As `ftruncate(2)`.
@@ -114,7 +115,7 @@ impl IoFile {
         self.link.enter().call(request, &[]).map(drop)
     }
 
-    /// Waits until all that was written is on the medium of the server.
+    /// Waits until all that was written is on the server's medium.
     ///
     /// # Errors
     /// As `fsync(2)`.
@@ -122,7 +123,7 @@ impl IoFile {
         self.link.enter().call(self.request(Op::Sync), &[]).map(drop)
     }
 
-    /// The same without what is only about the file, as its times.
+    /// As [`sync_all`](Self::sync_all), but leaves out metadata such as times.
     ///
     /// # Errors
     /// As `fdatasync(2)`.
@@ -132,10 +133,10 @@ impl IoFile {
         self.link.enter().call(request, &[]).map(drop)
     }
 
-    /// Closes it, and says what the system says of that; dropping it says nothing.
+    /// Closes the file and returns the system's error, which a drop ignores.
     ///
     /// # Errors
-    /// As `close(2)`. It is closed all the same.
+    /// As `close(2)`. The file is closed nevertheless.
     pub fn close(mut self) -> io::Result<()> {
         self.open = false;
         let request = self.request(Op::Close);
@@ -172,7 +173,7 @@ impl Write for IoFile {
         Ok(done)
     }
 
-    /// Nothing waits here to be written.
+    /// Does nothing: writes are not buffered here.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -201,12 +202,12 @@ impl std::fmt::Debug for IoFile {
     }
 }
 
-/// Offsets that the system can't count are refused here as there.
+/// Refuses offsets beyond the system's range, as the system does.
 fn checked(offset: u64) -> io::Result<()> {
     if offset > i64::MAX as u64 { Err(Errno::INVAL.into()) } else { Ok(()) }
 }
 
-/// What there is to know of a file.
+/// The metadata of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoMetadata(Facts);
 
@@ -214,10 +215,10 @@ pub(super) fn metadata(bytes: &[u8]) -> io::Result<IoMetadata> {
     Facts::read_from_prefix(bytes).map(|(facts, _)| IoMetadata(facts)).map_err(|_| Errno::PROTO.into())
 }
 
-// A file of no bytes is nothing special.
+// An empty file is nothing special.
 #[allow(clippy::len_without_is_empty)]
 impl IoMetadata {
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
         self.0.size.get()
     }
@@ -236,7 +237,7 @@ impl IoMetadata {
         self.kind() == libc::S_IFDIR
     }
 
-    /// Whether it is a link.
+    /// Whether it is a symbolic link.
     pub fn is_symlink(&self) -> bool {
         self.kind() == libc::S_IFLNK
     }
@@ -246,32 +247,32 @@ impl IoMetadata {
         self.0.mode.get()
     }
 
-    /// Its number in the file system.
+    /// The number in the file system.
     pub fn inode(&self) -> u64 {
         self.0.inode.get()
     }
 
-    /// How many names it has.
+    /// The number of hard links.
     pub fn links(&self) -> u32 {
         self.0.links.get()
     }
 
-    /// Blocks of 512 bytes that it takes.
+    /// How much space the file takes, in blocks of 512 bytes.
     pub fn blocks(&self) -> u64 {
         self.0.blocks.get()
     }
 
-    /// Who owns it: user and group at the server.
+    /// The user id and group id of the owner, on the server.
     pub fn owner(&self) -> (u32, u32) {
         (self.0.user.get(), self.0.group.get())
     }
 
-    /// When its bytes were last changed, by the server's clock.
+    /// When the contents last changed, by the server's clock.
     pub fn modified(&self) -> SystemTime {
         time(self.0.modified_s.get(), self.0.modified_ns.get())
     }
 
-    /// When it was last read, as far as the file system notes that.
+    /// When the contents were last read, as far as the file system records that.
     pub fn accessed(&self) -> SystemTime {
         time(self.0.accessed_s.get(), self.0.accessed_ns.get())
     }
@@ -280,11 +281,11 @@ impl IoMetadata {
 fn time(s: i64, ns: u32) -> SystemTime {
     let whole = Duration::from_secs(s.unsigned_abs());
     let base = if s >= 0 { SystemTime::UNIX_EPOCH.checked_add(whole) } else { SystemTime::UNIX_EPOCH.checked_sub(whole) };
-    // A time that no clock of this system can show is shown as its beginning.
+    // A time that this system's clock can't represent is shown as 1970-01-01.
     base.and_then(|base| base.checked_add(Duration::from_nanos(ns.into()))).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// A name in a directory.
+/// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoEntry {
     name: OsString,
@@ -298,12 +299,12 @@ impl IoEntry {
         &self.name
     }
 
-    /// Its number in the file system.
+    /// The number in the file system.
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// Whether it is a regular file. File systems that don't tell say false to all.
+    /// Whether it is a regular file. If the file system does not report types, this and the calls below return false.
     pub fn is_file(&self) -> bool {
         self.kind == libc::DT_REG
     }
@@ -313,13 +314,13 @@ impl IoEntry {
         self.kind == libc::DT_DIR
     }
 
-    /// Whether it is a link.
+    /// Whether it is a symbolic link.
     pub fn is_symlink(&self) -> bool {
         self.kind == libc::DT_LNK
     }
 }
 
-/// Adds the entries of a reply. A name that leads elsewhere is none.
+/// Adds the entries of a reply. A name that leads out of the directory is an error.
 pub(super) fn entries(mut bytes: &[u8], all: &mut Vec<IoEntry>) -> io::Result<()> {
     while !bytes.is_empty() {
         let (head, rest) = EntryHead::read_from_prefix(bytes).map_err(|_| Errno::PROTO)?;

@@ -1,9 +1,9 @@
-//! Operations on open files: at once, or by io_uring.
+//! Operations on files, at once or by io_uring.
 //!
-//! What may have to wait for a medium goes through the ring, so that nobody else waits for it: opening, reading, writing, synchronising. What
-//! can't wait is done by a plain call, which takes less: everything on files that live in memory, reads of what is cached (`RWF_NOWAIT`), and writes as long as
-//! there is one client alone.
-//! Where io_uring is forbidden all are plain calls, and one client's medium is waited for by all.
+//! Operations that may wait for a medium go through the ring, so that no other client waits for them: opening, reading, writing and
+//! syncing. Operations that can't wait are plain calls, which cost less: everything on files in memory, reads of cached data
+//! (`RWF_NOWAIT`), and writes while there is only one client. If io_uring is not available, all operations are plain calls, and all clients
+//! wait for each other's medium.
 
 use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
@@ -12,10 +12,10 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// How operations are done.
+/// How a server reads and writes files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
-    /// By io_uring where it can be had, and else by plain calls.
+    /// By io_uring if it is available, and else by plain calls.
     #[default]
     Auto,
     /// By io_uring.
@@ -25,10 +25,10 @@ pub enum IoEngine {
 }
 
 impl IoEngine {
-    /// Sees whether this process can have the engine here, without serving anything.
+    /// Checks whether this process can use the engine on this machine, without serving anything.
     ///
     /// # Errors
-    /// What the system says to a ring, for [`Uring`](Self::Uring).
+    /// For [`Uring`](Self::Uring), the system's error when a ring is set up.
     pub fn check(self) -> io::Result<()> {
         if self == Self::Uring { make_ring(1).map(drop) } else { Ok(()) }
     }
@@ -47,34 +47,34 @@ impl std::fmt::Display for IoEngine {
 /// What became of an operation that was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// It is over, with this result: a number from 0 on, or an errno with a minus.
+    /// It has ended with this result: a number from 0 on, or a negative errno.
     Over(i64),
-    /// Its job's number comes out of [`Files::next`].
+    /// It is in progress. [`Files::next`] returns the number of its job when it ends.
     UnderWay,
 }
 
-/// Bytes of a file, and where they come from or go.
+/// Bytes of a file, and the memory that they go to or come from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub memory: *mut u8,
     pub len: usize,
     /// `None`: at the descriptor's cursor.
     pub offset: Option<u64>,
-    /// Nobody is made to wait by a plain call.
+    /// A plain call would make no other client wait.
     pub is_plain: bool,
 }
 
-/// Where operations are done. Used by one thread.
+/// Executes operations. Used by one thread.
 pub(super) struct Files {
     ring: Option<IoUring>,
-    /// Not handed over yet.
+    /// Operations not submitted yet.
     prepared: usize,
-    /// Prepared, or handed over and not over.
+    /// Operations that were prepared and have not ended.
     under_way: usize,
 }
 
 impl Files {
-    /// `jobs`: how many are under way at most.
+    /// `jobs` is the greatest number of operations in progress.
     pub(super) fn new(engine: IoEngine, jobs: usize) -> io::Result<Self> {
         let ring = match engine {
             IoEngine::Plain => None,
@@ -82,7 +82,7 @@ impl Files {
                 Ok(ring) => Some(ring),
                 Err(error) if engine == IoEngine::Uring => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, "files are read and written by plain calls, as io_uring can't be had");
+                    tracing::warn!(%error, "io_uring is not available; files are read and written by plain calls");
                     None
                 }
             },
@@ -113,7 +113,7 @@ impl Files {
             let part = libc::iovec { iov_base: memory.cast(), iov_len: len };
             // SAFETY: caller.
             let got = unsafe { libc::preadv2(file, &part, 1, offset as i64, libc::RWF_NOWAIT) };
-            // Less may be for want of what is cached: so may nothing, on some kernels.
+            // A short read may mean that the rest is not cached. On some kernels, so may an empty one.
             if got == len as isize {
                 return Begun::Over(got as i64);
             }
@@ -143,7 +143,7 @@ impl Files {
         unsafe { self.push(entry.user_data(job)) }
     }
 
-    /// Has all that was written on the medium.
+    /// Syncs a file to the medium.
     pub(super) fn sync(&mut self, file: RawFd, data_only: bool, in_memory: bool, job: u64) -> Begun {
         if self.ring.is_none() || in_memory {
             // SAFETY: names no memory.
@@ -190,26 +190,26 @@ impl Files {
         Begun::UnderWay
     }
 
-    /// Hands over what is prepared. Afterwards descriptors that it names may be closed.
+    /// Submits what is prepared. Then the descriptors that it names may be closed.
     pub(super) fn submit(&mut self) {
         while self.prepared > 0 {
             self.wait(0, Duration::ZERO);
         }
     }
 
-    /// Operations that are not over.
+    /// Operations that have not ended.
     #[inline]
     pub(super) fn under_way(&self) -> usize {
         self.under_way
     }
 
-    /// How many are not handed over.
+    /// Operations not submitted yet.
     #[inline]
     pub(super) fn prepared(&self) -> usize {
         self.prepared
     }
 
-    /// Hands over what is prepared, and waits for so many to be over, until the time is.
+    /// Submits what is prepared, and waits until `want` operations have ended or the time is over.
     pub(super) fn wait(&mut self, want: usize, most: Duration) {
         let Some(ring) = &mut self.ring else { return };
         let time = Timespec::from(most);
@@ -219,18 +219,18 @@ impl Files {
         };
         match done {
             Ok(count) => self.prepared = self.prepared.saturating_sub(count),
-            // The rest of what was prepared stays where it is; of a wait that ended early the kernel does not say how much it took.
+            // The rest of what was prepared stays in the ring. After a wait that ended early, the kernel does not say how much it took.
             Err(error) => {
                 self.prepared = ring.submission().len();
                 if want == 0 && !is_passing(&error) {
-                    tracing::warn!(%error, "io_uring takes nothing for now");
+                    tracing::warn!(%error, "io_uring accepts no operations at present");
                     std::thread::yield_now();
                 }
             }
         }
     }
 
-    /// The job of an operation that is over, and its result. No system call.
+    /// The job and the result of an operation that has ended. Makes no system call.
     #[inline]
     pub(super) fn next(&mut self) -> Option<(u64, i64)> {
         if self.under_way == 0 {
@@ -258,7 +258,7 @@ fn make_ring(entries: u32) -> io::Result<IoUring> {
     }
 }
 
-/// A system call, again if a signal came. An errno with a minus if it fails.
+/// Makes a system call, and repeats it after a signal. Returns a negative errno if it fails.
 #[inline(always)]
 fn again(mut call: impl FnMut() -> isize) -> i64 {
     loop {

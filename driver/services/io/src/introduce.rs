@@ -1,5 +1,5 @@
-//! Newcomers. To find the way to one over the network takes a while, to make its memory may, and so may the end of both: other threads do
-//! that, so that nobody else waits. Newcomers have one each, and all ends have one together.
+//! Newcomers: nodes that want to become clients. Finding the way to a node over the network takes a while. So may creating its memory, and
+//! ending both. Other threads do this, so that no client waits for it: one thread for each newcomer, and one for everything that ends.
 
 use super::clients::Name;
 use super::way::Outlet;
@@ -10,42 +10,42 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// How many are seen to at a time, of one node half of them at most. One that is too many asks again.
+/// How many newcomers are handled at a time, at most half of them of one node. A node that is turned away asks again.
 const MOST: usize = 8;
 
-/// Somebody who is to be answered.
+/// A node that is to get a reply.
 pub(super) struct Newcomer {
     pub name: Name,
     pub tag: u64,
-    /// With so much staging memory, which is set aside for it, or that it is refused.
+    /// The staging memory reserved for it, in bytes, or why it is refused.
     pub answer: Result<usize, Errno>,
-    /// The way there, once there is one.
+    /// The way to it, once found.
     pub outlet: Option<Rc<Outlet>>,
-    /// Its memory, once it is made.
+    /// Its memory, once created.
     pub staging: Option<Region<u8>>,
     /// It gave up meanwhile.
     pub gave_up: bool,
 }
 
-/// What a thread found and made for a newcomer.
+/// What a thread found and created for a newcomer.
 struct Found {
     name: Name,
     outlet: Option<Outlet>,
     staging: Option<Region<u8>>,
 }
 
-/// An end that is to be dropped, and the token that goes with it.
+/// A way and memory to be dropped, and a token that is dropped after them.
 type End = (Option<Outlet>, Option<Region<u8>>, Arc<()>);
 
-/// Those that are seen to.
+/// The newcomers that are being handled.
 pub(super) struct Introductions {
     node: Node,
     waiting: Vec<Newcomer>,
     /// The thread that drops what takes long.
     ends: Option<Sender<End>>,
-    /// The nodes that still have ends to be dropped.
+    /// The nodes for which something still has to be dropped.
     ending: Vec<(NodeId, Weak<()>)>,
-    /// Nobody else waits any more.
+    /// The server ends, and no client waits any more.
     over: bool,
     tell: Sender<Found>,
     told: Receiver<Found>,
@@ -57,8 +57,8 @@ impl Introductions {
         Self { node: node.clone(), waiting: Vec::new(), ends: None, ending: Vec::new(), over: false, tell, told }
     }
 
-    /// Whether one more can be seen to, which is not yet. A node may have as many under way as it leaves for others, and what is still to be dropped of its
-    /// former clients counts: else a node that comes and goes would have memory pile up.
+    /// Whether one more newcomer can be handled. A node may have as many underway as it leaves for others. What still has to be dropped for
+    /// its former clients counts, too: otherwise memory would pile up for a node that comes and goes.
     pub(super) fn has_room_for(&self, name: Name) -> bool {
         let node = name.who.0;
         let ending = self.ending.iter().filter(|(of, token)| *of == node && token.strong_count() > 0).count();
@@ -70,24 +70,24 @@ impl Introductions {
         self.waiting.iter().filter(move |newcomer| newcomer.name.who.0 == node)
     }
 
-    /// Whether nobody is seen to.
+    /// Whether no newcomer is being handled.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// How many of them are to be clients: of a node, and of all.
+    /// How many of them will be clients: of a node, and in all.
     pub(super) fn clients(&self, node: NodeId) -> [usize; 2] {
         let is_to_be = |newcomer: &&Newcomer| newcomer.answer.is_ok();
         [self.of_node(node).filter(is_to_be).count(), self.waiting.iter().filter(is_to_be).count()]
     }
 
-    /// How much staging memory is set aside for those of a node.
+    /// The staging memory reserved for newcomers of a node, in bytes.
     pub(super) fn staging(&self, node: NodeId) -> usize {
         self.of_node(node).map(|newcomer| newcomer.answer.unwrap_or(0)).sum()
     }
 
-    /// Sees to one: finds the way there if that is not known, and makes its memory.
+    /// Handles a newcomer: finds the way to it if that is unknown, and creates its memory.
     #[cold]
     pub(super) fn introduce(&mut self, newcomer: Newcomer) {
         let (node, tell) = (self.node.clone(), self.tell.clone());
@@ -100,22 +100,22 @@ impl Introductions {
             let _ = tell.send(Found { name, outlet, staging });
         };
         if std::thread::Builder::new().name("doorbell-io-new".into()).spawn(see_to).is_err() {
-            // It asks again.
+            // The newcomer asks again.
             let _ = self.tell.send(Found { name, outlet: None, staging: None });
         }
     }
 
-    /// One that gave up before it was answered.
+    /// Marks a newcomer that gave up.
     pub(super) fn forget(&mut self, name: Name) {
         self.waiting.iter_mut().filter(|newcomer| newcomer.name == name).for_each(|newcomer| newcomer.gave_up = true);
     }
 
-    /// The next one that was seen to.
+    /// The next newcomer that is ready.
     pub(super) fn next(&mut self) -> Option<Newcomer> {
         if self.waiting.is_empty() { None } else { self.told.try_recv().ok().and_then(|found| self.take(found)) }
     }
 
-    /// Sees to nobody any more: waits for what is under way, and drops it.
+    /// Ends: waits for the newcomers being handled, and drops them.
     pub(super) fn end(&mut self, until: Instant) {
         self.over = true;
         while !self.waiting.is_empty()
@@ -132,7 +132,7 @@ impl Introductions {
         Some(Newcomer { outlet: newcomer.outlet.or(outlet.map(Rc::new)), staging, ..newcomer })
     }
 
-    /// Ends what was for a client.
+    /// Drops the way and the memory of a client, on a thread of its own if that takes long.
     pub(super) fn dismiss(&mut self, name: Name, outlet: Option<Rc<Outlet>>, staging: Option<Region<u8>>) {
         let outlet = outlet.and_then(|outlet| Rc::try_unwrap(outlet).ok());
         let staging = staging.filter(|_| !self.over);
@@ -148,7 +148,7 @@ impl Introductions {
             let thread = std::thread::Builder::new().name("doorbell-io-end".into());
             self.ends = thread.spawn(move || ended.into_iter().for_each(drop)).is_ok().then_some(ends);
         }
-        // Where there is no thread to be had all is dropped here, at the worst after some waiting.
+        // If no thread can be started, everything is dropped here, which may take a while.
         if let Some(ends) = &self.ends {
             let _ = ends.send((outlet, staging, token));
         }
@@ -159,7 +159,7 @@ fn staging(node: &Node, bytes: usize) -> Option<Region<u8>> {
     match node.region::<u8>(bytes) {
         Ok(region) => Some(region),
         Err(error) => {
-            tracing::warn!(%error, "no staging memory for a client, which reads and writes in messages");
+            tracing::warn!(%error, "no staging memory for a client; it reads and writes in messages");
             None
         }
     }

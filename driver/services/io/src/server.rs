@@ -1,4 +1,4 @@
-//! The server: one thread that takes requests, has them done, and answers.
+//! The server: one thread that takes requests, carries them out, and replies.
 
 use super::export::Export;
 use super::files::{Files, IoEngine};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How a directory is served. Made by [`IoServer::builder`]; nothing happens before [`start`](Self::start).
+/// The options of a new server. Made by [`IoServer::builder`]; nothing happens before [`start`](Self::start).
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before start()"]
 pub struct IoServerBuilder {
@@ -23,50 +23,51 @@ pub struct IoServerBuilder {
 }
 
 impl IoServerBuilder {
-    /// Whether whatever would change something fails with `EROFS`.
+    /// Sets whether every change fails with `EROFS` [default: false].
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self
     }
 
-    /// Whether what is mounted in the directory is served, too [default: false: paths that lead there fail with `EXDEV`]. Files of the kernel's own file systems,
-    /// as `/proc`, are never opened (`EOPNOTSUPP`).
+    /// Sets whether file systems mounted inside the directory are served, too [default: false: paths that lead there fail with `EXDEV`].
+    /// Files of the kernel's own file systems, such as `/proc`, are never opened (`EOPNOTSUPP`).
     pub fn other_file_systems(mut self, other_file_systems: bool) -> Self {
         self.other_file_systems = other_file_systems;
         self
     }
 
-    /// Clients at a time, from 1 to 64 [default: 64]; more are told `EUSERS`. A node gets another one as long as more are free than it has.
+    /// Sets how many clients there can be at a time: 1 to 64 [default: 64]. More get `EUSERS`. A node gets another client only while more
+    /// places are free than it has.
     pub fn clients(mut self, most: usize) -> Self {
         self.limits.clients = most;
         self
     }
 
-    /// Descriptors of one client, from 1 to 65535 [default: 256]; more are told `EMFILE`. So is who wants one when all clients together have three quarters
-    /// of what the process may have (`RLIMIT_NOFILE`), or one of a node that has as many as are left.
+    /// Sets how many descriptors one client can have: 1 to 65535 [default: 256]. More get `EMFILE`. All clients together get at most three
+    /// quarters of the process's limit (`RLIMIT_NOFILE`), and a node gets another descriptor only while more are free than it has.
     pub fn descriptors(mut self, most: usize) -> Self {
         self.limits.descriptors = most;
         self
     }
 
-    /// Bytes of shared memory for the staging of all clients [default: 64 MiB]. A client gets half of what is left at most, less what its node has. One that gets
-    /// none reads and writes in messages, 16 KiB at a time.
+    /// Sets how much shared memory the staging of all clients takes, in bytes [default: 64 MiB]. A client gets at most half of what is
+    /// left, less what its node has already. A client without staging memory reads and writes in messages, 16 KiB at a time.
     pub fn staging_bytes(mut self, most: usize) -> Self {
         self.limits.staging = most;
         self
     }
 
-    /// How files are read and written.
+    /// Sets how files are read and written [default: [`IoEngine::Auto`]].
     pub fn engine(mut self, engine: IoEngine) -> Self {
         self.engine = engine;
         self
     }
 
-    /// Serves from now on, by a thread of its own. Control path.
+    /// Starts to serve, on a thread of its own. Makes system calls.
     ///
     /// # Errors
-    /// The directory can't be opened, the system lacks `openat2` (Linux 5.6), or [`IoEngine::Uring`] was asked for and can't be had. A limit is out of
-    /// range.
+    /// The directory can't be opened. The system lacks `openat2` (Linux 5.6). [`IoEngine::Uring`] was asked for, and the system does not
+    /// offer it. A limit is out of range.
     pub fn start(self) -> std::io::Result<IoServer> {
         let Limits { clients, descriptors, .. } = self.limits;
         if !(1..=CLIENTS).contains(&clients) || !(1..=0xffff).contains(&descriptors) {
@@ -87,7 +88,7 @@ impl IoServerBuilder {
             let mut worker = Worker::new(node, export, files, limits, of_worker);
             let served = worker.run(mailbox);
             if let Err(error) = &served {
-                tracing::error!(%error, "files are served no more; serve them anew, and have clients connect anew");
+                tracing::error!(%error, "the I/O server has failed; start it again, and have clients connect again");
             }
             worker.end();
             served
@@ -97,28 +98,28 @@ impl IoServerBuilder {
     }
 }
 
-/// What a server counts: a copy.
+/// A snapshot of what a server counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IoCounts {
-    /// Clients that are there now.
+    /// Present clients.
     pub clients: u64,
-    /// Descriptors that they have open now.
+    /// Descriptors that they have open.
     pub descriptors: u64,
-    /// Bytes of staging memory that they have now.
+    /// Their staging memory, in bytes.
     pub staging_bytes: u64,
-    /// Requests that were done.
+    /// Requests so far.
     pub requests: u64,
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub bytes_read: u64,
-    /// Bytes that were written.
+    /// Bytes written so far.
     pub bytes_written: u64,
-    /// Clients that died, or did not take their answers.
+    /// Clients so far that died or did not take their replies.
     pub lost: u64,
 }
 
-/// A directory that is served to the nodes of a domain. Dropped, it is served no more: what clients wait for or ask for then fails
-/// ([`NotConnected`](std::io::ErrorKind::NotConnected)), within some 50 ms where memory is shared and some seconds over the network.
+/// A directory that is served to the nodes of a domain. Dropping it ends the service. Requests of clients then fail with
+/// [`NotConnected`](std::io::ErrorKind::NotConnected), within about 50 ms over shared memory and some seconds over the network.
 ///
 /// ```
 /// use doorbell::{Node, Role, Space, io::{IoClient, IoServer}};
@@ -147,7 +148,7 @@ pub struct IoServer {
 }
 
 impl IoServer {
-    /// Prepares to serve a directory by a node, one server a node.
+    /// Prepares to serve a directory. A node can have one server.
     pub fn builder(node: &Node, directory: impl AsRef<Path>) -> IoServerBuilder {
         IoServerBuilder {
             node: node.clone(),
@@ -159,7 +160,7 @@ impl IoServer {
         }
     }
 
-    /// What it counts. Some loads.
+    /// What the server counts. Costs a few loads.
     pub fn counts(&self) -> IoCounts {
         let counts = &self.shown.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -174,20 +175,20 @@ impl IoServer {
         }
     }
 
-    /// How it reads and writes: [`IoEngine::Uring`] or [`IoEngine::Plain`].
+    /// How the server reads and writes: [`IoEngine::Uring`] or [`IoEngine::Plain`].
     pub fn engine(&self) -> IoEngine {
         self.shown.engine
     }
 
-    /// Whether it still serves: not after its node was severed or left.
+    /// Whether it still serves. It stops when its node leaves or is severed.
     pub fn is_serving(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Serves no more. Waits for what is under way, for five seconds at most.
+    /// Stops serving. Waits for operations in progress, for five seconds at most.
     ///
     /// # Errors
-    /// What ended the service before.
+    /// The error that had ended the service before.
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }
@@ -207,7 +208,7 @@ impl Drop for IoServer {
         if !doorbell_shm::space::forked()
             && let Err(error) = self.end()
         {
-            tracing::warn!(%error, "files were served no more before the end");
+            tracing::warn!(%error, "the I/O server had failed before it was dropped");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! How requests and replies travel: through a device of the server, and one of each node that is a client.
+//! How requests and replies travel: through a device of the server, and a device of each node that has clients.
 //!
-//! The names say whose they are, so nobody has to be told. A client's thread is a thread of its node's device; what comes for it goes straight into its
-//! own memory, whoever else of that node waits.
+//! The names of the devices contain the node ids, so both sides know them. A client's thread is a thread of its node's device, so a reply
+//! goes straight into its memory, whichever other threads of that node wait.
 
 use super::wire::{ROOM, thread_of};
 use doorbell_device::{Device, DeviceEnvelope, DeviceSender, DeviceThread};
@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 
 /// The thread id of a server.
 const SERVER: u32 = 0;
-/// Lanes of a server's device: clients at a time.
+/// Lanes of a server's device: the most clients at a time.
 pub(super) const CLIENTS: usize = 64;
-/// Threads of a client's device: clients of one node at a time.
+/// Threads of a client's device: the most clients of one node at a time.
 const THREADS: usize = 64;
-/// Lanes of a client's device: servers at a time, and then some, as a server may open two ways where one would do.
+/// Lanes of a client's device: the most servers at a time, and some more, since a server may briefly open a second way.
 const SERVERS: usize = 16;
-/// How long a server may take to make room for what nobody waits for an answer to.
+/// How long a server may take to make room for a request without a reply.
 const TELL: Duration = Duration::from_secs(5);
-/// How long an answer may wait for a client's thread while others of its node wait for theirs. A thread that stood still for longer finds out that it is lost.
+/// How long a reply may wait for a client's thread while other threads of its node wait for theirs. A thread that was stopped for longer
+/// finds out that its reply is lost.
 const FETCH: Duration = Duration::from_secs(30);
 
 fn of_server(server: NodeId) -> String {
@@ -32,34 +33,34 @@ fn of_client(client: NodeId, life: Incarnation) -> String {
     format!("io.{client}.{life}")
 }
 
-/// A message that came.
+/// A message that has arrived.
 pub(super) type Letter = DeviceEnvelope;
 
-/// What came of looking for a letter.
+/// The result of a look for a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Got {
     Letter(Letter),
-    /// One that is longer than any: it is gone.
+    /// A message longer than any valid one. It was dropped.
     TooLong,
     Nothing,
 }
 
-/// Where a thread gets its letters.
+/// Where a thread receives its messages.
 pub(super) struct Mailbox {
     thread: DeviceThread,
-    /// Of a client: from whom letters are expected.
+    /// The server that a client expects messages from.
     server: Option<(NodeId, Incarnation)>,
     _device: Device,
 }
 
 impl Mailbox {
-    /// Of a server.
+    /// The mailbox of a server.
     pub(super) fn of_server(node: &Node) -> Result<Self> {
         let device = Device::builder(node, &of_server(node.id())).threads(1).senders(CLIENTS).message_max(ROOM).attach()?;
         Ok(Self { thread: device.thread(SERVER)?.conversing(), server: None, _device: device })
     }
 
-    /// Of a client's thread, which gets them from one server.
+    /// The mailbox of a client's thread, for messages of one server.
     pub(super) fn of_thread(node: &Node, server: NodeId, life: Incarnation, thread: u32) -> Result<Self> {
         let name = of_client(node.id(), node.incarnation());
         let device =
@@ -67,13 +68,13 @@ impl Mailbox {
         Ok(Self { thread: device.thread(thread)?.conversing(), server: Some((server, life)), _device: device })
     }
 
-    /// Waits for the next one, until then at most.
+    /// Waits for the next message until `deadline`.
     #[inline]
     pub(super) fn receive_by(&mut self, buf: &mut [u8], deadline: Instant) -> Result<Got> {
         loop {
             match self.thread.receive_by(buf, deadline) {
                 Ok(envelope) if self.server.is_some_and(|server| server != (envelope.source, envelope.incarnation)) => {
-                    // Whoever floods it must not hide that the time is over.
+                    // A flood of other messages must not hide that the time is over.
                     if Instant::now() >= deadline {
                         return Ok(Got::Nothing);
                     }
@@ -84,12 +85,12 @@ impl Mailbox {
         }
     }
 
-    /// Whether the node that a letter names is the one that has its lane.
+    /// Whether the node that a message names is the one that has its lane.
     pub(super) fn is_from(&self, letter: &Letter) -> bool {
         self.thread.is_from_its_source(letter)
     }
 
-    /// The next one, if there is one.
+    /// The next message, if there is one.
     #[inline]
     pub(super) fn try_receive(&mut self, buf: &mut [u8]) -> Result<Got> {
         match self.thread.try_receive(buf) {
@@ -103,7 +104,7 @@ impl Mailbox {
         match &error {
             Error::Timeout { .. } => Ok(Got::Nothing),
             Error::Device { why, .. } => match **why {
-                // Longer than anything that is said here: taken, and dropped.
+                // Longer than any valid message: taken, and dropped.
                 DeviceFault::TooSmall { len, .. } => {
                     self.thread.try_receive(&mut vec![0; len])?;
                     Ok(Got::TooLong)
@@ -127,12 +128,12 @@ impl Outlet {
         Ok(Self { sender: DeviceSender::open(node, &of_server(server))?, to: server, is_of_server: true })
     }
 
-    /// To the threads of this life of a node.
+    /// A way to the threads of this incarnation of a node.
     pub(super) fn to_client(node: &Node, client: NodeId, life: Incarnation) -> Result<Self> {
         Ok(Self { sender: DeviceSender::open(node, &of_client(client, life))?, to: client, is_of_server: false })
     }
 
-    /// Whether it may take time to end it.
+    /// Whether ending it may take time.
     pub(super) fn is_far(&self, node: &Node) -> bool {
         !shared_of(node).is_near(Token::current(), self.to)
     }
@@ -142,23 +143,23 @@ impl Outlet {
         if self.is_of_server { SERVER } else { thread_of(tag) }
     }
 
-    /// An error if nobody is there any more.
+    /// Fails if the receiver is gone.
     pub(super) fn check_there(&self) -> Result<()> {
         self.sender.check_there()
     }
 
-    /// Sends what lies in two pieces; waits while there is no room, until `deadline` if there is one.
+    /// Sends a message that lies in two pieces. Waits while there is no room, until `deadline` if there is one.
     #[inline]
     pub(super) fn send(&self, tag: u64, head: &[u8], follows: &[u8], deadline: Option<Instant>) -> Result<()> {
         self.sender.send_parts(self.thread(tag), tag, &[head, follows], deadline)
     }
 
-    /// The same, for a moment at most: what nobody waits for an answer to.
+    /// Sends a request that gets no reply. Waits for room for a few seconds at most.
     pub(super) fn tell(&self, tag: u64, bytes: &[u8]) -> Result<()> {
         self.sender.send_by(self.thread(tag), tag, bytes, Instant::now() + TELL)
     }
 
-    /// Sends if there is room now; false if there is not.
+    /// Sends if there is room now, and returns false if there is not.
     #[inline]
     pub(super) fn try_send(&self, tag: u64, bytes: &[u8]) -> Result<bool> {
         self.sender.try_send(self.thread(tag), tag, bytes)

@@ -1,63 +1,63 @@
-//! Requests and replies: fixed structures of plain numbers, and what follows them.
+//! Requests and replies: fixed structures of plain numbers, and the bytes behind them.
 //!
-//! A request of a thread is one message: a [`Request`], and behind it what it writes, or a path. So is a reply: a [`Reply`], and behind it
-//! what was read. The tag of both is the thread that asks (high half) and a number of its own (low half). Nothing that comes from the other
-//! side is used before it was checked.
+//! A request is one message: a [`Request`], and behind it the bytes to write, or a path. A reply is one message: a [`Reply`], and behind it
+//! the bytes that were read. The tag of both holds the asking thread (high half) and the number of the request (low half). Each side checks
+//! everything that comes from the other before it uses it.
 
 use doorbell_engine::KEY_BYTES;
 use zerocopy::byteorder::little_endian::I64;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The version of what is said; other versions are refused.
+/// The version of the protocol; other versions are refused.
 pub(super) const VERSION: u32 = 3;
 /// The most bytes that go in the message itself.
 pub(super) const INLINE_MAX: usize = 16 << 10;
-/// The longest path, as the system has it, with its final NUL.
+/// The system's longest path, with its final NUL.
 pub(super) const PATH_MAX: usize = libc::PATH_MAX as usize;
-/// Room for every message: what is read or written in the message, or a path, behind a request or reply.
+/// The longest message: a request or reply, and behind it the bytes read or written, or a path.
 pub(super) const ROOM: usize = HEAD + INLINE_MAX;
-/// Bytes of a request, and of a reply.
+/// The length of a request, and of a reply, in bytes.
 pub(super) const HEAD: usize = 32;
-/// An offset that means the place where the descriptor is.
+/// An offset that stands for the descriptor's cursor.
 pub(super) const AT_CURSOR: u64 = u64::MAX;
-/// The value of a reply that read up to the end of the file.
+/// The value of a reply whose read reached the end of the file.
 pub(super) const AT_END: u64 = 1;
-/// A place in the staging memory that means: in the message itself.
+/// A place in the staging memory that stands for the message itself.
 pub(super) const IN_MESSAGE: u32 = u32::MAX;
 
-/// What a client asks for.
+/// The operation that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Op {
-    /// To be a client: `length` bytes of staging memory. The version is the `offset`. Answered with a [`Welcome`].
+    /// Become a client, with `length` bytes of staging memory. `offset` is the version. The reply is a [`Welcome`].
     Hello = 1,
-    /// To be none any more. Not answered.
+    /// End as a client. No reply.
     Bye = 2,
-    /// To open the path that follows, with the flags and mode in `offset`. The result is a descriptor.
+    /// Open the path that follows, with the flags and mode in `offset`. The result is a descriptor.
     Open = 3,
-    /// To close a descriptor.
+    /// Close a descriptor.
     Close = 4,
-    /// To read `length` bytes from `offset` on.
+    /// Read `length` bytes from `offset` on.
     Read = 5,
-    /// To write them. At the cursor the reply says where that is then.
+    /// Write `length` bytes at `offset`. At the cursor, the reply tells where the cursor is then.
     Write = 6,
-    /// To move the cursor: by `offset`, as `length` says.
+    /// Move the cursor by `offset`; `length` is the `whence` of `lseek`.
     Seek = 7,
-    /// What there is to know of the path that follows; with `length` 1 of a link itself. Answered with [`Facts`].
+    /// The metadata of the path that follows; with `length` 1 of a link itself. The reply is [`Facts`].
     Stat = 8,
-    /// The same of a descriptor.
+    /// The metadata of a descriptor.
     Inspect = 9,
-    /// To have all that was written on the medium; with `length` 1 without what is only about the file.
+    /// Sync a file to the medium; with `length` 1 without metadata such as times.
     Sync = 10,
-    /// The next names of a directory. Answered with entries.
+    /// The next names of a directory. The reply holds entries.
     List = 11,
-    /// To remove the file of the path that follows.
+    /// Remove the file of the path that follows.
     Remove = 12,
-    /// To set the length of a file to `offset`.
+    /// Set the length of a file to `offset`.
     Resize = 13,
-    /// To be told whether it is a client still, and how many other requests of it are not answered: answers come in the order in which they are given,
-    /// so what was asked before and is neither under way nor there is lost.
+    /// Ask whether the sender is still a client, and how many of its other requests have no reply. Replies arrive in the order in which
+    /// they are given. So an earlier request is lost if it is not counted and its reply is not there.
     Ping = 14,
 }
 
@@ -69,7 +69,7 @@ impl Op {
     }
 }
 
-/// What a client asks for, as it travels.
+/// A request as it travels.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Request {
@@ -77,13 +77,13 @@ pub(super) struct Request {
     /// 1: no reply is wanted.
     pub quiet: u8,
     pub descriptor: U16,
-    /// Who asks, as the welcome said.
+    /// The number of the client, from its welcome.
     pub client: U32,
     pub offset: U64,
     pub length: U32,
-    /// Where in the staging memory, or [`IN_MESSAGE`].
+    /// An offset in the staging memory, or [`IN_MESSAGE`].
     pub place: U32,
-    /// What the client made up when it said hello, and nobody else says.
+    /// The random number that the client chose when it said hello.
     pub token: U64,
 }
 
@@ -103,13 +103,13 @@ impl Request {
     }
 }
 
-/// What becomes of a request.
+/// A reply as it travels.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Reply {
-    /// What the system call returned: a number from 0 on, or an errno with a minus.
+    /// What the system call returned: a number from 0 on, or a negative errno.
     pub result: I64,
-    /// Where the cursor is, where that is said.
+    /// The cursor after a write at the cursor, or [`AT_END`] after a read.
     pub value: U64,
     pub spare: [u8; 16],
 }
@@ -120,18 +120,18 @@ impl Reply {
     }
 }
 
-/// What a new client is told.
+/// The reply to a new client.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Welcome {
     pub client: U32,
-    /// Bytes of its staging memory.
+    /// The length of its staging memory, in bytes.
     pub staging: U32,
-    /// The key to it.
+    /// The key to its staging memory.
     pub key: [u8; KEY_BYTES],
 }
 
-/// What there is to know of a file.
+/// The metadata of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Facts {
@@ -151,20 +151,20 @@ pub(super) struct Facts {
     pub spare: U32,
 }
 
-/// What stands before the name of an entry of a directory.
+/// The part of a directory entry before the name.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct EntryHead {
     pub inode: U64,
     /// As `d_type` of the system.
     pub kind: u8,
-    /// Bytes of the name, which follows.
+    /// The length of the name, which follows, in bytes.
     pub len: u8,
 }
 
 const _: () = assert!(size_of::<Request>() == HEAD && size_of::<Reply>() == HEAD && PATH_MAX <= INLINE_MAX);
 
-/// Whose a message is, by its tag.
+/// The tag of a message.
 pub(super) fn tag(thread: u32, number: u32) -> u64 {
     u64::from(thread) << 32 | u64::from(number)
 }

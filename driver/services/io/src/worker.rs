@@ -1,4 +1,4 @@
-//! The server's thread: takes requests, has them done, and answers.
+//! The server's thread: it takes requests, carries them out, and replies.
 
 use super::carry::{Answer, Job};
 use super::clients::{Client, Clients, Name};
@@ -19,26 +19,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Requests that are under way or not yet answered, of all clients.
+/// The most requests of all clients without a reply.
 pub(super) const JOBS: usize = 128;
-/// Of one client. Who has more does not take its answers.
+/// The most of one client. A client with more does not take its replies.
 const JOBS_OF_ONE: usize = 16;
-/// How often the server looks who is gone.
+/// How often the server checks which clients are gone.
 const SWEEP: Duration = Duration::from_millis(50);
-/// After so many requests it looks at the clock, however busy it is.
+/// After this many requests the server looks at the clock, however busy it is.
 const CLOCK_EVERY: u32 = 1024;
-/// Requests after which others come to their turn though more are there.
+/// After this many requests of one batch, pending work of others gets a turn.
 const BATCH: u32 = 16;
-/// How long the ring is waited for while requests may come, at first and at most.
+/// How long to wait for the ring while requests may arrive, at first and at most.
 const NAP: Duration = Duration::from_micros(50);
 const NAP_MOST: Duration = Duration::from_micros(800);
-/// How soon a reply that found no room is tried again.
+/// How soon a reply that found no room is sent again.
 const RESEND: Duration = Duration::from_millis(1);
 /// How long a client may take to make room for a reply.
 const STUCK_MOST: Duration = Duration::from_secs(30);
-/// How long an end waits for operations that are under way.
+/// How long the server waits at its end for operations in progress.
 const END_MOST: Duration = Duration::from_secs(5);
-/// The most staging memory of one client.
+/// The most staging memory of one client, in bytes.
 const STAGING_OF_ONE: usize = 16 << 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +46,11 @@ pub(super) struct Limits {
     pub clients: usize,
     pub descriptors: usize,
     pub staging: usize,
-    /// Descriptors of all.
+    /// The most descriptors of all clients together.
     pub all: u64,
 }
 
-/// What the server's thread shows, and is told.
+/// What the server's thread shares with the handle: its engine, its counts, and the request to stop.
 pub(super) struct Shown {
     pub engine: IoEngine,
     pub stop: AtomicBool,
@@ -63,7 +63,7 @@ impl Shown {
     }
 }
 
-/// Written by the server's thread alone.
+/// Only the server's thread writes these.
 #[derive(Default)]
 pub(super) struct Counts {
     pub clients: AtomicU64,
@@ -88,13 +88,13 @@ pub(super) struct Worker {
     free: Vec<usize>,
     /// Jobs whose reply found no room, and since when.
     stuck: VecDeque<(usize, Instant)>,
-    /// A medium did not answer in time at the end.
+    /// An operation did not end in time when the server ended.
     given_up: bool,
     pub clients: Clients,
-    /// Bytes of staging memory of all.
+    /// The staging memory of all clients, in bytes.
     staging: usize,
     introductions: Introductions,
-    /// There is one client at most: nobody else waits when it has to.
+    /// There is one client at most, so no other client waits when the thread waits.
     pub is_alone: bool,
     pub shown: Arc<Shown>,
 }
@@ -139,7 +139,7 @@ impl Worker {
                 Ok(Got::Letter(letter)) => {
                     (handled, nap) = (handled.wrapping_add(1), NAP);
                     self.begin(job, letter, &mailbox);
-                    // However busy it is, the others come to their turn.
+                    // However busy the server is, pending work of others gets a turn.
                     if handled.is_multiple_of(BATCH) {
                         self.see_to_others();
                     }
@@ -150,7 +150,7 @@ impl Worker {
                     if self.files.prepared() > 0 {
                         self.files.submit();
                     } else if self.files.under_way() > 0 {
-                        // Longer as long as nothing happens.
+                        // The wait gets longer while nothing happens.
                         self.files.wait(1, nap);
                         nap = (2 * nap).min(NAP_MOST);
                     }
@@ -174,14 +174,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Hands over what is prepared, and tries again what had to wait.
+    /// Submits what is prepared, and retries what had to wait.
     fn see_to_others(&mut self) {
         self.files.submit();
         self.resend();
         self.meet_all();
     }
 
-    /// All jobs are taken: waits for one to end, or gives up those of a client that does not take its answers.
+    /// All jobs are in use: waits until one ends, or drops a client that does not take its replies.
     #[cold]
     fn make_room(&mut self) {
         self.files.submit();
@@ -199,7 +199,7 @@ impl Worker {
         self.sweep();
     }
 
-    /// Takes in what is over.
+    /// Handles operations that have ended.
     #[inline]
     fn reap(&mut self) {
         while let Some((job, result)) = self.files.next() {
@@ -210,7 +210,7 @@ impl Worker {
         }
     }
 
-    /// Begins what a letter asks for.
+    /// Begins what a request asks for.
     fn begin(&mut self, job: usize, letter: Letter, mailbox: &Mailbox) {
         let Ok((request, _)) = Request::read_from_prefix(&self.jobs[job].room[..letter.len.min(ROOM)]) else {
             self.free.push(job);
@@ -228,7 +228,7 @@ impl Worker {
         add(&self.shown.counts.requests, 1);
         if op == Op::Hello {
             self.free.push(job);
-            // Later requests must come by the same lane, so this says once and for all whose they are.
+            // Later requests must come by the same lane, so this check settles which node they come from.
             if mailbox.is_from(&letter) {
                 self.hello(letter, &request);
             }
@@ -236,7 +236,7 @@ impl Worker {
         }
         let (name, number) = (Name::of(&letter, &request), request.client.get());
         if op == Op::Bye && number == 0 {
-            // It gave up before it had its number.
+            // The client gave up before it had its number.
             self.free.push(job);
             self.introductions.forget(name);
             if let Some(number) = self.clients.of(name) {
@@ -246,9 +246,9 @@ impl Worker {
         }
         let found = self.clients.get(number).filter(|client| client.name == name && !client.gone);
         let Some(client) = found else {
-            // None that was welcomed, or one that was lost.
+            // Not a client, or one that was dropped.
             self.free.push(job);
-            // It asks when it waits for long.
+            // A client that waits for long asks with `Ping`.
             if op == Op::Ping && self.introductions.has_room_for(name) {
                 self.answer_newcomer(name, letter.tag, Err(Errno::NOTCONN));
             }
@@ -275,7 +275,7 @@ impl Worker {
         }
     }
 
-    /// Sends the reply, and ends the job when it is sent.
+    /// Sends the reply, and frees the job once it is sent.
     #[inline]
     fn answer(&mut self, job: usize, answer: Answer) {
         let Self { jobs, clients, .. } = self;
@@ -292,7 +292,7 @@ impl Worker {
                     self.stuck.push_back((job, Instant::now()));
                     return;
                 }
-                // The answer is lost: it is no client any more, and learns that when it asks.
+                // The reply is lost, so the client is dropped. It learns that from its next `Ping`.
                 Err(_) => self.lose_of(job),
             }
         }
@@ -304,7 +304,7 @@ impl Worker {
         self.lose(self.jobs[job].client);
     }
 
-    /// Tries replies again that found no room.
+    /// Sends replies again that found no room.
     fn resend(&mut self) {
         for _ in 0..self.stuck.len() {
             let Some((job, since)) = self.stuck.pop_front() else { return };
@@ -322,7 +322,7 @@ impl Worker {
         }
     }
 
-    /// A job is over.
+    /// Frees a job.
     #[inline]
     fn let_go(&mut self, job: usize) {
         self.free.push(job);
@@ -335,18 +335,18 @@ impl Worker {
         }
     }
 
-    /// Somebody wants to be a client.
+    /// Handles a node's request to become a client.
     #[cold]
     fn hello(&mut self, letter: Letter, request: &Request) {
         let name = Name::of(&letter, request);
-        // Whoever asks again did not take the answer.
+        // A client that asks again did not get the welcome.
         if let Some(number) = self.clients.of(name)
             && let Some(client) = self.clients.get(number)
         {
             if client.outlet.check_there().is_ok() {
                 client.welcome(number, letter.tag);
             } else {
-                // Its way leads nowhere any more: it asks again, and has another.
+                // The way to the client is gone. It will ask again, and gets another.
                 self.lose(number);
             }
             return;
@@ -360,27 +360,27 @@ impl Worker {
             Err(Errno::USERS)
         } else {
             let wanted = (request.length.get() as usize).min(STAGING_OF_ONE).min(self.staging_for(name));
-            // Whole pages; less than one is none.
+            // Whole pages; less than one counts as none.
             Ok(wanted & !4095)
         };
         self.answer_newcomer(name, letter.tag, answer);
     }
 
-    /// Whether one more of a node can be a client: as long as more places are free than that node has, so that no node takes all.
+    /// Whether one more thread of a node can be a client: only while more places are free than that node has, so that no node takes all.
     fn has_place_for(&self, name: Name) -> bool {
         let [of_node, all] = self.introductions.clients(name.who.0);
         let free = self.limits.clients.saturating_sub(self.clients.len() + all);
         self.clients.of_node(name.who.0).count() + of_node < free
     }
 
-    /// Staging memory for one more of a node: it leaves as much as that node has then.
+    /// The staging memory for one more client of a node. As much is left as the node has then.
     fn staging_for(&self, name: Name) -> usize {
         let node = name.who.0;
         let has = self.clients.of_node(node).map(Client::staging_bytes).sum::<usize>() + self.introductions.staging(node);
         (self.limits.staging - self.staging).saturating_sub(has) / 2
     }
 
-    /// Answers somebody to whom there may be no way yet.
+    /// Replies to a node to which there may be no way yet.
     #[cold]
     fn answer_newcomer(&mut self, name: Name, tag: u64, answer: Result<usize, Errno>) {
         let outlet = self.way_to(name);
@@ -394,13 +394,13 @@ impl Worker {
         }
     }
 
-    /// The way to a node of which there is a client already.
+    /// The way to a node that has a client already.
     fn way_to(&self, name: Name) -> Option<Rc<Outlet>> {
         let is_it = |client: &Client| client.name.who == name.who && !client.gone && client.outlet.check_there().is_ok();
         self.clients.iter().find(|(_, client)| is_it(client)).map(|(_, client)| client.outlet.clone())
     }
 
-    /// Answers those that were seen to.
+    /// Replies to the newcomers that are ready.
     fn meet_all(&mut self) {
         while let Some(newcomer) = self.introductions.next() {
             self.meet(newcomer);
@@ -410,7 +410,7 @@ impl Worker {
     #[cold]
     fn meet(&mut self, newcomer: Newcomer) {
         let Newcomer { name, tag, answer, outlet, staging, gave_up } = newcomer;
-        // Another of that node may have been quicker.
+        // Another client of that node may have been faster.
         let outlet = match self.way_to(name) {
             Some(known) => {
                 self.introductions.dismiss(name, outlet, None);
@@ -431,7 +431,7 @@ impl Worker {
             }
             (Err(errno), Some(outlet)) => {
                 let reply = Reply::new(Answer::from(errno).result, VERSION.into());
-                // Who takes no answer now asks again.
+                // A node that takes no reply now will ask again.
                 let _ = outlet.try_send(tag, reply.as_bytes());
                 self.introductions.dismiss(name, Some(outlet), staging);
             }
@@ -439,7 +439,7 @@ impl Worker {
         }
     }
 
-    /// Looks who is gone.
+    /// Drops the clients that are gone.
     fn sweep(&mut self) {
         let shared = shared_of(&self.node);
         let me = Token::current();
@@ -450,7 +450,7 @@ impl Worker {
         }
     }
 
-    /// A client that is gone without a word, or has to be.
+    /// Drops a client that died, or that broke the rules.
     #[cold]
     fn lose(&mut self, number: u32) {
         add(&self.shown.counts.lost, 1);
@@ -496,7 +496,7 @@ impl Worker {
         self.show();
     }
 
-    /// Waits for what is under way: the memory it names has to stay until it is over.
+    /// Waits for operations in progress. Their memory has to stay until they end.
     fn settle(&mut self) {
         if self.given_up {
             return;
@@ -508,7 +508,7 @@ impl Worker {
             self.reap();
         }
         if self.files.under_way() > 0 {
-            tracing::warn!("a medium does not answer: what waits for it keeps its memory until the process ends");
+            tracing::warn!("a medium does not answer: the operations that wait for it keep their memory until this process ends");
             self.given_up = true;
             std::mem::forget((std::mem::take(&mut self.jobs), std::mem::take(&mut self.clients)));
         }
@@ -517,7 +517,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Also where a panic ended it.
+        // Also after a panic.
         self.settle();
     }
 }
