@@ -14,8 +14,8 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-/// Memory that holds a value and is updated atomically: by [`atomic!`](doorbell_macros::atomic), or by the functions that it is translated to. Shared by threads; in a
-/// region, by nodes.
+/// A value that is updated atomically, by [`atomic!`](doorbell_macros::atomic) or by the functions that the macro is translated to. Threads
+/// can share it; in a region, nodes can.
 #[repr(transparent)]
 pub struct AtomicCell<T: AtomicValue> {
     form: UnsafeCell<T::Form>,
@@ -25,19 +25,19 @@ pub struct AtomicCell<T: AtomicValue> {
 unsafe impl<T: AtomicValue> Sync for AtomicCell<T> {}
 // SAFETY: bytes of a value that is `Send`.
 unsafe impl<T: AtomicValue> Send for AtomicCell<T> {}
-// Every update is whole or did not take place.
+// A panic in a callback leaves the old value.
 impl<T: AtomicValue> std::panic::RefUnwindSafe for AtomicCell<T> {}
 
 impl<T: AtomicValue> AtomicCell<T> {
     /// A cell that holds this value.
     ///
     /// # Panics
-    /// For a value of 9 to 16 bytes, on one of the first processors of x86-64, which lack `cmpxchg16b`: see [`ByLock`](super::ByLock).
+    /// For a value of 9 to 16 bytes, on the earliest x86-64 processors, which lack `cmpxchg16b`; see [`ByLock`](super::ByLock).
     pub fn new(value: T) -> Self {
         Self { form: UnsafeCell::new(T::Form::of(value)) }
     }
 
-    /// A cell of zeros, for a `static`.
+    /// A zeroed cell, for a `static`.
     ///
     /// ```
     /// # use doorbell::atomic::AtomicCell;
@@ -50,7 +50,7 @@ impl<T: AtomicValue> AtomicCell<T> {
         Self { form: UnsafeCell::new(unsafe { std::mem::zeroed() }) }
     }
 
-    /// The same cell, of which no update is by an instruction: to measure what that is worth.
+    /// The same cell, but updated without instructions for operators, to measure what they are worth.
     pub fn by_swap(&self) -> BySwap<'_, T>
     where
         T::Form: Word,
@@ -97,7 +97,7 @@ where
     unsafe { update_at::<T, W, U>(at, updater, ordering, |old| old.apply(operand)) }
 }
 
-/// Updates a cell by a callback, as often as it takes.
+/// Updates a cell by a callback, with as many attempts as it takes.
 ///
 /// # Safety
 /// As [`Form::load`].
@@ -115,7 +115,7 @@ pub(super) unsafe fn update_at<T: AtomicValue, W: Want<T>, U: Updater>(
     }
 }
 
-/// Who updates private memory: no other process can, and threads of one process do not die by themselves.
+/// The updater of private memory. No other process has access, and a thread does not die alone.
 pub(super) struct Private;
 
 impl Updater for Private {
@@ -135,7 +135,7 @@ impl Updater for Private {
     }
 }
 
-/// An update that is tried as often as it takes, of memory that nobody takes away.
+/// The result of an update with unlimited attempts, in memory that can't go away.
 #[inline(always)]
 pub(super) fn done<V>(result: Result<V, NoUpdate<Infallible>>) -> V {
     match result {
@@ -191,7 +191,7 @@ impl<T: AtomicValue> Place for AtomicCell<T> {
     }
 }
 
-/// An [`AtomicCell`] of which no update is by an instruction: see [`AtomicCell::by_swap`].
+/// An [`AtomicCell`] that is updated by compare-and-swap only; see [`AtomicCell::by_swap`].
 #[derive(Clone, Copy, Debug)]
 pub struct BySwap<'a, T: AtomicValue>(&'a AtomicCell<T>);
 
@@ -229,7 +229,7 @@ impl<T: AtomicValue> Place for BySwap<'_, T> {
     }
 }
 
-/// That this processor has what a cell needs.
+/// Fails if this processor lacks an instruction that the cell needs.
 pub(super) fn check_processor<T: AtomicValue>() -> Result<()> {
     if matches!(super::tier::<T>(), Tier::Lock) || is_taken(size_of::<T::Form>()) {
         return Ok(());
@@ -242,14 +242,15 @@ impl<T: AtomicValue> AtomicCell<T>
 where
     T::Form: Word,
 {
-    /// The element of this number of a region as a cell: updates of it are as cheap as in private memory, and see those of peers that have a key. A put
-    /// that overlaps an update is no update, and one of the two may be lost.
+    /// The element `index` of a region as a cell. Updates are as cheap as in private memory, and see those of peers that have a key. A put
+    /// that overlaps an update is not atomic, and one of the two may be lost.
     ///
-    /// Not for values that are updated under a lock: see [`RemoteCell::open`](super::RemoteCell::open). As the region itself, it is not to be used in a
-    /// forked child, where its memory is missing.
+    /// Not for values that are updated under a lock; see [`RemoteCell::open`](super::RemoteCell::open). Like the region itself, the cell
+    /// must not be used in a forked child, where its memory is missing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the region has no such element; [`Error::Unsupported`] if this processor lacks what such a cell needs; [`Error::Forked`].
+    /// [`Error::Invalid`] if the region has no such element; [`Error::Unsupported`] if this processor lacks an instruction that the cell
+    /// needs; [`Error::Forked`].
     #[inline]
     pub fn at<E: Element<Value = T>>(region: &Region<E>, index: usize) -> Result<&Self> {
         check_processor::<T>()?;

@@ -1,6 +1,6 @@
-//! Updates as bytes: what one node says to another that is to do an update for it, where the two share no memory.
+//! Updates as bytes: the request of a node that has another node update a cell, because the two share no memory.
 //!
-//! The engine of the node that has the region [performs](AtomicRequest::perform) it there.
+//! The engine of the node with the region [performs](AtomicRequest::perform) it there.
 //!
 //! ```text
 //! 0   operator     OpCode
@@ -11,7 +11,7 @@
 //! 24  expected     of CompareSwap: the same
 //! ```
 //!
-//! An update by a callback is said as Load, and CompareSwap until nobody was faster. Values under a lock can't be said.
+//! An update by a callback is a Load, and CompareSwap until no other update comes between. Values under a lock have no code.
 
 use super::cell::{Private, done, operate_at};
 use super::form::{Form, word_bytes};
@@ -22,7 +22,7 @@ use doorbell_engine::drive::install::Install;
 use doorbell_engine::region::remote::{Remote, UPDATE_BYTES, Update, Updates};
 use std::sync::atomic::Ordering;
 
-/// How this node's engine does updates for others.
+/// How this node's engine does updates for other nodes.
 pub(crate) const UPDATES: Updates = Updates { read, perform };
 
 inventory::submit!(Install {
@@ -52,7 +52,7 @@ const FETCH: u8 = 1;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
-        /// What is done.
+        /// The operator of an update.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum OpCode {
@@ -71,11 +71,11 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Nothing: the value is wanted.
+    /// Only read the value.
     Load = 0,
-    /// The operand is the value.
+    /// Replace the value by the operand.
     Set = 1,
-    /// The operand is the value if it was the expected one, byte by byte.
+    /// Replace the value by the operand if its bytes equal `expected`.
     CompareSwap = 2,
     /// `+=`
     Add = 3,
@@ -97,29 +97,29 @@ codes! {
     Shl = 11,
     /// `>>=`
     Shr = 12,
-    /// The greater of the two.
+    /// The greater of value and operand.
     Max = 13,
-    /// The smaller.
+    /// The smaller of value and operand.
     Min = 14,
 }
 
-/// What kind of value.
+/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// An integer that is not negative.
+    /// An unsigned integer.
     Unsigned = 0,
-    /// An integer with a sign.
+    /// A signed integer.
     Signed = 1,
-    /// A float.
+    /// A floating-point number.
     Float = 2,
-    /// 0 is false.
+    /// A truth value; 0 is false.
     Bool = 3,
     /// Plain data in a word.
     Bytes = 4,
 }
 
-/// Of which type the cell is.
+/// The type of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TypeCode {
     kind: Kind,
@@ -135,12 +135,12 @@ impl TypeCode {
         }
     }
 
-    /// Bytes of the cell, to which it is aligned.
+    /// The length of the cell in bytes, which is also its alignment.
     pub const fn bytes(self) -> usize {
         1 << self.log2
     }
 
-    /// The same bytes, whatever they mean.
+    /// The same length, as plain bytes.
     pub(super) const fn plain(self) -> Self {
         Self { kind: Kind::Bytes, ..self }
     }
@@ -164,34 +164,34 @@ impl TypeCode {
     }
 }
 
-/// An update as bytes.
+/// An update as a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicRequest {
-    /// What is done.
+    /// The operator.
     pub op: OpCode,
-    /// To a value of what type.
+    /// The type of the value.
     pub of: TypeCode,
-    /// Whether the old value is wanted.
+    /// Whether the reply has to hold the old value.
     pub fetch: bool,
-    /// By what.
+    /// The operand.
     pub operand: [u8; 16],
-    /// Of a [`OpCode::CompareSwap`], the value that is replaced.
+    /// For [`OpCode::CompareSwap`]: the value to replace.
     pub expected: [u8; 16],
 }
 
 impl AtomicRequest {
-    /// An update by an operator; `None` if it can only be done by a callback.
+    /// A request for an update by an operator; `None` if only a callback can do it.
     pub fn operate<O, R: Copy, T: Operate<O, R>>(operand: R, fetch: bool) -> Option<Self> {
         let (op, operand) = T::code(operand)?;
         Some(Self { op, of: TypeCode::of::<T>()?, fetch, operand, expected: [0; 16] })
     }
 
-    /// As the engine carries it.
+    /// The request as the engine carries it.
     pub fn to_update(&self) -> Update {
         Update { bytes: self.to_bytes(), cell: self.of.bytes(), fetch: self.fetch }
     }
 
-    /// To be sent.
+    /// Encodes the request.
     pub fn to_bytes(&self) -> [u8; UPDATE_BYTES] {
         let mut bytes = [0; UPDATE_BYTES];
         bytes[0] = self.op as u8;
@@ -202,7 +202,7 @@ impl AtomicRequest {
         bytes
     }
 
-    /// From what was received; `None` if it is nothing that a node says: no operator of that type, or a division by zero.
+    /// Decodes a received request. `None` if no honest node sends it: the type has no such operator, or it divides by zero.
     pub fn from_bytes(bytes: &[u8; UPDATE_BYTES]) -> Option<Self> {
         let (op, of) = (OpCode::from_number(bytes[0])?, TypeCode::from_number(bytes[1])?);
         let (mut operand, mut expected) = ([0; 16], [0; 16]);
@@ -212,13 +212,13 @@ impl AtomicRequest {
         (bytes[2] <= FETCH && bytes[3..8] == [0; 5] && request.exists() && !request.divides_by_zero()).then_some(request)
     }
 
-    /// Whether it would end in a panic.
+    /// Whether the update would panic.
     pub(super) fn divides_by_zero(&self) -> bool {
         let is_zero = || self.operand[..self.of.bytes()].iter().all(|byte| *byte == 0);
         matches!(self.op, OpCode::Div | OpCode::Rem) && self.of.kind != Kind::Float && is_zero()
     }
 
-    /// Whether this processor has what it takes.
+    /// Whether this processor has the necessary instructions.
     pub fn is_possible(&self) -> bool {
         word_bytes(self.of.bytes()) > 0 && is_taken(self.of.bytes())
     }
@@ -235,7 +235,7 @@ impl AtomicRequest {
         }
     }
 
-    /// Does it, and gives the old value. As ordered as `acq_rel`.
+    /// Does the update, ordered as `acq_rel`, and returns the old value if it was requested.
     ///
     /// # Safety
     /// `at` is aligned to [`TypeCode::bytes`] and as many bytes are readable and writable there; all others access it by atomic instructions, too.
@@ -278,7 +278,7 @@ impl AtomicRequest {
         }
     }
 
-    /// What it makes of a value.
+    /// The value after the update of `old`.
     pub(super) fn after(&self, old: [u8; 16]) -> [u8; 16] {
         #[repr(align(16))]
         struct Value([u8; 16]);
@@ -303,7 +303,7 @@ impl AtomicRequest {
         bytes
     }
 
-    /// What every type has.
+    /// The operators that every type has.
     ///
     /// # Safety
     /// As [`perform`](Self::perform), for this type.

@@ -1,4 +1,4 @@
-//! How a value lies in its cell, and how it is updated there by a callback: by compare-and-swap in a word, or under a lock.
+//! The layout of a value in its cell, and how a callback updates it there: by compare-and-swap in a word, or under a lock.
 
 use super::word::{Word, is_taken, loading};
 use super::{AtomicValue, Tier};
@@ -7,7 +7,7 @@ use doorbell_shm::locked::{HEAD, Locked, NoUpdate, Tries, Updater};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// The bytes of a cell. Zeros are a cell of which the value is all zeros.
+/// The bytes of a cell. Zeroed bytes are a cell with a zero value.
 pub trait Form<T>: Plain {
     /// How an update by a callback is made atomic.
     const TIER: Tier;
@@ -22,7 +22,7 @@ pub trait Form<T>: Plain {
     #[doc(hidden)]
     unsafe fn load<U: Updater>(at: *mut Self, updater: &U, ordering: Ordering) -> Result<T, U::Stop>;
 
-    /// The old value and the new one; none if the callback declined.
+    /// The old value and the new one; `None` if the callback declined.
     ///
     /// # Safety
     /// As [`load`](Self::load).
@@ -35,7 +35,8 @@ pub trait Form<T>: Plain {
         callback: impl FnMut(T) -> Option<T>,
     ) -> Result<Option<(T, T)>, NoUpdate<U::Stop>>;
 
-    /// Replaces the value by one instruction; gives the old one if that is asked for, and else anything. Only where [`SET`](Self::SET) is native.
+    /// Replaces the value by one instruction. Returns the old value if `fetch` is set, and else anything. Only if [`SET`](Self::SET) is
+    /// native.
     ///
     /// # Safety
     /// As [`load`](Self::load).
@@ -78,7 +79,7 @@ macro_rules! word_form {
                     }
                     let old = T::from_word(seen);
                     let Some(new) = callback(old) else { return Ok(None) };
-                    // SAFETY: caller. What was seen is compared, not what the value makes of it: bytes that mean nothing are any.
+                    // SAFETY: caller. The bytes are compared, not the value made of them: several byte patterns may make the same value.
                     match unsafe { Word::compare_exchange(at, seen, new.into_word(), ordering) } {
                         Ok(_) => return Ok(Some((old, new))),
                         Err(now) => seen = now,
@@ -106,7 +107,7 @@ word_form!(u8 u16 u32 u64);
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 word_form!(u128);
 
-/// A value of which any two updates exclude each other by a lock: `N` words, see [`doorbell_shm::locked`].
+/// A value whose updates exclude each other by a lock: `N` words, see [`doorbell_shm::locked`].
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(transparent)]
 pub struct UnderLock<const N: usize>([u64; N]);
@@ -181,10 +182,10 @@ impl<T: AtomicValue<Form = Self>, const N: usize> Form<T> for UnderLock<N> {
     }
 }
 
-/// Room for a value: a word of so many bytes, or, if that is 0, so many words with a lock among them.
+/// The room of a value: a word of `WORD` bytes, or, if that is 0, `WORDS` words that include a lock.
 pub enum Room<const WORD: usize, const WORDS: usize> {}
 
-/// Which form a value has that takes this room.
+/// The form of a value that takes this room.
 pub trait FormFor<T> {
     /// The form.
     type Form;
@@ -204,7 +205,7 @@ impl<T, const WORDS: usize> FormFor<T> for Room<0, WORDS> {
     type Form = UnderLock<WORDS>;
 }
 
-/// Bytes of the word that holds a value of so many; 0 if none does that the processor takes.
+/// The length of the word that holds a value of `size` bytes; 0 if the platform has no such word.
 pub const fn word_bytes(size: usize) -> usize {
     assert!(size > 0, "a value of no bytes has nothing to update; give it a field");
     match size.next_power_of_two() {
@@ -214,14 +215,14 @@ pub const fn word_bytes(size: usize) -> usize {
     }
 }
 
-/// The largest value: an update has several on its stack, while it has the lock.
+/// The greatest length of a value, in bytes: an update holds several copies on its stack while it has the lock.
 const MOST_BYTES: usize = 16 << 10;
 
-/// Words of a value of so many bytes that is updated under a lock.
+/// How many words a value of `size` bytes takes that is updated under a lock.
 pub const fn locked_words(size: usize) -> usize {
     assert!(
         size <= MOST_BYTES,
-        "a value of more than 16 KiB is too large for a cell; hold it in a Region, and take a key of the lock registry while it is written"
+        "a value of more than 16 KiB is too large for a cell; hold it in a Region, and hold a LockKey while it is written"
     );
     HEAD + 2 * size.div_ceil(8)
 }

@@ -1,8 +1,10 @@
-//! Atomic updates, written as ordinary expressions and made atomic in the cheapest way there is.
+//! The atomic service: updates of shared values, written as ordinary expressions and made atomic in the cheapest way that the platform has.
+//! A program holds a value in an [`AtomicCell`], or opens a [`RemoteCell`] on an element of any node's region with [`RemoteCell::open`].
+//! Then it writes [`atomic!`](doorbell_macros::atomic)` { cell += 1 }`.
 //!
-//! [`atomic!`](doorbell_macros::atomic) reads an update of a cell and translates it: into an **instruction** where the platform has one for the operator and the
-//! type; else into a **compare-and-swap** loop around a callback; else, for values larger than 16 bytes, into a callback under a **lock**. Which
-//! of the three it is, the compiler knows ([`Operate::TIER`]), and `doorbell atomics` prints.
+//! The macro translates the update into an **instruction** if the platform has one for the operator and the type; else into a
+//! **compare-and-swap** loop around a callback; else, for values larger than 16 bytes, into a callback under a **lock**. The compiler knows
+//! which of the three it is ([`Operate::TIER`]), and `doorbell atomics` prints it.
 //!
 //! ```
 //! use doorbell::atomic;
@@ -23,30 +25,31 @@
 //! ```
 //!
 //! # What may be written
-//! - `cell OP= x` with each of `+ - * / % & | ^ << >>`; `cell = x`; `cell = max(cell, x)` and `min`, as functions or methods; `cell = cell OP x`, which is
-//!   the same as `cell OP= x`. The operand is evaluated once, before the update. A macro call in it is not looked into: in `cell = cell + mac!(cell)` the second
-//!   `cell` is the cell itself, not its value.
-//! - `cell = EXPRESSION` in which the cell stands for its value: evaluated at each attempt, so it should have no effects besides. It can't leave the update by
-//!   `?`, `return` or `break`, bind the cell's name again, or use it in a macro call.
-//! - Any of these with ` if CONDITION` behind it: the update takes place if that is true of the value, and is declined if not.
-//! - `cell` alone reads it.
-//! - Before a colon: `old` or `new` for the value before or after; an ordering; `attempts(n)`, which is [`NotPerformed::NoAttempt`] if `n` is 0.
+//! - `cell OP= x` with each of `+ - * / % & | ^ << >>`; `cell = x`; `cell = max(cell, x)` and `min`, as functions or methods; `cell = cell
+//!   OP x`, which is the same as `cell OP= x`. The operand is evaluated once, before the update. Macro calls in the operand are not
+//!   translated: in `cell = cell + mac!(cell)` the second `cell` is the cell itself, not its value.
+//! - `cell = EXPRESSION`, in which the cell stands for its value. The expression is evaluated at each attempt, so it should have no other
+//!   effects. It can't leave the update by `?`, `return` or `break`, bind the cell's name again, or use it in a macro call.
+//! - Any of these followed by ` if CONDITION`: the update takes place if the condition holds for the value, and is declined if not.
+//! - `cell` alone, which reads the value.
+//! - Before a colon: `old` or `new` for the value before or after; an ordering; `attempts(n)`, which is [`NotPerformed::NoAttempt`] if `n`
+//!   is 0.
 //!
-//! The cell is any expression: a variable, a field, an element, a call. What is in a cell of private memory or of a region of this node is [`AtomicCell`]; what
-//! lies in any node's region, [`RemoteCell`].
+//! The cell can be any expression: a variable, a field, an element, a call. Use [`AtomicCell`] for private memory and for a region of this
+//! node, and [`RemoteCell`] for a region of any node.
 //!
-//! # What it is worth
-//! An update of an [`AtomicCell`] has the type of the value that was asked for, or `()`. With `if` or `attempts` it is a `Result` with [`NotPerformed`].
-//! A [`RemoteCell`] may be out of reach, so everything is a `Result` with [`Error`](doorbell_engine::Error).
+//! # What an update returns
+//! An update of an [`AtomicCell`] returns the requested value, or `()`. With `if` or `attempts` it returns a `Result` with
+//! [`NotPerformed`]. A [`RemoteCell`] may be out of reach, so it always returns a `Result` with [`Error`](doorbell_engine::Error).
 //!
 //! # Ordering
-//! An update is `acq_rel` unless something else is said: who reads what it wrote sees what was written before it. A read is `acquire`, and
-//! `cell = x` of which nobody wants the old value is `release`. `relaxed` orders nothing but the cell itself; `seq_cst` has one order for all that say so.
-//! A lock orders at least like `acq_rel`.
+//! An update is `acq_rel` by default: a thread that reads its result also sees what was written before it. A read is `acquire`, and `cell =
+//! x` that returns nothing is `release`. `relaxed` orders only the cell itself. All `seq_cst` updates have one order. A lock orders at
+//! least like `acq_rel`.
 //!
 //! # Values
-//! See [`AtomicValue`]. All operators of one type go by tiers that see each other: an instruction and a compare-and-swap on one word never miss
-//! one another, and a type that needs a lock takes it for all.
+//! See [`AtomicValue`]. Updates of one type by different tiers see each other: an instruction and a compare-and-swap on one word never miss
+//! one another, and if a type needs a lock, every update takes it.
 //!
 //! ```
 //! use doorbell::atomic::{AtomicCell, AtomicValue, Tier, tier};
@@ -68,7 +71,7 @@
 //! const { assert!(matches!(tier::<Range>(), Tier::CompareAndSwap)) };
 //! ```
 //!
-//! # In memory that nodes share
+//! # In shared memory
 //! ```
 //! use doorbell::atomic::{AtomicCell, RemoteCell};
 //! use doorbell::{Node, Space, atomic};
@@ -86,7 +89,7 @@
 //! # }
 //! ```
 
-// The macros name the crate that programs use.
+// Generated code names the crate `doorbell`, which programs use.
 #[cfg(test)]
 extern crate self as doorbell;
 #[cfg(test)]
@@ -123,12 +126,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How an update is made atomic. Each is cheaper than the next, by and large: `docs/atomics.md` says where not.
+/// How an update is made atomic. Mostly each is cheaper than the next; `docs/atomics.md` lists exceptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// By an instruction.
+    /// By one instruction.
     Native,
-    /// By a loop: what was read is replaced by what a callback makes of it, if nobody else was faster.
+    /// By a loop: the value that was read is replaced by the callback's result if no other update came between.
     CompareAndSwap,
     /// By a callback under a lock.
     Lock,
@@ -144,28 +147,28 @@ impl fmt::Display for Tier {
     }
 }
 
-/// By which tier a value is updated by a callback.
+/// The tier of an update by a callback.
 pub const fn tier<T: AtomicValue>() -> Tier {
     <T::Form as Form<T>>::TIER
 }
 
-/// What the caller of an update wants to know.
+/// What the caller of an update wants to get.
 pub trait Want<T> {
-    /// What it gets.
+    /// The type of the result.
     type Out;
     /// Whether it needs the old value.
     const FETCH: bool;
-    /// What it gets of these.
+    /// Makes the result from the old and the new value.
     fn pick(old: T, new: impl FnOnce() -> T) -> Self::Out;
 }
 
-/// Nothing.
+/// The caller wants no result.
 #[derive(Debug)]
 pub enum Nothing {}
-/// The value before.
+/// The caller wants the value before the update.
 #[derive(Debug)]
 pub enum Old {}
-/// The value after.
+/// The caller wants the value after the update.
 #[derive(Debug)]
 pub enum New {}
 
@@ -194,7 +197,7 @@ impl<T> Want<T> for New {
     }
 }
 
-/// Where a value is that can be updated: what `atomic!` takes for a cell.
+/// A place of a value that can be updated: what `atomic!` accepts as a cell.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no cell, so it can't be updated atomically",
     label = "this is what the update would change",
@@ -203,27 +206,28 @@ impl<T> Want<T> for New {
 pub trait Place {
     /// What the cell holds.
     type Value: AtomicValue;
-    /// What an update gives that can't be declined.
+    /// The result of an update that can't be declined.
     type Done<V>;
-    /// What one gives that can.
+    /// The result of an update that can be declined.
     type Tried<V>;
 
-    /// The value.
+    /// Reads the value.
     fn load(&self, ordering: Ordering) -> Self::Done<Self::Value>;
 
-    /// Updates it by an operator.
+    /// Updates the value by an operator.
     fn operate<O, R: Copy, W: Want<Self::Value>>(&self, operand: R, ordering: Ordering) -> Self::Done<W::Out>
     where
         Self::Value: Operate<O, R>;
 
-    /// Updates it by a callback, as often as it takes.
+    /// Updates the value by a callback, with as many attempts as it takes.
     fn update<W: Want<Self::Value>>(
         &self,
         ordering: Ordering,
         callback: impl FnMut(Self::Value) -> Self::Value,
     ) -> Self::Done<W::Out>;
 
-    /// Updates it by a callback, which declines by `None`, in at most so many attempts. Never by an instruction, as that would not fail.
+    /// Updates the value by a callback, which declines by `None`, in at most `attempts` attempts. Never uses an instruction, since an
+    /// instruction can't fail.
     fn attempt<W: Want<Self::Value>>(
         &self,
         attempts: Option<u32>,
@@ -276,13 +280,13 @@ macro_rules! behind {
 
 behind!(&P, &mut P, Box<P>, Arc<P>,);
 
-/// What `atomic! { cell }` is translated to.
+/// The translation of `atomic! { cell }`.
 #[inline(always)]
 pub fn load<P: Place>(place: &P, ordering: Ordering) -> P::Done<P::Value> {
     place.load(ordering)
 }
 
-/// What `atomic! { cell += x }` and its like are translated to.
+/// The translation of `atomic! { cell += x }` and other operators.
 #[inline(always)]
 pub fn operate<O, W, P, R>(place: &P, operand: R, ordering: Ordering) -> P::Done<W::Out>
 where
@@ -294,7 +298,7 @@ where
     place.operate::<O, R, W>(operand, ordering)
 }
 
-/// What `atomic! { cell = f(cell) }` is translated to.
+/// The translation of `atomic! { cell = f(cell) }`.
 #[inline(always)]
 pub fn update<W: Want<P::Value>, P: Place>(
     place: &P,
@@ -304,7 +308,7 @@ pub fn update<W: Want<P::Value>, P: Place>(
     place.update::<W>(ordering, callback)
 }
 
-/// What an update with `if` or `attempts` is translated to.
+/// The translation of an update with `if` or `attempts`.
 #[inline(always)]
 pub fn attempt<W: Want<P::Value>, P: Place>(
     place: &P,
@@ -315,7 +319,7 @@ pub fn attempt<W: Want<P::Value>, P: Place>(
     place.attempt::<W>(attempts, ordering, callback)
 }
 
-/// What an operator makes of a value.
+/// Applies an operator to a value.
 #[doc(hidden)]
 #[inline(always)]
 pub fn apply<O, T: Operate<O, R>, R: Copy>(value: T, operand: R) -> T {

@@ -1,4 +1,4 @@
-//! Operators: which type has which, by which tier, and what they make of a value.
+//! Operators: which types have them, by which tier, and what they compute.
 
 use super::code::OpCode;
 use super::form::Form;
@@ -42,26 +42,26 @@ operators! {
     Set
 }
 
-/// A value that has an operator. Integers wrap around in every build; counts of shifts are taken modulo the bits of the type; division by zero panics
-/// before anything is changed.
+/// A value that has an operator. Integers wrap around in every build. Shift counts are taken modulo the bits of the type. Division by zero
+/// panics before anything is changed.
 #[diagnostic::on_unimplemented(
     message = "no atomic operator `{O}` of `{Self}` takes an operand of type `{R}`",
     label = "not an operation of `{Self}`",
     note = "convert the operand to the type of the cell (a count of shifts is u32), implement the operator of std::ops for your own type, or write `cell = f(cell)`"
 )]
 pub trait Operate<O, R: Copy = Self>: AtomicValue {
-    /// By which tier, if nobody asks what the value was.
+    /// The tier if the caller wants no result.
     const TIER: Tier = <Self::Form as Form<Self>>::TIER;
-    /// By which tier, if somebody asks for the old value or the new one.
+    /// The tier if the caller wants the old or the new value.
     const TIER_FETCH: Tier = <Self::Form as Form<Self>>::TIER;
     /// Whether [`instruct`](Self::instruct) does it.
     #[doc(hidden)]
     const INSTRUCTED: bool = false;
 
-    /// What it makes of a value.
+    /// Applies the operator to the value.
     fn apply(self, operand: R) -> Self;
 
-    /// Does it with as few instructions as this platform has for it, and gives the old value if that is asked for, and else anything.
+    /// Does the update with the platform's shortest instructions. Returns the old value if `fetch` is set, and else anything.
     ///
     /// # Safety
     /// As [`Form::load`]; only if it is `INSTRUCTED`.
@@ -71,7 +71,7 @@ pub trait Operate<O, R: Copy = Self>: AtomicValue {
         unreachable!("an operator without an instruction")
     }
 
-    /// How it is said to a node that does it for another; `None` if it can't be said.
+    /// The request for a node that does it for another; `None` if there is no code for it.
     #[doc(hidden)]
     fn code(_operand: R) -> Option<(OpCode, [u8; 16])> {
         None
@@ -105,18 +105,18 @@ pub(super) fn bytes<T: AtomicValue>(value: T) -> [u8; 16] {
     bytes
 }
 
-/// The operators for which some platform has instructions.
+/// The groups of operators for which some platform has instructions.
 enum Kind {
     Sum,
     Bits,
     Extreme,
 }
 
-/// What this platform has for a word of up to eight bytes: without asking what the value was, and with.
+/// The tiers on this platform for a word of at most eight bytes: without a result, and with one.
 const fn tiers(kind: Kind) -> (Tier, Tier) {
     use Tier::{CompareAndSwap, Native};
-    // Since 8.1 there is an instruction for each, with and without. Before, and where nobody said at compile time that the processor has them, it takes a
-    // helper that asks the processor, or a loop.
+    // Since ARMv8.1 there is an instruction for each, with and without a result. On older processors, and if the compiler was not told that
+    // the processor has them, a helper asks the processor, or a loop is used.
     if cfg!(all(target_arch = "aarch64", target_feature = "lse")) {
         return (Native, Native);
     }
@@ -157,7 +157,7 @@ macro_rules! instructed {
     };
 }
 
-/// An operator for which there is none.
+/// An operator for which there is no instruction.
 macro_rules! by_callback {
     ($value:ident, $op:ident, $operand_type:ty, |$old:ident, $operand:ident| $apply:expr) => {
         impl Operate<$op, $operand_type> for $value {
@@ -240,7 +240,7 @@ of_bool! {
     Xor fetch_xor |old, x| old ^ x;
 }
 
-/// An offset does what its number does.
+/// An offset has the operators of its number.
 macro_rules! of_offset {
     ($($op:ident)+) => { $(
         impl Operate<$op, u64> for Offset {
@@ -281,7 +281,7 @@ macro_rules! by_lock {
 
 by_lock!(Add Sub Mul Div Rem And Or Xor Shl Shr Max Min);
 
-/// What has an order with another type: for the greater and the smaller of values of your own types, which implement [`Ord`].
+/// Types with an order between them, for `max` and `min` of a program's own types that implement [`Ord`].
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no order with `{R}`",

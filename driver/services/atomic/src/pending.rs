@@ -1,4 +1,4 @@
-//! Updates under way, of which nobody waits for the end yet.
+//! Updates in progress, which no thread waits for yet.
 
 use super::code::AtomicRequest;
 use doorbell_engine::drive::poller::Progress;
@@ -13,23 +13,23 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// An update under way: see [`RemoteCell::start`](super::RemoteCell::start).
+/// An update in progress; see [`RemoteCell::start`](super::RemoteCell::start).
 ///
-/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future, which panics if it is polled again
-/// after it was ready. Dropping it takes it back if it was not sent yet, other than within a callback of `recv_with`; one that was sent takes place, and
-/// nobody is told.
+/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future, which
+/// panics if it is polled again after it was ready. Dropping it cancels the update if it was not sent yet, except inside a callback of
+/// `recv_with`. An update that was sent takes place, and its result is lost.
 #[must_use = "an update that is dropped may or may not take place"]
 pub struct Pending<V>(State<V>);
 
 const READY: &str = "an update gives its result once, and it was taken";
 
 enum State<V> {
-    /// It took place, with this value; none once that was given out.
+    /// It took place, with this value; `None` after the value was taken.
     Over(Option<V>),
     UnderWay(UnderWay<V>),
 }
 
-/// What the caller gets of the old value.
+/// Makes the caller's result from the old value.
 pub(super) type Of<V> = fn(&AtomicRequest, &[u8; 16]) -> V;
 
 struct UnderWay<V> {
@@ -40,7 +40,7 @@ struct UnderWay<V> {
 }
 
 impl<V> UnderWay<V> {
-    /// Once it is over.
+    /// The result of an update that has ended.
     fn result(&mut self) -> Result<V> {
         match self.op.take() {
             Some(Outcome::Updated(old)) => Ok((self.of)(&self.request, &old)),
@@ -49,12 +49,12 @@ impl<V> UnderWay<V> {
         }
     }
 
-    /// True if it was not sent, and never will be.
+    /// Cancels the update. True if it was not sent, and never will be.
     fn take_back(&self) -> bool {
         !self.op.is_done() && !doorbell_shm::space::forked() && shared_of(&self.node).take_back(Token::current(), &self.op)
     }
 
-    /// Why it is waited for no longer, when it may be on its way.
+    /// The error when the wait ends early although the update may be on its way.
     fn abandon(&mut self, error: Error) -> Result<V> {
         let is_back = self.take_back();
         if self.op.is_done() {
@@ -73,7 +73,7 @@ impl<V> Drop for UnderWay<V> {
 }
 
 impl<V> Pending<V> {
-    /// One that took place at once.
+    /// An update that took place at once.
     pub(super) fn over(value: V) -> Self {
         Self(State::Over(Some(value)))
     }
@@ -83,7 +83,7 @@ impl<V> Pending<V> {
         Self(State::UnderWay(UnderWay { node, op, request, of }))
     }
 
-    /// Whether it has ended. Turns the engine once, so that a loop of tests gets on.
+    /// Whether the update has ended. Turns the engine once, so that a loop of tests makes progress. Never blocks.
     pub fn test(&self) -> bool {
         let State::UnderWay(UnderWay { node, op, .. }) = &self.0 else { return true };
         if !op.is_done()
@@ -95,11 +95,11 @@ impl<V> Pending<V> {
         op.is_done()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the update has ended. Drives the node's engine meanwhile.
     ///
     /// # Errors
-    /// As an update that waits: see [`RemoteCell`](super::RemoteCell). [`Error::Abandoned`] where nobody can wait, as within `recv_with`: the update may take
-    /// place all the same.
+    /// As an update that waits; see [`RemoteCell`](super::RemoteCell). [`Error::Abandoned`] where waiting is impossible, as inside
+    /// `recv_with`: the update may take place nevertheless.
     ///
     /// # Panics
     /// If its result was taken before, by polling it.
@@ -110,7 +110,7 @@ impl<V> Pending<V> {
         }
     }
 
-    /// Waits until it has ended, until `deadline` at most; after that it comes back and is still under way. Errors and panics as [`wait`](Self::wait).
+    /// As [`wait`](Self::wait), until `deadline` at most. After that it returns itself as the error, still in progress.
     pub fn wait_by(mut self, deadline: Instant) -> std::result::Result<Result<V>, Self> {
         match self.drive(Some(deadline)) {
             Ok(true) => Ok(self.result()),
@@ -143,8 +143,8 @@ impl<V> Pending<V> {
     }
 }
 
-/// A future that ends when the update does. Woken by whoever drives; under `Progress::Inline` that is a call of this node, so there every poll turns the
-/// engine and asks to be polled again.
+/// A future that ends with the update. The thread that drives the engine wakes its task. Under `Progress::Inline` only calls of this node
+/// drive, so every poll turns the engine and asks to be polled again.
 impl<V: Unpin> Future for Pending<V> {
     type Output = Result<V>;
 

@@ -28,22 +28,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const UPDATE: Act = Act { name: "update a cell", writes: true };
 
-/// Updates between two questions whether the region's owner lives: one costs half a microsecond.
+/// How many updates pass between two checks that the region's owner lives. A check costs half a microsecond.
 const CREDIT: u32 = 256;
 
-/// A cell in a region of any node of the domain, as one node reaches it: `Send` and `Sync`, to be kept. [`atomic!`](doorbell_macros::atomic) takes it as it takes an
-/// [`AtomicCell`](super::AtomicCell); as the region may be gone, each update is a `Result`.
+/// A cell in a region of any node of the domain, as one node reaches it. `Send` and `Sync`; made to be kept.
+/// [`atomic!`](doorbell_macros::atomic) takes it like an [`AtomicCell`](super::AtomicCell), but each update returns a `Result`, since the
+/// region may be gone.
 ///
-/// Over shared memory the caller's processor does the update, in place: a few checks and the instruction. It asks nothing of the owner's processor. Whether
-/// the owner lives is asked once in 257 updates and reads by this cell: as many may succeed in memory that nobody but those who have mapped it will see.
+/// Over shared memory the caller's processor does the update in place, with a few checks and the instruction. The owner's processor does
+/// nothing. The cell checks once in 257 updates and reads whether the owner lives. After the owner's death, as many may still succeed, in
+/// memory that only nodes with an old mapping see.
 ///
-/// Where only the network reaches the node, its engine does the update, with no help of its application, and the call waits for the answer: as long as the
-/// journey there and back takes. It drives this node's engine meanwhile. An operator is one question; a callback is a read and a compare-and-swap, again
-/// until nobody was faster. [`start`](Self::start) does not wait, so that many are under way at once. There is no deadline: the wait ends with the
-/// answer, or when the node dies or leaves. Each update takes place once, whatever the network loses or repeats.
-/// After [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`], or [`Error::Closed`] of one that was waiting already, nobody knows
-/// whether it did. Values under a lock are not updated over the network: [`Error::Unsupported`]. From within `recv_with` there is
-/// [`Error::Reentrant`].
+/// Over the network the engine of the region's node does the update without its application, and the call waits for the reply, which takes
+/// a round trip. The call drives this node's engine meanwhile. An operator takes one request. A callback takes a read and a
+/// compare-and-swap, which are repeated if another update came between. [`start`](Self::start) does not wait, so many updates can be in
+/// progress at once. There is no deadline: the wait ends with the reply, or when the node dies or leaves. Each update takes place once,
+/// whatever the network loses or repeats.
+///
+/// It is unknown whether an update took place after [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`], or an
+/// [`Error::Closed`] during the wait. Values under a lock can't be updated over the network: [`Error::Unsupported`]. Inside `recv_with` the
+/// error is [`Error::Reentrant`].
 pub struct RemoteCell<E> {
     node: Node,
     place: key::Place,
@@ -51,11 +55,11 @@ pub struct RemoteCell<E> {
     _element: PhantomData<fn() -> E>,
 }
 
-/// How it is reached.
+/// How the region is reached.
 enum Way {
-    /// By memory that is shared.
+    /// In shared memory.
     Mapped(Mapped),
-    /// By the network alone.
+    /// Only by the network.
     Apart,
 }
 
@@ -67,12 +71,13 @@ struct Mapped {
 }
 
 impl<E: Element> RemoteCell<E> {
-    /// The first element that the key names, as a cell. Control path: maps the region if this node has not used it; keep the cell for as long as it is
-    /// updated. It works for regions of this node, too, and for values that are updated under a lock.
+    /// Opens the first element that the key names as a cell. Maps the region if this node has not used it yet, so keep the cell while it is
+    /// in use. Also works for regions of this node, and for values that are updated under a lock.
     ///
     /// # Errors
-    /// [`Error::Key`] if the key is bad or names no element; [`Error::PeerDied`], [`Error::PeerLeft`]; [`Error::Shm`] if the region can't be mapped;
-    /// [`Error::Unsupported`] if this processor lacks what such a cell needs; [`Error::Closed`], [`Error::Forked`], [`Error::Severed`].
+    /// [`Error::Key`] if the key is invalid or names no element; [`Error::PeerDied`], [`Error::PeerLeft`]; [`Error::Shm`] if the region
+    /// can't be mapped; [`Error::Unsupported`] if this processor lacks an instruction that the cell needs; [`Error::Closed`],
+    /// [`Error::Forked`], [`Error::Severed`].
     pub fn open(node: &Node, key: Key<E, ReadWrite>) -> Result<Self> {
         check_processor::<E::Value>()?;
         let (shared, place) = (shared_of(node), *place_of(&key));
@@ -97,10 +102,10 @@ impl<E: Element> RemoteCell<E> {
         Ok(Self { node: node.clone(), place, way, _element: PhantomData })
     }
 
-    /// As [`open`](Self::open), of a key of this peer's node.
+    /// As [`open`](Self::open), for a key of this peer's node.
     ///
     /// # Errors
-    /// As [`open`](Self::open); and [`KeyFault::OtherNode`] for a key of another node.
+    /// As [`open`](Self::open). [`KeyFault::OtherNode`] for a key of another node.
     pub fn at(peer: &Peer, key: Key<E, ReadWrite>) -> Result<Self> {
         if key.node() != peer.id() {
             return Err(fault(UPDATE, place_of(&key), KeyFault::OtherNode));
@@ -109,7 +114,7 @@ impl<E: Element> RemoteCell<E> {
     }
 }
 
-/// A thread of a node, in a region.
+/// A thread of a node that updates a region.
 struct Member<'a> {
     shared: &'a Shared,
     region: &'a PeerRegion,
@@ -138,17 +143,17 @@ impl Updater for Member<'_> {
     }
 }
 
-/// What the caller is told: that nothing happened, if that is certain.
+/// The caller's error. It says that nothing happened only if that is certain.
 #[cold]
 fn failed(why: NoUpdate<Error>, member: &Member<'_>) -> Error {
     match why {
         NoUpdate::Attempts => Error::NotPerformed(NotPerformed::Attempts),
         NoUpdate::Stop(error) => error,
         NoUpdate::Nested => {
-            let why = "this thread is in an update of the same cell, and would wait for itself; make both of it one expression";
+            let why = "this thread is already updating the same cell, and would deadlock with itself; make one expression of both updates";
             Error::Unsupported { operation: UPDATE.name, why }
         }
-        // If this node has left meanwhile, nobody knows either.
+        // If this node has left meanwhile, the outcome is unknown, too.
         NoUpdate::Lost => whole(member.region).err().unwrap_or(Error::LockLost { node: member.region.node() }),
     }
 }
@@ -157,12 +162,12 @@ impl<E: Element> RemoteCell<E> {
     /// Whether its updates take a lock.
     const LOCKS: bool = matches!(super::tier::<E::Value>(), Tier::Lock);
 
-    /// Whether the caller's processor does the updates, in memory that is shared.
+    /// Whether the caller's processor does the updates, in shared memory.
     pub fn is_shared(&self) -> bool {
         matches!(self.way, Way::Mapped(_))
     }
 
-    /// Does something in place, if nothing speaks against it.
+    /// Runs an operation in place, if the region is still valid.
     #[inline(always)]
     fn with<V>(
         &self,
@@ -175,7 +180,7 @@ impl<E: Element> RemoteCell<E> {
             return Err(self.gone());
         }
         let left = credit.load(Ordering::Relaxed);
-        // Not exact among threads, which need not be, but never more than `CREDIT`.
+        // Threads may overwrite each other's count, but it never exceeds `CREDIT`.
         credit.store(if left == 0 { CREDIT } else { left - 1 }, Ordering::Relaxed);
         if left == 0 {
             self.ask(inbox.as_deref())?;
@@ -205,13 +210,13 @@ impl<E: Element> RemoteCell<E> {
         }
     }
 
-    /// Begins what the node is asked to do that only the network reaches.
+    /// Begins a request to a node that only the network reaches.
     fn begin(&self, request: AtomicRequest) -> Result<(Token, BatonGuard<'_, Engine>, Arc<Op>)> {
         assert!(!request.divides_by_zero(), "attempt to divide a cell by zero");
         shared_of(&self.node).begin_update_apart(&self.place, request.to_update(), UPDATE)?.ok_or_else(|| self.gone())
     }
 
-    /// Has the node do it, and waits for the old value, if that is asked for.
+    /// Has the other node do the update, and waits for the reply with the old value, if requested.
     fn ask_apart(&self, request: AtomicRequest) -> Result<[u8; 16]> {
         let (me, engine, op) = self.begin(request)?;
         match shared_of(&self.node).finish_asked(me, engine, &op)? {
@@ -222,7 +227,7 @@ impl<E: Element> RemoteCell<E> {
 
     /// The code of its type.
     fn code() -> Result<TypeCode> {
-        let why = "a value of more than 16 bytes is under a lock, which does not go by the network; send its node a message that asks for the update";
+        let why = "a value of more than 16 bytes is updated under a lock, which does not work over the network; send its node a message that asks for the update";
         TypeCode::of::<E::Value>().ok_or(Error::Unsupported { operation: UPDATE.name, why })
     }
 
@@ -247,14 +252,14 @@ impl<E: Element> RemoteCell<E> {
         }
     }
 
-    /// An update by a callback: reads the value, and swaps it for what the callback makes of it, until nobody is faster.
+    /// An update by a callback: reads the value, and swaps it for the callback's result until no other update comes between.
     #[cold]
     fn update_apart<W: Want<E::Value>>(
         &self,
         mut attempts: Option<u32>,
         mut callback: impl FnMut(E::Value) -> Option<E::Value>,
     ) -> Result<W::Out> {
-        // What was seen is compared, not what the value makes of it: bytes that mean nothing are any.
+        // The bytes are compared, not the value made of them: several byte patterns may make the same value.
         let of = Self::code()?.plain();
         let ask = |op, operand, expected| self.ask_apart(AtomicRequest { op, of, fetch: true, operand, expected });
         let mut seen = ask(OpCode::Load, [0; 16], [0; 16])?;
@@ -272,9 +277,10 @@ impl<E: Element> RemoteCell<E> {
         }
     }
 
-    /// Begins an update by an operator and does not wait for its end. Of a node that only the network reaches up to 64 may be under way at once, puts and
-    /// gets among them; more wait here, some thousand of all nodes. Several that are begun closely on another go in one datagram. Updates of one node that one thread begins take place
-    /// in the order in which they were begun. Over shared memory the update has taken place when this returns.
+    /// Begins an update by an operator, without waiting for its end. Up to 64 operations to a node may be in progress over the network,
+    /// puts and gets among them; about a thousand more for all nodes may wait here. Updates begun close together go in one datagram.
+    /// Updates that one thread begins on one node take place in that order. Over shared memory the update has taken place when this
+    /// returns.
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -296,8 +302,8 @@ impl<E: Element> RemoteCell<E> {
     /// If it divides by zero.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an operator of a type of your own, which the other node does not know, and for a value under a lock; [`Error::Full`] if a
-    /// thousand wait at this node to be sent; and as an update that waits.
+    /// [`Error::Unsupported`] for an operator of the program's own type, which the other node does not know, and for a value under a lock;
+    /// [`Error::Full`] if a thousand updates wait at this node to be sent. Otherwise as for an update that waits.
     pub fn start<O, W, R>(&self, operand: R) -> Result<Pending<W::Out>>
     where
         R: Copy,
@@ -307,7 +313,7 @@ impl<E: Element> RemoteCell<E> {
         if self.is_shared() {
             return self.operate::<O, R, W>(operand, Ordering::AcqRel).map(Pending::over);
         }
-        let why = "the other node has no such operator of such a type; write the update with `atomic!`, which waits for it";
+        let why = "the other node does not know this operator of this type; write the update with `atomic!`, which waits for it";
         Self::code()?;
         let request = AtomicRequest::operate::<O, R, E::Value>(operand, W::FETCH);
         let request = request.ok_or(Error::Unsupported { operation: "start an update of a cell", why })?;
@@ -316,7 +322,7 @@ impl<E: Element> RemoteCell<E> {
         })
     }
 
-    /// Begins to read it: as [`start`](Self::start).
+    /// Begins to read the value, without waiting; see [`start`](Self::start).
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -329,8 +335,8 @@ impl<E: Element> RemoteCell<E> {
         self.start_apart(load, |_, old| E::Value::from_bytes(old))
     }
 
-    /// Begins to replace the value by `new` if it is `expected`, byte by byte: as [`start`](Self::start). What it was comes back: it was replaced if
-    /// that is what was expected.
+    /// Begins to replace the value by `new` if its bytes are those of `expected`, without waiting; see [`start`](Self::start). The result
+    /// is the old value: it was replaced if it equals `expected`.
     ///
     /// # Errors
     /// As [`start`](Self::start).

@@ -1,4 +1,4 @@
-//! Which type has which operator by which tier, on this platform.
+//! Which tier each operator of each type has on this platform.
 
 use super::{Offset, Operate, Tier};
 
@@ -7,16 +7,16 @@ use super::{Offset, Operate, Tier};
 pub struct Row {
     /// The type.
     pub value: &'static str,
-    /// The operator, by the name of its type here.
+    /// The name of the operator's type.
     pub op: &'static str,
-    /// By which tier, if nobody asks what the value was.
+    /// The tier if the caller wants no result.
     pub tier: Tier,
-    /// By which tier, if somebody does.
+    /// The tier if the caller wants the old or the new value.
     pub tier_fetch: Tier,
 }
 
-/// Calls a macro for each type of the table with all its operators and the types of their operands: `then!(u8: Add u8, … Shl u32, …)`. An array of what
-/// that makes.
+/// Calls a macro for each type of the table, with all its operators and their operand types: `then!(u8: Add u8, … Shl u32, …)`. The result
+/// is an array of the results.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! atomic_table {
@@ -54,6 +54,6 @@ macro_rules! rows {
     };
 }
 
-/// The table, by types. Your own types have the operators of [`std::ops`] that they implement, and those of [`Ord`], all by the tier of their size:
-/// [`tier`](super::tier).
+/// The table, by types. A program's own types have the operators of [`std::ops`] that they implement, and those of [`Ord`], all by the tier
+/// of their size; see [`tier`](super::tier).
 pub const TABLE: &[&[Row]] = &crate::atomic_table!(rows);

@@ -1,4 +1,4 @@
-//! What cells promise, within one process.
+//! The guarantees of cells within one process.
 
 use super::code::{AtomicRequest, OpCode, TypeCode};
 use super::*;
@@ -53,7 +53,7 @@ fn every_form_of_an_update_says_what_it_did() {
     assert_eq!(atomic! { new: cell -= 80 if cell > 50 }, Ok(8));
     assert_eq!(atomic! { old, attempts(1): cell ^= 1 }, Ok(8));
     assert_eq!(atomic! { acquire: cell }, 9);
-    // Names of its own are left to an expression, and so are labels, items and fields.
+    // The macro leaves an expression's own names alone, and labels, items and fields, too.
     struct Wrapper {
         cell: i32,
     }
@@ -102,7 +102,7 @@ fn an_attempt_that_is_overtaken_is_not_performed() {
     let cell = AtomicCell::new(0_u64);
     let mut others = 0;
     let result = super::attempt::<Old, _>(&cell, Some(3), Ordering::AcqRel, |value| {
-        // Somebody is faster each time.
+        // Another update comes between each time.
         others += 1;
         atomic! { cell += 100 };
         Some(value + 1)
@@ -138,7 +138,7 @@ fn an_update_within_one_of_the_same_cell_does_not_wait_for_itself() {
     .unwrap();
     assert!(matches!(why, Some(Error::Unsupported { .. })), "{why:?}");
     atomic! { cell += 1 }.unwrap();
-    // The lock is lost in the middle: nobody knows, and the value is as it was.
+    // The lock is lost in the middle: the outcome is unknown, and the value is the old one.
     let mut attempts = 0;
     let lost = super::update::<Nothing, _>(&cell, Ordering::AcqRel, |value| {
         attempts += 1;
@@ -176,7 +176,7 @@ fn values_of_any_size_are_updated_whole() {
     assert_eq!(format!("{twelve:?}"), format!("AtomicCell(Twelve([{0}, {0}, {0}]))", 3 * rounds));
 }
 
-/// Of values that are equal to their order, and differ.
+/// Values that are equal in order, and still differ.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, AtomicValue)]
 #[repr(C)]
 struct Ranked {
@@ -287,7 +287,7 @@ fn a_cell_in_a_region_is_the_same_to_all() {
 fn a_request_does_what_the_expression_does() {
     macro_rules! same {
         ($of:ident: $($op:ident $operand:ident),+) => {{ $({
-            // None of them is a NaN, whose bits nobody promises.
+            // None of them is a NaN, whose bits are not specified.
             for (start, by) in [(1_u8, 1_u8), (0xf3, 0x7f), (0x80, 3), (0, 0x40)] {
                 let bytes = [start; 16];
                 let (start, operand) = ($of::from_bytes(&bytes), $operand::from_bytes(&[by; 16]));

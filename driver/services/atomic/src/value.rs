@@ -1,4 +1,4 @@
-//! What a cell can hold.
+//! The values that a cell can hold.
 
 use super::code::Kind;
 use super::form::{Form, FormFor, Room, UnderLock, locked_words, word_bytes};
@@ -15,48 +15,47 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
     note = "it holds integers, bool, floats, Offset, and plain data by #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, AtomicValue)] with the traits of zerocopy; instead of usize say u64, instead of a pointer Offset"
 )]
 pub trait AtomicValue: Copy + Send + 'static {
-    /// How it lies in its cell.
+    /// The layout of the value in its cell.
     type Form: Form<Self>;
     #[doc(hidden)]
     const KIND: Kind = Kind::Bytes;
 
-    /// Writes its bytes at the beginning of `bytes`, which are zero, and enough.
+    /// Writes the value's bytes to the beginning of `bytes`, which is zeroed and long enough.
     #[doc(hidden)]
     fn write_bytes(self, bytes: &mut [u8]);
 
-    /// From its bytes, which may be any, and others behind them.
+    /// Makes the value from its bytes, which may be anything. More bytes may follow them.
     #[doc(hidden)]
     fn from_bytes(bytes: &[u8]) -> Self;
 
-    /// As a word that is as long or longer.
+    /// The value as a word of the same length or longer.
     #[doc(hidden)]
     fn into_word<W: Word>(self) -> W;
 
-    /// From a word, which may hold anything.
+    /// Makes the value from a word, which may hold anything.
     #[doc(hidden)]
     fn from_word<W: Word>(word: W) -> Self;
 }
 
-/// For what `derive(AtomicValue)` makes.
+/// Used by the output of `derive(AtomicValue)`.
 #[doc(hidden)]
 #[inline(always)]
 pub fn write_plain<T: Plain>(value: &T, bytes: &mut [u8]) {
     bytes[..size_of::<T>()].copy_from_slice(value.as_bytes());
 }
 
-/// For what `derive(AtomicValue)` makes.
+/// Used by the output of `derive(AtomicValue)`.
 #[doc(hidden)]
 #[inline(always)]
 pub fn read_plain<T: Plain>(bytes: &[u8]) -> T {
     match T::read_from_prefix(bytes) {
         Ok((value, _)) => value,
-        // The forms are at least as long as their values.
+        // A form is at least as long as its value.
         Err(_) => unreachable!("a form is too short"),
     }
 }
 
-/// What lies at a place in memory that nodes share, as bytes from the beginning of the region that both mean. An address would mean nothing to
-/// another process.
+/// A place in memory that nodes share, as a byte offset from the beginning of a region. An address would be meaningless to another process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable)]
 #[repr(transparent)]
 pub struct Offset(pub u64);
@@ -127,8 +126,8 @@ impl AtomicValue for bool {
     }
 }
 
-/// A value of at most 16 bytes that is updated under a lock though it needs none: to measure what a lock costs, and for a processor without a
-/// compare-and-swap of 16 bytes.
+/// A value of at most 16 bytes that is updated under a lock although it needs none: to measure what a lock costs, and for a processor
+/// without a compare-and-swap of 16 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ByLock<T>(pub T);
 
@@ -153,19 +152,19 @@ impl<T: AtomicValue> AtomicValue for ByLock<T> {
     }
 }
 
-/// An element of a region that is a cell of a value: `node.region::<Atom<T>>(8)`. Numbers are elements by themselves. Zeros are a value of zeros.
+/// An element of a region that is a cell of a value: `node.region::<Atom<T>>(8)`. Numbers need no `Atom`. Zeroed memory is a zero value.
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(transparent)]
 pub struct Atom<T: AtomicValue>(T::Form);
 
 impl<T: AtomicValue> Atom<T> {
-    /// One that holds this value, to be written into a region before others know of it.
+    /// An element that holds this value, to be written into a region before other nodes know of it.
     pub fn new(value: T) -> Self {
         Self(T::Form::of(value))
     }
 }
 
-/// An element of a region that is a cell: [`Atom`] of any value, and the numbers.
+/// An element of a region that is a cell: an [`Atom`] of any value, or a number.
 ///
 /// # Safety
 /// It has the size and alignment of the form of its value.
@@ -174,7 +173,7 @@ impl<T: AtomicValue> Atom<T> {
     note = "make the region of Atom<T>: `node.region::<Atom<MyType>>(len)`; integers and floats are cells by themselves"
 )]
 pub unsafe trait Element: Plain {
-    /// What the cell holds.
+    /// The value that the cell holds.
     type Value: AtomicValue;
 }
 

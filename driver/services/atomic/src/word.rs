@@ -1,11 +1,11 @@
-//! Words that the processor updates whole: the instructions that all else stands on.
+//! Words that the processor updates as a whole, on which all other updates are built.
 
 use doorbell_engine::Plain;
 use std::sync::atomic::Ordering;
 
-/// A word of shared memory that a compare-and-swap takes.
+/// A word of shared memory that has a compare-and-swap.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is updated under a lock, and a reference to its cell does not say who would have the lock",
+    message = "`{Self}` is updated under a lock, and a reference to its cell does not say which node would own the lock",
     label = "the value is larger than a word",
     note = "use `RemoteCell::open(&node, region.key().at(index))`: that cell knows its node, and works on any region that a key names"
 )]
@@ -100,14 +100,14 @@ word! {
     u128: portable_atomic::AtomicU128,
 }
 
-/// The bytes of a word, the first of which are a value.
+/// A word whose first bytes are a value.
 #[repr(C)]
 union Both<T: Copy, W: Copy> {
     value: T,
     word: W,
 }
 
-/// For what `derive(AtomicValue)` makes: plain data as the first bytes of a word, and zeros behind them.
+/// Used by the output of `derive(AtomicValue)`: plain data as the first bytes of a word, followed by zeros.
 #[doc(hidden)]
 #[inline(always)]
 pub fn plain_into_word<T: Plain + Copy, W: Word>(value: T) -> W {
@@ -118,7 +118,7 @@ pub fn plain_into_word<T: Plain + Copy, W: Word>(value: T) -> W {
     unsafe { both.word }
 }
 
-/// For what `derive(AtomicValue)` makes: plain data of the first bytes of a word.
+/// Used by the output of `derive(AtomicValue)`: plain data from the first bytes of a word.
 #[doc(hidden)]
 #[inline(always)]
 pub fn plain_from_word<T: Plain + Copy, W: Word>(word: W) -> T {
@@ -128,9 +128,9 @@ pub fn plain_from_word<T: Plain + Copy, W: Word>(word: W) -> T {
     unsafe { both.value }
 }
 
-/// Whether this processor takes words of so many bytes. All do, but for some of the first of x86-64, which lack `cmpxchg16b`.
+/// Whether this processor updates words of this many bytes. Only the earliest x86-64 processors lack `cmpxchg16b`.
 #[inline]
 pub(super) fn is_taken(bytes: usize) -> bool {
-    // Under Miri there is but one process, for which the crate's own lock suffices.
+    // Under Miri there is only one process, for which the crate's own lock suffices.
     bytes < 16 || cfg!(miri) || portable_atomic::AtomicU128::is_lock_free()
 }
