@@ -8,39 +8,39 @@ use crate::layout::PAGE;
 use doorbell_fabric::sync::Ordering;
 use doorbell_fabric::{Incarnation, NodeId};
 
-/// A device as it was a moment ago.
+/// A snapshot of a device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceFacts {
-    /// What it is called.
+    /// The name of the device.
     pub name: String,
-    /// How large it is.
+    /// The size of the device.
     pub geometry: DeviceGeometry,
-    /// Bytes of its segment.
+    /// The length of its segment, in bytes.
     pub bytes: u64,
-    /// The lives of nodes that are attached, each as often as it is.
+    /// The attached incarnations of nodes, once for each attachment.
     pub attached: Vec<(NodeId, Incarnation)>,
-    /// Who feeds it from the network, if somebody has to.
+    /// The process that serves it to the network, if there is one.
     pub port: Option<(NodeId, Incarnation)>,
-    /// Who has its lock now.
+    /// The owner of its lock.
     pub lock: Option<OwnerId>,
-    /// The ids that somebody has, or that something waits for.
+    /// The thread ids that a thread has, or that messages wait for.
     pub threads: Vec<ThreadFacts>,
-    /// The lanes that somebody has, or in which something is.
+    /// The lanes with a sender, or with messages.
     pub lanes: Vec<LaneFacts>,
-    /// What it counted.
+    /// The counts.
     pub counts: Counts,
 }
 
-/// An id of a device.
+/// A thread id of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ThreadFacts {
-    /// The id.
+    /// The thread id.
     pub thread: u32,
-    /// Whose it is.
+    /// The node whose thread has the id, if there is one.
     pub receiver: Option<(NodeId, Incarnation)>,
-    /// Headers that others stored for it, and that it has not fetched.
+    /// How many stored headers wait for it.
     pub stored: u64,
 }
 
@@ -48,22 +48,22 @@ pub struct ThreadFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaneFacts {
-    /// Who writes into it.
+    /// The node that writes into it.
     pub owner: Option<(NodeId, Incarnation)>,
-    /// For whom, if that is another, which has the network alone.
+    /// The node that it writes for, if that one has only the network.
     pub client: Option<(NodeId, Incarnation)>,
-    /// Bytes that are not received yet, with their headers.
+    /// How many bytes were not received yet, headers included.
     pub waiting: u64,
-    /// It was given up, as something in it was not as senders write it.
+    /// The lane was given up since it held words that no honest sender writes.
     pub broken: bool,
 }
 
-/// Bytes of a device's segment before its rings, for any geometry.
+/// The length of a device's segment before its rings, in bytes, for any geometry.
 pub(crate) fn head_bytes_most() -> usize {
     offsets(&DeviceGeometry { threads: super::MOST, senders: super::MOST, lane_bytes: 4096 })[2]
 }
 
-/// What the head of a device says.
+/// Reads the head of a device.
 ///
 /// # Safety
 /// At `base` are `len` readable and writable bytes, page-aligned.
@@ -77,7 +77,7 @@ pub(crate) unsafe fn facts(base: *mut u8, len: usize, geometry: DeviceGeometry, 
         let thread = u32::try_from(view.root.names.0[at].load(Ordering::Relaxed).checked_sub(1)?).ok()?;
         let receiver = OwnerId::from_bits(slot.owner.load(Ordering::Relaxed)).map(|owner| (owner.node(), owner.life()));
         let [head, tail] = [&slot.head, &slot.tail].map(|word| word.load(Ordering::Relaxed));
-        // One moment for the one, another for the other: they may not fit together.
+        // Read at different moments, so they may not match.
         let stored = tail.wrapping_sub(head).min(super::STORED_MOST as u64);
         Some(ThreadFacts { thread, receiver, stored })
     });

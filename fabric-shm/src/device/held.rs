@@ -1,4 +1,4 @@
-//! What is done with the device's lock: the steps of the source.
+//! The steps of receiving, which are done with the device's lock held.
 
 use super::words::{Header, Place, View, life_word};
 use super::{MOST, STORED_MOST};
@@ -18,29 +18,29 @@ macro_rules! point {
     };
 }
 
-/// What a device counted.
+/// The counts of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Messages that were received.
+    /// Messages received.
     pub received: u64,
-    /// ... of which others had stored the header.
+    /// Messages received from the storage, where another thread had put their headers.
     pub stored: u64,
-    /// Messages that nobody fetched in time.
+    /// Messages that were dropped since they were not fetched in time.
     pub dropped: u64,
-    /// Their bytes.
+    /// The bytes of the dropped messages.
     pub dropped_bytes: u64,
-    /// Times that the lock was inherited from somebody who died with it.
+    /// How often the lock was inherited from a dead owner.
     pub inherited: u64,
-    /// Lanes that were given up, as something in them was not as senders write it.
+    /// Lanes that were given up since they held words that no honest sender writes.
     pub broken: u64,
 }
 
-/// How often somebody looks after what nobody fetches, in nanoseconds.
+/// How often messages that were not fetched are looked for, in nanoseconds.
 const SWEEP_EVERY: u64 = 25_000_000;
-/// Slots change hands so often before their owners' numbers are the same again.
+/// How often a slot changes hands before its owners' numbers repeat.
 const GENERATIONS: u64 = (OwnerId::NUMBERS as usize / MOST) as u64;
-/// The longest sleep where a wake may be missed.
+/// The longest sleep where a wake-up may be missed.
 const SLEEP_UNSURE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy)]
@@ -53,46 +53,46 @@ enum Count {
     Broken,
 }
 
-/// What a step with the lock came to.
+/// The result of one step with the lock held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// A message for this thread, all of it; whether its header had been stored.
+    /// A complete message for this thread, and whether its header had been stored.
     Message(Header, bool),
-    /// A message for this thread that was not wanted as it is: it waits in the storage.
+    /// A message for this thread that `take` declined. It waits in the storage.
     Left(Header),
     /// A header for this other thread, which is stored now.
     Others(u32),
-    /// There is none.
+    /// There is no message.
     Nothing,
 }
 
-/// What [`Held::receive`] did, in the words of the source.
+/// A step of [`Held::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// (b) The shared storage was looked at: whether there is a header for this thread.
+    /// (b) The shared storage was searched. The value says whether it holds a header for this thread.
     Checked(bool),
-    /// (c) The rest of a message whose header was stored went to the user's buffer.
+    /// (c) The rest of a message with a stored header went to the user's buffer.
     FromStorage,
-    /// (d) A header was taken from the device: for which thread. `None`: there is none.
+    /// (d) A header for this thread id was taken from the device. `None`: there is no header.
     Header(Option<u32>),
-    /// (e) The rest of it went to the user's buffer.
+    /// (e) The rest of that message went to the user's buffer.
     FromDevice,
-    /// (f) It is another's, and in the shared storage now.
+    /// (f) The header is another thread's, and is in the shared storage now.
     Stored(u32),
 }
 
-/// Receivers that were found dead: the slot, its owner and the thread of the system that had it.
+/// Receivers that were found dead: the slot, its owner, and the system's number of its thread.
 #[derive(Debug, Default)]
 pub struct Dead(Vec<(usize, u64, u64)>);
 
-/// The device's lock, held until it is dropped.
+/// The device's lock, held until this is dropped.
 pub struct Held<'a> {
     view: View<'a>,
     me: OwnerId,
 }
 
 impl<'a> Held<'a> {
-    /// (a) Takes the lock if nobody has it.
+    /// (a) Takes the lock if it is free.
     #[inline]
     pub fn try_lock(view: View<'a>, me: OwnerId) -> Result<Self, Seen> {
         let taken = view.root.lock.try_take(me, 0)?;
@@ -104,7 +104,7 @@ impl<'a> Held<'a> {
         Ok(held)
     }
 
-    /// Takes the lock of one who died, as it was seen.
+    /// Takes the lock of a dead owner, as it was seen. `None` if it has changed since.
     #[cold]
     pub fn inherit(view: View<'a>, me: OwnerId, seen: Seen) -> Option<Self> {
         if !view.root.lock.take_from_dead(seen, me) {
@@ -115,7 +115,7 @@ impl<'a> Held<'a> {
         Some(held)
     }
 
-    /// Sleeps until somebody gives the lock up, for `timeout` at most. May return early.
+    /// Sleeps until the lock is released, for `timeout` at most. May return early.
     #[cfg(not(loom))]
     pub fn await_lock(view: View<'_>, timeout: Duration) {
         let heard = view.root.lock.arm();
@@ -124,7 +124,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// The same where loom watches.
+    /// The same in a loom model.
     #[cfg(loom)]
     pub fn await_lock(view: View<'_>, _timeout: Duration) {
         let heard = view.root.lock.arm();
@@ -137,7 +137,7 @@ impl<'a> Held<'a> {
     fn repair(&self) {
         self.rebuild();
         self.count(Count::Inherited, 1);
-        // It is this owner's, so it can be repaired.
+        // The caller owns the lock, so this succeeds.
         let _ = self.view.root.lock.repair(self.me);
     }
 
@@ -146,15 +146,16 @@ impl<'a> Held<'a> {
         word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
-    /// What was counted so far. Needs no lock.
+    /// The counts so far. Needs no lock.
     pub fn counts(view: View<'_>) -> Counts {
         let [received, stored, dropped, dropped_bytes, inherited, broken] =
             [0, 1, 2, 3, 4, 5].map(|at: usize| view.root.counts[at].load(Ordering::Relaxed));
         Counts { received, stored, dropped, dropped_bytes, inherited, broken }
     }
 
-    /// Steps (b) to (f), once: what is stored for the thread of `slot`, else one header of the device. `take` gets a message of this thread,
-    /// and says whether it has it now; if not, the message stays. `told` hears what was done. `now` says nanoseconds.
+    /// Does the steps (b) to (f) once: takes a stored message for the thread of `slot`, or else one header from the device. `take` gets a
+    /// message for this thread, and returns whether it took it; if not, the message stays. `told` is called for each step. `now` returns
+    /// nanoseconds.
     #[inline]
     pub fn receive(
         &self,
@@ -196,7 +197,7 @@ impl<'a> Held<'a> {
             return Received::Others(header.thread);
         }
         if !take(&self.view, &header) {
-            // Not lost: it waits where the next call looks first.
+            // The message is kept: it waits where the next call looks first.
             self.store(header, now());
             return Received::Left(header);
         }
@@ -204,7 +205,7 @@ impl<'a> Held<'a> {
         if !self.is_next(&header) {
             return Received::Nothing;
         }
-        // In this order: who finds the lock of a dead owner takes a cleared packet behind this word for one that was never written.
+        // In this order: an heir of a dead owner takes a cleared packet behind this position for one that was never written.
         self.scanned(&header);
         point!("device.scanned");
         self.clear(header.place);
@@ -213,29 +214,30 @@ impl<'a> Held<'a> {
         Received::Message(header, false)
     }
 
-    /// Whether the lock is this one's still: of a node that left, another may have taken it for a dead one's.
+    /// Whether this thread still has the lock. If its node has left, another thread may have inherited the lock.
     #[inline]
     fn is_mine(&self) -> bool {
         self.view.root.lock.get().owner() == Some(self.me)
     }
 
-    /// Whether this message is the next of its lane, and this one's to move. Who lost the lock, or finds what no owner of it wrote, keeps its hands off.
+    /// Whether this message is the next of its lane and this thread may move it. A thread that lost the lock, or finds words that no owner
+    /// wrote, must not touch the lane.
     #[inline]
     fn is_next(&self, header: &Header) -> bool {
         self.is_mine() && self.view.lanes[header.place.lane].scan.0.load(Ordering::Relaxed) == header.place.at
     }
 
-    /// The first header in the storage of a slot that is one still.
+    /// The first valid header in the storage of a slot.
     fn first_stored(&self, slot: usize) -> Option<Header> {
         let words = &self.view.slots[slot];
-        // As many as there can be, whatever somebody writes there meanwhile.
+        // Bounded, whatever another process writes there meanwhile.
         for _ in 0..=STORED_MOST {
             let (head, tail) = (words.head.load(Ordering::Relaxed), words.tail.load(Ordering::Relaxed));
             if head == tail {
                 return None;
             }
             if tail.wrapping_sub(head) > STORED_MOST as u64 {
-                // Nobody stores so many: somebody wrote over the counts.
+                // No thread stores that many: another process overwrote the counts.
                 words.head.store(tail, Ordering::Relaxed);
                 return None;
             }
@@ -252,7 +254,7 @@ impl<'a> Held<'a> {
         None
     }
 
-    /// Whether a place lies between what was read and what was looked at.
+    /// Whether a place lies between the read position and the scanned position of its lane.
     fn is_within(&self, place: Place) -> bool {
         let words = &self.view.lanes[place.lane];
         let (read, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
@@ -264,7 +266,7 @@ impl<'a> Held<'a> {
         head.store(head.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// The next header of any lane that nobody has looked at: of those for `thread` first, then of the lanes in turns.
+    /// The next header that was not scanned yet, of any lane: one for `thread` if there is one, else of the lanes in turn.
     fn next(&self, thread: u32) -> Option<Header> {
         let (view, turn) = (&self.view, &self.view.root.turn);
         let (first, count) = (turn.load(Ordering::Relaxed) as usize % view.lanes.len(), view.lanes.len());
@@ -293,13 +295,13 @@ impl<'a> Held<'a> {
         other
     }
 
-    /// The lane was looked at to behind this message.
+    /// Advances the scanned position of a lane to behind this message.
     fn scanned(&self, header: &Header) {
         let words = &self.view.lanes[header.place.lane];
         words.scan.0.store(header.place.at.wrapping_add(header.lines()), Ordering::Release);
         if words.blocked.load(Ordering::Relaxed) != 0 {
             words.blocked.store(0, Ordering::Relaxed);
-            // Who waits for what lies behind may sleep, having seen the lane blocked.
+            // A thread whose message lies behind may sleep, since it saw the lane blocked.
             self.wake_all();
         }
     }
@@ -309,16 +311,16 @@ impl<'a> Held<'a> {
         self.view.slots.iter().for_each(|slot| slot.bell.wake());
     }
 
-    /// The message at this place is taken: this is the step that counts.
+    /// Takes the message at this place. This store decides that it was received.
     fn clear(&self, place: Place) {
-        // Release: who finds it cleared finds that it was looked at.
+        // Release: an heir that finds it cleared also finds it scanned.
         let order = if planted_bug("device-clear") { Ordering::Relaxed } else { Ordering::Release };
         self.view.line(place.lane, place.at).0[0].store(0, order);
         point!("device.cleared");
         self.trim(place.lane);
     }
 
-    /// Gives back to the sender what was taken at the beginning of a lane.
+    /// Gives the room of taken messages at the beginning of a lane back to the sender.
     fn trim(&self, lane: usize) {
         let words = &self.view.lanes[lane];
         let (began, scan) = (words.read.load(Ordering::Relaxed), words.scan.0.load(Ordering::Relaxed));
@@ -338,19 +340,19 @@ impl<'a> Held<'a> {
             return self.give_up(lane);
         }
         if taken > 0 {
-            // Release: who writes there afterwards does so after it was read.
+            // Release: the sender overwrites the room only after it was read.
             words.read.store(began.wrapping_add(taken), Ordering::Release);
             words.room.ring(false);
         }
     }
 
-    /// (f) Puts a header into the storage of its thread, and wakes that. False if there is no room: then its lane waits.
+    /// (f) Puts a header into the storage of its thread, and wakes the thread. False if there is no room: then the lane is blocked.
     fn store(&self, header: Header, now: u64) -> bool {
         if !self.is_next(&header) {
             return false;
         }
         let Some(slot) = self.slot_for(header.thread) else { return self.block(&header, now) };
-        // One is kept free, as after a death there may be one more than there was room for.
+        // One place is kept free, since after a death one more header may have to fit.
         if !self.push(slot, header.place, now, STORED_MOST - 1) {
             return self.block(&header, now);
         }
@@ -360,7 +362,7 @@ impl<'a> Held<'a> {
         true
     }
 
-    /// Headers that wait for a thread.
+    /// How many headers wait for the thread of a slot.
     fn waiting(&self, slot: usize) -> u64 {
         let words = &self.view.slots[slot];
         words.tail.load(Ordering::Relaxed).wrapping_sub(words.head.load(Ordering::Relaxed))
@@ -380,7 +382,7 @@ impl<'a> Held<'a> {
         true
     }
 
-    /// The lane of a header waits until there is room for it.
+    /// Marks the lane of a header as blocked until there is room for it.
     fn block(&self, header: &Header, now: u64) -> bool {
         let blocked = &self.view.lanes[header.place.lane].blocked;
         if blocked.load(Ordering::Relaxed) == 0 {
@@ -389,12 +391,12 @@ impl<'a> Held<'a> {
         false
     }
 
-    /// The slot of a thread; if it has none a free one.
+    /// The slot of a thread, or a free one if it has none.
     fn slot_for(&self, thread: u32) -> Option<usize> {
         self.view.slot_of(thread).or_else(|| self.name_free(thread))
     }
 
-    /// Whether a slot is of a thread id that nobody has.
+    /// Whether a slot is for a thread id that no thread has.
     fn is_strangers(&self, slot: usize) -> bool {
         self.view.root.names.0[slot].load(Ordering::Relaxed) != 0 && self.view.slots[slot].owner.load(Ordering::Acquire) == 0
     }
@@ -406,7 +408,7 @@ impl<'a> Held<'a> {
         Some(slot)
     }
 
-    /// Drops what waits for an id that nobody has, of several the one that waits for the longest time, so that its slot is free.
+    /// Frees a slot by dropping the messages for a thread id that no thread has. If there are several, those that have waited longest.
     fn evict(&self) {
         let since = |slot: &usize| {
             let words = &self.view.slots[*slot];
@@ -426,7 +428,7 @@ impl<'a> Held<'a> {
         self.dropped(header);
     }
 
-    /// Nothing in a lane is used any more.
+    /// Marks a lane as broken: nothing in it is used any more.
     #[cold]
     fn give_up(&self, lane: usize) {
         if self.view.lanes[lane].broken.swap(1, Ordering::AcqRel) == 0 {
@@ -435,7 +437,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Finds again what the storage should hold, after an owner of the lock died.
+    /// Rebuilds the storage after an owner of the lock died.
     fn rebuild(&self) {
         for slot in self.view.slots {
             slot.head.store(slot.tail.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -453,11 +455,11 @@ impl<'a> Held<'a> {
                     self.give_up(lane);
                     break;
                 };
-                // One was taken whose packet is cleared already.
+                // A taken message has a cleared packet.
                 if let Some(header) = found
                     && !self.slot_for(header.thread).is_some_and(|slot| self.push(slot, place, 0, STORED_MOST))
                 {
-                    // There is no room only for what the dead one was about to drop.
+                    // Room is missing only for a message that the dead owner was about to drop.
                     self.view.line(lane, place.at).0[0].store(0, Ordering::Relaxed);
                     self.dropped(&header);
                 }
@@ -468,14 +470,14 @@ impl<'a> Held<'a> {
         self.wake_all();
     }
 
-    /// Drops what nobody fetched within `limit` nanoseconds, forgets threads that were found dead, and clears lanes that nobody needs. Says how many
-    /// messages were dropped.
+    /// Drops messages that were not fetched within `limit` nanoseconds, frees the slots of dead threads, and clears idle lanes. Returns how
+    /// many messages were dropped.
     #[cold]
     pub fn sweep(&self, now: u64, limit: u64, dead: &Dead) -> u64 {
         self.view.root.swept.store(now, Ordering::Relaxed);
         for &(slot, owner, tid) in &dead.0 {
             let words = &self.view.slots[slot];
-            // Its value may come to a living thread at this moment: whoever changes the number first wins.
+            // A living thread may take over the value at this moment. The first of both to change the number wins.
             if words.owner.load(Ordering::Acquire) == owner && self.view.move_tid(slot, tid, 0) {
                 words.owner.store(0, Ordering::Release);
             }
@@ -527,7 +529,7 @@ impl<'a> Held<'a> {
             if is_idle() && self.view.root.busy.0.load(Ordering::Relaxed) & bit != 0 {
                 self.view.root.busy.0.fetch_and(!bit, Ordering::AcqRel);
                 if !is_idle() {
-                    // Somebody took it meanwhile, and may have said so before.
+                    // A sender took the lane meanwhile, and may have set the bit before it was cleared.
                     self.view.root.busy.0.fetch_or(bit, Ordering::AcqRel);
                 }
             }
@@ -543,14 +545,15 @@ impl<'a> Held<'a> {
         self.count(Count::DroppedBytes, header.len as u64);
     }
 
-    /// Looks again at the lanes that wait for room in the storage; after a thread of which the storage was full fetched from it.
+    /// Tries the blocked lanes again, after a thread with a full storage has fetched a message.
     fn unblock(&self, now: u64) {
         for (lane, words) in self.view.lanes.iter().enumerate() {
             let since = words.blocked.load(Ordering::Relaxed);
             if since == 0 {
                 continue;
             }
-            // What lies behind it, too. Ends when the lane does or the storage is full; who waits for what is behind that looks itself.
+            // Also stores the headers behind it, until the lane ends or the storage is full. A thread whose message lies further behind
+            // looks itself.
             let place = || Place { lane, at: words.scan.0.load(Ordering::Relaxed) };
             words.blocked.store(0, Ordering::Relaxed);
             for _ in 0..STORED_MOST {
@@ -565,8 +568,8 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Makes somebody the receiver for a thread id, `tid` being the system's number of it: says which slot it has, and who it is from now on. `None` if
-    /// the device serves as many threads as it can; an error says who has the id.
+    /// Makes a thread the receiver for a thread id. `tid` is the system's number of the thread. Returns its slot and its new
+    /// identification. `None` if the device serves as many threads as it can; the inner error is the owner that has the id.
     pub fn attach(
         &self,
         thread: u32,
@@ -587,7 +590,8 @@ impl<'a> Held<'a> {
         Some(Ok((slot, owner)))
     }
 
-    /// Nobody receives by this slot any more, if `owner` did with this thread of the system. What is stored there waits for the next, up to the limit.
+    /// Ends receiving by a slot, if `owner` still has it with this system thread. Stored messages wait for the next thread of the id, up to
+    /// the limit.
     pub fn detach(&self, slot: usize, owner: OwnerId, tid: u64) {
         let words = &self.view.slots[slot];
         if words.owner.load(Ordering::Relaxed) == owner.bits() && self.view.move_tid(slot, tid, 0) {
@@ -603,26 +607,26 @@ impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
         fault_point!("device.unlocking");
-        // If somebody took it for dead and inherited the lock, it is not this one's to give up.
+        // If others took this thread for dead and inherited the lock, there is nothing to release.
         let _ = self.view.root.lock.release(self.me);
     }
 }
 
 impl View<'_> {
-    /// What the lock says.
+    /// The value of the lock.
     pub fn lock_seen(&self) -> Seen {
         self.root.lock.get()
     }
 
-    /// The system's number of the thread that has the lock by a slot; 0 for one without, whose own number says who it is, and for one whose slot is
-    /// another's by now.
+    /// The system's number of the thread that has the lock by a slot. 0 if it has the lock without a slot, since its identification
+    /// contains the number, or if the slot has another owner by now.
     pub fn tid_of(&self, owner: OwnerId) -> u64 {
         let slot = if owner.is_users() { None } else { self.slots.get(owner.number() as usize % MOST) };
         let slot = slot.filter(|slot| slot.owner.load(Ordering::Acquire) == owner.bits());
         slot.map_or(0, |slot| slot.tid.load(Ordering::Relaxed))
     }
 
-    /// Who has a slot next: no former owner's number.
+    /// The next owner's identification for a slot. It differs from those of former owners.
     fn next_owner(&self, slot: usize, node: NodeId, life: Incarnation) -> OwnerId {
         let generation = &self.slots[slot].generation;
         let next = generation.load(Ordering::Relaxed).wrapping_add(1) % GENERATIONS;
@@ -630,20 +634,20 @@ impl View<'_> {
         OwnerId::thread(node, life, (next as usize * MOST + slot) as u32)
     }
 
-    /// Receivers that do not live, as far as `lives` knows: of each the owner and the system's number of its thread. Without the lock, as it takes
-    /// system calls; `me` is not asked for.
+    /// Receivers that are dead according to `lives`, which gets the owner and the system's number of its thread. Call it without the lock,
+    /// since it makes system calls. The slot `me` is skipped.
     pub fn dead(&self, me: Option<usize>, lives: impl Fn(OwnerId, u64) -> bool) -> Dead {
         let dead = |slot: usize| {
             let words = &self.slots[slot];
             let owner = OwnerId::from_bits(words.owner.load(Ordering::Acquire))?;
             let tid = words.tid.load(Ordering::Relaxed);
-            // Who has an owner has a thread: whoever took that away died before it took the owner, too.
+            // An owner without a thread: the thread that removed the number died before it removed the owner.
             (Some(slot) != me && (tid == 0 || !lives(owner, tid))).then_some((slot, owner.bits(), tid))
         };
         Dead((0..self.slots.len()).filter_map(dead).collect())
     }
 
-    /// Whether nobody has [swept](Held::sweep) for a while. One load.
+    /// Whether the last [sweep](Held::sweep) is some time ago. One load.
     pub fn is_sweep_due(&self, now: u64) -> bool {
         now.wrapping_sub(self.root.swept.load(Ordering::Relaxed)) >= SWEEP_EVERY
     }
@@ -653,13 +657,13 @@ impl View<'_> {
         self.root.ended.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Senders are told that the device is removed. Under the domain's lock.
+    /// Marks the device as removed, for the senders. Call it under the domain's lock file.
     pub fn end(&self) {
         self.root.ended.0.store(1, Ordering::Release);
     }
 
-    /// Another thread of the system receives by the slot of `me` from now on, in place of `former`: says who it is then. `None` if that was taken for dead
-    /// meanwhile: then the slot may be another's.
+    /// Has the system thread `tid` receive by the slot of `me` from now on, in place of `former`. Returns its new identification. `None` if
+    /// the former thread was taken for dead meanwhile: then the slot may be another's.
     pub fn move_to(&self, slot: usize, me: OwnerId, former: u64, tid: u64) -> Option<OwnerId> {
         if self.slots[slot].owner.load(Ordering::Acquire) != me.bits() || !self.move_tid(slot, former, tid) {
             return None;
@@ -673,41 +677,42 @@ impl View<'_> {
         self.slots[slot].tid.compare_exchange(former, tid, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Sleeps until there is something for a thread to do at the device, for `timeout` at most. May return early.
+    /// Sleeps until a thread has something to do at the device, for `timeout` at most. May return early.
     pub fn await_message(&self, slot: usize, thread: u32, timeout: Duration) {
         let bell = &self.slots[slot].bell;
         let timeout = if bell.arm() { timeout } else { timeout.min(SLEEP_UNSURE) };
-        // Lanes first: who stores a header does so before it says that it has looked at it.
+        // Lanes first: a thread stores a header before it advances the scanned position.
         if self.next_for(thread).is_none() && !self.has_stored(slot) {
             bell.sleep(timeout);
         }
         bell.disarm();
     }
 
-    /// Who holds the port: which node's engine feeds the device from the network.
+    /// The holder of the port: the process that serves the device to the network.
     pub fn port(&self) -> Option<(NodeId, Incarnation)> {
         let word = self.root.port.0.load(Ordering::Acquire);
         (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
     }
 
-    /// Takes the port from `former`, who died or left, or from nobody. Says whether it is the caller's.
+    /// Takes the port from `former`, which died or left, or takes a free one. Returns whether the caller holds it.
     pub fn take_port(&self, former: Option<(NodeId, Incarnation)>, me: (NodeId, Incarnation)) -> bool {
         let [former, me] = [former, Some(me)].map(|who| who.map_or(0, |(node, life)| life_word(node, life)));
         self.root.port.0.compare_exchange(former, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the port up, if it is the caller's.
+    /// Gives the port up, if the caller holds it.
     pub fn leave_port(&self, me: (NodeId, Incarnation)) {
         let _ = self.root.port.0.compare_exchange(life_word(me.0, me.1), 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// The processes that receive.
+    /// The attached processes.
     pub fn attached(&self) -> impl Iterator<Item = (NodeId, Incarnation)> + '_ {
         let words = self.root.attached.0.iter().map(|word| word.load(Ordering::Acquire));
         words.filter(|word| *word != 0).map(|word| (NodeId((word >> 32) as u16), Incarnation(word as u32)))
     }
 
-    /// Enters a process among those that receive, in place of one that does not live; false if there is no room. Under the domain's lock.
+    /// Enters a process as attached, in a free place or in that of a dead one. False if there is no room. Call it under the domain's lock
+    /// file.
     pub fn enter(&self, me: (NodeId, Incarnation), lives: impl Fn(NodeId, Incarnation) -> bool) -> bool {
         let free = |word: &&AtomicU64| {
             let was = word.load(Ordering::Acquire);
@@ -717,7 +722,7 @@ impl View<'_> {
         entry.map(|word| word.store(life_word(me.0, me.1), Ordering::Release)).is_some()
     }
 
-    /// Takes one entry of a process out. Under the domain's lock.
+    /// Removes one entry of a process. Call it under the domain's lock file.
     pub fn quit(&self, me: (NodeId, Incarnation)) {
         let word = life_word(me.0, me.1);
         if let Some(entry) = self.root.attached.0.iter().find(|entry| entry.load(Ordering::Relaxed) == word) {

@@ -1,4 +1,4 @@
-//! How a message is written into a lane of a device.
+//! Writing a message into a lane of a device.
 
 use super::words::{LaneWords, Place, View, is_behind, life_word, lines, stamp};
 use super::{INLINE, PACKET};
@@ -10,47 +10,48 @@ use doorbell_fabric::{Incarnation, NodeId, Payload};
 pub enum NoWrite {
     /// The lane has no room now.
     Full,
-    /// It is longer than any message of this device.
+    /// The message is longer than the device allows.
     TooLong,
-    /// Somebody wrote into the lane what nobody should: it can't be used any more.
+    /// Another process wrote into the lane what no process should. The lane can't be used any more.
     Broken,
-    /// The device was removed: nobody will receive it.
+    /// The device was removed, so no thread will receive the message.
     Ended,
 }
 
-/// On whose behalf somebody writes who feeds a device from the network.
+/// The remote sender that a serving node writes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// Which life of it.
+    /// The incarnation of the node.
     pub life: Incarnation,
-    /// Which of its senders.
+    /// The number of the node's sender.
     pub stream: u32,
 }
 
-/// The one who writes into a lane.
+/// The writer of a lane.
 #[derive(Debug)]
 pub struct Writer {
     lane: usize,
     owner: u64,
     source: u64,
     at: u64,
-    /// How many messages its client sent by the lane.
+    /// How many messages the client has sent by the lane.
     sequence: u64,
-    /// Which record of both is written next.
+    /// The index of the record that is written next.
     record: usize,
-    /// Up to where the lane was read when this writer looked last.
+    /// The read position when this writer last looked.
     read: u64,
-    /// Where the thread was found that it wrote to last.
+    /// The slot of the thread that it last wrote to.
     slot: usize,
 }
 
 impl Writer {
-    /// Takes a lane that nobody sends by, or one of a process that does not live (`lives` says so); goes on behind what is in it. With a
-    /// `client`, messages are of that node, and a lane that was that sender's is taken before others: its [`sequence`](Self::sequence) goes on.
+    /// Takes a lane without a sender, or with a sender that is dead according to `lives`, and continues behind its messages. With a
+    /// `client`, the messages are that node's, and a lane that was that sender's before is preferred: its [`sequence`](Self::sequence)
+    /// continues.
     ///
-    /// One node can never take all lanes: it gets another one as long as more are free than it has.
+    /// One node can never take all lanes: it gets another one only while more are free than it has.
     ///
     /// `None`: there is no lane for this node now.
     pub fn claim(
@@ -65,7 +66,7 @@ impl Writer {
         let is_its = |words: &LaneWords| {
             words.client.load(Ordering::Acquire) == on_behalf && words.stream.load(Ordering::Relaxed) == stream
         };
-        // First the one that was its own; last those whose client may come back, and will ask how far it came.
+        // First the client's own lane; last lanes with a client that may come back and ask how far it got.
         let rank = |lane: &usize| match &view.lanes[*lane] {
             words if is_its(words) => 0,
             words if words.client.load(Ordering::Relaxed) == 0 => 1,
@@ -76,7 +77,7 @@ impl Writer {
         for (lane, words) in view.lanes.iter().enumerate().filter(|(_, words)| words.broken.load(Ordering::Relaxed) == 0) {
             let (was, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
             let (is_free, is_this_nodes) = (is_free(was), if client == 0 { was } else { client } >> 32 == source >> 32);
-            // One that was kept for a client that may come back is that client's still.
+            // A lane that is kept for a client that may come back still counts as that client's.
             has += usize::from(is_this_nodes && (client != 0 || !is_free));
             free += usize::from(is_free && !(is_this_nodes && client != 0));
             former |= u64::from(is_free && is_this_nodes && client != 0) << lane;
@@ -90,8 +91,8 @@ impl Writer {
         })?;
         let words = &view.lanes[lane];
         if former & 1 << lane == 0 {
-            // Threads that claimed lanes at once may have counted before any of them took one. Each looks again, as if those with lower lanes had come
-            // first, so that the node keeps its share and no more.
+            // Threads that claim lanes at once may all have counted before any of them took one. Each counts again, as if threads with
+            // lower lanes had come first, so that the node gets its share and no more.
             let (mut before, mut left) = (0, 0);
             for (other, words) in view.lanes.iter().enumerate().filter(|(_, words)| words.broken.load(Ordering::Relaxed) == 0) {
                 let (was, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
@@ -106,7 +107,8 @@ impl Writer {
         }
         let (mut at, mut sequence, latest) = words.published();
         let mut record = 1 - latest;
-        // Its former owner may have died between a message and the record of it. The header first: who takes it has said before that it was looked at.
+        // The former owner may have died between a message and its record. The header is checked first: a receiver advances the scanned
+        // position before it takes the message.
         let place = Place { lane, at };
         let is_there =
             view.header(place).is_ok_and(|header| header.is_some()) || is_behind(at, words.scan.0.load(Ordering::Acquire));
@@ -116,49 +118,49 @@ impl Writer {
             record = 1 - record;
         }
         if !is_its(words) {
-            // In this order: no client finds another's count for its own.
+            // In this order, so that no client takes another's count for its own.
             words.client.store(0, Ordering::Release);
             words.published.iter().for_each(|record| record[1].store(0, Ordering::Release));
             words.stream.store(stream, Ordering::Release);
             sequence = 0;
             words.client.store(on_behalf, Ordering::Release);
         }
-        // What a writer leaves behind that died in the middle of one is not a message.
+        // Clears the remains of a message whose writer died.
         view.line(lane, at).0[0].store(0, Ordering::Relaxed);
         let read = words.read.load(Ordering::Acquire);
         view.root.busy.0.fetch_or(1 << lane, Ordering::AcqRel);
         Some(Self { lane, owner, source, at, sequence, record, read, slot: 0 })
     }
 
-    /// Which lane.
+    /// The lane.
     pub fn lane(&self) -> usize {
         self.lane
     }
 
-    /// How many messages its client sent by it.
+    /// How many messages the client has sent by the lane.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// At which of all packets that were ever in its lane the next message begins.
+    /// The position of the next message, among all packets that were ever in the lane.
     pub fn position(&self) -> u64 {
         self.at
     }
 
-    /// Up to which packet its lane may be written now.
+    /// The packet up to which the lane can be written now.
     pub fn free_to(&self, view: &View<'_>) -> u64 {
         view.lanes[self.lane].read.load(Ordering::Acquire).wrapping_add(view.ring())
     }
 
-    /// How many packets of the lane are free, as far as is known without another look.
+    /// How many packets of the lane are free, without another look at the read position.
     fn room(&self, ring: u64) -> Result<u64, NoWrite> {
         ring.checked_sub(self.at.wrapping_sub(self.read)).ok_or(NoWrite::Broken)
     }
 
-    /// Whether a message of so many bytes has room now.
+    /// Whether a message of `len` bytes has room now.
     pub fn has_room(&mut self, view: &View<'_>, len: usize) -> Result<(), NoWrite> {
         let ring = view.ring();
-        // One packet more: the header of the next message is cleared before this one can be seen.
+        // One more packet, since the next message's header is cleared before this message is visible.
         let need = lines(len) + 1;
         if need > ring / 2 {
             return Err(NoWrite::TooLong);
@@ -179,9 +181,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a message of several parts and wakes its thread if that sleeps. Nothing is written if there is no room.
+    /// Writes a message of several parts, and wakes its thread if it sleeps. Writes nothing if there is no room.
     ///
-    /// Cost: the header packet's line, with up to 32 bytes; three lines that are only read.
+    /// Cost: the cache line of the header packet, with up to 32 bytes of data, and three lines that are only read.
     pub fn try_write(&mut self, view: &View<'_>, thread: u32, tag: u64, parts: &[&[u8]]) -> Result<(), NoWrite> {
         let len = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
         self.has_room(view, len)?;
@@ -194,7 +196,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Stores bytes of a message of `len` bytes for which there is room, before it is [published](Self::publish).
+    /// Stores a part of a message of `len` bytes before it is [published](Self::publish). There must be room for the message.
     pub fn put(&self, view: &View<'_>, len: usize, offset: usize, bytes: Payload<'_>) {
         assert!(bytes.len() <= len && offset <= len - bytes.len() && lines(len) < view.ring(), "a part outside its message");
         if len <= INLINE {
@@ -207,8 +209,8 @@ impl Writer {
             let base = view.rings[self.lane * (ring / PACKET)..].as_ptr().cast::<u8>().cast_mut();
             let from = (self.at as usize).wrapping_add(1).wrapping_mul(PACKET).wrapping_add(offset) & (ring - 1);
             let one = bytes.len().min(ring - from);
-            // SAFETY: both pieces lie in this lane's ring, in atomics; the packets are this writer's until it publishes them, and whoever reads them all the
-            // same (it may not) copies raw bytes. A payload's bytes are readable, and no payload lies in a ring that is written.
+            // SAFETY: both pieces lie in this lane's ring, in atomics; the packets are this writer's until it publishes them, and a reader
+            // that breaks that rule copies raw bytes. A payload's bytes are readable, and no payload lies in a ring that is written.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(from), one);
                 std::ptr::copy_nonoverlapping(bytes.as_ptr().add(one), base, bytes.len() - one);
@@ -218,20 +220,20 @@ impl Writer {
         let _ = PACKET;
     }
 
-    /// Makes a message of `len` bytes visible and wakes its thread if that sleeps. There was [room](Self::has_room) for it.
+    /// Makes a message of `len` bytes visible, and wakes its thread if it sleeps. There must be [room](Self::has_room) for it.
     pub fn publish(&mut self, view: &View<'_>, thread: u32, tag: u64, len: usize) {
         let (words, next) = (&view.lanes[self.lane], self.at.wrapping_add(lines(len)));
-        // Bytes of a former message must not be taken for a header.
+        // Bytes of a former message must not be mistaken for a header.
         view.line(self.lane, next).0[0].store(0, Ordering::Relaxed);
         let line = &view.line(self.lane, self.at).0;
         line[1].store((thread as u64) << 32 | len as u64, Ordering::Relaxed);
         line[2].store(tag, Ordering::Relaxed);
         line[3].store(self.source, Ordering::Relaxed);
-        // Release: who sees the stamp sees the message.
+        // Release: a reader that sees the stamp sees the message.
         let order = if planted_bug("device-publish") { Ordering::Relaxed } else { Ordering::Release };
         line[0].store(stamp(self.at), order);
         fault_point!("device.published");
-        // Before it is asked who waits: who became that thread since, and saw no stamp, is found by its name.
+        // Before the slot is looked up: a thread that took the id since, and saw no stamp, is found by its name.
         light_barrier();
         (self.at, self.sequence) = (next, self.sequence.wrapping_add(1));
         words.record(self.record, self.at, self.sequence);
@@ -240,7 +242,7 @@ impl Writer {
         if view.root.names.0.get(self.slot).is_none_or(|found| found.load(Ordering::Relaxed) != name) {
             match view.slot_of(thread) {
                 Some(slot) => self.slot = slot,
-                // Nobody waits as that thread.
+                // No thread has that id.
                 None => return,
             }
         }
@@ -259,7 +261,7 @@ impl Writer {
         bell.disarm();
     }
 
-    /// Its client will not come back: the lane is like any other when it is [released](Self::release).
+    /// The client will not come back: its lane is like any other once it is [released](Self::release).
     pub fn forget_client(&self, view: &View<'_>) {
         let words = &view.lanes[self.lane];
         if words.owner.load(Ordering::Acquire) == self.owner {
@@ -267,9 +269,9 @@ impl Writer {
         }
     }
 
-    /// Gives the lane up, if it is this writer's still. What is in it is received all the same.
+    /// Gives the lane up, if this writer still has it. Messages in it are received nevertheless.
     pub fn release(&self, view: &View<'_>) {
-        // It may be another's by now, if the node left before.
+        // The lane may be another's by now, if the node left before.
         let _ = view.lanes[self.lane].owner.compare_exchange(self.owner, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }

@@ -1,5 +1,4 @@
-//! Models of a device: lock, shared storage and hand-over. Messages are of eight bytes, which lie in
-//! words that loom watches.
+//! Models of a device: lock, shared storage and hand-over. Messages have eight bytes, in words that loom watches.
 
 use super::words::{Apart, LaneWords, Line, Root, Slot, View};
 use super::{Held, MOST, Received, STORED_MOST, Writer};
@@ -18,7 +17,7 @@ use std::time::Duration;
 
 thread_local!(static DIES_AFTER: Cell<Option<(ThreadId, usize)>> = const { Cell::new(None) });
 
-/// Dies here, if this is the thread that is to, and the point at which it is.
+/// Dies here, if this is the chosen thread at the chosen point.
 pub(super) fn arrive() {
     match DIES_AFTER.get() {
         Some((who, left)) if who == thread::current().id() => {
@@ -103,7 +102,7 @@ impl Device {
         Writer::claim(&self.view(), SENDER, None, |_, _| true).unwrap()
     }
 
-    /// One step of the thread of a slot with the lock: its message, if it got one.
+    /// One step of the thread of a slot with the lock held. Returns its message, if it got one.
     fn step(&self, held: &Held<'_>, slot: usize) -> Option<u64> {
         let mut got = 0;
         let take = |view: &View<'_>, header: &super::Header| {
@@ -144,11 +143,11 @@ fn send(device: &Device, writer: &mut Writer, thread: u32, value: u64) -> bool {
     writer.try_write(&device.view(), thread, value + 100, &[&value.to_ne_bytes()]).is_ok()
 }
 
-/// What is sent to two threads reaches each, whoever of them looks first; no wake-up is lost.
+/// Messages to two threads reach each, whichever thread looks first, and no wake-up is lost.
 #[test]
 fn messages_reach_their_threads() {
     let mut model = loom::model::Builder::new();
-    // With one more it takes a minute.
+    // With one more preemption it takes a minute.
     model.preemption_bound = Some(2);
     model.check(|| {
         let device = Device::new(8);
@@ -163,7 +162,7 @@ fn messages_reach_their_threads() {
     });
 }
 
-/// Two for one thread come in order, through a ring that holds one at a time: the sender sleeps until there is room.
+/// Two messages for one thread come in order through a ring that holds one at a time: the sender sleeps until there is room.
 #[test]
 fn a_sender_sleeps_until_there_is_room() {
     loom::model(|| {
@@ -180,7 +179,7 @@ fn a_sender_sleeps_until_there_is_room() {
     });
 }
 
-/// One thread stores for another that looks at its storage without the lock, and takes from there.
+/// One thread stores a header for another, which looks at its storage without the lock and takes it from there.
 #[test]
 fn what_is_stored_is_seen_whole() {
     loom::model(|| {
@@ -196,7 +195,7 @@ fn what_is_stored_is_seen_whole() {
         });
         let sees = device.clone();
         let looking = thread::spawn(move || {
-            // Not by way of the lock, which would order all: whoever sees the count sees the place.
+            // Not by way of the lock, which would order everything: a thread that sees the count sees the place.
             if sees.view().has_stored(1) {
                 assert_eq!(sees.slots[1].stored[0][1].load(Ordering::Relaxed), 1);
             }
@@ -207,7 +206,7 @@ fn what_is_stored_is_seen_whole() {
     });
 }
 
-/// What a mortal came to.
+/// How a mortal thread ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Lives(Option<u64>),
@@ -216,12 +215,12 @@ enum End {
 }
 
 impl Device {
-    /// One round of the thread of a slot, which dies at the point that was set.
+    /// One round of the thread of a slot, which dies at the chosen point.
     fn step_and_die(&self, slot: usize) -> End {
         let mut taking = false;
         let steps = || {
             let Ok(held) = Held::try_lock(self.view(), OwnerId::thread(NodeId(1), LIFE, slot as u32)) else { return None };
-            // Who dies with the lock does not give it up.
+            // A thread that dies with the lock does not release it.
             let held = ManuallyDrop::new(held);
             let take = |_: &View<'_>, _: &super::Header| {
                 taking = true;
@@ -240,7 +239,7 @@ impl Device {
         }
     }
 
-    /// As [`receive`](Self::receive), where the one who has the lock may have died: 1 says so.
+    /// As [`receive`](Self::receive), while the owner of the lock may have died: `dead` is 1 then.
     fn receive_beside(&self, slot: usize, dead: &AtomicU64) -> u64 {
         let (view, me) = (self.view(), OwnerId::thread(NodeId(1), LIFE, slot as u32));
         loop {
@@ -249,7 +248,7 @@ impl Device {
                 Err(seen) if dead.load(Ordering::Acquire) == 1 => Held::inherit(view, me, seen),
                 Err(_) => {
                     let heard = self.root.lock.arm();
-                    // Outside of models it wakes now and then to ask that.
+                    // Outside of models it wakes up from time to time to check that.
                     if !self.root.lock.get().is_free() && dead.load(Ordering::Acquire) == 0 {
                         self.root.lock.sleep(heard);
                     }
@@ -267,7 +266,8 @@ impl Device {
     }
 }
 
-/// Wherever an owner of the lock dies, what is for others reaches them, and what was for itself its heir, unless it took that; nothing comes twice.
+/// Wherever an owner of the lock dies, messages for others reach them. Its own message reaches its heir, unless it was taken. No message
+/// comes twice.
 #[test]
 fn the_next_owner_finds_all() {
     static DIED: AtomicBool = AtomicBool::new(true);

@@ -17,7 +17,7 @@ const LIMIT: u64 = 1000;
 
 thread_local!(static DIES_AFTER: Cell<Option<usize>> = const { Cell::new(None) });
 
-/// Dies here, if this is the point at which it is to.
+/// Dies here, if this is the chosen point.
 pub(super) fn arrive() {
     match DIES_AFTER.get() {
         Some(0) => {
@@ -53,7 +53,7 @@ impl Device {
         unsafe { View::at(self.segment.ptr(), &self.geometry) }
     }
 
-    /// Who receives by a slot; somebody without one, if there is none.
+    /// The receiver of a slot, or an identification without a slot if it has none.
     fn owner(&self, slot: usize) -> OwnerId {
         let owner = self.view().slots.get(slot).and_then(|words| OwnerId::from_bits(words.owner.load(Ordering::Relaxed)));
         owner.unwrap_or(OwnerId::user(NodeId(1), LIFE, slot as u32))
@@ -67,7 +67,7 @@ impl Device {
         Writer::claim(&self.view(), (NodeId(node), LIFE), None, |_, _| true).unwrap()
     }
 
-    /// Steps of one thread until it has a message or there is none; it dies at the point that was set.
+    /// Steps of one thread until it has a message or there is none; it dies at the chosen point.
     fn receive(&self, slot: usize) -> Result<Option<(Header, Vec<u8>)>, ()> {
         match self.receive_as(slot, slot as u32 + 1, usize::MAX) {
             Ok(Got::Message(header, bytes)) => Ok(Some((header, bytes))),
@@ -77,7 +77,7 @@ impl Device {
         }
     }
 
-    /// The same into a buffer of so many bytes. An error says which message it was about to take, if it came so far.
+    /// The same into a buffer of `room` bytes. An error names the message that it was about to take, if it got that far.
     fn receive_as(&self, slot: usize, thread: u32, room: usize) -> Result<Got, Option<Header>> {
         loop {
             let (mut bytes, mut taking) = (Vec::new(), None);
@@ -105,7 +105,7 @@ impl Device {
         }
     }
 
-    /// The next owner of the lock of one who died.
+    /// Has another thread inherit the lock of a dead owner.
     fn inherit(&self, slot: usize) {
         let seen = self.view().lock_seen();
         if seen.owner().is_some() {
@@ -114,7 +114,7 @@ impl Device {
     }
 }
 
-/// What came of receiving.
+/// The result of receiving.
 enum Got {
     Message(Header, Vec<u8>),
     TooLong(Header),
@@ -125,7 +125,7 @@ fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|at| (at as u64 ^ seed) as u8).collect()
 }
 
-/// Wherever an owner of the lock dies, the next finds every message, and none of them twice but for the one that the dead was about to take.
+/// Wherever an owner of the lock dies, the next finds every message, and none twice except the one that the dead owner was about to take.
 #[test]
 fn the_next_owner_finds_what_a_dead_one_did() {
     let mut points = 0;
@@ -171,7 +171,7 @@ fn the_next_owner_finds_what_a_dead_one_did() {
             assert!(!twice, "point {points}: {got:?}");
         }
         let lost = sent.concat().len() - got.concat().len();
-        // One that was taken by who died before it could say so.
+        // The dead owner may have taken one message before it could report that.
         assert!(lost <= usize::from(died), "point {points}: {lost} of {sent:?} are lost: {got:?}");
         let view = device.view();
         for (lane, words) in view.lanes.iter().enumerate() {
@@ -217,7 +217,7 @@ fn what_nobody_fetches_is_dropped_and_counted() {
     assert_eq!(sweep(LIMIT + 1), 1);
     let counts = Held::counts(view);
     assert_eq!((counts.dropped, counts.dropped_bytes, counts.received), (1, 100, 1));
-    // Nobody is thread 77, and its slot is free.
+    // No thread has id 77, and its slot is free.
     assert_eq!(view.slot_of(77), None);
     let words = &view.lanes[0];
     assert_eq!(words.read.load(Ordering::Relaxed), words.written());
@@ -232,7 +232,7 @@ fn a_lane_is_taken_over_where_its_owner_left_it() {
     let mut first = claim(5, 0).unwrap();
     first.try_write(&view, 1, 1, &[&bytes(300, 1)]).unwrap();
     first.try_write(&view, 1, 2, &[&bytes(3, 2)]).unwrap();
-    // It died after it had published the second, and before it could count that.
+    // It died after it had published the second, and before it could count it.
     let (at, sequence, latest) = view.lanes[0].published();
     assert_eq!((at, sequence), (first.position(), 2));
     view.lanes[0].published[latest][0].store(0, Ordering::Relaxed);
@@ -244,7 +244,7 @@ fn a_lane_is_taken_over_where_its_owner_left_it() {
         let (header, _) = device.receive(0).unwrap().unwrap();
         assert_eq!((header.tag, header.source), (tag, NodeId(9)));
     }
-    // Another client begins at nothing.
+    // Another client begins at zero.
     second.release(&view);
     let other = Client { stream: 4, ..client };
     let third = Writer::claim(&view, (NodeId(6), LIFE), Some(other), |_, _| true).unwrap();
@@ -276,7 +276,7 @@ enum Op {
         thread: u32,
         len: usize,
     },
-    /// Into a buffer of so many bytes; with a point at which it dies, if it comes so far.
+    /// Into a buffer of `room` bytes; with a point at which the thread dies, if it gets that far.
     Receive {
         thread: u32,
         room: usize,
@@ -285,7 +285,7 @@ enum Op {
     Leave {
         thread: u32,
     },
-    /// Whoever sends by a lane dies, and another takes it over; once in a while with a message that was not counted.
+    /// The sender of a lane dies, and another takes it over; sometimes with a message that was not counted.
     NewSender {
         lane: usize,
         uncounted: bool,
@@ -307,7 +307,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// Tags and lengths, in order.
 type Waiting = VecDeque<(u64, usize)>;
 
-/// What should be in a device: of each lane and thread the messages, the first of which may have been taken by one who died.
+/// The expected contents of a device: the messages of each lane and thread, the first of which a dead thread may have taken.
 #[derive(Default)]
 struct Model {
     waiting: BTreeMap<(usize, u32), (Waiting, bool)>,
@@ -331,7 +331,7 @@ impl Model {
         *may_be_gone = false;
     }
 
-    /// Nothing is for this thread.
+    /// There is no message for this thread.
     fn is_empty(&mut self, thread: u32) -> bool {
         for (waiting, may_be_gone) in self.waiting.iter_mut().filter(|((_, id), _)| *id == thread).map(|(_, waiting)| waiting) {
             if std::mem::take(may_be_gone) {
@@ -420,8 +420,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Beside a plain list for each lane and thread: whatever the order, the sizes, who dies where, who comes and goes, nothing is lost but what
-    /// a dead thread had taken, nothing comes twice, and messages of a lane come in order.
+    /// Compared with a plain list for each lane and thread: whatever the order, the sizes and the deaths, no message is lost except those
+    /// that a dead thread had taken, none comes twice, and the messages of a lane come in order.
     #[test]
     fn a_device_is_a_queue_for_each_thread(ops in proptest::collection::vec(op(), 1..if cfg!(miri) { 25 } else { 60 })) {
         run(ops);
@@ -437,7 +437,7 @@ proptest! {
         let mut writers = [device.writer(5), device.writer(6)];
         let words = device.segment.len() / 8;
         for (kind, at, value) in steps {
-            // Anew, as words between the fields are written, too.
+            // Again each time, since the words between the fields are written, too.
             let view = device.view();
             match kind {
                 0..=3 => {
@@ -473,7 +473,7 @@ proptest! {
     }
 }
 
-/// However a node asks for lanes, it leaves some for others: by itself, by the network, and by what was kept for senders that may come back.
+/// However a node asks for lanes, it leaves some for others: itself, over the network, and with lanes kept for senders that may come back.
 #[test]
 fn no_node_has_all_lanes() {
     let device = Device::new(8);
@@ -491,7 +491,7 @@ fn no_node_has_all_lanes() {
     assert!(claim(9, 1).is_none());
     assert_eq!(Writer::claim(&device.view(), feeder, None, lives).map(|writer| writer.lane()), None);
     near.iter().chain(&others).for_each(|writer| writer.release(&device.view()));
-    // Those of a client that may come back are its own still; it gets them back, and no more.
+    // The lanes of a client that may come back still count as its own. It gets them back, and no more.
     far.iter().for_each(|writer| writer.release(&device.view()));
     let again: Vec<_> = (0..20).map_while(|stream| claim(6, 100 + stream)).collect();
     assert!(again.len() <= 4, "{} lanes", again.len());
@@ -502,12 +502,12 @@ fn no_node_has_all_lanes() {
     assert!(claim(7, 9).is_some());
 }
 
-/// Threads of one node that claim lanes at once count before any of them has one. The node gets its share all the same, and no more.
+/// Threads of one node that claim lanes at once count before any of them has one. The node still gets its share, and no more.
 #[test]
 fn threads_that_claim_at_once_get_the_share_of_their_node() {
     const LANES: usize = 8;
     let device = Device::new(LANES);
-    // All lanes belong to nodes that have died, so each thread asks of each lane whether its owner lives.
+    // All lanes belong to dead nodes, so each thread checks each lane's owner.
     for (node, count) in [(9, 4), (8, 2), (7, 1), (6, 1)] {
         let claimed = (0..count).map_while(|_| Writer::claim(&device.view(), (NodeId(node), LIFE), None, |_, _| true)).count();
         assert_eq!(claimed, count);

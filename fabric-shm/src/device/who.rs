@@ -1,15 +1,15 @@
-//! Which thread of the system somebody is, and whether it lives.
+//! The system's number of a thread, and whether that thread lives.
 
 use crate::keys::OwnerId;
 use std::cell::Cell;
 use std::path::Path;
 
-/// The system's numbers of threads are smaller.
+/// The system's thread numbers are smaller than this.
 const NUMBERS_MOST: u32 = 1 << 22;
 
 thread_local!(static ME: Cell<u64> = const { Cell::new(0) });
 
-/// The process and the thread that call this, by the system's numbers.
+/// The system's numbers of the calling process and thread.
 #[inline]
 pub fn this_thread() -> u64 {
     match ME.get() {
@@ -27,25 +27,26 @@ pub fn this_thread() -> u64 {
     }
 }
 
-/// Whether a thread of this pid namespace has certainly ended, while its process lives. A system call or two.
+/// Whether a thread of this pid namespace has certainly ended, while its process lives. Makes one or two system calls.
 #[cold]
 pub fn has_ended(thread: u64) -> bool {
     if thread == 0 || cfg!(miri) {
         return false;
     }
     let tasks = format!("/proc/{}/task", thread >> 32);
-    // Where /proc does not show the process at all nothing is known.
+    // If /proc does not show the process at all, nothing is known.
     Path::new(&tasks).exists() && !Path::new(&format!("{tasks}/{}", thread as u32)).exists()
 }
 
-/// Whether certainly no thread of a process of this pid namespace has a number that ends in these 19 bits. Some system calls.
+/// Whether certainly no thread of a process of this pid namespace has a number that ends in these 19 bits. Makes some system calls.
 #[cold]
 pub fn has_no_thread(pid: u32, number: u32) -> bool {
     if cfg!(miri) {
         return false;
     }
     let tasks = format!("/proc/{pid}/task");
-    // Where /proc does not show the process at all nothing is known. Each is asked for by name: a listing may miss those that live while others end.
+    // If /proc does not show the process at all, nothing is known. Each number is asked for by name: a listing may miss living threads
+    // while others end.
     let numbers = (0..NUMBERS_MOST / OwnerId::NUMBERS).map(|more| number % OwnerId::NUMBERS + more * OwnerId::NUMBERS);
     Path::new(&tasks).exists() && !numbers.into_iter().any(|number| Path::new(&format!("{tasks}/{number}")).exists())
 }
@@ -68,7 +69,7 @@ mod tests {
     fn a_thread_ends() {
         assert!(!has_ended(this_thread()) && !has_ended(0));
         let other = std::thread::spawn(this_thread).join().unwrap();
-        // Joined: the system may take a moment more to forget it.
+        // After the join, the system may take a moment to forget the thread.
         while !has_ended(other) && !cfg!(miri) {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The words of a device, and what they say.
+//! The words of a device, and what they mean.
 
 #[cfg(not(loom))]
 use super::DeviceGeometry;
@@ -14,76 +14,77 @@ use doorbell_fabric::{Incarnation, NodeId};
 #[repr(C, align(64))]
 pub struct Line(pub(super) [AtomicU64; 8]);
 
-/// What belongs to the whole device.
+/// The words of the whole device.
 #[repr(C, align(128))]
 pub struct Root {
     /// The device's lock.
     pub(super) lock: LockWords,
-    /// Which lanes somebody sends by, or did: a bit for each. Set by senders.
+    /// The lanes with a present or former sender, one bit each. Senders set the bits.
     pub(super) busy: Apart<AtomicU64>,
-    /// Who feeds the device from the network: a process.
+    /// The process that serves the device to the network.
     pub(super) port: Apart<AtomicU64>,
-    /// Not 0: the device was removed, as nobody living was attached. Senders look at it before each message.
+    /// Not 0: the device was removed, since no living process was attached. Senders read it before each message.
     pub(super) ended: Apart<AtomicU64>,
-    /// When somebody last saw to what nobody fetches. Under the lock.
+    /// When the device was last swept. Changed under the lock.
     pub(super) swept: AtomicU64,
-    /// The lane that is looked at first. Under the lock.
+    /// The lane that is looked at first. Changed under the lock.
     pub(super) turn: AtomicU64,
-    /// Under the lock.
+    /// The counts. Changed under the lock.
     pub(super) counts: [AtomicU64; 6],
-    /// For which thread each slot is: one more than its id; 0 is free. Changed under the lock.
+    /// The thread id of each slot, plus one; 0 is free. Changed under the lock.
     pub(super) names: Apart<[AtomicU64; MOST]>,
-    /// The processes that receive: 0 is free. Changed under the domain's lock.
+    /// The attached processes; 0 is free. Changed under the domain's lock file.
     pub(super) attached: Apart<[AtomicU64; MOST]>,
 }
 
-/// In cache lines of its own.
+/// A value in cache lines of its own.
 #[repr(C, align(128))]
 pub struct Apart<T>(pub T);
 
-/// What waits for one thread: the shared storage.
+/// The shared storage for one thread.
 #[repr(C, align(128))]
 pub struct Slot {
-    /// The process and the number of whoever receives as this thread, by its owner bits; 0 is nobody.
+    /// The identification of the receiving thread; 0 for none.
     pub(super) owner: AtomicU64,
-    /// The system's number of that thread, with that of its process.
+    /// The system's numbers of its process and of the thread.
     pub(super) tid: AtomicU64,
-    /// How often the slot changed hands: part of its owner's number, so that two owners are never taken for one.
+    /// How often the slot changed hands. Part of the owner's number, so that no two owners are mistaken for each other.
     pub(super) generation: AtomicU64,
-    /// How many headers were fetched. Under the lock.
+    /// How many headers were fetched. Changed under the lock.
     pub(super) head: AtomicU64,
-    /// How many were stored. Under the lock.
+    /// How many headers were stored. Changed under the lock.
     pub(super) tail: AtomicU64,
     /// Wakes the thread.
     pub(super) bell: Bell,
-    /// Where they lie and when they were stored.
+    /// The places of the headers, and when they were stored.
     pub(super) stored: [[AtomicU64; 2]; STORED_MOST],
 }
 
-/// What belongs to one lane.
+/// The words of one lane.
 #[repr(C, align(128))]
 pub struct LaneWords {
-    /// The process that sends by it; 0 is nobody.
+    /// The process that sends by the lane; 0 for none.
     pub(super) owner: AtomicU64,
-    /// On whose behalf, if that is another: a node that has only the network.
+    /// The node that it sends for, if that one has only the network.
     pub(super) client: AtomicU64,
-    /// Which of that node's senders.
+    /// The number of that node's sender.
     pub(super) stream: AtomicU64,
-    /// Where the next message will be, and how many messages its client sent: in turns, so that one is whole wherever its writer dies.
+    /// The position of the next message, and how many messages the client sent. Two records are written in turn, so that one is complete
+    /// wherever the writer dies.
     pub(super) published: [[AtomicU64; 2]; 2],
-    /// Where to look for the next header. Under the lock.
+    /// The scanned position: where to look for the next header. Changed under the lock.
     pub(super) scan: Apart<AtomicU64>,
-    /// What lies before is not needed any more. Under the lock; read by the sender.
+    /// The read position: packets before it are free. Changed under the lock; the sender reads it.
     pub(super) read: AtomicU64,
-    /// When the next header was first found without room in the storage, or 0. Under the lock.
+    /// When the next header first found no room in the storage, or 0. Changed under the lock.
     pub(super) blocked: AtomicU64,
-    /// Not 0: something in it is not as any sender writes it.
+    /// Not 0: the lane held words that no honest sender writes.
     pub(super) broken: AtomicU64,
     /// Wakes the sender when there is room.
     pub(super) room: Bell,
 }
 
-/// A layout hash of these structures.
+/// A hash of the layout of these structures.
 pub(crate) const LAYOUT: u64 = crate::layout::extend_hash(
     2,
     &[
@@ -96,16 +97,16 @@ pub(crate) const LAYOUT: u64 = crate::layout::extend_hash(
 );
 
 impl LaneWords {
-    /// Where the next message will be, how many its client sent, and which of the two records says so: the one that is further.
+    /// The position of the next message, the client's count, and the index of the latest of the two records.
     pub(super) fn published(&self) -> (u64, u64, usize) {
         let [one, two] = &self.published;
-        // Acquire: whoever finds the position of a record finds its count.
+        // Acquire: a reader that sees a record's position sees its count.
         let [first, second] = [one, two].map(|record| record[0].load(Ordering::Acquire));
         let which = usize::from(is_behind(first, second));
         ([first, second][which], self.published[which][1].load(Ordering::Relaxed), which)
     }
 
-    /// Writes the other record than the one that says what is.
+    /// Writes one of the two records; `which` is the older one.
     #[inline]
     pub(super) fn record(&self, which: usize, at: u64, sequence: u64) {
         let record = &self.published[which & 1];
@@ -113,23 +114,23 @@ impl LaneWords {
         record[0].store(at, Ordering::Release);
     }
 
-    /// Where the next message will be.
+    /// The position of the next message.
     pub(super) fn written(&self) -> u64 {
         self.published().0
     }
 }
 
-/// Whether a packet comes before another in its lane.
+/// Whether a position comes before another in its lane.
 pub(super) fn is_behind(one: u64, other: u64) -> bool {
     (one.wrapping_sub(other) as i64) < 0
 }
 
-/// Where a message begins.
+/// The place of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which lane.
+    /// The lane.
     pub lane: usize,
-    /// At which of all packets that were ever in it.
+    /// The position among all packets that were ever in the lane.
     pub at: u64,
 }
 
@@ -143,46 +144,46 @@ impl Place {
     }
 }
 
-/// What a header packet says, copied and checked.
+/// The words of a header packet, copied and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Where it lies.
+    /// Its place.
     pub place: Place,
-    /// For which thread the message is.
+    /// The thread id that the message is for.
     pub thread: u32,
-    /// Its bytes.
+    /// The length of the message, in bytes.
     pub len: usize,
-    /// Its tag.
+    /// The tag of the message.
     pub tag: u64,
-    /// Who sent it, by its own word.
+    /// The sending node, as the sender states it.
     pub source: NodeId,
-    /// Which life of that node.
+    /// The incarnation of that node.
     pub incarnation: Incarnation,
 }
 
 impl Header {
-    /// Packets of the message.
+    /// How many packets the message takes.
     pub(super) fn lines(&self) -> u64 {
         lines(self.len)
     }
 }
 
-/// Packets of a message of so many bytes.
+/// How many packets a message of `len` bytes takes.
 pub fn lines(len: usize) -> u64 {
     1 + if len > INLINE { len.div_ceil(PACKET) as u64 } else { 0 }
 }
 
-/// A node's life as a word; never 0, as no life is.
+/// A node and its incarnation as a word; never 0, since no incarnation is.
 pub(super) fn life_word(node: NodeId, life: Incarnation) -> u64 {
     (node.0 as u64) << 32 | life.0 as u64
 }
 
-/// The words of a device, wherever they lie.
+/// The words of a device in memory.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
-    /// What belongs to all.
+    /// The words of the whole device.
     pub root: &'a Root,
-    /// A slot for each thread.
+    /// One slot for each thread.
     pub slots: &'a [Slot],
     /// The lanes.
     pub lanes: &'a [LaneWords],
@@ -209,7 +210,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The view of what lies before the rings, of which it has none: for who only looks.
+    /// The view of the part before the rings, for a process that only looks at the device. It has no rings.
     ///
     /// # Safety
     /// As [`at`](Self::at), for the bytes up to the rings.
@@ -227,13 +228,13 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Bytes of a device of this geometry.
+    /// The length of a device with this geometry, in bytes.
     #[cfg(not(loom))]
     pub fn bytes(geometry: &DeviceGeometry) -> usize {
         offsets(geometry)[2] + geometry.senders * geometry.lane_bytes
     }
 
-    /// Packets of a lane.
+    /// How many packets a lane has.
     #[inline(always)]
     pub(super) fn ring(&self) -> u64 {
         (self.rings.len() / self.lanes.len()) as u64
@@ -243,11 +244,11 @@ impl<'a> View<'a> {
     #[inline(always)]
     pub(super) fn line(&self, lane: usize, at: u64) -> &'a Line {
         let ring = self.ring();
-        // A power of two: the index is within the lane whatever `at` says.
+        // A power of two: the index is within the lane for any `at`.
         &self.rings[lane * ring as usize + (at & (ring - 1)) as usize]
     }
 
-    /// Whose messages come by a lane now: those of the node that writes there; of another only where that node feeds the device from the network.
+    /// The node whose messages come by a lane now: the node that writes there, or, if that one holds the port, the node that it serves.
     pub fn sender(&self, lane: usize) -> Option<(NodeId, Incarnation)> {
         let words = self.lanes.get(lane)?;
         let (owner, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
@@ -256,27 +257,27 @@ impl<'a> View<'a> {
         (word != 0).then_some((NodeId((word >> 32) as u16), Incarnation(word as u32)))
     }
 
-    /// The slot that is for this thread.
+    /// The slot for this thread id.
     #[inline]
     pub fn slot_of(&self, thread: u32) -> Option<usize> {
         let name = thread as u64 + 1;
         (0..self.slots.len()).find(|slot| self.root.names.0[*slot].load(Ordering::Acquire) == name)
     }
 
-    /// Wakes the thread of a slot if it sleeps and the slot is still its.
+    /// Wakes the thread of a slot, if it sleeps.
     #[inline(always)]
     pub(super) fn ring_bell(&self, slot: usize) {
         self.slots[slot].bell.ring(false);
     }
 
-    /// Whether somebody stored a header for the thread of a slot.
+    /// Whether there is a stored header for the thread of a slot.
     #[inline(always)]
     pub fn has_stored(&self, slot: usize) -> bool {
         let slot = &self.slots[slot];
         slot.tail.load(Ordering::Acquire) != slot.head.load(Ordering::Acquire)
     }
 
-    /// For which thread the first message is that nobody has looked at; of several lanes, one for `thread` before others.
+    /// The thread id of the first header that was not scanned yet. If there are several lanes, a header for `thread` comes before others.
     #[inline]
     pub fn next_for(&self, thread: u32) -> Option<u32> {
         let mut busy = self.root.busy.0.load(Ordering::Acquire);
@@ -299,7 +300,7 @@ impl<'a> View<'a> {
         other
     }
 
-    /// The first header of a lane that nobody has looked at, if there is one.
+    /// The first header of a lane that was not scanned yet, if there is one.
     #[inline]
     fn line_to_look_at(&self, lane: usize) -> Option<&'a Line> {
         let scan = &self.lanes[lane].scan.0;
@@ -309,7 +310,7 @@ impl<'a> View<'a> {
             if line.0[0].load(Ordering::Acquire) == stamp(at) {
                 return Some(line);
             }
-            // It may have been taken since: then there may be one behind it, of which nobody tells any more.
+            // The message may have been taken since. Then another one may lie behind it, and no bell will ring for that one.
             let now = scan.load(Ordering::Acquire);
             if now == at {
                 return None;
@@ -319,7 +320,7 @@ impl<'a> View<'a> {
         None
     }
 
-    /// The header at a place, if there is one now; an error if no sender writes such a one.
+    /// The header at a place, if there is one now. An error if no honest sender writes such a header.
     pub(super) fn header(&self, place: Place) -> Result<Option<Header>, ()> {
         let line = self.line(place.lane, place.at);
         if line.0[0].load(Ordering::Acquire) != stamp(place.at) {
@@ -328,7 +329,7 @@ impl<'a> View<'a> {
         self.extent(place).map(Some)
     }
 
-    /// What a header packet says of a message that was there, taken or not.
+    /// The header words of a message that is or was at this place.
     pub(super) fn extent(&self, place: Place) -> Result<Header, ()> {
         let line = self.line(place.lane, place.at);
         let [about, tag, source] = [1, 2, 3].map(|word| line.0[word].load(Ordering::Relaxed));
@@ -340,14 +341,14 @@ impl<'a> View<'a> {
         Ok(Header { place, thread, len, tag, source: node, incarnation: life })
     }
 
-    /// The bytes of a message, in two pieces as it may lie at the end of its ring and go on at the beginning.
+    /// The bytes of a message, in two pieces, since it may wrap around the end of the ring.
     #[cfg(not(loom))]
     #[inline]
     pub fn payload(&self, header: &Header) -> [Payload<'a>; 2] {
         let Place { lane, at } = header.place;
         if header.len <= INLINE {
             let words = &self.line(lane, at).0[4..];
-            // SAFETY: four words of a packet, mapped for 'a; what changes under it is the reader's to expect (Payload).
+            // SAFETY: four words of a packet, mapped for 'a; the reader of a `Payload` expects changes.
             return [unsafe { Payload::from_raw(words.as_ptr().cast(), header.len) }, Payload::private(&[])];
         }
         let ring = self.ring();
@@ -363,19 +364,19 @@ impl<'a> View<'a> {
     }
 }
 
-/// How often a look goes on behind messages that others take at this moment.
+/// How often a look goes on behind messages that other threads are just taking.
 const LOOKS_BEHIND: usize = 16;
 
-/// What the header packet of a message at this place begins with.
+/// The first word of the header packet of a message at this position.
 pub(super) fn stamp(at: u64) -> u64 {
     at.wrapping_add(1)
 }
 
-/// Where the root lies.
+/// The offset of the root.
 #[cfg(not(loom))]
 const ROOT: usize = crate::layout::PAGE;
 
-/// Where slots, lanes and rings lie.
+/// The offsets of slots, lanes and rings.
 #[cfg(not(loom))]
 pub(super) fn offsets(geometry: &DeviceGeometry) -> [usize; 3] {
     let slots = ROOT + size_of::<Root>();

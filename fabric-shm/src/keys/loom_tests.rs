@@ -1,4 +1,4 @@
-//! Models of the key words: every interleaving, and every order that the hardware may show.
+//! Models of the lock words: every interleaving, and every order that the hardware may show.
 
 use super::word::{LockWords, OwnerId};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -11,7 +11,7 @@ fn owner(number: u32) -> OwnerId {
     OwnerId::thread(NodeId(3), Incarnation(7), number)
 }
 
-/// A key, and what it guards: loom reports two who touch it at once, and who does not see what the former owner wrote.
+/// A lock, and the resource it guards. loom reports if two threads touch it at once, or if one does not see what the former owner wrote.
 struct Guarded {
     words: LockWords,
     resource: UnsafeCell<u64>,
@@ -27,16 +27,16 @@ impl Guarded {
         Arc::new(Self { words: LockWords::new(), resource: UnsafeCell::new(0) })
     }
 
-    /// One that was locked before anybody else came.
+    /// A lock that was taken before any other thread came.
     fn held_by(me: OwnerId) -> Arc<Self> {
         let guarded = Self::new();
         guarded.words.try_take(me, 0).unwrap();
         guarded
     }
 
-    /// What an owner does; says how often that was done before.
+    /// An owner's use of the resource. Returns how often it was used before.
     fn use_it(&self) -> u64 {
-        // SAFETY: whether that is so is what the models ask.
+        // SAFETY: the models check whether that is so.
         self.resource.with_mut(|resource| unsafe {
             *resource += 1;
             *resource - 1
@@ -48,7 +48,7 @@ impl Guarded {
         self.words.release(me).unwrap();
     }
 
-    /// Takes it as one does who cannot spin: arms, looks again, sleeps.
+    /// Takes the lock as a thread does that can't spin: it arms, looks again, and sleeps.
     fn take_asleep(&self, me: OwnerId) {
         while self.words.try_take(me, 0).is_err() {
             let heard = self.words.arm();
@@ -58,7 +58,7 @@ impl Guarded {
         }
     }
 
-    /// Waits, as one who barred it, until nobody is in.
+    /// Waits, as the thread that froze the lock, until it has no owner.
     fn wait_empty(&self) {
         loop {
             let heard = self.words.arm();
@@ -75,8 +75,8 @@ fn with<T: 'static>(guarded: &Arc<Guarded>, run: impl FnOnce(&Guarded) -> T + 's
     thread::spawn(move || run(&guarded))
 }
 
-/// The protocol word for word as the patent has it: who sees *unlocked* stores its own identification, and has the key if it reads that
-/// back. Both can, one after the other: this is why [`LockWords::try_take`] swaps.
+/// The protocol with two steps in place of a compare-and-swap: a thread that sees *unlocked* stores its own identification, and owns the
+/// lock if it reads that back. Two threads can succeed one after the other, so [`LockWords::try_take`] swaps.
 #[test]
 #[should_panic(expected = "two owners")]
 fn storing_and_reading_back_lets_two_in() {
@@ -96,7 +96,7 @@ fn storing_and_reading_back_lets_two_in() {
     });
 }
 
-/// Who takes it is alone, and sees what the former owner wrote.
+/// An owner is alone, and sees what the former owner wrote.
 #[test]
 fn two_never_both_own() {
     loom::model(|| {
@@ -134,7 +134,7 @@ fn three_never_own_at_once() {
     });
 }
 
-/// Who holds nothing changes nothing.
+/// A thread that does not own the lock changes nothing.
 #[test]
 fn only_its_owner_releases() {
     loom::model(|| {
@@ -152,7 +152,7 @@ fn only_its_owner_releases() {
     });
 }
 
-/// Armed, looked again, asleep: whoever gives the key up wakes it.
+/// A thread arms, looks again and sleeps: the unlocking thread wakes it.
 #[test]
 fn a_sleeper_is_woken() {
     loom::model(|| {
@@ -166,7 +166,7 @@ fn a_sleeper_is_woken() {
     });
 }
 
-/// One is woken at a time; the others are not forgotten.
+/// One sleeper is woken at a time, and the others are not forgotten.
 #[test]
 fn every_sleeper_is_woken() {
     loom::model(|| {
@@ -183,7 +183,7 @@ fn every_sleeper_is_woken() {
     });
 }
 
-/// Two find the owner dead at once: one of them gets the key, and is told; so is the next.
+/// Two threads find the owner dead at once. One of them gets the lock and is told; so is the next owner.
 #[test]
 fn one_inherits() {
     loom::model(|| {
@@ -207,7 +207,7 @@ fn one_inherits() {
     });
 }
 
-/// Who barred a key and found nobody in has it, and so has who took it before; never both.
+/// A thread that froze a lock without an owner has it, and so has a thread that took it before; never both.
 #[test]
 fn barring_keeps_who_comes_out() {
     loom::model(|| {
@@ -226,7 +226,7 @@ fn barring_keeps_who_comes_out() {
     });
 }
 
-/// Whoever is in leaves while it is barred: who barred it is woken, and who waits for it when that is over.
+/// The owner of a frozen lock unlocks: the freezing thread is woken, and later the waiters.
 #[test]
 fn who_barred_it_is_woken_by_who_leaves() {
     loom::model(|| {
@@ -241,7 +241,7 @@ fn who_barred_it_is_woken_by_who_leaves() {
     });
 }
 
-/// The same with one who waits for the key: which of the two is woken does not matter.
+/// The same with a waiter for the lock: it does not matter which of the two is woken.
 #[test]
 fn who_waits_for_a_barred_key_is_woken() {
     loom::model(|| {

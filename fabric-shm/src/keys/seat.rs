@@ -1,5 +1,6 @@
-//! Where the registry of a domain is, if its nodes do not all share memory: in the segment of one group of them, of which one node, the
-//! **home**, serves those that have only a network. Its words say who is home, and which nodes it serves.
+//! The place of a domain's lock registry, if its nodes do not all share memory. The registry lies in the segment of one shared-memory
+//! group, and one node of that group, the **coordinator** (*home* in the code), serves the nodes that have only a network. These words
+//! record which node that is, and which nodes it serves.
 
 use crate::layout::PAGE;
 use doorbell_fabric::{Incarnation, NodeId};
@@ -8,12 +9,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Two pages. All zero: the registry is not here.
 #[repr(C, align(4096))]
 pub(crate) struct Seat {
-    /// How often the registry has moved to another group; 0 if it is not here. A greater one is the true one.
+    /// How often the registry has moved to another group; 0 if it is not here. The greatest term is the valid one.
     term: AtomicU64,
-    /// Life 32 | node 16 of the home.
+    /// Incarnation 32 | node 16 of the coordinator.
     home: AtomicU64,
     _apart: [u64; 510],
-    /// The lives of nodes that the home serves; 0 for none.
+    /// The incarnations of nodes that the coordinator serves; 0 for none.
     served: [AtomicU32; crate::domain::MAX_NODES],
 }
 
@@ -25,36 +26,36 @@ impl Seat {
         Some(self.term.load(Ordering::Acquire)).filter(|term| *term != 0)
     }
 
-    /// The registry is here from now on.
+    /// Marks the registry as being here.
     pub fn set_term(&self, term: u64) {
         self.term.store(term, Ordering::Release);
     }
 
-    /// Who is home; `None` if nobody was.
+    /// The coordinator; `None` if there was none yet.
     pub fn home(&self) -> Option<(NodeId, Incarnation)> {
         decode(self.home.load(Ordering::Acquire))
     }
 
-    /// Is home instead of who was. False if another was faster.
+    /// Becomes coordinator in place of `was`. False if another node was faster.
     pub fn take(&self, was: Option<(NodeId, Incarnation)>, me: (NodeId, Incarnation)) -> bool {
         self.home.compare_exchange(was.map_or(0, encode), encode(me), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Says that a life of a node has only the network, and that the home serves it.
+    /// Records that an incarnation has only the network, and that the coordinator serves it.
     pub fn serve(&self, node: NodeId, life: Incarnation) {
         if let Some(word) = self.served.get(node.index()) {
             word.store(life.0, Ordering::Release);
         }
     }
 
-    /// All lives that the home serves, of as many nodes.
+    /// All incarnations that the coordinator serves, among the first `nodes` node ids.
     pub fn all_served(&self, nodes: usize) -> Vec<(NodeId, Incarnation)> {
         let lives = self.served.iter().take(nodes).enumerate();
         let lives = lives.map(|(node, life)| (NodeId(node as u16), Incarnation(life.load(Ordering::Acquire))));
         lives.filter(|(_, life)| life.0 != 0).collect()
     }
 
-    /// Whether the home serves this life of a node, and so is the one that knows when it ends.
+    /// Whether the coordinator serves this incarnation, and so is the one to know when it ends.
     pub fn serves(&self, node: NodeId, life: Incarnation) -> bool {
         self.served.get(node.index()).is_some_and(|word| word.load(Ordering::Acquire) == life.0 && life.0 != 0)
     }

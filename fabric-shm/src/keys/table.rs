@@ -1,4 +1,4 @@
-//! Keys by name. Keys are made and destroyed under the domain's lock; they are found and used without one.
+//! Locks by name. They are created and destroyed under the domain's lock file, and found and used without it.
 
 use super::seat::Seat;
 use super::waits::Waits;
@@ -10,22 +10,22 @@ use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Keys of a domain at a time.
+/// The most locks of a domain at a time.
 pub const KEYS_MAX: usize = 512;
-/// Bytes of a key's name.
+/// The longest name of a lock, in bytes.
 pub const NAME_BYTES: usize = 40;
 const NODES: usize = crate::domain::MAX_NODES;
 const READY: u64 = 1;
 const GENERATIONS: u64 = u64::MAX >> 1;
 
-/// Where those who wait are entered, and where the seat is.
+/// The offsets of the waiters and of the seat.
 const WAITS_OFFSET: usize = (KEYS_MAX * size_of::<Slot>()).next_multiple_of(PAGE);
 const SEAT_OFFSET: usize = WAITS_OFFSET + size_of::<Waits>();
 
-/// The bytes of the whole registry, in whole pages.
+/// The length of the whole registry, in whole pages.
 pub(crate) const TABLE_BYTES: usize = WAITS_OFFSET + size_of::<Waits>() + size_of::<Seat>();
 
-/// Two builds with the same number agree on every byte of it.
+/// Two builds with the same hash agree on every byte of the registry.
 pub(crate) const KEYS_HASH: u64 = extend_hash(
     TABLE_BYTES as u64,
     &[
@@ -43,44 +43,44 @@ pub(crate) const KEYS_HASH: u64 = extend_hash(
     ],
 );
 
-/// A place for a key. All zero is free.
+/// A slot for a lock. All zero is free.
 #[repr(C, align(128))]
 pub(crate) struct Slot {
     pub words: LockWords,
     /// Generation 63 | ready 1. Written last, and cleared first. A generation never comes back.
     state: AtomicU64,
-    /// The owner that died last, if the key is damaged.
+    /// The owner that died last, if the lock is damaged.
     dead: AtomicU64,
     creator: AtomicU64,
     name_len: AtomicU64,
     name: [AtomicU64; NAME_BYTES / 8],
     resource: [AtomicU64; 4],
-    /// The nodes that have opened it, a bit for each.
+    /// The nodes that have opened the lock, one bit each.
     users: [AtomicU64; NODES / 64],
 }
 
-/// What a key guards: for people and programs to know; nothing is checked.
+/// What a lock guards. Informs people and programs; nothing is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Resource {
-    /// Whatever those who use the key agreed on.
+    /// Anything that the users of the lock have agreed on.
     Unnamed,
-    /// Memory by its addresses, wherever these mean something.
+    /// Memory by its addresses, wherever these are valid.
     Memory {
-        /// The first.
+        /// The first address.
         start: u64,
-        /// The first behind it.
+        /// The first address behind it.
         end: u64,
     },
-    /// Bytes of a region.
+    /// The bytes of a region.
     Region {
         /// The node that owns it.
         node: NodeId,
-        /// Which life of that node.
+        /// The incarnation of that node.
         life: Incarnation,
-        /// The region's number there.
+        /// The number of the region on that node.
         number: u64,
-        /// How many bytes it has.
+        /// The length of the region, in bytes.
         bytes: u64,
     },
     /// A device, by a number that the program knows.
@@ -95,7 +95,7 @@ impl Resource {
         Resource::Memory { start: range.start, end: range.end }
     }
 
-    /// As four words.
+    /// Encodes the resource in four words.
     pub const fn to_words(self) -> [u64; 4] {
         match self {
             Resource::Unnamed => [0; 4],
@@ -106,7 +106,7 @@ impl Resource {
         }
     }
 
-    /// From four words; what nobody writes is [`Resource::Unnamed`].
+    /// Decodes four words; invalid ones are [`Resource::Unnamed`].
     pub const fn from_words(words: [u64; 4]) -> Self {
         let [kind, a, b, c] = words;
         match kind {
@@ -131,73 +131,73 @@ impl fmt::Display for Resource {
     }
 }
 
-/// Why a key can't be made.
+/// Why a lock can't be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {
-    /// There is one of this name.
-    #[error("a key '{name}' exists already; find it by its name, or destroy it first")]
+    /// A lock of this name exists.
+    #[error("a lock '{name}' exists already; find it by its name, or destroy it first")]
     Exists {
         /// The name.
         name: String,
     },
-    /// No room for another.
+    /// The registry is full.
     #[error(
-        "the registry is full: it has {KEYS_MAX} keys; destroy those that nobody uses any more (`doorbell ls --locks` shows them)"
+        "the lock registry is full: it has {KEYS_MAX} locks; destroy those that are no longer used (`doorbell ls --locks` shows them)"
     )]
     Full,
-    /// Not a name.
-    #[error("'{name}' is no name of a key: 1 to 40 bytes without control characters are")]
+    /// The name is not valid.
+    #[error("'{name}' is not a valid name of a lock: a name has 1 to 40 bytes without control characters")]
     Name {
-        /// What was given.
+        /// The given name.
         name: String,
     },
 }
 
-/// A key by its place. Means something in its domain only.
+/// A lock by its place. Valid in its own domain only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyRef {
-    /// Which slot.
+    /// The slot.
     pub slot: u16,
     /// Which use of the slot.
     pub generation: u64,
 }
 
-/// What the registry says of a key, copied and checked.
+/// What the registry records of a lock, copied and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFacts {
-    /// Its place.
+    /// The place of the lock.
     pub key: KeyRef,
-    /// Its name.
+    /// The name of the lock.
     pub name: String,
-    /// What it guards.
+    /// What the lock guards.
     pub resource: Resource,
-    /// The node that made it, and its life.
+    /// The node that created it, and its incarnation.
     pub creator: (NodeId, Incarnation),
-    /// Its value.
+    /// The value of the lock.
     pub seen: Seen,
-    /// The owner that died and left it damaged, if one did.
+    /// The owner that died and left the resource damaged, if any.
     pub dead: Option<OwnerId>,
-    /// The nodes that have opened it and not released it.
+    /// The nodes that have opened the lock and not released it.
     pub users: Vec<NodeId>,
-    /// Who waits for it, as far as is known.
+    /// The waiters for the lock, as far as they are entered.
     pub waiting: Vec<OwnerId>,
 }
 
-/// All keys of a domain.
+/// All locks of a domain.
 pub(crate) struct KeyTable<'a> {
     slots: &'a [Slot],
     waits: &'a Waits,
     seat: &'a Seat,
 }
 
-/// Whether a key may be called so.
+/// Whether a lock may have this name.
 fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
 impl<'a> KeyTable<'a> {
-    /// The table that begins here.
+    /// The table that begins at `ptr`.
     ///
     /// # Safety
     /// `ptr` is page-aligned, and readable and writable for [`TABLE_BYTES`] and for `'a`.
@@ -209,28 +209,28 @@ impl<'a> KeyTable<'a> {
         Self { slots, waits, seat }
     }
 
-    /// The slot of a key.
+    /// The slot with this number.
     #[inline(always)]
     pub fn slot(&self, slot: u16) -> Option<&'a Slot> {
         self.slots.get(slot as usize)
     }
 
-    /// Who waits for what.
+    /// The waiters.
     pub fn waits(&self) -> &'a Waits {
         self.waits
     }
 
-    /// Where the registry is.
+    /// The place of the registry.
     pub fn seat(&self) -> &'a Seat {
         self.seat
     }
 
-    /// The value of a key, by its place.
+    /// The value of a lock, by its slot.
     pub fn seen(&self, slot: usize) -> Option<Seen> {
         self.slots.get(slot).map(|slot| slot.words.get())
     }
 
-    /// The key of this name.
+    /// Finds the lock of this name.
     pub fn find(&self, name: &str) -> Option<KeyRef> {
         (0..KEYS_MAX as u16).find_map(|slot| {
             let at = &self.slots[slot as usize];
@@ -239,7 +239,7 @@ impl<'a> KeyTable<'a> {
         })
     }
 
-    /// Makes a key. Under the domain's lock.
+    /// Creates a lock. Call it under the domain's lock file.
     pub fn init(&self, name: &str, resource: Resource, creator: (NodeId, Incarnation)) -> Result<KeyRef, ResourceError> {
         let name_of = || name.to_owned();
         if !is_name(name) {
@@ -255,7 +255,7 @@ impl<'a> KeyTable<'a> {
         Ok(KeyRef { slot: free as u16, generation })
     }
 
-    /// What is known of a key.
+    /// What is recorded of a lock.
     pub fn facts(&self, slot: u16) -> Option<KeyFacts> {
         let at = self.slot(slot)?;
         let (generation, name) = at.name()?;
@@ -275,29 +275,29 @@ impl<'a> KeyTable<'a> {
         at.is_current(generation).then_some(facts)
     }
 
-    /// All keys there are.
+    /// All locks.
     pub fn all(&self) -> Vec<KeyFacts> {
         (0..KEYS_MAX as u16).filter_map(|slot| self.facts(slot)).collect()
     }
 
-    /// A node begins a new life: what its former one had opened is not its own.
+    /// Removes a node from the users of all locks. For a new incarnation, which does not inherit what the former one opened.
     pub fn forget_user(&self, node: NodeId) {
         self.slots.iter().for_each(|slot| slot.set_user(node, false));
     }
 }
 
 impl Slot {
-    /// Whether this use of the slot goes on.
+    /// Whether this use of the slot still lasts.
     #[inline(always)]
     pub fn is_current(&self, generation: u64) -> bool {
         self.state.load(Ordering::Acquire) == generation << 1 | READY
     }
 
     fn write(&self, name: &str, resource: Resource, creator: (NodeId, Incarnation)) -> u64 {
-        // One that nobody uses: that of the former key, or of one whose maker died here.
+        // A generation that is not in use: neither the former lock's, nor that of a lock whose creator died here.
         let generation = ((self.state.load(Ordering::Relaxed) >> 1) + 1) & GENERATIONS;
         self.state.store(generation << 1, Ordering::Relaxed);
-        // Pairs with the fence in `name`: who saw any of the new words sees the state cleared.
+        // Pairs with the fence in `name`: a reader that saw any of the new words sees the state cleared.
         fence(Ordering::Release);
         let mut bytes = [0; NAME_BYTES];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
@@ -317,14 +317,14 @@ impl Slot {
         generation
     }
 
-    /// Ends this use of the slot. Under the domain's lock. The words stay barred, so that who comes late takes nothing.
+    /// Ends this use of the slot. Call it under the domain's lock file. The words stay frozen, so that a late thread can't take the lock.
     pub fn destroy(&self, generation: u64) {
         self.words.bar();
         self.state.store(generation << 1, Ordering::Release);
         self.words.wake_all();
     }
 
-    /// A checked copy of its name, and of which use of the slot that is.
+    /// A checked copy of the name, and the generation of the slot.
     fn name(&self) -> Option<(u64, String)> {
         let state = self.state.load(Ordering::Acquire);
         if state & READY == 0 {
@@ -348,12 +348,12 @@ impl Slot {
         OwnerId::from_bits(self.dead.load(Ordering::Relaxed))
     }
 
-    /// Says who died. For whoever took the key from it.
+    /// Records the dead owner. For the owner that took the lock from it.
     pub fn set_dead(&self, dead: OwnerId) {
         self.dead.store(dead.bits(), Ordering::Relaxed);
     }
 
-    /// Says that a node uses the key, or does not any more.
+    /// Records whether a node uses the lock.
     pub fn set_user(&self, node: NodeId, uses: bool) {
         let Some(word) = self.users.get(node.index() / 64) else { return };
         let bit = 1 << (node.index() % 64);
@@ -364,7 +364,7 @@ impl Slot {
         }
     }
 
-    /// The nodes that use the key.
+    /// The nodes that use the lock.
     pub fn users(&self) -> impl Iterator<Item = NodeId> {
         let words = self.users.iter().enumerate();
         words.flat_map(|(at, word)| {

@@ -1,4 +1,4 @@
-//! Keys without a domain: their words, the table, who waits for whom.
+//! Locks without a domain: their words, the table, and the waiters.
 
 use super::table::{KEYS_MAX, KeyRef, KeyTable, NAME_BYTES, Resource, ResourceError, TABLE_BYTES};
 use super::waiting::{self, Look, Waiter};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const MAKER: (NodeId, Incarnation) = (NodeId(2), Incarnation(5));
 
-/// The memory of a registry, blank.
+/// The memory of an empty registry.
 struct Memory(Box<[Page]>);
 
 #[repr(C, align(4096))]
@@ -66,7 +66,7 @@ fn identifications_keep_what_they_are_made_of() {
             }
         }
     }
-    // Of what is too large the rest counts, and nothing spills into its neighbours.
+    // Of a number that is too large the lower bits count, and nothing spills into other fields.
     let spilt = OwnerId::thread(NodeId(u16::MAX), Incarnation(1), u32::MAX);
     assert_eq!((spilt.node(), spilt.life(), spilt.number()), (NodeId(1023), Incarnation(1), OwnerId::NUMBERS - 1));
     assert!(!spilt.is_users());
@@ -119,7 +119,7 @@ fn who_does_not_own_it_changes_nothing() {
         assert_eq!(words.repair(owner(1)).unwrap_err().value(), Value::Unlocked);
         words.try_take(owner(1), 0).unwrap();
         let seen = words.get();
-        // Another life of the node, another number, a user's number.
+        // Another incarnation of the node, another thread number, a program's number.
         let strangers = [owner(2), OwnerId::thread(NodeId(3), Incarnation(8), 1), OwnerId::user(NodeId(3), Incarnation(7), 1)];
         for stranger in strangers {
             assert_eq!(words.release(stranger), Err(seen));
@@ -145,7 +145,7 @@ fn a_value_is_set_if_it_is_as_expected() {
         assert_eq!(words.set(None, Some(owner(2))).unwrap_err().value(), Value::Owner(owner(1)));
         words.set(Some(owner(1)), Some(owner(2))).unwrap();
         assert_eq!(words.get().value(), Value::Owner(owner(2)));
-        // Handing it on keeps others out as before.
+        // Handing the lock on still keeps others out.
         words.bar();
         words.set(Some(owner(2)), Some(owner(3))).unwrap();
         assert!(words.get().is_barred());
@@ -175,7 +175,7 @@ fn damage_is_told_until_it_is_repaired() {
         words.repair(owner(3)).unwrap();
         words.release(owner(3)).unwrap();
         assert!(!words.try_take(owner(1), 0).unwrap().damaged);
-        // Let go: to nobody.
+        // Released without a new owner.
         assert!(words.let_go_dead(words.get()));
         assert!(words.get().is_free() && words.get().is_damaged());
     });
@@ -197,7 +197,7 @@ fn barring_leaves_in_who_is_in() {
         assert!(!words.get().is_free());
         assert!(words.unbar());
         assert!(!words.try_take(owner(2), 0).unwrap().damaged);
-        // A dead one's key that is barred goes to nobody.
+        // A dead owner's frozen lock gets no new owner.
         words.bar();
         let seen = words.get();
         assert!(!words.take_from_dead(seen, owner(3)));
@@ -275,13 +275,13 @@ fn a_slot_that_is_used_again_is_another_key() {
     assert_eq!(table.facts(old.slot).unwrap().dead, Some(owner(9)));
     slot.destroy(old.generation);
     assert!(!slot.is_current(old.generation));
-    assert!(slot.words.try_take(owner(1), 0).is_err(), "who comes late takes nothing");
+    assert!(slot.words.try_take(owner(1), 0).is_err(), "a late thread took the lock");
     assert_eq!((table.facts(old.slot), table.all()), (None, Vec::new()));
 
     let new = table.init("key", Resource::Id(2), MAKER).unwrap();
     assert_eq!(new.slot, old.slot);
     assert!(slot.is_current(new.generation) && !slot.is_current(old.generation));
-    // Nothing of the former one is left.
+    // Nothing of the former lock is left.
     let facts = table.facts(new.slot).unwrap();
     assert!(facts.seen.is_free() && !facts.seen.is_damaged() && facts.users.is_empty() && facts.dead.is_none());
     table.forget_user(NodeId(5));
@@ -293,7 +293,7 @@ fn a_slot_that_is_used_again_is_another_key() {
     assert!(table.slot(KEYS_MAX as u16).is_none() && table.facts(u16::MAX).is_none() && table.seen(KEYS_MAX).is_none());
 }
 
-/// Locks of a table: who has what.
+/// Has an owner take the lock of a slot.
 fn hold(table: &KeyTable<'_>, slot: usize, who: OwnerId) {
     table.slot(slot as u16).unwrap().words.try_take(who, 0).unwrap();
 }
@@ -305,7 +305,7 @@ fn who_closes_a_circle_is_told_and_nobody_else() {
         let (table, waits) = (memory.table(), memory.table().waits());
         let value = |slot| table.seen(slot);
         (0..count).for_each(|at| hold(&table, at, owner(at as u32)));
-        // Each waits for the key of the next one.
+        // Each owner waits for the lock of the next one.
         let entered: Vec<_> = (0..count)
             .map(|at| {
                 let entered = waits.enter(owner(at as u32), (at + 1) % count, at as u64 + 1).unwrap();
@@ -323,7 +323,7 @@ fn who_closes_a_circle_is_told_and_nobody_else() {
         for (at, entered) in entered.iter().enumerate() {
             assert_eq!(waits.circle(entered, value).is_some(), at + 1 == count, "asked again: {at} of {count}");
         }
-        // One of them gives its key up: there is no circle any more.
+        // One of them unlocks, and the deadlock is resolved.
         table.slot(1).unwrap().words.release(owner(1)).unwrap();
         assert!(entered.iter().all(|entered| waits.circle(entered, value).is_none()));
         drop(entered);
@@ -339,7 +339,7 @@ fn a_chain_is_no_circle() {
     hold(&table, 0, owner(0));
     hold(&table, 1, owner(1));
     hold(&table, 2, owner(2));
-    // 4 → 1 → 2, 3 → 1, and a circle of 0 and 2 that 4 waits for but is no part of.
+    // 4 → 1 → 2, 3 → 1, and a deadlock of 0 and 2, which 4 waits for but is not part of.
     let _waiting = [
         waits.enter(owner(1), 2, 1).unwrap(),
         waits.enter(owner(3), 1, 1).unwrap(),
@@ -374,7 +374,7 @@ fn more_wait_than_can_be_entered() {
     assert_eq!(waits.of_key(3).count(), 0);
 }
 
-/// Waits for a key until it is the caller's.
+/// Waits for a lock until the caller owns it.
 fn take(waiter: &mut Waiter<'_>) {
     while !matches!(waiter.look(), Look::Taken(_)) {
         waiter.sleep(Duration::from_millis(25));
@@ -409,7 +409,7 @@ fn threads_take_turns() {
     });
     assert_eq!(first.into_inner(), threads as u64 * rounds);
     assert!(words.get().is_free());
-    assert_eq!(words.turn(), None, "somebody is next for ever");
+    assert_eq!(words.turn(), None, "a waiter is next for ever");
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn who_is_next_and_does_not_look_is_passed_over() {
     let memory = Memory::new();
     let table = memory.table();
     let words = &table.slot(0).unwrap().words;
-    // As one leaves it that was killed when it was next; also with times that nobody writes.
+    // As if the next waiter had been killed; also with times that no waiter writes.
     for seen in [crate::clock::now_ns(), 0, u64::MAX] {
         assert!(words.claim_turn(1, seen));
         assert!(words.try_take(owner(1), 0).is_err());
@@ -436,26 +436,26 @@ fn who_is_next_and_does_not_look_is_passed_over() {
     }
 }
 
-/// A number for each number, without a pattern.
+/// A pseudo-random number for each number.
 fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z ^ (z >> 27)
 }
 
-/// What a hostile process may write there: anything, or nearly what belongs there.
+/// What a hostile process may write: anything, or nearly valid words.
 fn forged(seed: u64, at: usize, kind: u8) -> u64 {
     let any = mix(seed ^ mix(at as u64 + 1));
     match kind {
         0 => any,
         1 => [0, 1, u64::MAX, u64::MAX - 1, 1 << 63, 1 << 62, 3, any][any as usize % 8],
-        // Owners of few kinds, who wait for few keys.
+        // Few different owners, which wait for few locks.
         _ if any.is_multiple_of(2) => owner((any >> 8) as u32 % 4).bits(),
         _ => (any >> 20) << 16 | any >> 8 & 3,
     }
 }
 
-/// Everything that reads the registry, and what writes to it without waiting.
+/// Everything that reads the registry, and all writes that do not wait.
 fn use_all(memory: &Memory) {
     let table = memory.table();
     let _ = (table.all(), table.find("key"), table.seat().term(), table.seat().home());
@@ -495,7 +495,7 @@ fn use_all(memory: &Memory) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
 
-    // For Miri that is a lot of words.
+    // Too many words for Miri.
     #[test]
     #[cfg_attr(miri, ignore)]
     fn whatever_is_in_the_registry_nothing_panics_or_hangs(seed in any::<u64>(), kind in 0..3u8, share in 1..=8u64) {

@@ -1,53 +1,53 @@
-//! Who waits for which key, in shared memory, so that a circle of waiters is found by the one who closes it.
+//! Which owner waits for which lock, in shared memory, so that the waiter that completes a deadlock finds it.
 
 use super::word::{OwnerId, Seen};
 use crate::layout::PAGE;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
 
-/// Waiters that can be entered at a time. Those that find no place wait all the same, and their circles are not found.
+/// How many waiters can be entered at a time. Further ones wait as well, but their deadlocks are not found.
 pub const WAITS_MAX: usize = 510;
-/// The longest circle that is looked for.
+/// The longest deadlock that is looked for.
 const CIRCLE_MAX: usize = 64;
 const KEY_BITS: u32 = 16;
 
-/// All who wait. All zero is nobody.
+/// All waiters. All zero means that there is none.
 #[repr(C, align(4096))]
 pub(crate) struct Waits {
-    /// How many have come: each has a number of its own.
+    /// How many waiters have come. Each gets the next number.
     arrivals: AtomicU64,
     _apart: [u64; 7],
     entries: [Entry; WAITS_MAX],
 }
 
-/// One who waits, or nobody.
+/// One waiter, or a free place.
 #[repr(C)]
 struct Entry {
-    /// Who; 0 for nobody.
+    /// The owner that waits; 0 for a free place.
     who: AtomicU64,
-    /// Its number 48 | the key it waits for 16; 0 while that is not known.
+    /// The waiter's number 48 | the slot of the lock 16; 0 until both are known.
     what: AtomicU64,
-    /// Its ticket for that key.
+    /// The waiter's ticket for that lock.
     ticket: AtomicU64,
     _unused: u64,
 }
 
 const _: () = assert!(size_of::<Waits>() == 4 * PAGE);
 
-/// One of a circle: this one waits for this key, which the next one has.
+/// One part of a deadlock: this owner waits for a lock that the next owner holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Who waits.
+    /// The owner that waits.
     pub who: OwnerId,
-    /// The slot of the key it waits for.
+    /// The slot of the lock that it waits for.
     pub slot: usize,
-    /// The number of its coming: the greatest came last.
+    /// The waiter's number: the greatest came last.
     number: u64,
 }
 
-/// Who waits for whom, all around, beginning with who looked.
+/// The waiters of a deadlock, in order, beginning with the one that found it.
 pub type Circle = Vec<Waiting>;
 
-/// A place among those who wait. Dropping it leaves.
+/// A waiter's entry. Dropping it removes the entry.
 pub struct Entered<'a> {
     entry: &'a Entry,
     me: Waiting,
@@ -55,7 +55,7 @@ pub struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // Unless it was swept, and is another's by now.
+        // The entry may have been swept, and may belong to another waiter now.
         let what = self.me.number << KEY_BITS | self.me.slot as u64;
         if self.entry.what.compare_exchange(what, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             let _ = self.entry.who.compare_exchange(self.me.who.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -64,15 +64,15 @@ impl Drop for Entered<'_> {
 }
 
 impl Waits {
-    /// Says that this one waits for a key. `None` if there are too many.
+    /// Enters a waiter for a lock. `None` if there is no free place.
     pub fn enter(&self, who: OwnerId, slot: usize, ticket: u64) -> Option<Entered<'_>> {
         let number = self.arrivals.fetch_add(1, Ordering::Relaxed).wrapping_add(1) & (u64::MAX >> KEY_BITS);
         let start = (who.bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % WAITS_MAX;
         for entry in self.entries[start..].iter().chain(&self.entries[..start]) {
-            // Blank before it is somebody's: see `drop`.
+            // A free place is blank before it gets an owner; see `drop`.
             if entry.who.compare_exchange(0, who.bits(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 entry.ticket.store(ticket, Ordering::Relaxed);
-                // Who comes later and looks for a circle sees it; whoever came at the same time looks again soon.
+                // A later waiter that looks for a deadlock sees this entry. A waiter that came at the same time looks again soon.
                 entry.what.store(number << KEY_BITS | slot as u64, Ordering::SeqCst);
                 return Some(Entered { entry, me: Waiting { who, slot, number } });
             }
@@ -80,32 +80,33 @@ impl Waits {
         None
     }
 
-    /// Who waits for a key now, as far as is known.
+    /// The waiters for a lock, as far as they are entered.
     pub fn of_key(&self, slot: usize) -> impl Iterator<Item = OwnerId> {
         let all = self.entries.iter().filter_map(read);
         all.filter(move |waiting| waiting.slot == slot).map(|waiting| waiting.who)
     }
 
-    /// The ticket of whoever has waited longest for a key, as far as is known.
+    /// The ticket of the waiter that has waited longest for a lock, among those entered.
     pub fn first(&self, slot: usize) -> Option<u64> {
         let its = |entry: &&Entry| read(entry).is_some_and(|waiting| waiting.slot == slot);
         self.entries.iter().filter(its).map(|entry| entry.ticket.load(Ordering::Relaxed)).filter(|ticket| *ticket != 0).min()
     }
 
-    /// Has whoever has this ticket stand in the line no more: it does not look. If it does after all it can say so itself.
+    /// Takes a waiter's ticket out of the queue, since the waiter does not look at the lock. If it does after all, it can still claim its
+    /// turn.
     pub fn forget_ticket(&self, ticket: u64) {
         for entry in &self.entries {
             let _ = entry.ticket.compare_exchange(ticket, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// The circle that this wait closes, if there is one and this one came last to it.
+    /// The deadlock that this wait completes, if there is one and this waiter came last.
     ///
-    /// It is walked twice. Who waited at both times with the same number has waited all the while, and so could not give up what it has: the
-    /// circle was there as a whole.
+    /// The chain of waiters is walked twice. A waiter that has the same number both times has waited in between, so it could not release
+    /// its lock: the whole deadlock existed at one moment.
     pub fn circle(&self, me: &Entered<'_>, value: impl Fn(usize) -> Option<Seen>) -> Option<Circle> {
         let first = self.walk(me.me, &value)?;
-        // One who waits for what it has itself waits for a former wait of its own to be undone.
+        // A waiter for its own lock waits until an earlier wait of its own is undone.
         if first.len() < 2 {
             return None;
         }
@@ -125,7 +126,7 @@ impl Waits {
         None
     }
 
-    /// Forgets those of whom `is_gone` says so.
+    /// Removes the entries of owners that are gone.
     pub fn sweep(&self, is_gone: impl Fn(OwnerId) -> bool) {
         for entry in &self.entries {
             let bits = entry.who.load(Ordering::Relaxed);

@@ -1,14 +1,14 @@
-//! The words of one key.
+//! The words of one lock.
 //!
 //! ```text
 //! value | barred 1 | damaged 1 | node 10 | life 32 | user's number 1 | number 19 |
 //! turn  | when that waiter came 44 | which waiter 20 |
-//! bell  | how often it rang 31 | somebody sleeps 1 |
+//! bell  | how often it rang 31 | a waiter sleeps 1 |
 //! ```
 //!
-//! An owner part of zero is nobody: no life is zero. *Barred* keeps everybody out, whoever is in; with nobody in, the key is locked by the
-//! module. *Damaged* says that an owner died and nobody has repaired the resource since: in the same word as the owner, so that no
-//! owner can come in without being told.
+//! An owner part of zero means that there is no owner, since no incarnation is zero. *Barred* (frozen) keeps every thread out but the
+//! present owner; without an owner, the lock is locked by the module. *Damaged* means that an owner died and the resource was not repaired
+//! since. It is part of the owner's word, so that no new owner can miss it.
 
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -20,61 +20,62 @@ const OWNER: u64 = DAMAGED - 1;
 const LIFE_SHIFT: u32 = 20;
 const NODE_SHIFT: u32 = 52;
 const USERS: u32 = 1 << 19;
-/// Somebody sleeps, or did when the bell was rung last.
+/// A waiter sleeps, or did when the bell was last rung.
 const SLEEPERS: u32 = 1;
 
-/// A unique identification: of a thread of one life of a node, or of whoever that life of a node gives a number to.
+/// A unique identification of an owner: a thread of an incarnation of a node, or a number that the program chose there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(u64);
 
 impl OwnerId {
-    /// Numbers of threads, and numbers of users, are smaller.
+    /// Numbers of threads, and numbers that programs choose, are smaller than this.
     pub const NUMBERS: u32 = USERS;
 
-    /// The identification of a thread. Of the number only the lower 19 bits count.
+    /// The identification of a thread. Only the lower 19 bits of the number count.
     pub const fn thread(node: NodeId, life: Incarnation, number: u32) -> Self {
         let node = (node.0 as u64 & 0x3ff) << NODE_SHIFT;
         Self(node | (life.0 as u64) << LIFE_SHIFT | (number & (USERS - 1)) as u64)
     }
 
-    /// The identification of another thread of the same life, by the bits of that of thread 0.
+    /// The identification of another thread of the same incarnation, from the bits of thread 0.
     #[inline(always)]
     pub const fn numbered(base: u64, number: u32) -> Self {
         Self(base | (number & (USERS - 1)) as u64)
     }
 
-    /// An identification that a program chose, unique with the node and its life. Of the number only the lower 19 bits count.
+    /// An identification that a program chose, unique together with the node and its incarnation. Only the lower 19 bits of the number
+    /// count.
     pub const fn user(node: NodeId, life: Incarnation, number: u32) -> Self {
         Self(Self::thread(node, life, number).0 | USERS as u64)
     }
 
-    /// The one with these bits; `None` for those of nobody.
+    /// The identification with these bits; `None` for no owner.
     pub const fn from_bits(bits: u64) -> Option<Self> {
         let bits = bits & OWNER;
         if bits == 0 { None } else { Some(Self(bits)) }
     }
 
-    /// As a key's value shows it.
+    /// The bits, as they are in a lock's value.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// Which node.
+    /// The node.
     pub const fn node(self) -> NodeId {
         NodeId((self.0 >> NODE_SHIFT) as u16 & 0x3ff)
     }
 
-    /// Which life of it.
+    /// The incarnation of the node.
     pub const fn life(self) -> Incarnation {
         Incarnation((self.0 >> LIFE_SHIFT) as u32)
     }
 
-    /// Which thread, or which number that a program gave.
+    /// The number of the thread, or the program's number.
     pub const fn number(self) -> u32 {
         self.0 as u32 & (USERS - 1)
     }
 
-    /// Whether a program gave the number.
+    /// Whether the program chose the number.
     pub const fn is_users(self) -> bool {
         self.0 as u32 & USERS != 0
     }
@@ -93,19 +94,19 @@ impl fmt::Debug for OwnerId {
     }
 }
 
-/// What a key says of its resource.
+/// The value of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
-    /// Anybody may lock it.
+    /// Any thread may lock it.
     Unlocked,
-    /// It is this one's.
+    /// This owner holds it.
     Owner(OwnerId),
-    /// Locked by the module: nobody may use it.
+    /// Frozen (locked by the module): no thread may lock it.
     Module,
 }
 
 impl Value {
-    /// The number that stands for it: 0 for unlocked, all ones for the module.
+    /// The value as a number: 0 for unlocked, all ones for frozen.
     pub const fn bits(self) -> u64 {
         match self {
             Value::Unlocked => 0,
@@ -135,7 +136,7 @@ impl Seen {
         Self(bits)
     }
 
-    /// A word with this value.
+    /// The word of a value.
     pub const fn of(value: Value) -> Self {
         match value {
             Value::Unlocked => Self(0),
@@ -144,12 +145,12 @@ impl Seen {
         }
     }
 
-    /// The word.
+    /// The bits of the word.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// What it says.
+    /// The value in the word.
     pub const fn value(self) -> Value {
         match OwnerId::from_bits(self.0) {
             Some(owner) => Value::Owner(owner),
@@ -158,45 +159,45 @@ impl Seen {
         }
     }
 
-    /// Who is in.
+    /// The owner, if there is one.
     pub const fn owner(self) -> Option<OwnerId> {
         OwnerId::from_bits(self.0)
     }
 
-    /// Whether everybody else is kept out, as soon as whoever is in has left.
+    /// Whether the lock is frozen, so that only the present owner can use it.
     pub const fn is_barred(self) -> bool {
         self.0 & BARRED != 0
     }
 
-    /// Whether an owner died and nobody has repaired the resource since.
+    /// Whether an owner died and the resource was not repaired since.
     pub const fn is_damaged(self) -> bool {
         self.0 & DAMAGED != 0
     }
 
-    /// Whether nothing but good manners keeps anybody out.
+    /// Whether the lock is neither held nor frozen.
     pub const fn is_free(self) -> bool {
         self.0 & (OWNER | BARRED) == 0
     }
 }
 
-/// How a key was taken.
+/// How a lock was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// An owner died, and nobody has repaired the resource since.
+    /// An owner died, and the resource was not repaired since.
     pub damaged: bool,
 }
 
-/// The words of one key that change with each use: a cache line of their own. All zero is unlocked.
+/// The words of one lock that change with each use, in a cache line of their own. All zero is unlocked.
 #[repr(C, align(128))]
 pub struct LockWords {
     value: AtomicU64,
-    /// Who is next, if somebody has waited long: nobody else takes the key then. Zero if nobody has.
+    /// The ticket of the next waiter, if one has waited long: no other thread takes the lock then. Else zero.
     turn: AtomicU64,
-    /// When the one who is next looked last, in nanoseconds of the common clock.
+    /// When the next waiter last looked, in nanoseconds of the common clock.
     turn_seen: AtomicU64,
-    /// When somebody last had a turn, in the same.
+    /// When a waiter last had a turn, in the same unit.
     turn_served: AtomicU64,
-    /// How often it was taken. Written by owners.
+    /// How often the lock was taken. Owners write it.
     uses: AtomicU64,
     bell: AtomicU32,
     #[cfg(loom)]
@@ -206,7 +207,7 @@ pub struct LockWords {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<LockWords>() == 128);
 
-/// Between a compare-and-swap and a load that must not be seen before it: the locked instruction itself, where there is one.
+/// Orders a compare-and-swap before a later load. On x86-64 the locked instruction does this itself.
 #[inline(always)]
 fn fence_after_swap() {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -233,14 +234,14 @@ impl LockWords {
         }
     }
 
-    /// What it says now.
+    /// The value now.
     #[inline(always)]
     pub fn get(&self) -> Seen {
         Seen(self.value.load(Ordering::Acquire))
     }
 
-    /// Takes the key if nobody has it and it is nobody else's turn; with the ticket of one who waits, or 0. One compare-and-swap; then
-    /// it is read back. What former owners wrote is seen from here on.
+    /// Takes the lock if it is free and no other waiter is next. `ticket` is the caller's, or 0. Costs one compare-and-swap, and a load
+    /// that reads the value back. The caller sees everything that former owners wrote.
     #[inline(always)]
     pub fn try_take(&self, me: OwnerId, ticket: u64) -> Result<Taken, Seen> {
         let turn = self.turn.load(Ordering::Relaxed);
@@ -256,7 +257,7 @@ impl LockWords {
         Err(self.get())
     }
 
-    /// The source's second look. After a compare-and-swap it says nothing new, unless somebody breaks the rules.
+    /// Reads the value back. After a compare-and-swap this finds nothing new, unless a process breaks the rules.
     #[inline(always)]
     fn read_back(&self, me: OwnerId) -> Result<Taken, Seen> {
         fault_point!("key.taken");
@@ -273,7 +274,7 @@ impl LockWords {
         self.uses.store(self.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// How often it was taken: equal numbers mean that nobody had it in between.
+    /// How often the lock was taken. If two calls return the same number, it was not taken in between.
     #[inline]
     pub fn uses(&self) -> u64 {
         self.uses.load(Ordering::Relaxed)
@@ -285,13 +286,13 @@ impl LockWords {
         self.value.compare_exchange(from, to, order, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the key if it is free, sound and nobody's turn, as [`try_take`](Self::try_take) does.
+    /// Takes the lock if it is free and undamaged and no waiter is next, as [`try_take`](Self::try_take) does.
     #[inline(always)]
     pub fn take_free(&self, me: OwnerId) -> bool {
         self.turn.load(Ordering::Relaxed) == 0 && self.swap(0, me.0) && self.read_back(me).is_ok()
     }
 
-    /// Gives up a key that nothing but its owner is said of.
+    /// Unlocks if the value is only the owner, neither frozen nor damaged. False if not.
     #[inline(always)]
     pub fn release_unmarked(&self, me: OwnerId) -> bool {
         let released = self.swap(me.0, 0);
@@ -301,7 +302,7 @@ impl LockWords {
         released
     }
 
-    /// Gives the key up. One compare-and-swap, and a load of the same line. Fails if it is not the caller's: then nothing changed.
+    /// Unlocks, with one compare-and-swap and a load of the same cache line. Fails and changes nothing if the caller is not the owner.
     #[inline(always)]
     pub fn release(&self, me: OwnerId) -> Result<(), Seen> {
         if !self.swap(me.0, 0) {
@@ -325,7 +326,7 @@ impl LockWords {
         }
     }
 
-    /// Says that the resource is sound again, though an owner died. Only whoever has it may.
+    /// Marks the resource as repaired. Only the owner may.
     pub fn repair(&self, me: OwnerId) -> Result<(), Seen> {
         loop {
             let seen = self.get();
@@ -338,9 +339,9 @@ impl LockWords {
         }
     }
 
-    /// Gives the key of a dead owner, as it was seen, to `me`. False if it is barred, or changed meanwhile.
+    /// Gives the lock of a dead owner, as it was seen, to `me`. False if the lock is frozen or has changed meanwhile.
     ///
-    /// The caller has made sure that this owner's life has ended. It never comes back, so the word is still that owner's if it is equal.
+    /// The caller has made sure that the owner's incarnation has ended. It never comes back, so an equal word still means that owner.
     pub fn take_from_dead(&self, seen: Seen, me: OwnerId) -> bool {
         let taken = !seen.is_barred() && self.swap(seen.0, DAMAGED | me.0);
         if taken {
@@ -349,33 +350,34 @@ impl LockWords {
         taken
     }
 
-    /// Takes the key of a dead owner, as it was seen, and gives it to nobody: it is free or barred, and damaged. False if it changed meanwhile.
+    /// Releases the lock of a dead owner, as it was seen. Then the lock is free or frozen, and damaged. False if it has changed meanwhile.
     pub fn let_go_dead(&self, seen: Seen) -> bool {
         let done = self.swap(seen.0, seen.0 & BARRED | DAMAGED);
         self.ring_if_heard();
         done
     }
 
-    /// Says that the resource is not sound, as far as anybody knows.
+    /// Marks the resource as damaged.
     #[cfg(not(loom))]
     pub(crate) fn damage(&self) {
         self.value.fetch_or(DAMAGED, Ordering::AcqRel);
     }
 
-    /// Keeps everybody out from now on, except who is in; says who is. Says nothing of who barred it: anybody may [unbar](Self::unbar).
+    /// Freezes the lock: no thread can take it from now on. Returns the former value, and whether this call froze it. It is not recorded
+    /// which thread did; any thread may [unfreeze](Self::unbar) it.
     pub fn bar(&self) -> (Seen, bool) {
         let before = Seen(self.value.fetch_or(BARRED, Ordering::AcqRel));
         (before, !before.is_barred())
     }
 
-    /// Lets everybody in again. False if it was not barred.
+    /// Unfreezes the lock. False if it was not frozen.
     pub fn unbar(&self) -> bool {
         let before = Seen(self.value.fetch_and(!BARRED, Ordering::AcqRel));
         self.ring_if_heard();
         before.is_barred()
     }
 
-    /// Sets the value as it is told if it is as expected: 0, or an owner's bits. The source's conditional set, on which all above stands.
+    /// Changes the value from `expected` to `new`, where `None` is unlocked. Fails if it has another value.
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<(), Seen> {
         match (expected, new) {
             (None, Some(new)) => self.try_take(new, 0).map(drop),
@@ -396,7 +398,7 @@ impl LockWords {
         }
     }
 
-    /// Whose turn it is, and when that one looked last; `None` if it is nobody's.
+    /// The ticket of the next waiter, and when it last looked; `None` if no waiter is next.
     #[cfg(not(loom))]
     #[inline]
     pub(super) fn turn(&self) -> Option<(u64, u64)> {
@@ -404,13 +406,13 @@ impl LockWords {
         (turn != 0).then(|| (turn, self.turn_seen.load(Ordering::Relaxed)))
     }
 
-    /// When somebody last had a turn.
+    /// When a waiter last had a turn.
     #[cfg(not(loom))]
     pub(super) fn turn_served(&self) -> u64 {
         self.turn_served.load(Ordering::Relaxed)
     }
 
-    /// Who has this ticket is next from now on, unless somebody is who came earlier; says whether it is.
+    /// Makes the waiter with this ticket next, unless an earlier waiter is. Returns whether it is next now.
     #[cfg(not(loom))]
     pub(super) fn claim_turn(&self, ticket: u64, now: u64) -> bool {
         let mut turn = self.turn.load(Ordering::Relaxed);
@@ -426,7 +428,7 @@ impl LockWords {
         turn == ticket
     }
 
-    /// Is next no more, having had the key at `served` or given up.
+    /// Ends the turn of a waiter, which had the lock at `served` or has given up.
     #[cfg(not(loom))]
     pub(super) fn end_turn(&self, ticket: u64, served: Option<u64>) -> bool {
         if let Some(now) = served
@@ -437,10 +439,10 @@ impl LockWords {
         self.turn.compare_exchange(ticket, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Says that somebody is about to sleep. Look at the key after this, and then [`sleep`](Self::sleep) with what it returned.
+    /// Announces that the caller is about to sleep. Look at the lock after this call, and then [`sleep`](Self::sleep) with its result.
     pub fn arm(&self) -> u32 {
         let heard = self.bell.fetch_or(SLEEPERS, Ordering::Relaxed) | SLEEPERS;
-        // Pairs with the fence of whoever changes the value and then looks at the bell: one of the two sees the other's store.
+        // Pairs with the fence of a thread that changes the value and then reads the bell: one of the two sees the other's store.
         fence(Ordering::SeqCst);
         heard
     }
@@ -453,12 +455,13 @@ impl LockWords {
         }
     }
 
-    /// Wakes who is next; if it is nobody's turn, one of those that sleep; all if the key is barred, as who barred it sleeps among them.
+    /// Wakes the next waiter. If there is none, wakes one of the sleepers. If the lock is frozen, wakes all of them, since the freezing
+    /// thread is among them.
     #[cold]
     pub(super) fn ring(&self) {
         loop {
             let uses = self.uses();
-            // Clears the mark with the carry: whoever armed before this does not fall asleep any more.
+            // The carry clears the mark: a thread that armed before this does not fall asleep any more.
             let rang = self
                 .bell
                 .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |bell| (bell & SLEEPERS != 0).then(|| bell.wrapping_add(1)));
@@ -474,7 +477,7 @@ impl LockWords {
             if !woke && turn == 0 {
                 return;
             }
-            // There may be more of them. Who was woken may have had the key meanwhile, and found no mark when it gave it up.
+            // More threads may sleep. The woken one may have taken and released the lock meanwhile without seeing a mark.
             self.bell.fetch_or(SLEEPERS, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if !self.get().is_free() || self.uses() == uses {
@@ -483,26 +486,26 @@ impl LockWords {
         }
     }
 
-    /// Wakes another in place of one who may have been woken, and does not take the key.
+    /// Wakes another sleeper, in place of one that may have been woken and does not take the lock.
     #[cfg(not(loom))]
     pub(super) fn pass_on(&self) {
         self.bell.fetch_or(SLEEPERS, Ordering::Relaxed);
         self.ring();
     }
 
-    /// What the bell says to who sleeps without [arming](Self::arm) it.
+    /// The bell's word, for a waiter that sleeps without [arming](Self::arm) it.
     #[cfg(not(loom))]
     pub(super) fn heard(&self) -> u32 {
         self.bell.load(Ordering::Relaxed)
     }
 
-    /// Wakes who has this ticket, armed or not.
+    /// Wakes the waiter with this ticket, armed or not.
     #[cfg(not(loom))]
     pub(super) fn wake_ticket(&self, ticket: u64) {
         self.wake(mask_of(ticket), i32::MAX);
     }
 
-    /// Wakes everybody who waits: for news that is not a free key.
+    /// Wakes all waiters, for news other than a free lock.
     pub fn wake_all(&self) {
         self.bell.fetch_add(2, Ordering::AcqRel);
         self.wake(u32::MAX, i32::MAX);
@@ -513,13 +516,13 @@ impl LockWords {
         crate::doorbell::futex_wake_some(&self.bell, mask, most) > 0
     }
 
-    /// Sleeps until the bell rings that [`arm`](Self::arm) heard last, for `timeout` at most. May return early.
+    /// Sleeps until the bell rings after `heard`, for `timeout` at most. May return early.
     #[cfg(not(loom))]
     pub fn sleep(&self, heard: u32, ticket: u64, timeout: std::time::Duration) {
         crate::doorbell::futex_wait_as(&self.bell, heard, mask_of(ticket), timeout);
     }
 
-    /// As the kernel does it: wakes no more than it is told, and says whether anybody slept.
+    /// Like the kernel: wakes at most as many as asked for, and says whether any thread slept.
     #[cfg(loom)]
     fn wake(&self, _mask: u32, most: i32) -> bool {
         let mut sleepers = self.kernel.0.lock().unwrap();
@@ -529,7 +532,7 @@ impl LockWords {
         woken > 0
     }
 
-    /// No time-out: a lost wake-up is a deadlock that loom reports.
+    /// No timeout: a lost wake-up is a deadlock, which loom reports.
     #[cfg(loom)]
     pub fn sleep(&self, heard: u32) {
         let mut sleepers = self.kernel.0.lock().unwrap();
@@ -539,7 +542,7 @@ impl LockWords {
         }
     }
 
-    /// Blank again, for another key. Nobody may have it or be taking it.
+    /// Clears the words for another lock. No thread may hold or take it now.
     #[cfg(not(loom))]
     pub(super) fn clear(&self) {
         self.turn.store(0, Ordering::Relaxed);
@@ -549,7 +552,7 @@ impl LockWords {
     }
 }
 
-/// As which of 32 kinds of sleepers a waiter sleeps.
+/// The class of sleepers, out of 32, that a waiter belongs to.
 fn mask_of(ticket: u64) -> u32 {
     1 << (ticket & 31)
 }
