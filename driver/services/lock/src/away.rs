@@ -54,7 +54,8 @@ impl Away {
         self.at.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Executes an operation on the lock, wherever the registry is now. Waits for the reply, and for a new coordinator if need be.
+    /// Executes an operation on the lock, wherever the registry is now. Waits for the reply, and for a new coordinator if need
+    /// be.
     pub fn do_deed(&self, shared: &Shared, operation: &'static str, deed: Deed, deadline: Option<Instant>) -> Result<Answer> {
         loop {
             let answer = match find_coordinator(shared, deadline)? {
@@ -118,8 +119,8 @@ impl Away {
         Ok(())
     }
 
-    /// Unlocks, and waits for the reply. This node's note tells whether the caller owned the lock. A new coordinator that read this node's
-    /// report after the note was removed may have released the lock already, so its `NotYours` is no error then.
+    /// Unlocks, and waits for the reply. This node's note tells whether the caller owned the lock. A new coordinator that read
+    /// this node's report after the note was removed may have released the lock already, so its `NotYours` is no error then.
     pub fn unlock(&self, shared: &Shared, me: OwnerId) -> Result<()> {
         let is_mine = {
             let mut engine = shared.enter(shared.check()?, "unlock")?;
@@ -248,14 +249,14 @@ pub(super) fn find_coordinator(shared: &Shared, deadline: Option<Instant>) -> Re
     let began = Instant::now();
     loop {
         let me = shared.check()?;
-        if let Some(home) = shared.enter(me, "find the home of the lock registry")?.service::<Locks>().registry.known() {
+        if let Some(home) = shared.enter(me, "find the coordinator of the lock registry")?.service::<Locks>().registry.known() {
             return Ok(Where::There(home));
         }
         if let Some(found) = find_home(shared, deadline, began.elapsed() < MEETING)? {
             return Ok(found);
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return Err(Error::Timeout { operation: "find the home of the lock registry", node: None });
+            return Err(Error::Timeout { operation: "find the coordinator of the lock registry", node: None });
         }
         std::thread::sleep(AGAIN);
     }
@@ -279,7 +280,7 @@ fn others(shared: &Shared) -> Result<Vec<(NodeId, Incarnation)>> {
 
 /// Asks all other nodes for the coordinator; has the lowest node claim the registry if none knows one. `None`: search again.
 fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Result<Option<Where>> {
-    const OPERATION: &str = "find the home of the lock registry";
+    const OPERATION: &str = "find the coordinator of the lock registry";
     let others = others(shared)?;
     let patience = || {
         let soon = Instant::now() + ANSWER;
@@ -334,7 +335,7 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
 
 /// Brings the registry to this node, if all others agree.
 fn claim(shared: &Shared, others: &[(NodeId, Incarnation)], deadline: Option<Instant>) -> Result<bool> {
-    const OPERATION: &str = "be the home of the lock registry";
+    const OPERATION: &str = "become the coordinator of the lock registry";
     let me = shared.check()?;
     let (last, left, mut entries) = {
         let mut engine = shared.enter(me, OPERATION)?;
@@ -396,7 +397,8 @@ fn agreed(
     for &node in others {
         let mut from = 0;
         loop {
-            match letter(shared, "be the home of the lock registry", node, &Ask::Claim { term, from }, None, deadline) {
+            match letter(shared, "become the coordinator of the lock registry", node, &Ask::Claim { term, from }, None, deadline)
+            {
                 Ok(Answer::Agreed { entries: mut known, more }) => {
                     from += known.len() as u32;
                     let goes_on = more && !known.is_empty() && (from as usize) < doorbell_shm::keys::KEYS_MAX;
@@ -413,7 +415,7 @@ fn agreed(
                 Ok(Answer::Disagreed { last, .. }) => {
                     if let Some(last) = last {
                         shared
-                            .enter(shared.check()?, "be the home of the lock registry")?
+                            .enter(shared.check()?, "become the coordinator of the lock registry")?
                             .service::<Locks>()
                             .registry
                             .learn_last(last);
@@ -462,9 +464,9 @@ pub(super) enum Choice {
     Unclear,
 }
 
-/// Finds the coordinator in the answers of all nodes. A coordinator must live, and must not deny that it is one. If several are named, some
-/// nodes have not noticed an end yet, have met too late, or lie: then the one that most nodes name wins. A tie gives no result, so that no
-/// two owners get the same lock.
+/// Finds the coordinator in the answers of all nodes. A coordinator must live, and must not deny that it is one. If several are
+/// named, some nodes have not noticed an end yet, have met too late, or lie: then the one that most nodes name wins. A tie
+/// gives no result, so that no two owners get the same lock.
 pub(super) fn choose(said: &[(Life, Option<Home>)], mut lives: impl FnMut(Life) -> bool) -> Choice {
     let denies = |at: Life| said.iter().any(|(who, home)| *who == at && home.is_none_or(|home| home.at != at));
     let named: Vec<Home> = said.iter().filter_map(|(_, home)| *home).filter(|home| !denies(home.at)).collect();
@@ -487,8 +489,8 @@ pub(super) fn choose(said: &[(Life, Option<Home>)], mut lives: impl FnMut(Life) 
     }
 }
 
-/// Joins what several nodes know of the same locks with the last report of the former coordinator. If that one died without a report, a
-/// lock that no living node owns counts as held by the dead.
+/// Joins what several nodes know of the same locks with the last report of the former coordinator. If that one died without a
+/// report, a lock that no living node owns counts as held by the dead.
 fn unite(entries: &[Entry], last: Option<Home>, left: Option<&[Entry]>, lives: impl Fn(OwnerId) -> bool) -> Vec<Restored> {
     let mut known: Vec<Restored> = Vec::new();
     for entry in entries.iter().chain(left.unwrap_or_default()) {

@@ -6,8 +6,8 @@ use doorbell_engine::{Error, Result};
 use doorbell_shm::keys::OwnerId;
 use std::marker::PhantomData;
 
-/// The right to use a lock's resource. Dropping it unlocks. It can't be sent to another thread, since the lock bears this thread's
-/// identification.
+/// The right to use a lock's resource. Dropping it unlocks. It can't be sent to another thread, since the lock bears this
+/// thread's identification.
 #[must_use = "dropping the guard unlocks"]
 pub struct KeyGuard<'a> {
     key: &'a LockKey,
@@ -29,8 +29,8 @@ impl<'a> KeyGuard<'a> {
         self.me
     }
 
-    /// The former owner, if it died with the lock held and may have left the resource half changed; `None` if the resource is sound. Every
-    /// owner learns of it until one calls [`mark_repaired`](Self::mark_repaired).
+    /// The former owner, if it died with the lock held and may have left the resource half changed; `None` if the resource is
+    /// sound. Every owner learns of it until one calls [`mark_repaired`](Self::mark_repaired).
     pub fn inherited_from(&self) -> Option<OwnerId> {
         OwnerId::from_bits(self.dead)
     }

@@ -1,14 +1,14 @@
-//! The coordinator: the node that serves locks to nodes that share no memory with the lock registry. This module also keeps what a node
-//! knows of locks elsewhere.
+//! The coordinator: the node that serves locks to nodes that share no memory with the lock registry.
 //!
-//! The registry of a domain lies in one shared-memory group of nodes; the other nodes ask its coordinator. The coordinator is chosen when
-//! the first lock is created. A node that finds none asks the node with the lowest id to *claim* the registry. The claiming node asks all
-//! others what they know of locks, and each agrees unless it knows a living coordinator. When the last node of the group dies, the registry
-//! moves in the same way: the living nodes report the locks they know and hold, and the registry is rebuilt from that. If no living node
-//! reports that it holds a lock, the dead may have held it, and the next owner is told so.
+//! The registry of a domain lies in one shared-memory group of nodes; the other nodes ask its coordinator. The coordinator is
+//! chosen when the first lock is created. A node that finds none asks the node with the lowest id to *claim* the registry. The
+//! claiming node asks all others what they know of locks, and each agrees unless it knows a living coordinator. When the last
+//! node of the group dies, the registry moves in the same way: the living nodes report the locks they know and hold, and the
+//! registry is rebuilt from that. If no living node reports that it holds a lock, the dead may have held it, and the next owner
+//! is told so.
 //!
-//! A node does not believe a peer that calls itself coordinator: it asks all others (`away.rs`). So a lying peer can't be a second
-//! coordinator beside a living one.
+//! A node does not believe a peer that calls itself coordinator: it asks all others (`away.rs`). So a lying peer can't be a
+//! second coordinator beside a living one.
 
 use super::away::{answer_waiting, find_coordinator, init_for, send_answer};
 use super::mail::{Mail, Received};
@@ -38,14 +38,13 @@ pub struct Registry {
     known: Option<Home>,
     /// The node that this node last agreed to as coordinator, and when. That node may still fail to become it.
     agreed: Option<(Home, Instant)>,
-    /// Nodes that announced that they are coordinator, and whether each was told since what this node holds. An incarnation announces
-    /// itself once.
+    /// Nodes that announced themselves as coordinator, and whether each was told since then what this node holds.
     heralds: Vec<(Home, bool)>,
     /// Whether a thread is looking for a coordinator because another node asked for one. One thread is enough.
     is_seeking: Arc<AtomicBool>,
     /// This node took over from a dead coordinator.
     succeeded: bool,
-    /// This node is asking the others whether it may be coordinator.
+    /// This node is claiming the registry.
     pub claiming: bool,
     /// The last coordinator elsewhere that this node knew of; `before` is the one before that.
     last: Option<Home>,
@@ -142,8 +141,9 @@ impl Registry {
         Some(Home { term, at: (node.0, life.0) })
     }
 
-    /// Takes `home` as the coordinator, which is elsewhere, and tells it which locks this node holds. It frees the others that the former
-    /// coordinator had granted to this node: the grant or this node's notice of the unlock was lost with that coordinator.
+    /// Takes `home` as the coordinator, which is elsewhere, and tells it which locks this node holds. It frees the others that
+    /// the former coordinator had granted to this node: the grant or this node's notice of the unlock was lost with that
+    /// coordinator.
     pub fn adopt(&mut self, home: Home, mail: &mut Mail) {
         if self.known == Some(home) || home.term > wire::TERM_MAX || self.belongs_here() {
             return;
@@ -179,8 +179,8 @@ impl Registry {
         }
     }
 
-    /// Whether this term may follow the last one that this node knows. A peer that named the highest term would leave none for honest
-    /// nodes.
+    /// Whether this term may follow the last one that this node knows. A peer that named the highest term would leave none for
+    /// honest nodes.
     fn may_follow(&self, term: u64) -> bool {
         term <= self.last.map_or(0, |last| last.term).saturating_add(wire::TERMS_AHEAD_MAX).min(wire::TERM_MAX)
     }
@@ -215,8 +215,8 @@ impl Registry {
         heralds.chain(agreed.filter(|home| !self.heralds.iter().any(|(herald, _)| herald.at == home.at))).collect()
     }
 
-    /// Handles the announcement of a new coordinator. It gets this node's report only after the former coordinator is gone, since that one
-    /// may grant a lock until then. What the report does not name is free.
+    /// Handles the announcement of a new coordinator. It gets this node's report only after the former coordinator is gone,
+    /// since that one may grant a lock until then. What the report does not name is free.
     fn hear_herald(&mut self, home: Home, mail: &mut Mail) {
         // An incarnation announces itself once: the term stays with its shared-memory group.
         if home.term > wire::TERM_MAX || self.belongs_here() || self.heralds.iter().any(|(herald, _)| herald.at == home.at) {

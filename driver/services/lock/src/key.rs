@@ -93,15 +93,15 @@ impl LockKey {
         &self.name
     }
 
-    /// The same lock, but owned under a number of the program in place of the calling thread's number. Any thread that uses this handle is
-    /// the same owner. The number, the node and its incarnation together are unique in the domain. Only the lower 19 bits of the number
-    /// count.
+    /// The same lock, but owned under a number of the program in place of the calling thread's number. Any thread that uses
+    /// this handle is the same owner. The number, the node and its incarnation together are unique in the domain. Only the
+    /// lower 19 bits of the number count.
     ///
     /// Two threads that use one number still exclude each other: the second gets [`LockFault::AlreadyYours`].
     ///
-    /// Each number is an owner of its own, which limits the search for [deadlocks](LockFault::Circle). A deadlock is found only if each
-    /// owner in it holds a lock and waits for the next one under the same number. A thread that holds one lock under its thread's number
-    /// and waits for another under a number of the program counts as two owners.
+    /// Each number is an owner of its own, which limits the search for [deadlocks](LockFault::Circle). A deadlock is found only
+    /// if each owner in it holds a lock and waits for the next one under the same number. A thread that holds one lock under
+    /// its thread's number and waits for another under a number of the program counts as two owners.
     pub fn with_id(&self, number: u32) -> LockKey {
         let base = OwnerId::user(self.node.id(), self.node.incarnation(), number).bits();
         LockKey { base, threads: 0, ..self.clone() }
@@ -128,8 +128,8 @@ impl LockKey {
         }
     }
 
-    /// Locks by the shortest path. False, and nothing changed, if the process was forked, the node has left, the lock is on another node,
-    /// or it is not free.
+    /// Locks by the shortest path. False, and nothing changed, if the process was forked, the node has left, the lock is on
+    /// another node, or it is not free.
     #[inline(always)]
     fn take_free(&self, me: OwnerId) -> bool {
         let Opened::Here(key) = &self.opened else { return false };
@@ -164,14 +164,14 @@ impl LockKey {
 
     /// The error for an answer of the wrong kind.
     fn odd(&self) -> Error {
-        fault("use", &self.name, LockFault::Home("something that was not asked".into()))
+        fault("use", &self.name, LockFault::Home("a reply that does not match the request".into()))
     }
 
-    /// What the registry records of the lock: its resource, value, users and waiters. Over the network at most 32 users and 32 waiters are
-    /// listed.
+    /// What the registry records of the lock: its resource, value, users and waiters. Over the network at most 32 users and 32
+    /// waiters are listed.
     ///
-    /// If the registry is on another node, this call and the ones below wait for the reply of its coordinator. If the coordinator dies
-    /// meanwhile, they ask the next one.
+    /// If the registry is on another node, this call and the ones below wait for the reply of its coordinator. If the
+    /// coordinator dies meanwhile, they ask the next one.
     ///
     /// # Errors
     /// [`Error::Lock`] if the lock was destroyed; [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
@@ -214,18 +214,19 @@ impl LockKey {
 
     /// Changes the value from `expected` to `new` by compare-and-swap. `None` means unlocked.
     ///
-    /// A caller that sets the value to its own identification owns the lock until it sets the value back or calls [`unlock`](Self::unlock).
-    /// It may also set the value to another identification of the same incarnation of this node, which hands the lock to another thread.
+    /// A caller that sets the value to its own identification owns the lock until it sets the value back or calls
+    /// [`unlock`](Self::unlock). It may also set the value to another identification of the same incarnation of this node,
+    /// which hands the lock to another thread.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Otherwise`]: the lock had another value, or is reserved for a waiter that has waited long; nothing
-    /// changed. [`Error::Lock`] with [`LockFault::NotYours`]: `expected` is neither the caller's own [identification](Self::my_id) nor a
-    /// [number](Self::with_id) of this program, or `new` is not an identification of this incarnation of this node. Else as
-    /// [`facts`](Self::facts).
+    /// [`Error::Lock`] with [`LockFault::Otherwise`]: the lock had another value, or is reserved for a waiter that has waited
+    /// long; nothing changed. [`Error::Lock`] with [`LockFault::NotYours`]: `expected` is neither the caller's own
+    /// [identification](Self::my_id) nor a [number](Self::with_id) of this program, or `new` is not an identification of this
+    /// incarnation of this node. Else as [`facts`](Self::facts).
     pub fn set(&self, expected: Option<OwnerId>, new: Option<OwnerId>) -> Result<()> {
         let me = self.my_id();
-        // A thread that could reset another thread's lock would let a third thread in beside the second. A number of the program belongs to
-        // any thread that names it.
+        // A thread that could reset another thread's lock would let a third thread in beside the second. A number of the
+        // program belongs to any thread that names it.
         let is_of_node = |id: OwnerId| (id.node(), id.life()) == (me.node(), me.life());
         let is_mine = |id: OwnerId| id == me || id.is_users() && is_of_node(id);
         let foreign = expected.filter(|id| !is_mine(*id)).or(new.filter(|id| !is_of_node(*id)));
@@ -247,8 +248,8 @@ impl LockKey {
         done
     }
 
-    /// Locks if the lock is free, and returns its value if not. Never waits for the lock. If the registry is on another node, it waits for
-    /// the coordinator's reply.
+    /// Locks if the lock is free, and returns its value if not. Never waits for the lock. If the registry is on another node,
+    /// it waits for the coordinator's reply.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
@@ -281,12 +282,14 @@ impl LockKey {
 
     /// Locks; waits as long as it takes.
     ///
-    /// An uncontended lock costs a compare-and-swap, the load that reads the value back, and some loads of lines that are not written
-    /// meanwhile; or one round trip to the coordinator. A contended lock makes the thread spin, yield and park, like a wait for a message.
+    /// An uncontended lock costs a compare-and-swap, the load that reads the value back, and some loads of lines that are not
+    /// written meanwhile; or one round trip to the coordinator. A contended lock makes the thread spin, yield and park, like a
+    /// wait for a message.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Circle`]: a deadlock, since the owners that this caller would wait for wait for this caller; with
-    /// [`LockFault::AlreadyYours`]; with [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::Lock`] with [`LockFault::Circle`]: a deadlock, since the owners that this caller would wait for wait for this
+    /// caller; with [`LockFault::AlreadyYours`]; with [`LockFault::Destroyed`]. [`Error::Closed`], [`Error::Forked`],
+    /// [`Error::Reentrant`].
     #[inline(always)]
     pub fn lock(&self) -> Result<KeyGuard<'_>> {
         self.lock_until(None)
@@ -321,8 +324,9 @@ impl LockKey {
         self.taken(key, me, taken)
     }
 
-    /// As [`lock`](Self::lock), for a pool thread that waits on behalf of tasks. Returns `None` once `withdrawn` says that no task wants
-    /// the lock. If the registry is on another node, the thread checks this from time to time, and goes to the end of the queue each time.
+    /// As [`lock`](Self::lock), for a pool thread that waits on behalf of tasks. Returns `None` once `withdrawn` says that no
+    /// task wants the lock. If the registry is on another node, the thread checks this from time to time, and goes to the end
+    /// of the queue each time.
     pub(super) fn lock_unless(&self, withdrawn: &AtomicBool) -> Result<Option<KeyGuard<'_>>> {
         let me = self.my_id();
         if self.take_free(me) {
@@ -381,8 +385,8 @@ impl LockKey {
         Ok(shared.enter(shared.check()?, "lock")?.service::<Locks>().mail.owner_of(&away.name) == me.bits())
     }
 
-    /// Locks by polling: tries again after each `pause`, until `deadline`. The caller does not stand in the queue, so waiters that do can
-    /// pass it for ever.
+    /// Locks by polling: tries again after each `pause`, until `deadline`. The caller does not stand in the queue, so waiters
+    /// that do can pass it for ever.
     ///
     /// # Errors
     /// As [`lock_by`](Self::lock_by), but deadlocks are not found.
@@ -480,12 +484,13 @@ impl LockKey {
         Ok(())
     }
 
-    /// Freezes the lock: no thread can lock it until some thread calls [`unlock_all`](Self::unlock_all), even after this node is gone. The
-    /// present owner keeps the lock until it unlocks, dies or leaves. This call waits for that, until `deadline`.
+    /// Freezes the lock: no thread can lock it until some thread calls [`unlock_all`](Self::unlock_all), even after this node
+    /// is gone. The present owner keeps the lock until it unlocks, dies or leaves. This call waits for that, until `deadline`.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the node that still owns the lock; the lock is no longer frozen. [`Error::Lock`] with
-    /// [`LockFault::Barred`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this call returned.
+    /// [`LockFault::Barred`]: it was frozen already; with [`LockFault::Otherwise`]: a thread called `unlock_all` before this
+    /// call returned.
     pub fn lock_all(&self, deadline: Instant) -> Result<()> {
         let Answer::Barred { first } = self.deed("lock_all", Deed::Bar, Some(deadline))? else { return Err(self.odd()) };
         if !first {
@@ -539,7 +544,8 @@ impl LockKey {
         }
     }
 
-    /// Ends this node's use of the lock, so that another node may [destroy](Self::destroy) it. Other handles on this node stay valid.
+    /// Ends this node's use of the lock, so that another node may [destroy](Self::destroy) it. Other handles on this node stay
+    /// valid.
     ///
     /// # Errors
     /// As [`facts`](Self::facts).
@@ -552,12 +558,12 @@ impl LockKey {
         Ok(())
     }
 
-    /// Destroys the lock for all nodes. Waits, until `deadline`, until the other nodes that use it have [released](Self::release) it or
-    /// died. Waiters, and callers with an old handle, get [`LockFault::Destroyed`].
+    /// Destroys the lock for all nodes. Waits, until `deadline`, until the other nodes that use it have
+    /// [released](Self::release) it or died. Waiters, and callers with an old handle, get [`LockFault::Destroyed`].
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::InUse`] names the nodes that still use it at the deadline; with [`LockFault::Otherwise`]: another
-    /// owner holds it.
+    /// [`Error::Lock`] with [`LockFault::InUse`] names the nodes that still use it at the deadline; with
+    /// [`LockFault::Otherwise`]: another owner holds it.
     pub fn destroy(self, deadline: Instant) -> Result<()> {
         let shared = shared_of(&self.node);
         loop {

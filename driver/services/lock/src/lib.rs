@@ -1,9 +1,11 @@
-//! The lock service: locks with a name that the processes of a domain share, and that know their owner. One program calls [`LockKey::init`]
-//! to create a lock and [`LockKey::offer`] to send it to other nodes, which call [`LockKey::accept`]; a node that knows the name calls
-//! [`LockKey::find`] instead. Then any of them calls [`LockKey::lock`], and drops the guard to unlock.
+//! The lock service: locks with a name that the processes of a domain share, and that know their owner. One program calls
+//! [`LockKey::init`] to create a lock and [`LockKey::offer`] to send it to other nodes, which call [`LockKey::accept`]; a node
+//! that knows the name calls [`LockKey::find`] instead. Then any of them calls [`LockKey::lock`], and drops the guard to
+//! unlock.
 //!
-//! A lock stands for a resource. Its value is one of three things: unlocked, the identification of its owner, or *frozen* (no thread may
-//! lock it). Locking sets the value by compare-and-swap, which changes it only if it was unlocked, and then reads it back.
+//! A lock stands for a resource. Its value is one of three things: unlocked, the identification of its owner, or *frozen* (no
+//! thread may lock it). Locking sets the value by compare-and-swap, which changes it only if it was unlocked, and then reads it
+//! back.
 //!
 //! ```
 //! use doorbell::{LockKey, Node, Resource, Space, Value};
@@ -34,15 +36,16 @@
 //! - [`share`]: how a lock is offered and accepted.
 //! - [`shared`]: memory behind a lock.
 //! - `wait`: how a thread waits for a lock: it spins, yields, parks, checks that the owner lives, and looks for deadlocks.
-//! - `home`, `away`: locks for nodes that share no memory with the lock registry; `mail`, `wire`: their requests, replies and notices.
+//! - `home`, `away`: locks for nodes that share no memory with the lock registry; `mail`, `wire`: their requests, replies and
+//!   notices.
 //!
-//! **If the owner dies**, the waiters find out, within 100 ms over shared memory. The lock passes to the next waiter. That waiter learns of
-//! the death from [`KeyGuard::inherited_from`], and so does each later owner, until one of them reports that the resource is
-//! [sound](KeyGuard::mark_repaired). A node that leaves while it holds a lock counts as dead here.
+//! **If the owner dies**, the waiters find out, within 100 ms over shared memory. The lock passes to the next waiter. That
+//! waiter learns of the death from [`KeyGuard::inherited_from`], and so does each later owner, until one of them reports that
+//! the resource is [sound](KeyGuard::mark_repaired). A node that leaves while it holds a lock counts as dead here.
 //!
-//! **Fair**: a thread may unlock and lock again at once while others wait. When a waiter has waited for a millisecond, and the last turn of
-//! a waiter is as long ago, nobody but the first waiter gets the lock. So a lock that many threads want goes round, but not every use costs
-//! a switch between processes.
+//! **Fair**: a thread may unlock and lock again at once while others wait. When a waiter has waited for a millisecond, and the
+//! last turn of a waiter is as long ago, nobody but the first waiter gets the lock. So a lock that many threads want goes
+//! round, but not every use costs a switch between processes.
 
 mod away;
 mod guard;
@@ -82,22 +85,23 @@ fn fault(operation: &'static str, key: &str, why: LockFault) -> Error {
 impl LockKey {
     /// Creates a lock in the domain's lock registry, unlocked. The name has 1 to 40 bytes.
     ///
-    /// Blocks on the domain's lock file, which other nodes hold for moments only, or on the reply of the coordinator. Any thread may call
-    /// it.
+    /// Blocks on the domain's lock file, which other nodes hold for moments only, or on the reply of the coordinator. Any
+    /// thread may call it.
     ///
     /// # Errors
-    /// [`Error::Shm`]: a lock of this name exists, the name is not valid, the registry is full (512 locks), or the lock file was not free
-    /// within ten seconds. [`Error::Timeout`]: the coordinator did not reply within ten seconds. [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::Shm`]: a lock of this name exists, the name is not valid, the registry is full (512 locks), or the lock file
+    /// was not free within ten seconds. [`Error::Timeout`]: the coordinator did not reply within ten seconds.
+    /// [`Error::Closed`], [`Error::Forked`].
     pub fn init(node: &Node, name: &str, resource: Resource) -> Result<LockKey> {
         LockKey::of(node, name, away::open_key(node, "make", name, Some(resource))?)
     }
 
-    /// Finds the lock of this name, whichever node created it. Does not block if the registry is in memory that this node shares; else it
-    /// waits for the coordinator's reply.
+    /// Finds the lock of this name, whichever node created it. Does not block if the registry is in memory that this node
+    /// shares; else it waits for the coordinator's reply.
     ///
     /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Unknown`]: there is no such lock. [`Error::Timeout`]: the coordinator did not reply within ten
-    /// seconds. [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::Lock`] with [`LockFault::Unknown`]: there is no such lock. [`Error::Timeout`]: the coordinator did not reply
+    /// within ten seconds. [`Error::Closed`], [`Error::Forked`].
     pub fn find(node: &Node, name: &str) -> Result<LockKey> {
         LockKey::of(node, name, away::open_key(node, "find", name, None)?)
     }

@@ -1,5 +1,5 @@
-//! Requests, replies and notices about locks, as they travel between engines. A request is answered at once by the engine, or later by
-//! another thread; a notice is not answered.
+//! Requests, replies and notices about locks, as they travel between engines. A request is answered at once by the engine, or
+//! later by another thread; a notice is not answered.
 
 use doorbell_engine::error::Error;
 use doorbell_engine::sync::op::{Op, Outcome};
@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::wire::{self, Answer, Entry, LETTER_MAX};
 
-/// How many requests of one node are kept until their replies have left. A node has no more underway: it counts a request until the reply
-/// arrives.
+/// How many requests of one node are kept until their replies have left. A node has no more underway: it counts a request until
+/// the reply arrives.
 pub const UNANSWERED_MAX: usize = doorbell_engine::engine::pool::WAITS_MAX;
 /// How many requests and notices of one node are kept until the engine handles them. Further ones stay in the lane.
 const RECEIVED_MAX: usize = 512;
@@ -56,8 +56,8 @@ pub struct Mail {
     asked: Vec<Asked>,
     /// Requests and notices to be handled.
     pub received: VecDeque<Received>,
-    /// Locks that this node opened while the registry was elsewhere, and which of its threads own them. Kept here because the arrival of a
-    /// grant must be noted before another node can ask about the lock.
+    /// Locks that this node opened while the registry was elsewhere, and which of its threads own them. Kept here because the
+    /// arrival of a grant must be noted before another node can ask about the lock.
     pub opened: Vec<Entry>,
     /// How many replies each node is owed: those not given yet, and those in `out`.
     owed: Vec<(NodeId, Incarnation, usize)>,
@@ -88,8 +88,8 @@ impl Mail {
         Some(op)
     }
 
-    /// Queues a notice. A repetition of the node's last queued notice is dropped, so that a node that reads nothing does not make the queue
-    /// grow.
+    /// Queues a notice. A repetition of the node's last queued notice is dropped, so that a node that reads nothing does not
+    /// make the queue grow.
     pub fn tell(&mut self, node: NodeId, life: Incarnation, bytes: Vec<u8>) {
         let mut latest = self.out.iter().rev().filter(|letter| (letter.node, letter.life) == (node, life));
         if !latest.next().is_some_and(|letter| letter.tag == TELL && letter.bytes == bytes) {
@@ -102,8 +102,8 @@ impl Mail {
         self.push(node, life, ANSWER | id, bytes);
     }
 
-    /// Removes a packet that has left or can't be delivered. A reply is owed until then; else a node that reads none could have any number
-    /// of them queued.
+    /// Removes a packet that has left or can't be delivered. A reply is owed until then; else a node that reads none could have
+    /// any number of them queued.
     pub fn remove(&mut self, at: usize) {
         let Some(letter) = self.out.remove(at) else { return };
         if letter.tag - letter.tag % IDS == ANSWER

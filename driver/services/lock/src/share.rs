@@ -83,11 +83,12 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Waits until all nodes have accepted, until `deadline` at most. Returns the acceptances in the order in which the nodes were named.
+    /// Waits until all nodes have accepted, until `deadline` at most. Returns the acceptances in the order in which the nodes
+    /// were named.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names a node that has not accepted. [`Error::PeerDied`], [`Error::PeerLeft`]: a node can't accept any more.
-    /// [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::Timeout`] names a node that has not accepted. [`Error::PeerDied`], [`Error::PeerLeft`]: a node can't accept any
+    /// more. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
     pub fn wait(self, deadline: Instant) -> Result<Vec<Accepted>> {
         let shared = shared_of(&self.node);
         let me = shared.check()?;
@@ -113,8 +114,9 @@ impl LockKey {
     /// Offers the lock to some nodes, which [accept](LockKey::accept) it. Does not wait for them; [`Offer::wait`] does.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`]: a node is not attached; the nodes named after it got no offer.
-    /// [`Error::Full`]: a node has too many offers that it has not accepted. [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].
+    /// [`Error::NoSuchNode`], [`Error::PeerDied`], [`Error::PeerLeft`]: a node is not attached; the nodes named after it got no
+    /// offer. [`Error::Full`]: a node has too many offers that it has not accepted. [`Error::Closed`], [`Error::Forked`],
+    /// [`Error::Reentrant`].
     pub fn offer(&self, nodes: &[NodeId]) -> Result<Offer> {
         self.offer_with(nodes, &[])
     }
@@ -163,8 +165,8 @@ impl LockKey {
 }
 
 impl LockKey {
-    /// Accepts the next lock that another node [offers](LockKey::offer); waits for an offer until `deadline`. The offering node learns this
-    /// node's id, process and module.
+    /// Accepts the next lock that another node [offers](LockKey::offer); waits for an offer until `deadline`. The offering node
+    /// learns this node's id, process and module.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Closed`], [`Error::Forked`], [`Error::Reentrant`].

@@ -11,9 +11,9 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 use zerocopy::FromZeros;
 
-/// Elements in a region of one node, guarded by a lock. [`lock`](Self::lock) reads the elements, and dropping its guard writes them back if
-/// they changed and unlocks. Both go over any fabric. If an owner dies, the elements are as they were before it locked; if it died while it
-/// wrote them back, some of them have their new values.
+/// Elements in a region of one node, guarded by a lock. [`lock`](Self::lock) reads the elements, and dropping its guard writes
+/// them back if they changed and unlocks. Both go over any fabric. If an owner dies, the elements are as they were before it
+/// locked; if it died while it wrote them back, some of them have their new values.
 ///
 /// ```
 /// use doorbell::{Node, Shared, Space};
@@ -42,8 +42,8 @@ pub struct Shared<T> {
 }
 
 impl<T: Plain> Shared<T> {
-    /// Puts elements into a new region of this node, behind a new lock of this name. The region lives until this value is dropped or the
-    /// node leaves.
+    /// Puts elements into a new region of this node, behind a new lock of this name. The region lives until this value is
+    /// dropped or the node leaves.
     ///
     /// # Errors
     /// As [`Node::region`] and [`LockKey::init`].
@@ -63,8 +63,8 @@ impl<T: Plain> Shared<T> {
     /// Accepts the next shared elements that another node [offers](Self::offer); waits for them until `deadline`.
     ///
     /// # Errors
-    /// As [`LockKey::accept`]. [`Error::Key`](doorbell_engine::Error::Key) if the bytes sent with the lock are not the key of a region of
-    /// such elements.
+    /// As [`LockKey::accept`]. [`Error::Key`](doorbell_engine::Error::Key) if the bytes sent with the lock are not the key of a
+    /// region of such elements.
     pub fn accept(node: &Node, deadline: Instant) -> Result<Self> {
         let (lock, with) = LockKey::accept_with(node, deadline)?;
         Ok(Self { lock, place: Key::from_bytes(&with)?, _region: None })

@@ -1,5 +1,5 @@
-//! Locks for async tasks. The tasks of one node that wait for a lock stand in a queue, and one thread of the node waits for all of them. So
-//! however many tasks wait, threads remain for the task that owns the lock.
+//! Locks for async tasks. The tasks of one node that wait for a lock stand in a queue, and one thread of the node waits for all
+//! of them. So however many tasks wait, threads remain for the task that owns the lock.
 
 use super::guard::drop_slowly;
 use super::key::Which;
@@ -20,7 +20,8 @@ use std::task::Poll;
 /// Owner numbers of tasks lie from this number up to twice this number.
 const NUMBERS: u32 = 1 << 18;
 
-/// The right to use a lock's resource, for tasks: it may move from thread to thread. Dropping it unlocks. Made by [`LockKey::lock_async`].
+/// The right to use a lock's resource, for tasks: it may move from thread to thread. Dropping it unlocks. Made by
+/// [`LockKey::lock_async`].
 #[must_use = "dropping the guard unlocks"]
 pub struct TaskGuard {
     key: LockKey,
@@ -81,14 +82,15 @@ impl std::fmt::Debug for TaskGuard {
 }
 
 impl LockKey {
-    /// As [`lock`](Self::lock), for tasks. Takes the lock at once if it is free; else a thread of the node waits for it on behalf of the
-    /// task. If the future is dropped, the lock is not taken, or is released at once.
+    /// As [`lock`](Self::lock), for tasks. Takes the lock at once if it is free; else a thread of the node waits for it on
+    /// behalf of the task. If the future is dropped, the lock is not taken, or is released at once.
     ///
-    /// Each call owns the lock under a number of its own, from 262 144 on. Do not pass such numbers to [`with_id`](Self::with_id).
+    /// Each call owns the lock under a number of its own, from 262 144 on. Do not pass such numbers to
+    /// [`with_id`](Self::with_id).
     ///
-    /// **Deadlocks of tasks are not found.** Each call is an owner of its own, so the registry can't see that the waiting task holds
-    /// another lock. Two tasks that wait for each other's lock wait for ever. Take locks in the same order everywhere, or limit the wait:
-    /// dropping the future (`tokio::time::timeout`) ends it.
+    /// **Deadlocks of tasks are not found.** Each call is an owner of its own, so the registry can't see that the waiting task
+    /// holds another lock. Two tasks that wait for each other's lock wait for ever. Take locks in the same order everywhere, or
+    /// limit the wait: dropping the future (`tokio::time::timeout`) ends it.
     ///
     /// ```
     /// # use doorbell::{LockKey, Node, Resource, Space};
@@ -104,8 +106,8 @@ impl LockKey {
     /// ```
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), except for deadlocks and locks that the task owns already. [`Error::Cancelled`] if there is no thread that
-    /// could wait.
+    /// As [`lock`](Self::lock), except for deadlocks and locks that the task owns already. [`Error::Cancelled`] if there is no
+    /// thread that could wait.
     pub async fn lock_async(&self) -> Result<TaskGuard> {
         let tasks = shared_of(self.node()).kept::<Tasks>();
         let lines = &tasks.lines;
@@ -115,7 +117,8 @@ impl LockKey {
                 let key = self.numbered();
                 match key.try_lock()? {
                     TryLock::Locked(guard) => return Ok(TaskGuard::of(&key, guard)),
-                    // Even if the owner is this very number: numbers repeat after a while, and the thread that waits uses another one.
+                    // Even if the owner is this very number: numbers repeat after a while, and the thread that waits uses
+                    // another one.
                     TryLock::Busy(_) => {}
                 }
             }

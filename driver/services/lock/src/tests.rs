@@ -170,7 +170,8 @@ fn what_was_just_said_and_has_not_left_is_not_said_again() {
     assert_eq!(books.letters(PEER), 1, "the first has left");
 }
 
-/// A coordinator that took over announces itself before others know that the former one is dead. What the former one granted comes first.
+/// A coordinator that took over announces itself before others know that the former one is dead. What the former one granted
+/// comes first.
 #[test]
 fn a_new_home_is_told_what_this_node_has_once_the_former_one_is_gone() {
     let mut books = Books::new("heirs");

@@ -49,7 +49,8 @@ impl Want<'_> {
                 Step::Again => continue,
                 Step::Check => None,
                 Step::Park(most) => Some(most),
-                // A short wait may never have checked the owner. Without this, a series of short waits would never inherit from a dead one.
+                // A short wait may never have checked the owner. Without this, a series of short waits would never inherit from
+                // a dead one.
                 Step::Expired if seen.owner().is_some_and(|owner| !lives(self.shared, owner)) => None,
                 Step::Expired => {
                     let node = seen.owner().map(OwnerId::node);

@@ -20,7 +20,8 @@ const NAMED_MAX: usize = 32;
 /// The greatest term. No registry moves that often.
 pub const TERM_MAX: u64 = 1 << 48;
 
-/// How far a term may lie above the last one that a node knows. Honest terms go up by one, but a node that has just joined knows none.
+/// How far a term may lie above the last one that a node knows. Honest terms go up by one, but a node that has just joined
+/// knows none.
 pub const TERMS_AHEAD_MAX: u64 = 1 << 32;
 
 /// A node id and an incarnation.
@@ -111,10 +112,11 @@ pub enum Tell {
     Unlock { at: At, me: u64 },
     /// The sender has not become coordinator after all.
     Abandon { term: u64 },
-    /// The sender no longer waits for the reply to request `id`. If it got the lock in `want` for this owner, the lock is to be released.
+    /// The sender no longer waits for the reply to request `id`. If it got the lock in `want` for this owner, the lock is to be
+    /// released.
     Withdraw { id: u64, want: Option<(At, u64)> },
-    /// To a new coordinator: the sender owns exactly these locks. Its other ones are free, since the former coordinator's grants may have
-    /// been lost.
+    /// To a new coordinator: the sender owns exactly these locks. Its other ones are free, since the former coordinator's
+    /// grants may have been lost.
     Holding { names: Vec<String>, more: bool },
     /// From a leaving coordinator, the last of its group: exactly these locks are held, damaged or frozen.
     Farewell { left: Vec<Entry>, more: bool },
