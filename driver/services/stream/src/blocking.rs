@@ -19,8 +19,8 @@ const SLEEP_UNSURE: Duration = Duration::from_millis(1);
 const SLEEP: Duration = Duration::from_millis(50);
 
 impl Stream {
-    /// Tries until `attempt` succeeds or fails. `arm` marks this side as waiting, and returns whether the other side is then sure to wake
-    /// it.
+    /// Tries until `attempt` succeeds or fails. `arm` marks this side as waiting, and returns whether the other side is then
+    /// sure to wake it.
     fn until<T>(
         &self,
         side: Side,

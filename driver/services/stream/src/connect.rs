@@ -67,15 +67,15 @@ impl StreamBuilder {
         self
     }
 
-    /// Sets how many bytes may be under way in each direction if memory is shared: 4 KiB to 64 MiB, rounded up to a power of two [default:
-    /// 64 KiB].
+    /// Sets how many bytes may be under way in each direction if memory is shared: 4 KiB to 64 MiB, rounded up to a power of
+    /// two [default: 64 KiB].
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.ring = bytes.clamp(RING_LEAST, RING_MOST).next_power_of_two();
         self
     }
 
-    /// Connects. Returns as soon as a listening node has queued the stream, even before it accepts it. Blocks for at most the [time
-    /// limit](Self::patience), and drives the node's engine meanwhile.
+    /// Connects. Returns as soon as a listening node has queued the stream, even before it accepts it. Blocks for at most the
+    /// [time limit](Self::patience), and drives the node's engine meanwhile.
     ///
     /// # Errors
     /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused): no node offers the service, or its backlog is full.
@@ -120,8 +120,8 @@ impl StreamBuilder {
         }
     }
 
-    /// As [`connect`](Self::connect), inside a tokio runtime, which drives the node from then on. Dropping the future closes the stream
-    /// that was begun.
+    /// As [`connect`](Self::connect), inside a tokio runtime, which drives the node from then on. Dropping the future closes
+    /// the stream that was begun.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and as [`Reactor::attend`](crate::Reactor::attend).
@@ -171,8 +171,8 @@ impl StreamBuilder {
         Ok(found)
     }
 
-    /// Asks one node for a stream. An error concerns this node; a refusal arrives later as the stream's state. `None`: the node has too
-    /// many unanswered requests.
+    /// Asks one node for a stream. An error concerns this node; a refusal arrives later as the stream's state. `None`: the node
+    /// has too many unanswered requests.
     fn ask(&self, shared: &Arc<Shared>, me: Token, peer: (NodeId, Incarnation)) -> io::Result<Option<Stream>> {
         if !shared.enter(me, "connect")?.service::<Streams>().may_ask(peer) {
             return Ok(None);

@@ -85,8 +85,8 @@ pub struct End {
     waits: [Mutex<Waits>; 2],
     /// Whether the reactor polls the pipe for this side.
     hot: [AtomicBool; 2],
-    /// The position at which this side found nothing to do. Kept in private memory, so that a peer that overwrites its own words can't make
-    /// the reactor poll for ever.
+    /// The position at which this side found nothing to do. Kept in private memory, so that a peer that overwrites its own
+    /// words can't make the reactor poll for ever.
     at: [AtomicU64; 2],
     /// The program has dropped the stream; bytes on their way are still sent.
     dropped: AtomicBool,

@@ -20,15 +20,16 @@ use std::time::{Duration, Instant};
 /// The stored form of no timeout.
 const NONE: u64 = u64::MAX;
 
-/// Bytes in order from and to another node. `Send` and `Sync`: `&Stream` reads and writes too, so one thread may read while another writes.
-/// If several threads read, or several write, each waits for its turn. While a stream or a listener exists, its node does not leave by
-/// itself.
+/// Bytes in order from and to another node. `Send` and `Sync`: `&Stream` reads and writes too, so one thread may read while
+/// another writes. If several threads read, or several write, each waits for its turn. While a stream or a listener exists, its
+/// node does not leave by itself.
 ///
 /// Reading and writing block until at least one byte was moved, and drive the node's engine meanwhile.
-/// [`set_nonblocking`](Self::set_nonblocking), timeouts and the end work as with [`std::os::unix::net::UnixStream`]. Reading returns 0
-/// after the other side has shut down its writing or dropped the stream. Writing fails with [`BrokenPipe`](ErrorKind::BrokenPipe) when the
-/// other side does not read any more. If the other side's node died, both fail with [`ConnectionReset`](ErrorKind::ConnectionReset),
-/// reading only after all bytes were read. Reading also fails in this way if the other side [aborted](Self::abort) the stream.
+/// [`set_nonblocking`](Self::set_nonblocking), timeouts and the end work as with [`std::os::unix::net::UnixStream`]. Reading
+/// returns 0 after the other side has shut down its writing or dropped the stream. Writing fails with
+/// [`BrokenPipe`](ErrorKind::BrokenPipe) when the other side does not read any more. If the other side's node died, both fail
+/// with [`ConnectionReset`](ErrorKind::ConnectionReset), reading only after all bytes were read. Reading also fails in this way
+/// if the other side [aborted](Self::abort) the stream.
 pub struct Stream {
     /// Keeps the node from leaving while the stream exists.
     _node: Node,
@@ -41,8 +42,8 @@ pub struct Stream {
     pub(super) nonblocking: AtomicBool,
     /// Whether a task waits for this side, so that some thread has to drive the engine.
     pub(super) awaited: [AtomicBool; 2],
-    /// Which directions were shut down here. Not part of the halves: a thread that shuts down a direction can't lock the half while another
-    /// thread waits with it.
+    /// Which directions were shut down here. Not part of the halves: a thread that shuts down a direction can't lock the half
+    /// while another thread waits with it.
     over: [AtomicBool; 2],
 }
 
@@ -136,14 +137,15 @@ impl Stream {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
-    /// Shuts down one direction or both. After `Write`, the other side reads what was written, and then 0. After `Read`, this side discards
-    /// what arrives, and the other side can't write. Does not block.
+    /// Shuts down one direction or both. After `Write`, the other side reads what was written, and then 0. After `Read`, this
+    /// side discards what arrives, and the other side can't write. Does not block.
     ///
-    /// If another thread waits for the direction, its call ends: reading with 0, writing with [`BrokenPipe`](ErrorKind::BrokenPipe).
+    /// If another thread waits for the direction, its call ends: reading with 0, writing with
+    /// [`BrokenPipe`](ErrorKind::BrokenPipe).
     ///
     /// # Errors
-    /// The node has left, the process is a forked child, or the call is inside a callback of the node. In a callback a stream can only be
-    /// dropped.
+    /// The node has left, the process is a forked child, or the call is inside a callback of the node. In a callback a stream
+    /// can only be dropped.
     pub fn close(&self, how: Shutdown) -> io::Result<()> {
         // Inside the engine this would deadlock with a thread that holds the half and waits for the engine.
         let me = self.begin("close a stream")?;
@@ -162,8 +164,8 @@ impl Stream {
         self.over[side as usize].load(Ordering::Relaxed)
     }
 
-    /// Shuts a direction down and wakes the thread that waits for it, which then releases its half. Returns whether the direction was shut
-    /// down already.
+    /// Shuts a direction down and wakes the thread that waits for it, which then releases its half. Returns whether the
+    /// direction was shut down already.
     fn shut(&self, me: Token, side: Side) -> bool {
         if self.over[side as usize].swap(true, Ordering::SeqCst) {
             return true;
@@ -193,8 +195,8 @@ impl Stream {
     }
 
     /// Drops the stream and tells the other side that more bytes were to follow. There, reading fails with
-    /// [`ConnectionReset`](ErrorKind::ConnectionReset) once the bytes written so far are read, instead of returning 0. Bytes on their way
-    /// over a network may be lost.
+    /// [`ConnectionReset`](ErrorKind::ConnectionReset) once the bytes written so far are read, instead of returning 0. Bytes on
+    /// their way over a network may be lost.
     pub fn abort(self) {
         // In a forked child, or after the node has left, no peer can be told.
         let Ok(me) = self.shared.check() else { return };

@@ -1,6 +1,6 @@
-//! The stream service: bytes in order between two nodes, in both directions. A server calls [`Listener::builder`] with the name of a
-//! service, then `bind` and [`accept`](Listener::accept). A client calls [`Stream::builder`] with the same name, then `connect`; after that
-//! both sides read and write their [`Stream`] like a socket, and each direction ends by itself.
+//! The stream service: bytes in order between two nodes, in both directions. A server calls [`Listener::builder`] with the name
+//! of a service, then `bind` and [`accept`](Listener::accept). A client calls [`Stream::builder`] with the same name, then
+//! `connect`; after that both sides read and write their [`Stream`] like a socket, and each direction ends by itself.
 //!
 //! ```
 //! use doorbell::{Listener, Node, Space, Stream};
@@ -25,9 +25,9 @@
 //! # }
 //! ```
 //!
-//! If the two nodes share memory, the bytes go through a ring in it, one for each direction. No system call is made while both sides are
-//! busy. If not, the bytes go by the same lanes as all other packets, and at most 256 KiB are under way until the other side reads. Either
-//! way a writer waits when the reader is slow.
+//! If the two nodes share memory, the bytes go through a ring in it, one for each direction. No system call is made while both
+//! sides are busy. If not, the bytes go by the same lanes as all other packets, and at most 256 KiB are under way until the
+//! other side reads. Either way a writer waits when the reader is slow.
 
 mod blocking;
 mod connect;

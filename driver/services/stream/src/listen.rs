@@ -35,8 +35,8 @@ impl ListenerBuilder {
     /// Starts to listen. Takes the engine's baton; not meant for a fast path.
     ///
     /// # Errors
-    /// The name is empty or longer than 255 bytes; this node listens for it already ([`AddrInUse`](io::ErrorKind::AddrInUse)); the node has
-    /// left.
+    /// The name is empty or longer than 255 bytes; this node listens for it already ([`AddrInUse`](io::ErrorKind::AddrInUse));
+    /// the node has left.
     pub fn bind(self) -> io::Result<Listener> {
         let Self { node, service, backlog } = self;
         check_service(&service)?;
@@ -57,8 +57,8 @@ impl ListenerBuilder {
     }
 }
 
-/// A service that this node offers. `Send` and `Sync`: several threads may accept. Dropping it ends the service; accepted streams stay
-/// open.
+/// A service that this node offers. `Send` and `Sync`: several threads may accept. Dropping it ends the service; accepted
+/// streams stay open.
 pub struct Listener {
     /// Keeps the node from leaving while the listener exists.
     node: Node,
@@ -79,7 +79,8 @@ impl Listener {
         &self.service
     }
 
-    /// Accepts the next stream, and returns it with the node it comes from. Waits without limit, and drives the node's engine meanwhile.
+    /// Accepts the next stream, and returns it with the node it comes from. Waits without limit, and drives the node's engine
+    /// meanwhile.
     ///
     /// # Errors
     /// The node has left, or the process is a forked child.

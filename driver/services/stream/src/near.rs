@@ -1,5 +1,5 @@
-//! Streams between nodes that share memory. Each stream has two pipes in a region of the connecting node. A region holds several streams,
-//! all to one peer.
+//! Streams between nodes that share memory. Each stream has two pipes in a region of the connecting node. A region holds
+//! several streams, all to one peer.
 
 use doorbell_engine::Result;
 use doorbell_engine::drive::Shared;
@@ -61,8 +61,8 @@ pub struct Near {
     keep: Keep,
 }
 
-// SAFETY: what it points to is mapped as long as `keep`, shared with another process anyway, and accessed by atomics and by copies that
-// allow other writers.
+// SAFETY: what it points to is mapped as long as `keep`, shared with another process anyway, and accessed by atomics and by
+// copies that allow other writers.
 unsafe impl Send for Near {}
 // SAFETY: as above.
 unsafe impl Sync for Near {}
@@ -70,7 +70,8 @@ unsafe impl Sync for Near {}
 impl Near {
     /// The pipe that this end writes into.
     pub fn writes(&self) -> View<'_> {
-        // SAFETY: mapped as long as `keep`, aligned (a page and multiples of 128), and as long as its ring says (`make`, `of_peer`).
+        // SAFETY: mapped as long as `keep`, aligned (a page and multiples of 128), and as long as its ring says (`make`,
+        // `of_peer`).
         unsafe { View::at(self.writes, self.ring) }
     }
 
@@ -80,8 +81,8 @@ impl Near {
         unsafe { View::at(self.reads, self.ring) }
     }
 
-    /// Creates the memory of a new stream to a peer. Also returns what the peer needs to find it: the number of the region plus one, and
-    /// the offset in it.
+    /// Creates the memory of a new stream to a peer. Also returns what the peer needs to find it: the number of the region plus
+    /// one, and the offset in it.
     pub fn make(shared: &Shared, peer: (NodeId, Incarnation), ring: usize) -> Result<(Self, [u64; 2])> {
         let arenas = shared.kept::<Arenas>();
         let mut all = arenas.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,7 +136,8 @@ impl Near {
 }
 
 impl Arenas {
-    /// Frees regions without streams of this node, except the last one made. The other side keeps its own mapping as long as it needs it.
+    /// Frees regions without streams of this node, except the last one made. The other side keeps its own mapping as long as it
+    /// needs it.
     pub fn tidy(&self) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let last = all.pop();

@@ -128,7 +128,7 @@ pub struct Streams {
     pub(crate) out: VecDeque<Word>,
     /// Requests for streams, sent after `out`, so that a node with many requests still answers others.
     pub(crate) asks: VecDeque<Word>,
-    /// What is needed to map the memory of other nodes. Set by the first listener.
+    /// Maps the memory of other nodes. Set by the first listener.
     context: Option<Context>,
     /// The node has left. Nothing is sent any more, since another thread is shutting the network down.
     ended: bool,
@@ -235,7 +235,8 @@ impl Streams {
         }
     }
 
-    /// Marks an end as having something to send. An end without an answer yet has no receiver: its answer will find that it was dropped.
+    /// Marks an end as having something to send. An end without an answer yet has no receiver: its answer will find that it was
+    /// dropped.
     pub fn activate(&mut self, end: &Arc<End>) {
         if !self.ended && end.state() != State::Opening && !end.active.swap(true, Ordering::Relaxed) {
             self.active.push(end.clone());

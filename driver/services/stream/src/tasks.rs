@@ -11,17 +11,17 @@ use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-/// These calls work with any executor. If several tasks poll the same direction, only the last one is woken. A woken task may find nothing
-/// to do. If a thread waits for the same direction, polling blocks until that thread's call has ended.
+/// These calls work with any executor. If several tasks poll the same direction, only the last one is woken. A woken task may
+/// find nothing to do. If a thread waits for the same direction, polling blocks until that thread's call has ended.
 impl Stream {
-    /// As [`read`](std::io::Read::read), but instead of waiting it has the task woken when another try is worth while. Bytes are not lost
-    /// if the task does not try again.
+    /// As [`read`](std::io::Read::read), but instead of waiting it has the task woken when another try is worth while. Bytes
+    /// are not lost if the task does not try again.
     pub fn poll_read(&self, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         self.poll(Side::Read, context, &mut *lock(&self.reads), |this, me, half| this.try_read(me, half, into))
     }
 
-    /// As [`write`](std::io::Write::write), but instead of waiting it has the task woken when another try is worth while. Bytes reported as
-    /// written go to the other side even if the task ends.
+    /// As [`write`](std::io::Write::write), but instead of waiting it has the task woken when another try is worth while. Bytes
+    /// reported as written go to the other side even if the task ends.
     pub fn poll_write(&self, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         self.poll(Side::Write, context, &mut *lock(&self.writes), |this, me, half| this.try_write(me, half, from))
     }

@@ -1,5 +1,5 @@
-//! The packets between nodes about streams. A tag holds the kind of a packet and a number: the receiver's number of its end of the stream,
-//! except in `Open`.
+//! The packets between nodes about streams. A tag holds the kind of a packet and a number: the receiver's number of its end of
+//! the stream, except in `Open`.
 
 use doorbell_engine::message::words;
 
@@ -9,8 +9,8 @@ pub use words::{read, words};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A connecting node asks for a stream to the service of this name. The tag holds the sender's number. Payload: `[region, offset,
-    /// ring]`, name; without shared memory `[0, 0, window]`, name.
+    /// A connecting node asks for a stream to the service of this name. The tag holds the sender's number. Payload: `[region,
+    /// offset, ring]`, name; without shared memory `[0, 0, window]`, name.
     Open = 1,
     /// The stream was queued for acceptance. `[number of the listener's end]`
     Accepted = 2,

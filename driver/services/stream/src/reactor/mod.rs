@@ -1,8 +1,8 @@
 //! The reactor: it drives a node from an event loop that waits for one descriptor.
 //!
-//! Futures of this crate work under any executor without a reactor: the node's poller thread drives the engine and wakes them. With a
-//! reactor the event loop drives the engine itself, so an arrival wakes it without the detour through another thread. With the feature
-//! `tokio`, streams start a reactor by themselves (see the module `tokio`).
+//! Futures of this crate work under any executor without a reactor: the node's poller thread drives the engine and wakes them.
+//! With a reactor the event loop drives the engine itself, so an arrival wakes it without the detour through another thread.
+//! With the feature `tokio`, streams start a reactor by themselves (see the module `tokio`).
 
 #[cfg(feature = "tokio")]
 pub mod tokio;
@@ -18,14 +18,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Drives a node from an event loop: call [`turn`](Self::turn); when there is nothing to do, call [`arm`](Self::arm) and wait until the
-/// descriptor is readable.
+/// Drives a node from an event loop: call [`turn`](Self::turn); when there is nothing to do, call [`arm`](Self::arm) and wait
+/// until the descriptor is readable.
 ///
-/// A node has at most one reactor. While it exists, it drives the engine in place of the node's poller, and threads that wait in calls of
-/// this node sleep until it wakes them. `Send`: it may move from thread to thread. When it is dropped, the node is driven as before. If it
-/// is not turned for a second while an operation waits, the node's poller drives until it turns again. (A node with
-/// [`Progress::Inline`](doorbell_engine::Progress::Inline) and without a network has no poller.) Another reactor may take over in that
-/// time; then this one is useless.
+/// A node has at most one reactor. While it exists, it drives the engine in place of the node's poller, and threads that wait
+/// in calls of this node sleep until it wakes them. `Send`: it may move from thread to thread. When it is dropped, the node is
+/// driven as before. If it is not turned for a second while an operation waits, the node's poller drives until it turns again.
+/// (A node with [`Progress::Inline`](doorbell_engine::Progress::Inline) and without a network has no poller.) Another reactor
+/// may take over in that time; then this one is useless.
 ///
 /// ```
 /// use doorbell::{Match, Node, Reactor, Space};
@@ -72,9 +72,9 @@ impl Reactor {
     /// Begins to drive a node from an event loop.
     ///
     /// # Errors
-    /// [`ResourceBusy`](io::ErrorKind::ResourceBusy): another reactor drives the node. [`Unsupported`](io::ErrorKind::Unsupported): the
-    /// node has a thread that always drives ([`Progress::Poller`](doorbell_engine::Progress::Poller)). The node has left, or the system has
-    /// no descriptor left.
+    /// [`ResourceBusy`](io::ErrorKind::ResourceBusy): another reactor drives the node.
+    /// [`Unsupported`](io::ErrorKind::Unsupported): the node has a thread that always drives
+    /// ([`Progress::Poller`](doorbell_engine::Progress::Poller)). The node has left, or the system has no descriptor left.
     pub fn new(node: &Node) -> io::Result<Self> {
         Self::of(shared_of(node))
     }
@@ -95,8 +95,8 @@ impl Reactor {
         Ok(Self { shared: shared.clone(), idle: Op::new(), bell, descriptor: descriptor?, armed: false, number })
     }
 
-    /// Does what there is to do, at most some hundred messages, and returns whether there was something. Never waits. Wakes the tasks and
-    /// threads whose operations ended.
+    /// Does what there is to do, at most some hundred messages, and returns whether there was something. Never waits. Wakes the
+    /// tasks and threads whose operations ended.
     pub fn turn(&mut self) -> bool {
         if self.come_back().is_err() {
             return false;
@@ -115,11 +115,13 @@ impl Reactor {
         has_news
     }
 
-    /// Prepares a sleep until the descriptor is readable, and returns the longest time to sleep. `None`: there is something to do, so call
-    /// [`turn`](Self::turn) again. Costs some microseconds, so an event loop should first call `turn` for a little longer.
+    /// Prepares a sleep until the descriptor is readable, and returns the longest time to sleep. `None`: there is something to
+    /// do, so call [`turn`](Self::turn) again. Costs some microseconds, so an event loop should first call `turn` for a little
+    /// longer.
     ///
     /// # Errors
-    /// The node has left, the system can't wait, or another reactor drives the node ([`ResourceBusy`](io::ErrorKind::ResourceBusy)).
+    /// The node has left, the system can't wait, or another reactor drives the node
+    /// ([`ResourceBusy`](io::ErrorKind::ResourceBusy)).
     pub fn arm(&mut self) -> io::Result<Option<Duration>> {
         self.disarm()?;
         let me = self.shared.check()?;
@@ -139,8 +141,8 @@ impl Reactor {
         Ok(most)
     }
 
-    /// Ends the sleep that [`arm`](Self::arm) prepared. Call it when the descriptor is readable, the time is over, or the event loop has
-    /// other work. [`turn`](Self::turn) does the same.
+    /// Ends the sleep that [`arm`](Self::arm) prepared. Call it when the descriptor is readable, the time is over, or the event
+    /// loop has other work. [`turn`](Self::turn) does the same.
     ///
     /// # Errors
     /// The system can't wait any more, or another reactor drives the node.
@@ -193,8 +195,8 @@ impl Reactor {
         false
     }
 
-    /// Sets the task to wake when a thread of this process gives the reactor something to do. Without it the descriptor becomes readable
-    /// then, too.
+    /// Sets the task to wake when a thread of this process gives the reactor something to do. Without it the descriptor becomes
+    /// readable then, too.
     pub(crate) fn set_waker(&self, waker: &std::task::Waker) {
         self.shared.reactor().set_waker(waker);
     }
@@ -223,8 +225,8 @@ fn busy() -> io::Error {
 const SPINS: u32 = 8;
 
 impl AsFd for Reactor {
-    /// Readable after [`arm`](Reactor::arm) when there is something to do, and sometimes when there is not. The descriptor never changes.
-    /// Do not read from it.
+    /// Readable after [`arm`](Reactor::arm) when there is something to do, and sometimes when there is not. The descriptor
+    /// never changes. Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }

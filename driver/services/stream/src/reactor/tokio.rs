@@ -1,9 +1,9 @@
 //! Streams in tokio (feature `tokio`).
 //!
-//! [`Stream`] and `&Stream` implement [`AsyncRead`] and [`AsyncWrite`], so code that is generic over these takes a stream in place of a
-//! socket. The first stream that waits starts a task in its runtime. This task drives the node with a [`Reactor`] from then on. It polls
-//! for a little while after there was something to do, and then lets the runtime sleep on one descriptor. It wakes all futures of this
-//! crate, whatever they wait for.
+//! [`Stream`] and `&Stream` implement [`AsyncRead`] and [`AsyncWrite`], so code that is generic over these takes a stream in
+//! place of a socket. The first stream that waits starts a task in its runtime. This task drives the node with a [`Reactor`]
+//! from then on. It polls for a little while after there was something to do, and then lets the runtime sleep on one
+//! descriptor. It wakes all futures of this crate, whatever they wait for.
 //!
 //! ```
 //! use doorbell::{Node, Space};
@@ -49,12 +49,13 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::task::coop::poll_proceed;
 
 impl Reactor {
-    /// Has the present runtime drive this node, if no reactor does yet. Streams and the calls that end in `_async` do this by themselves.
-    /// Call it for futures that are used without them, such as those of [`start_recv`](Node::start_recv), which the node's poller would
-    /// otherwise drive and wake.
+    /// Has the present runtime drive this node, if no reactor does yet. Streams and the calls that end in `_async` do this by
+    /// themselves. Call it for futures that are used without them, such as those of [`start_recv`](Node::start_recv), which the
+    /// node's poller would otherwise drive and wake.
     ///
     /// # Errors
-    /// The caller is no task of a tokio runtime with I/O and time enabled. Else as [`Reactor::new`], but another reactor is no error.
+    /// The caller is no task of a tokio runtime with I/O and time enabled. Else as [`Reactor::new`], but another reactor is no
+    /// error.
     pub fn attend(node: &Node) -> io::Result<()> {
         attend(shared_of(node))
     }
@@ -111,8 +112,8 @@ fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE)? })
 }
 
-/// Ends a sleep that nothing else ended. It is a timer of the kernel: setting a timer of the runtime would wake the runtime, and its steps
-/// are coarse.
+/// Ends a sleep that nothing else ended. It is a timer of the kernel: setting a timer of the runtime would wake the runtime,
+/// and its steps are coarse.
 struct Alarm(AsyncFd<OwnedFd>);
 
 impl Alarm {
@@ -152,8 +153,8 @@ async fn run(reactor: &mut Reactor, descriptor: &AsyncFd<OwnedFd>, alarm: &Alarm
             continue;
         }
         match gear.step() {
-            // In a multi-threaded runtime other tasks have threads of their own, and rescheduling this task would wake one of those
-            // threads.
+            // In a multi-threaded runtime other tasks have threads of their own, and rescheduling this task would wake one of
+            // those threads.
             Step::Again | Step::Expired if is_one_of_many => {}
             Step::Again | Step::Expired => tokio::task::yield_now().await,
             Step::Check => {
