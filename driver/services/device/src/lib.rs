@@ -1,29 +1,31 @@
-//! The device service: threads of several processes receive messages through one reception FIFO, without a thread that distributes them and
-//! without a second copy. A receiving process calls [`Device::builder`] and [`attach`](DeviceBuilder::attach), then [`Device::thread`] for
-//! each thread id, and [`DeviceThread::receive`]. A sending node calls [`DeviceSender::open`] and [`DeviceSender::send`].
+//! The device service: threads of several processes receive messages through one reception FIFO, without a thread that
+//! distributes them and without a second copy. A receiving process calls [`Device::builder`] and
+//! [`attach`](DeviceBuilder::attach), then [`Device::thread`] for each thread id, and [`DeviceThread::receive`]. A sending node
+//! calls [`DeviceSender::open`] and [`DeviceSender::send`].
 //!
-//! A device has a name in its domain and belongs to no node: it exists until the last attached process has left. A message goes to a
-//! **thread id**. It is one header packet, which holds the id, and data packets that follow it without packets of other messages in
-//! between. The [`DeviceThread`] of that id receives it straight into the caller's buffer.
+//! A device has a name in its domain and belongs to no node: it exists until the last attached process has left. A message goes
+//! to a **thread id**. It is one header packet, which holds the id, and data packets that follow it without packets of other
+//! messages in between. The [`DeviceThread`] of that id receives it straight into the caller's buffer.
 //!
-//! A thread receives in these steps. (a) It takes the device's lock. (b) It looks in the shared storage for a header for itself. (c) If
-//! there is one, it receives the rest of the message into the user's buffer, unlocks, and returns. (d) If not, it takes a header from the
-//! device. (e) If the header is its own, it receives the rest into the user's buffer, unlocks, and returns. (f) If the header is another
-//! thread's, it puts it into the shared storage, unlocks, waits for a time, and begins again. [`DeviceBuilder::watch`] shows these steps as
-//! they happen. In addition:
+//! A thread receives in these steps. (a) It takes the device's lock. (b) It looks in the shared storage for a header for
+//! itself. (c) If there is one, it receives the rest of the message into the user's buffer, unlocks, and returns. (d) If not,
+//! it takes a header from the device. (e) If the header is its own, it receives the rest into the user's buffer, unlocks, and
+//! returns. (f) If the header is another thread's, it puts it into the shared storage, unlocks, waits for a time, and begins
+//! again. [`DeviceBuilder::watch`] shows these steps as they happen. In addition:
 //!
-//! - The wait in (f) ends early: a sender wakes the thread that its message is for, and so does a thread that stores a header for it.
+//! - The wait in (f) ends early: a sender wakes the thread that its message is for, and so does a thread that stores a header
+//!   for it.
 //! - The lock knows its owner. If the owner dies, the next thread finds out how far it got, and goes on.
-//! - Each sender has a lane of its own in the device, so a sender that dies in the middle of a message blocks no other. A message is
-//!   visible once it is complete.
-//! - The storage keeps up to 63 headers for each thread, so a thread that computes does not stop the others. A message that is not fetched
-//!   is dropped after a [limit](DeviceBuilder::fetch_within), and [counted](Device::counts).
+//! - Each sender has a lane of its own in the device, so a sender that dies in the middle of a message blocks no other. A
+//!   message is visible once it is complete.
+//! - The storage keeps up to 63 headers for each thread, so a thread that computes does not stop the others. A message that is
+//!   not fetched is dropped after a [limit](DeviceBuilder::fetch_within), and [counted](Device::counts).
 //!
-//! In **SMP** mode one process attaches, and each of its threads takes a [`DeviceThread`]. In **dual** mode two processes attach, each with
-//! a thread beside its main one. More processes work in the same way.
+//! In **SMP** mode one process attaches, and each of its threads takes a [`DeviceThread`]. In **dual** mode two processes
+//! attach, each with a thread beside its main one. More processes work in the same way.
 //!
-//! Costs: a short message moves the cache lines of its header packet, of the lock, and of two words that say how far the lane was read.
-//! Nothing is allocated, and no system call is made unless a thread sleeps.
+//! Costs: a short message moves the cache lines of its header packet, of the lock, and of two words that say how far the lane
+//! was read. Nothing is allocated, and no system call is made unless a thread sleeps.
 
 mod far;
 pub(crate) mod net;
@@ -72,7 +74,8 @@ pub struct DeviceEnvelope {
 }
 
 impl DeviceEnvelope {
-    /// The device's lane that the message came by. Each sender has a lane of its own. When a sender is gone, another one may get its lane.
+    /// The device's lane that the message came by. Each sender has a lane of its own. When a sender is gone, another one may
+    /// get its lane.
     pub fn lane(&self) -> usize {
         self.lane
     }
@@ -90,30 +93,31 @@ pub struct DeviceBuilder {
 }
 
 impl DeviceBuilder {
-    /// Sets how many threads of all processes can receive at a time: 1 to 64 [default: 16]. Only the process that creates the device
-    /// decides this.
+    /// Sets how many threads of all processes can receive at a time: 1 to 64 [default: 16]. Only the process that creates the
+    /// device decides this.
     pub fn threads(mut self, threads: usize) -> Self {
         self.geometry.threads = threads;
         self
     }
 
-    /// Sets how many senders there can be at a time: 1 to 64 [default: 8]. Each has a lane of the device. A node gets another lane only
-    /// while more lanes are free than it has, so a single node gets half of them. Only the process that creates the device decides this.
+    /// Sets how many senders there can be at a time: 1 to 64 [default: 8]. Each has a lane of the device. A node gets another
+    /// lane only while more lanes are free than it has, so a single node gets half of them. Only the process that creates the
+    /// device decides this.
     pub fn senders(mut self, senders: usize) -> Self {
         self.geometry.senders = senders;
         self
     }
 
-    /// Sets the length of the longest message, in bytes [default: about 256 KiB; at most about 512 MiB]. Each lane takes more than twice as
-    /// much memory. Only the process that creates the device decides this.
+    /// Sets the length of the longest message, in bytes [default: about 256 KiB; at most about 512 MiB]. Each lane takes more
+    /// than twice as much memory. Only the process that creates the device decides this.
     pub fn message_max(mut self, bytes: usize) -> Self {
         self.geometry.lane_bytes = DeviceGeometry::lane_bytes_for(bytes);
         self
     }
 
-    /// Sets how long a message may wait for its thread [default: 5 s]. The time starts when another thread has looked at the message, and
-    /// the message is dropped by a thread that waits at the device. Any waiting thread drops for all processes, so set the same limit in
-    /// all of them.
+    /// Sets how long a message may wait for its thread [default: 5 s]. The time starts when another thread has looked at the
+    /// message, and the message is dropped by a thread that waits at the device. Any waiting thread drops for all processes, so
+    /// set the same limit in all of them.
     pub fn fetch_within(mut self, limit: Duration) -> Self {
         self.fetch_within = limit;
         self
@@ -126,8 +130,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Attaches, and creates the device if no living process is attached to one of this name. Blocks on the domain's lock file for up to a
-    /// second.
+    /// Attaches, and creates the device if no living process is attached to one of this name. Blocks on the domain's lock file
+    /// for up to a second.
     ///
     /// # Errors
     /// A number is out of range, there is no room in shared memory, or 64 processes are attached already.
@@ -144,8 +148,8 @@ impl DeviceBuilder {
     }
 }
 
-/// A device that this process is attached to. `Send` and `Sync`. Clones share one attachment, which ends with the last clone and the last
-/// of their threads.
+/// A device that this process is attached to. `Send` and `Sync`. Clones share one attachment, which ends with the last clone
+/// and the last of their threads.
 ///
 /// ```
 /// use doorbell::{Device, DeviceSender, Node, Space};
@@ -190,18 +194,18 @@ impl Device {
         self.inner.segment.geometry().message_max()
     }
 
-    /// Takes the thread id `id`: the returned value receives all messages to it, including those sent earlier. Any thread may use the
-    /// value, one at a time. Waits for the device's lock, which is held for the length of a copy.
+    /// Takes the thread id `id`: the returned value receives all messages to it, including those sent earlier. Any thread may
+    /// use the value, one at a time. Waits for the device's lock, which is held for the length of a copy.
     ///
     /// # Errors
-    /// [`Error::Device`]: a living thread has this id, or the device serves as many threads as it can. [`Error::Timeout`]: the lock was not
-    /// free within two seconds.
+    /// [`Error::Device`]: a living thread has this id, or the device serves as many threads as it can. [`Error::Timeout`]: the
+    /// lock was not free within two seconds.
     pub fn thread(&self, id: u32) -> Result<DeviceThread> {
         DeviceThread::attach(self.inner.clone(), id)
     }
 
-    /// The counts of all processes since the device was created. Reads a few words; does not block. Zero in a forked child, which has no
-    /// part in the device.
+    /// The counts of all processes since the device was created. Reads a few words; does not block. Zero in a forked child,
+    /// which has no part in the device.
     pub fn counts(&self) -> DeviceCounts {
         if doorbell_shm::space::forked() { DeviceCounts::default() } else { Held::counts(self.inner.segment.view()) }
     }
@@ -277,8 +281,8 @@ impl Device {
 }
 
 impl DeviceSender {
-    /// Prepares to send to the threads of the device `name`, over a lane of its own. Makes system calls. Over the network it waits up to
-    /// five seconds for a node that serves the device.
+    /// Prepares to send to the threads of the device `name`, over a lane of its own. Makes system calls. Over the network it
+    /// waits up to five seconds for a node that serves the device.
     ///
     /// # Errors
     /// [`Error::Device`]: no living process is attached to a device of this name, or the device has no lane left for this node.

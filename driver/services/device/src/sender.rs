@@ -24,7 +24,8 @@ const CARE_EVERY: u32 = 64;
 const SLEEP: Duration = Duration::from_millis(25);
 const SLEEP_INLINE: Duration = Duration::from_millis(1);
 
-/// Sends to the threads of a device. `Send`, not `Sync`: each value has a lane of its own, which it gives back when it is dropped.
+/// Sends to the threads of a device. `Send`, not `Sync`: each value has a lane of its own, which it gives back when it is
+/// dropped.
 ///
 /// Messages that one value sends to one thread id arrive in order.
 pub struct DeviceSender {
@@ -68,12 +69,12 @@ impl DeviceSender {
         }
     }
 
-    /// Sends a message to a thread id, which no thread needs to have yet. Returns when the message is in the device or, over the network,
-    /// on its way there. While there is no room, it waits without limit and drives the engine.
+    /// Sends a message to a thread id, which no thread needs to have yet. Returns when the message is in the device or, over
+    /// the network, on its way there. While there is no room, it waits without limit and drives the engine.
     ///
     /// # Errors
-    /// [`Error::Device`]: the message is too long, no living process is attached any more, or the lane was damaged. The message was not
-    /// sent then; over the network, earlier messages on their way may be lost, too.
+    /// [`Error::Device`]: the message is too long, no living process is attached any more, or the lane was damaged. The message
+    /// was not sent then; over the network, earlier messages on their way may be lost, too.
     pub fn send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<()> {
         self.send_parts(thread, tag, &[bytes], None)
     }
@@ -88,8 +89,8 @@ impl DeviceSender {
         self.send_parts(thread, tag, parts, None)
     }
 
-    /// Sends if there is room now, and returns false if there is not. Errors are those of [`send`](Self::send). That no living process is
-    /// attached any more is noticed at every 64th failed attempt at the latest.
+    /// Sends if there is room now, and returns false if there is not. Errors are those of [`send`](Self::send). That no living
+    /// process is attached any more is noticed at every 64th failed attempt at the latest.
     pub fn try_send(&self, thread: u32, tag: u64, bytes: &[u8]) -> Result<bool> {
         let me = self.shared.check()?;
         match &self.way {
@@ -111,8 +112,8 @@ impl DeviceSender {
         }
     }
 
-    /// Waits until all sent messages are in the device, and fails with [`Error::Timeout`] at `deadline`. Returns at once in shared memory,
-    /// where a sent message is in the device already.
+    /// Waits until all sent messages are in the device, and fails with [`Error::Timeout`] at `deadline`. Returns at once in
+    /// shared memory, where a sent message is in the device already.
     pub fn flush_by(&self, deadline: Instant) -> Result<()> {
         let me = self.shared.check()?;
         match &self.way {

@@ -38,8 +38,8 @@ const SLEEP_LOCK: Duration = Duration::from_millis(25);
 const CARE_EVERY: u32 = 64;
 const RECEIVE: &str = "receive from";
 
-/// One thread id of a device: receives the messages sent to it. `Send`, not `Sync`. Dropping it frees the id. Messages that still wait then
-/// go to the next [`DeviceThread`] of that id, within the [limit](super::DeviceBuilder::fetch_within).
+/// One thread id of a device: receives the messages sent to it. `Send`, not `Sync`. Dropping it frees the id. Messages that
+/// still wait then go to the next [`DeviceThread`] of that id, within the [limit](super::DeviceBuilder::fetch_within).
 ///
 /// Messages of one sender arrive in the order in which they were sent. Messages of different senders arrive in any order.
 pub struct DeviceThread {
@@ -77,8 +77,8 @@ impl DeviceThread {
         Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, work, spin: Duration::ZERO, not_sync: PhantomData })
     }
 
-    /// Makes waits spin for a few microseconds first. For requests and replies that take a few microseconds each: a yield or a sleep would
-    /// double that.
+    /// Makes waits spin for a few microseconds first. For requests and replies that take a few microseconds each: a yield or a
+    /// sleep would double that.
     pub fn conversing(mut self) -> Self {
         self.spin = SPIN_CONVERSING;
         self
@@ -108,8 +108,8 @@ impl DeviceThread {
         self.id
     }
 
-    /// Whether the lane of a message now belongs to the node that the message names as its source. Another process that shares the memory
-    /// can write any source into messages in its own lane.
+    /// Whether the lane of a message now belongs to the node that the message names as its source. Another process that shares
+    /// the memory can write any source into messages in its own lane.
     pub fn is_from_its_source(&self, envelope: &DeviceEnvelope) -> bool {
         self.inner.segment.view().sender(envelope.lane) == Some((envelope.source, envelope.incarnation))
     }
@@ -117,8 +117,8 @@ impl DeviceThread {
     /// Receives the next message for this thread id into `buf`. Waits without limit.
     ///
     /// # Errors
-    /// [`DeviceFault::TooSmall`]: `buf` is shorter than the message, which is kept: call again with a longer buffer. The node has left, or
-    /// the device was damaged.
+    /// [`DeviceFault::TooSmall`]: `buf` is shorter than the message, which is kept: call again with a longer buffer. The node
+    /// has left, or the device was damaged.
     pub fn receive(&mut self, buf: &mut [u8]) -> Result<DeviceEnvelope> {
         self.wait(buf, None)
     }
@@ -128,8 +128,8 @@ impl DeviceThread {
         self.wait(buf, Some(deadline))
     }
 
-    /// Receives a message that is there now. Never waits, not even for the lock: `None` if there is no message or another thread has the
-    /// lock.
+    /// Receives a message that is there now. Never waits, not even for the lock: `None` if there is no message or another
+    /// thread has the lock.
     pub fn try_receive(&mut self, buf: &mut [u8]) -> Result<Option<DeviceEnvelope>> {
         let me = self.inner.shared.check()?;
         self.be_here()?;
@@ -225,8 +225,8 @@ impl DeviceThread {
         })
     }
 
-    /// Whether taking the lock is worth while: there is a message for this thread, or another thread's message that hides the ones behind
-    /// it.
+    /// Whether taking the lock is worth while: there is a message for this thread, or another thread's message that hides the
+    /// ones behind it.
     #[inline]
     fn is_worth(&self, view: &View<'_>, others: &mut u32) -> bool {
         if view.has_stored(self.slot) {

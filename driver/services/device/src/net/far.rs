@@ -1,5 +1,5 @@
-//! The sender's half: messages on their way to a device on another machine. They are kept until they are in the device, so that another
-//! node can take over when the serving node dies.
+//! The sender's half: messages on their way to a device on another machine. They are kept until they are in the device, so that
+//! another node can take over when the serving node dies.
 
 use super::wire::{self, HEADER, Kind};
 use doorbell_engine::error::DeviceFault;
@@ -26,8 +26,8 @@ pub struct Far {
     /// When all nodes were asked last, and since when no message can reach the device because no node serves it.
     asked: Option<Instant>,
     lost: Instant,
-    /// Whether a message reached the device since the serving node announced itself; and since when one node after the other announces
-    /// itself without that.
+    /// Whether a message reached the device since the serving node announced itself; and since when one node after the other
+    /// announces itself without that.
     progressed: bool,
     stuck: Option<Instant>,
     /// Nodes that said that they do not serve it.
@@ -215,8 +215,8 @@ impl Far {
         self.changed();
     }
 
-    /// Puts the next packet for the serving node into `room`, at most `most` bytes, and returns its tag. Call [`sent`](Self::sent) if it
-    /// left.
+    /// Puts the next packet for the serving node into `room`, at most `most` bytes, and returns its tag. Call
+    /// [`sent`](Self::sent) if it left.
     pub fn next(&mut self, most: usize, room: &mut Vec<u8>) -> Option<u64> {
         self.feeder?;
         let item = self.queue.get(self.pushed)?;

@@ -1,7 +1,7 @@
-//! Devices over the network. A sender asks all nodes that share no memory with it which of them serves the device of a name. Of the
-//! processes attached to a device, one holds its port and serves it: its engine puts arriving messages into a lane of the device. When it
-//! dies, the sender asks again. Another process takes the port and finds in the lane how many messages of that sender arrived; the sender
-//! then repeats the rest.
+//! Devices over the network. A sender asks all nodes that share no memory with it which of them serves the device of a name. Of
+//! the processes attached to a device, one holds its port and serves it: its engine puts arriving messages into a lane of the
+//! device. When it dies, the sender asks again. Another process takes the port and finds in the lane how many messages of that
+//! sender arrived; the sender then repeats the rest.
 
 mod far;
 mod feed;
@@ -40,7 +40,8 @@ pub(crate) struct Word {
 /// Senders that were dropped inside a callback of the engine.
 pub(crate) type Dropped = Arc<Mutex<Vec<u32>>>;
 
-/// A device that this process is attached to. The engine keeps no strong reference to the attachment, since ending it may take a while.
+/// A device that this process is attached to. The engine keeps no strong reference to the attachment, since ending it may take
+/// a while.
 struct Attached {
     inner: Weak<Inner>,
     segment: Arc<DeviceSegment>,
@@ -107,8 +108,8 @@ impl Devices {
         self.attached.push(Attached { inner: Arc::downgrade(inner), segment, membership });
     }
 
-    /// Begins to look for a device on another machine. Returns the stream's number, and the list for senders that are dropped inside a
-    /// callback.
+    /// Begins to look for a device on another machine. Returns the stream's number, and the list for senders that are dropped
+    /// inside a callback.
     pub(crate) fn open(&mut self, name: &str) -> (u32, Dropped) {
         self.streams = self.streams.wrapping_add(1).max(1);
         self.fars.push(Far::new(self.streams, name));
@@ -191,8 +192,8 @@ impl Devices {
         self.say(feed.client, Kind::Gone, feed.stream, Vec::new());
     }
 
-    /// Queues a packet. A packet of the same kind for the same stream replaces one that has not left yet, so that little is kept for a node
-    /// that takes nothing.
+    /// Queues a packet. A packet of the same kind for the same stream replaces one that has not left yet, so that little is
+    /// kept for a node that takes nothing.
     fn say(&mut self, to: Life, kind: Kind, stream: u32, bytes: Vec<u8>) {
         let tag = wire::tag(kind, stream);
         let (mut waiting, mut latest) = (0, None);

@@ -1,4 +1,5 @@
-//! The packets about devices between nodes that share no memory. A tag holds the kind of a packet and the number of the sender's stream.
+//! The packets about devices between nodes that share no memory. A tag holds the kind of a packet and the number of the
+//! sender's stream.
 
 use doorbell_engine::message::words;
 
