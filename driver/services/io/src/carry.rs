@@ -115,8 +115,9 @@ impl Worker {
                 let is_plain = descriptor.kind == Kind::InMemory || op == Op::Write && *is_alone;
                 let span = Span { memory, len, offset, is_plain };
                 let file = descriptor.file.as_raw_fd();
-                // SAFETY: `len` bytes of the job's room, or of a region that its client keeps as long as it has jobs; the job keeps both
-                // until its reply is sent. Others may write the region meanwhile, which only the kernel has to cope with.
+                // SAFETY: `len` bytes of the job's room, or of a region that its client keeps as long as it has jobs; the job
+                // keeps both until its reply is sent. Others may write the region meanwhile, which only the kernel has to cope
+                // with.
                 unsafe { if op == Op::Read { files.read(file, span, job as u64) } else { files.write(file, span, job as u64) } }
             }
             Op::Open => {
@@ -213,8 +214,8 @@ impl Worker {
         unsafe { files.open(export.root(), path, &to.how, job as u64) }
     }
 
-    /// Continues a job after this result. A path that was inspected is opened. A path that failed because another process renamed a
-    /// directory is tried again. `Some`: the job is done, with this result.
+    /// Continues a job after this result. A path that was inspected is opened. A path that failed because another process
+    /// renamed a directory is tried again. `Some`: the job is done, with this result.
     #[inline]
     pub(super) fn go_on(&mut self, job: usize, result: i64) -> Option<i64> {
         if self.jobs[job].op == Op::Open { self.go_on_opening(job, result) } else { Some(result) }

@@ -32,16 +32,17 @@ impl IoClientBuilder {
         self
     }
 
-    /// Sets how much staging memory to ask for, in bytes [default: 1 MiB; at most 16 MiB]. With 0, all data goes in messages, 16 KiB at a
-    /// time.
+    /// Sets how much staging memory to ask for, in bytes [default: 1 MiB; at most 16 MiB]. With 0, all data goes in messages,
+    /// 16 KiB at a time.
     pub fn staging_bytes(mut self, bytes: usize) -> Self {
         self.staging = bytes;
         self
     }
 
-    /// Sets how long the server may take to reply [default: ten seconds to connect; afterwards no limit while the server lives, since a
-    /// medium may take long]. A request that takes longer fails with [`TimedOut`](io::ErrorKind::TimedOut), and the client is unusable
-    /// then. Over the network, the bytes of large reads and writes may take longer while the server's node lives.
+    /// Sets how long the server may take to reply [default: ten seconds to connect; afterwards no limit while the server lives,
+    /// since a medium may take long]. A request that takes longer fails with [`TimedOut`](io::ErrorKind::TimedOut), and the
+    /// client is unusable then. Over the network, the bytes of large reads and writes may take longer while the server's node
+    /// lives.
     pub fn patience(mut self, patience: Duration) -> Self {
         (self.welcome, self.patience) = (patience, Some(patience));
         self
@@ -50,8 +51,9 @@ impl IoClientBuilder {
     /// Connects. Blocks until the server has replied.
     ///
     /// # Errors
-    /// There is no such node. It serves no files ([`NotFound`](io::ErrorKind::NotFound)). It has no place left for a client of this node
-    /// (`EUSERS`). It does not reply ([`TimedOut`](io::ErrorKind::TimedOut)), or has another protocol version (`EPROTONOSUPPORT`).
+    /// There is no such node. It serves no files ([`NotFound`](io::ErrorKind::NotFound)). It has no place left for a client of
+    /// this node (`EUSERS`). It does not reply ([`TimedOut`](io::ErrorKind::TimedOut)), or has another protocol version
+    /// (`EPROTONOSUPPORT`).
     pub fn connect(self) -> io::Result<IoClient> {
         let Self { node, server, staging, welcome, patience } = self;
         let server = server.map_or_else(|| the_io_node(&node), Ok)?;
@@ -89,9 +91,9 @@ impl Link {
     }
 }
 
-/// A client of an I/O node. Paths are relative to the directory that the node serves. `Send` and `Sync`. Clones and their files share one
-/// connection, which one thread at a time uses, so give each busy thread a client of its own. When the last of them is dropped, the server
-/// forgets the client.
+/// A client of an I/O node. Paths are relative to the directory that the node serves. `Send` and `Sync`. Clones and their files
+/// share one connection, which one thread at a time uses, so give each busy thread a client of its own. When the last of them
+/// is dropped, the server forgets the client.
 ///
 /// Calls block until the server has replied. If the server dies, they fail, and so does every later call
 /// ([`ConnectionReset`](io::ErrorKind::ConnectionReset)).

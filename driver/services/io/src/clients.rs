@@ -16,8 +16,8 @@ pub(super) struct Descriptor {
     pub kind: Kind,
 }
 
-/// Identifies a client: the node and its incarnation, the thread, and a random number of the client's own that each request contains. Also
-/// the lane of all its requests, since other processes can read that number in the memory of the device.
+/// Identifies a client: the node and its incarnation, the thread, and a random number of the client's own that each request
+/// contains. Also the lane of all its requests, since other processes can read that number in the memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     pub who: (NodeId, Incarnation),

@@ -26,7 +26,8 @@ const PIECE_FAR: usize = 256 << 10;
 const HELLO_EVERY: Duration = Duration::from_secs(1);
 /// How often a waiting client checks that the server is there.
 const ASK: Duration = Duration::from_millis(50);
-/// After how many of these checks it asks the server whether it still knows this client: a reply may be lost with the way that it took.
+/// After how many of these checks it asks the server whether it still knows this client: a reply may be lost with the way that
+/// it took.
 const PING_EVERY: u32 = 20;
 
 /// A connection to a server, used by one thread at a time.
@@ -130,8 +131,8 @@ impl Connection {
         Ok(this)
     }
 
-    /// Asks to become a client, and asks again from time to time, since a busy server may drop a request. The server welcomes the same
-    /// client only once.
+    /// Asks to become a client, and asks again from time to time, since a busy server may drop a request. The server welcomes
+    /// the same client only once.
     fn hello(&mut self, request: Request) -> io::Result<Welcome> {
         let deadline = self.deadline();
         let letter = loop {
@@ -249,17 +250,17 @@ impl Connection {
         })
     }
 
-    /// Writes at the end of the file, or at the descriptor's cursor: at most the bytes of one message. Returns how many were written, and
-    /// where the cursor is then.
+    /// Writes at the end of the file, or at the descriptor's cursor: at most the bytes of one message. Returns how many were
+    /// written, and where the cursor is then.
     pub(super) fn append(&mut self, descriptor: u16, from: &[u8]) -> io::Result<(usize, u64)> {
         let from = &from[..from.len().min(INLINE_MAX)];
         let (reply, _) = self.call(span(Op::Write, descriptor, super::wire::AT_CURSOR, from.len(), IN_MESSAGE), from)?;
         Ok(((reply.result.get() as usize).min(from.len()), reply.value.get()))
     }
 
-    /// Moves the bytes piece by piece through the slots of the staging memory, several pieces at a time. `carry` copies into a slot before
-    /// a piece is requested (`result` is `None`), and out of it afterwards. Ends at the first piece that is short or fails, once all
-    /// requested pieces have a reply.
+    /// Moves the bytes piece by piece through the slots of the staging memory, several pieces at a time. `carry` copies into a
+    /// slot before a piece is requested (`result` is `None`), and out of it afterwards. Ends at the first piece that is short
+    /// or fails, once all requested pieces have a reply.
     fn in_pieces(
         &mut self,
         op: Op,

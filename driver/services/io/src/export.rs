@@ -1,8 +1,8 @@
 //! The exported directory, which paths can't leave.
 //!
-//! The system resolves every path (`openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`). A path that leads out by `..`, a link or
-//! because it is absolute fails with `EXDEV`, even if another process renames directories meanwhile. Removing and inspecting work on a name
-//! in a directory that was opened in this way.
+//! The system resolves every path (`openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`). A path that leads out by
+//! `..`, a link or because it is absolute fails with `EXDEV`, even if another process renames directories meanwhile. Removing
+//! and inspecting work on a name in a directory that was opened in this way.
 
 use super::wire::{Facts, PATH_MAX};
 use io_uring::types::OpenHow;
@@ -31,8 +31,8 @@ const ALLOWED: OFlags = OFlags::RDWR
     .union(OFlags::SYNC)
     .union(OFlags::NOATIME);
 
-/// File systems whose files have effects when they are opened, read or written. The numbers are those of `statfs(2)`: proc, sysfs, debugfs,
-/// tracefs, securityfs, configfs, both of cgroups, bpf, efivarfs, selinuxfs, pstore and devpts.
+/// File systems whose files have effects when they are opened, read or written. The numbers are those of `statfs(2)`: proc,
+/// sysfs, debugfs, tracefs, securityfs, configfs, both of cgroups, bpf, efivarfs, selinuxfs, pstore and devpts.
 const OF_THE_KERNEL: [u32; 13] = [
     0x9fa0,
     0x6265_6572,
@@ -108,8 +108,8 @@ impl Export {
         self.root.as_raw_fd()
     }
 
-    /// The flags and mode for opening a path, if they are allowed. An opened file never makes the server wait, and never becomes its
-    /// terminal.
+    /// The flags and mode for opening a path, if they are allowed. An opened file never makes the server wait, and never
+    /// becomes its terminal.
     pub(super) fn how(&self, value: u64) -> Result<(OFlags, Mode), Errno> {
         let flags = OFlags::from_bits_retain(value as u32);
         let mode = Mode::from_bits((value >> 32) as u32).filter(|mode| mode.bits() & !0o777 == 0).ok_or(Errno::INVAL)?;

@@ -12,10 +12,12 @@ use std::time::{Duration, SystemTime};
 use zerocopy::FromBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-/// A file that an I/O node has open for this one. Dropping it closes the file. `Send` and `Sync`; calls of several threads take turns.
+/// A file that an I/O node has open for this one. Dropping it closes the file. `Send` and `Sync`; calls of several threads take
+/// turns.
 ///
-/// [`Read`], [`Write`] and [`Seek`] use a cursor that this value keeps. A file opened for appending is written at its end. Large reads and
-/// writes go in pieces. If one piece fails, pieces behind it may have been written nevertheless. Calls block until the server has replied.
+/// [`Read`], [`Write`] and [`Seek`] use a cursor that this value keeps. A file opened for appending is written at its end.
+/// Large reads and writes go in pieces. If one piece fails, pieces behind it may have been written nevertheless. Calls block
+/// until the server has replied.
 pub struct IoFile {
     link: Arc<Link>,
     descriptor: u16,
@@ -44,7 +46,8 @@ impl IoFile {
         At { descriptor: self.descriptor, offset }
     }
 
-    /// Reads from `offset` on, without moving the cursor, until `into` is full or the file ends. Returns how many bytes were read.
+    /// Reads from `offset` on, without moving the cursor, until `into` is full or the file ends. Returns how many bytes were
+    /// read.
     ///
     /// # Errors
     /// As `pread(2)`.
@@ -64,8 +67,8 @@ impl IoFile {
         Ok(())
     }
 
-    /// Writes at `offset`, without moving the cursor. Returns how many bytes were written, which are fewer if an error occurred after the
-    /// first of them.
+    /// Writes at `offset`, without moving the cursor. Returns how many bytes were written, which are fewer if an error occurred
+    /// after the first of them.
     ///
     /// # Errors
     /// As `pwrite(2)`. A file opened for appending is written at its end, whatever `offset` is.

@@ -1,9 +1,9 @@
 //! Operations on files, at once or by io_uring.
 //!
-//! Operations that may wait for a medium go through the ring, so that no other client waits for them: opening, reading, writing and
-//! syncing. Operations that can't wait are plain calls, which cost less: everything on files in memory, reads of cached data
-//! (`RWF_NOWAIT`), and writes while there is only one client. If io_uring is not available, all operations are plain calls, and all clients
-//! wait for each other's medium.
+//! Operations that may wait for a medium go through the ring, so that no other client waits for them: opening, reading, writing
+//! and syncing. Operations that can't wait are plain calls, which cost less: everything on files in memory, reads of cached
+//! data (`RWF_NOWAIT`), and writes while there is only one client. If io_uring is not available, all operations are plain
+//! calls, and all clients wait for each other's medium.
 
 use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
@@ -219,7 +219,8 @@ impl Files {
         };
         match done {
             Ok(count) => self.prepared = self.prepared.saturating_sub(count),
-            // The rest of what was prepared stays in the ring. After a wait that ended early, the kernel does not say how much it took.
+            // The rest of what was prepared stays in the ring. After a wait that ended early, the kernel does not say how much
+            // it took.
             Err(error) => {
                 self.prepared = ring.submission().len();
                 if want == 0 && !is_passing(&error) {

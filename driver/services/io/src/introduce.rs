@@ -1,5 +1,6 @@
-//! Newcomers: nodes that want to become clients. Finding the way to a node over the network takes a while. So may creating its memory, and
-//! ending both. Other threads do this, so that no client waits for it: one thread for each newcomer, and one for everything that ends.
+//! Newcomers: nodes that want to become clients. Finding the way to a node over the network takes a while. So may creating its
+//! memory, and ending both. Other threads do this, so that no client waits for it: one thread for each newcomer, and one for
+//! everything that ends.
 
 use super::clients::Name;
 use super::way::Outlet;
@@ -57,8 +58,8 @@ impl Introductions {
         Self { node: node.clone(), waiting: Vec::new(), ends: None, ending: Vec::new(), over: false, tell, told }
     }
 
-    /// Whether one more newcomer can be handled. A node may have as many underway as it leaves for others. What still has to be dropped for
-    /// its former clients counts, too: otherwise memory would pile up for a node that comes and goes.
+    /// Whether one more newcomer can be handled. A node may have as many underway as it leaves for others. What still has to be
+    /// dropped for its former clients counts, too: otherwise memory would pile up for a node that comes and goes.
     pub(super) fn has_room_for(&self, name: Name) -> bool {
         let node = name.who.0;
         let ending = self.ending.iter().filter(|(of, token)| *of == node && token.strong_count() > 0).count();

@@ -29,29 +29,31 @@ impl IoServerBuilder {
         self
     }
 
-    /// Sets whether file systems mounted inside the directory are served, too [default: false: paths that lead there fail with `EXDEV`].
-    /// Files of the kernel's own file systems, such as `/proc`, are never opened (`EOPNOTSUPP`).
+    /// Sets whether file systems mounted inside the directory are served, too [default: false: paths that lead there fail with
+    /// `EXDEV`]. Files of the kernel's own file systems, such as `/proc`, are never opened (`EOPNOTSUPP`).
     pub fn other_file_systems(mut self, other_file_systems: bool) -> Self {
         self.other_file_systems = other_file_systems;
         self
     }
 
-    /// Sets how many clients there can be at a time: 1 to 64 [default: 64]. More get `EUSERS`. A node gets another client only while more
-    /// places are free than it has.
+    /// Sets how many clients there can be at a time: 1 to 64 [default: 64]. More get `EUSERS`. A node gets another client only
+    /// while more places are free than it has.
     pub fn clients(mut self, most: usize) -> Self {
         self.limits.clients = most;
         self
     }
 
-    /// Sets how many descriptors one client can have: 1 to 65535 [default: 256]. More get `EMFILE`. All clients together get at most three
-    /// quarters of the process's limit (`RLIMIT_NOFILE`), and a node gets another descriptor only while more are free than it has.
+    /// Sets how many descriptors one client can have: 1 to 65535 [default: 256]. More get `EMFILE`. All clients together get at
+    /// most three quarters of the process's limit (`RLIMIT_NOFILE`), and a node gets another descriptor only while more are
+    /// free than it has.
     pub fn descriptors(mut self, most: usize) -> Self {
         self.limits.descriptors = most;
         self
     }
 
-    /// Sets how much shared memory the staging of all clients takes, in bytes [default: 64 MiB]. A client gets at most half of what is
-    /// left, less what its node has already. A client without staging memory reads and writes in messages, 16 KiB at a time.
+    /// Sets how much shared memory the staging of all clients takes, in bytes [default: 64 MiB]. From what is left, the server
+    /// subtracts what the client's node has already, and the client gets at most half of the rest. A client without staging memory
+    /// reads and writes in messages, 16 KiB at a time.
     pub fn staging_bytes(mut self, most: usize) -> Self {
         self.limits.staging = most;
         self
@@ -66,8 +68,8 @@ impl IoServerBuilder {
     /// Starts to serve, on a thread of its own. Makes system calls.
     ///
     /// # Errors
-    /// The directory can't be opened. The system lacks `openat2` (Linux 5.6). [`IoEngine::Uring`] was asked for, and the system does not
-    /// offer it. A limit is out of range.
+    /// The directory can't be opened. The system lacks `openat2` (Linux 5.6). [`IoEngine::Uring`] was asked for, and the system
+    /// does not offer it. A limit is out of range.
     pub fn start(self) -> std::io::Result<IoServer> {
         let Limits { clients, descriptors, .. } = self.limits;
         if !(1..=CLIENTS).contains(&clients) || !(1..=0xffff).contains(&descriptors) {

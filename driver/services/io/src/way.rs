@@ -1,7 +1,7 @@
 //! How requests and replies travel: through a device of the server, and a device of each node that has clients.
 //!
-//! The names of the devices contain the node ids, so both sides know them. A client's thread is a thread of its node's device, so a reply
-//! goes straight into its memory, whichever other threads of that node wait.
+//! The names of the devices contain the node ids, so both sides know them. A client's thread is a thread of its node's device,
+//! so a reply goes straight into its memory, whichever other threads of that node wait.
 
 use super::wire::{ROOM, thread_of};
 use doorbell_device::{Device, DeviceEnvelope, DeviceSender, DeviceThread};
@@ -21,8 +21,8 @@ const THREADS: usize = 64;
 const SERVERS: usize = 16;
 /// How long a server may take to make room for a request without a reply.
 const TELL: Duration = Duration::from_secs(5);
-/// How long a reply may wait for a client's thread while other threads of its node wait for theirs. A thread that was stopped for longer
-/// finds out that its reply is lost.
+/// How long a reply may wait for a client's thread while other threads of its node wait for theirs. A thread that was stopped
+/// for longer finds out that its reply is lost.
 const FETCH: Duration = Duration::from_secs(30);
 
 fn of_server(server: NodeId) -> String {

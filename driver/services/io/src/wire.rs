@@ -1,8 +1,8 @@
 //! Requests and replies: fixed structures of plain numbers, and the bytes behind them.
 //!
-//! A request is one message: a [`Request`], and behind it the bytes to write, or a path. A reply is one message: a [`Reply`], and behind it
-//! the bytes that were read. The tag of both holds the asking thread (high half) and the number of the request (low half). Each side checks
-//! everything that comes from the other before it uses it.
+//! A request is one message: a [`Request`], and behind it the bytes to write, or a path. A reply is one message: a [`Reply`],
+//! and behind it the bytes that were read. The tag of both holds the asking thread (high half) and the number of the request
+//! (low half). Each side checks everything that comes from the other before it uses it.
 
 use doorbell_engine::KEY_BYTES;
 use zerocopy::byteorder::little_endian::I64;
@@ -56,8 +56,8 @@ pub(super) enum Op {
     Remove = 12,
     /// Set the length of a file to `offset`.
     Resize = 13,
-    /// Ask whether the sender is still a client, and how many of its other requests have no reply. Replies arrive in the order in which
-    /// they are given. So an earlier request is lost if it is not counted and its reply is not there.
+    /// Ask whether the sender is still a client, and how many of its other requests have no reply. Replies arrive in the order
+    /// in which they are given. So an earlier request is lost if it is not counted and its reply is not there.
     Ping = 14,
 }
 

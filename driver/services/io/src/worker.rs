@@ -27,7 +27,7 @@ const JOBS_OF_ONE: usize = 16;
 const SWEEP: Duration = Duration::from_millis(50);
 /// After this many requests the server looks at the clock, however busy it is.
 const CLOCK_EVERY: u32 = 1024;
-/// After this many requests of one batch, pending work of others gets a turn.
+/// After this many requests in a row, other pending work gets a turn.
 const BATCH: u32 = 16;
 /// How long to wait for the ring while requests may arrive, at first and at most.
 const NAP: Duration = Duration::from_micros(50);
@@ -366,7 +366,8 @@ impl Worker {
         self.answer_newcomer(name, letter.tag, answer);
     }
 
-    /// Whether one more thread of a node can be a client: only while more places are free than that node has, so that no node takes all.
+    /// Whether one more thread of a node can be a client: only while more places are free than that node has, so that no node
+    /// takes all.
     fn has_place_for(&self, name: Name) -> bool {
         let [of_node, all] = self.introductions.clients(name.who.0);
         let free = self.limits.clients.saturating_sub(self.clients.len() + all);
