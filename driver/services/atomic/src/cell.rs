@@ -14,8 +14,8 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-/// A value that is updated atomically, by [`atomic!`](doorbell_macros::atomic) or by the functions that the macro is translated to. Threads
-/// can share it; in a region, nodes can.
+/// A value that is updated atomically, by [`atomic!`](doorbell_macros::atomic) or by the functions that the macro is translated
+/// to. Threads can share it; in a region, nodes can.
 #[repr(transparent)]
 pub struct AtomicCell<T: AtomicValue> {
     form: UnsafeCell<T::Form>,
@@ -242,20 +242,21 @@ impl<T: AtomicValue> AtomicCell<T>
 where
     T::Form: Word,
 {
-    /// The element `index` of a region as a cell. Updates are as cheap as in private memory, and see those of peers that have a key. A put
-    /// that overlaps an update is not atomic, and one of the two may be lost.
+    /// The element `index` of a region as a cell. Updates are as cheap as in private memory, and see those of peers that have a
+    /// key. A put that overlaps an update is not atomic, and one of the two may be lost.
     ///
-    /// Not for values that are updated under a lock; see [`RemoteCell::open`](super::RemoteCell::open). Like the region itself, the cell
-    /// must not be used in a forked child, where its memory is missing.
+    /// Not for values that are updated under a lock; see [`RemoteCell::open`](super::RemoteCell::open). Like the region itself,
+    /// the cell must not be used in a forked child, where its memory is missing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the region has no such element; [`Error::Unsupported`] if this processor lacks an instruction that the cell
-    /// needs; [`Error::Forked`].
+    /// [`Error::Invalid`] if the region has no such element; [`Error::Unsupported`] if this processor lacks an instruction that
+    /// the cell needs; [`Error::Forked`].
     #[inline]
     pub fn at<E: Element<Value = T>>(region: &Region<E>, index: usize) -> Result<&Self> {
         check_processor::<T>()?;
         let at = elements_of(region, "use as a cell", index, 1)?;
-        // SAFETY: an element of the region, which is mapped as long as it; it has the layout of the form (`Element`), and regions begin at pages.
+        // SAFETY: an element of the region, which is mapped as long as it; it has the layout of the form (`Element`), and
+        // regions begin at pages.
         Ok(unsafe { &*at.cast() })
     }
 }

@@ -238,7 +238,8 @@ impl AtomicRequest {
     /// Does the update, ordered as `acq_rel`, and returns the old value if it was requested.
     ///
     /// # Safety
-    /// `at` is aligned to [`TypeCode::bytes`] and as many bytes are readable and writable there; all others access it by atomic instructions, too.
+    /// `at` is aligned to [`TypeCode::bytes`] and as many bytes are readable and writable there; all others access it by atomic
+    /// instructions, too.
     pub unsafe fn perform(&self, at: *mut u8) -> [u8; 16] {
         use Kind::*;
         macro_rules! integer {

@@ -35,8 +35,8 @@ pub trait Form<T>: Plain {
         callback: impl FnMut(T) -> Option<T>,
     ) -> Result<Option<(T, T)>, NoUpdate<U::Stop>>;
 
-    /// Replaces the value by one instruction. Returns the old value if `fetch` is set, and else anything. Only if [`SET`](Self::SET) is
-    /// native.
+    /// Replaces the value by one instruction. Returns the old value if `fetch` is set, and else anything. Only if
+    /// [`SET`](Self::SET) is native.
     ///
     /// # Safety
     /// As [`load`](Self::load).
@@ -79,7 +79,8 @@ macro_rules! word_form {
                     }
                     let old = T::from_word(seen);
                     let Some(new) = callback(old) else { return Ok(None) };
-                    // SAFETY: caller. The bytes are compared, not the value made of them: several byte patterns may make the same value.
+                    // SAFETY: caller. The bytes are compared, not the value made of them: several byte patterns may make the
+                    // same value.
                     match unsafe { Word::compare_exchange(at, seen, new.into_word(), ordering) } {
                         Ok(_) => return Ok(Some((old, new))),
                         Err(now) => seen = now,
@@ -114,7 +115,8 @@ pub struct UnderLock<const N: usize>([u64; N]);
 
 impl<const N: usize> UnderLock<N> {
     /// # Safety
-    /// `at` is aligned, and readable and writable for the form as long as the answer is used; all others access it by atomic instructions.
+    /// `at` is aligned, and readable and writable for the form as long as the answer is used; all others access it by atomic
+    /// instructions.
     #[inline(always)]
     unsafe fn at<'a>(at: *mut Self) -> Locked<'a> {
         // SAFETY: caller; it consists of words.

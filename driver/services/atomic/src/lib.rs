@@ -1,10 +1,10 @@
-//! The atomic service: updates of shared values, written as ordinary expressions and made atomic in the cheapest way that the platform has.
-//! A program holds a value in an [`AtomicCell`], or opens a [`RemoteCell`] on an element of any node's region with [`RemoteCell::open`].
-//! Then it writes [`atomic!`](doorbell_macros::atomic)` { cell += 1 }`.
+//! The atomic service: updates of shared values, written as ordinary expressions and made atomic in the cheapest way that the
+//! platform has. A program holds a value in an [`AtomicCell`], or opens a [`RemoteCell`] on an element of any node's region
+//! with [`RemoteCell::open`]. Then it writes [`atomic!`](doorbell_macros::atomic)` { cell += 1 }`.
 //!
 //! The macro translates the update into an **instruction** if the platform has one for the operator and the type; else into a
-//! **compare-and-swap** loop around a callback; else, for values larger than 16 bytes, into a callback under a **lock**. The compiler knows
-//! which of the three it is ([`Operate::TIER`]), and `doorbell atomics` prints it.
+//! **compare-and-swap** loop around a callback; else, for values larger than 16 bytes, into a callback under a **lock**. The
+//! compiler knows which of the three it is ([`Operate::TIER`]), and `doorbell atomics` prints it.
 //!
 //! ```
 //! use doorbell::atomic;
@@ -25,31 +25,34 @@
 //! ```
 //!
 //! # What may be written
-//! - `cell OP= x` with each of `+ - * / % & | ^ << >>`; `cell = x`; `cell = max(cell, x)` and `min`, as functions or methods; `cell = cell
-//!   OP x`, which is the same as `cell OP= x`. The operand is evaluated once, before the update. Macro calls in the operand are not
-//!   translated: in `cell = cell + mac!(cell)` the second `cell` is the cell itself, not its value.
-//! - `cell = EXPRESSION`, in which the cell stands for its value. The expression is evaluated at each attempt, so it should have no other
-//!   effects. It can't leave the update by `?`, `return` or `break`, bind the cell's name again, or use it in a macro call.
-//! - Any of these followed by ` if CONDITION`: the update takes place if the condition holds for the value, and is declined if not.
+//! - `cell OP= x` with each of `+ - * / % & | ^ << >>`; `cell = x`; `cell = max(cell, x)` and `min`, as functions or methods;
+//!   `cell = cell OP x`, which is the same as `cell OP= x`. The operand is evaluated once, before the update. Macro calls in
+//!   the operand are not translated: in `cell = cell + mac!(cell)` the second `cell` is the cell itself, not its value.
+//! - `cell = EXPRESSION`, in which the cell stands for its value. The expression is evaluated at each attempt, so it should
+//!   have no other effects. It can't leave the update by `?`, `return` or `break`, bind the cell's name again, or use it in a
+//!   macro call.
+//! - Any of these followed by ` if CONDITION`: the update takes place if the condition holds for the value, and is declined if
+//!   not.
 //! - `cell` alone, which reads the value.
-//! - Before a colon: `old` or `new` for the value before or after; an ordering; `attempts(n)`, which is [`NotPerformed::NoAttempt`] if `n`
-//!   is 0.
+//! - Before a colon: `old` or `new` for the value before or after; an ordering; `attempts(n)`, which is
+//!   [`NotPerformed::NoAttempt`] if `n` is 0.
 //!
-//! The cell can be any expression: a variable, a field, an element, a call. Use [`AtomicCell`] for private memory and for a region of this
-//! node, and [`RemoteCell`] for a region of any node.
+//! The cell can be any expression: a variable, a field, an element, a call. Use [`AtomicCell`] for private memory and for a
+//! region of this node, and [`RemoteCell`] for a region of any node.
 //!
 //! # What an update returns
 //! An update of an [`AtomicCell`] returns the requested value, or `()`. With `if` or `attempts` it returns a `Result` with
-//! [`NotPerformed`]. A [`RemoteCell`] may be out of reach, so it always returns a `Result` with [`Error`](doorbell_engine::Error).
+//! [`NotPerformed`]. A [`RemoteCell`] may be out of reach, so it always returns a `Result` with
+//! [`Error`](doorbell_engine::Error).
 //!
 //! # Ordering
-//! An update is `acq_rel` by default: a thread that reads its result also sees what was written before it. A read is `acquire`, and `cell =
-//! x` that returns nothing is `release`. `relaxed` orders only the cell itself. All `seq_cst` updates have one order. A lock orders at
-//! least like `acq_rel`.
+//! An update is `acq_rel` by default: a thread that reads its result also sees what was written before it. A read is `acquire`,
+//! and `cell = x` that returns nothing is `release`. `relaxed` orders only the cell itself. All `seq_cst` updates have one
+//! order. A lock orders at least like `acq_rel`.
 //!
 //! # Values
-//! See [`AtomicValue`]. Updates of one type by different tiers see each other: an instruction and a compare-and-swap on one word never miss
-//! one another, and if a type needs a lock, every update takes it.
+//! See [`AtomicValue`]. Updates of one type by different tiers see each other: an instruction and a compare-and-swap on one
+//! word never miss one another, and if a type needs a lock, every update takes it.
 //!
 //! ```
 //! use doorbell::atomic::{AtomicCell, AtomicValue, Tier, tier};
@@ -226,8 +229,8 @@ pub trait Place {
         callback: impl FnMut(Self::Value) -> Self::Value,
     ) -> Self::Done<W::Out>;
 
-    /// Updates the value by a callback, which declines by `None`, in at most `attempts` attempts. Never uses an instruction, since an
-    /// instruction can't fail.
+    /// Updates the value by a callback, which declines by `None`, in at most `attempts` attempts. Never uses an instruction,
+    /// since an instruction can't fail.
     fn attempt<W: Want<Self::Value>>(
         &self,
         attempts: Option<u32>,

@@ -42,8 +42,8 @@ operators! {
     Set
 }
 
-/// A value that has an operator. Integers wrap around in every build. Shift counts are taken modulo the bits of the type. Division by zero
-/// panics before anything is changed.
+/// A value that has an operator. Integers wrap around in every build. Shift counts are taken modulo the bits of the type.
+/// Division by zero panics before anything is changed.
 #[diagnostic::on_unimplemented(
     message = "no atomic operator `{O}` of `{Self}` takes an operand of type `{R}`",
     label = "not an operation of `{Self}`",
@@ -115,8 +115,8 @@ enum Kind {
 /// The tiers on this platform for a word of at most eight bytes: without a result, and with one.
 const fn tiers(kind: Kind) -> (Tier, Tier) {
     use Tier::{CompareAndSwap, Native};
-    // Since ARMv8.1 there is an instruction for each, with and without a result. On older processors, and if the compiler was not told that
-    // the processor has them, a helper asks the processor, or a loop is used.
+    // Since ARMv8.1 there is an instruction for each, with and without a result. On older processors, and if the compiler was
+    // not told that the processor has them, a helper asks the processor, or a loop is used.
     if cfg!(all(target_arch = "aarch64", target_feature = "lse")) {
         return (Native, Native);
     }

@@ -15,9 +15,9 @@ use std::time::Instant;
 
 /// An update in progress; see [`RemoteCell::start`](super::RemoteCell::start).
 ///
-/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future, which
-/// panics if it is polled again after it was ready. Dropping it cancels the update if it was not sent yet, except inside a callback of
-/// `recv_with`. An update that was sent takes place, and its result is lost.
+/// It advances while any thread of the node waits, while the poller runs, and inside [`test`](Self::test). It is also a future,
+/// which panics if it is polled again after it was ready. Dropping it cancels the update if it was not sent yet, except inside
+/// a callback of `recv_with`. An update that was sent takes place, and its result is lost.
 #[must_use = "an update that is dropped may or may not take place"]
 pub struct Pending<V>(State<V>);
 
@@ -98,8 +98,8 @@ impl<V> Pending<V> {
     /// Waits until the update has ended. Drives the node's engine meanwhile.
     ///
     /// # Errors
-    /// As an update that waits; see [`RemoteCell`](super::RemoteCell). [`Error::Abandoned`] where waiting is impossible, as inside
-    /// `recv_with`: the update may take place nevertheless.
+    /// As an update that waits; see [`RemoteCell`](super::RemoteCell). [`Error::Abandoned`] where waiting is impossible, as
+    /// inside `recv_with`: the update may take place nevertheless.
     ///
     /// # Panics
     /// If its result was taken before, by polling it.
@@ -143,8 +143,8 @@ impl<V> Pending<V> {
     }
 }
 
-/// A future that ends with the update. The thread that drives the engine wakes its task. Under `Progress::Inline` only calls of this node
-/// drive, so every poll turns the engine and asks to be polled again.
+/// A future that ends with the update. The thread that drives the engine wakes its task. Under `Progress::Inline` only calls of
+/// this node drive, so every poll turns the engine and asks to be polled again.
 impl<V: Unpin> Future for Pending<V> {
     type Output = Result<V>;
 

@@ -32,22 +32,22 @@ const UPDATE: Act = Act { name: "update a cell", writes: true };
 const CREDIT: u32 = 256;
 
 /// A cell in a region of any node of the domain, as one node reaches it. `Send` and `Sync`; made to be kept.
-/// [`atomic!`](doorbell_macros::atomic) takes it like an [`AtomicCell`](super::AtomicCell), but each update returns a `Result`, since the
-/// region may be gone.
+/// [`atomic!`](doorbell_macros::atomic) takes it like an [`AtomicCell`](super::AtomicCell), but each update returns a `Result`,
+/// since the region may be gone.
 ///
-/// Over shared memory the caller's processor does the update in place, with a few checks and the instruction. The owner's processor does
-/// nothing. The cell checks once in 257 updates and reads whether the owner lives. After the owner's death, as many may still succeed, in
-/// memory that only nodes with an old mapping see.
+/// Over shared memory the caller's processor does the update in place, with a few checks and the instruction. The owner's
+/// processor does nothing. The cell checks once in 257 updates and reads whether the owner lives. After the owner's death, as
+/// many may still succeed, in memory that only nodes with an old mapping see.
 ///
-/// Over the network the engine of the region's node does the update without its application, and the call waits for the reply, which takes
-/// a round trip. The call drives this node's engine meanwhile. An operator takes one request. A callback takes a read and a
-/// compare-and-swap, which are repeated if another update came between. [`start`](Self::start) does not wait, so many updates can be in
-/// progress at once. There is no deadline: the wait ends with the reply, or when the node dies or leaves. Each update takes place once,
-/// whatever the network loses or repeats.
+/// Over the network the engine of the region's node does the update without its application, and the call waits for the reply,
+/// which takes a round trip. The call drives this node's engine meanwhile. An operator takes one request. A callback takes a
+/// read and a compare-and-swap, which are repeated if another update came between. [`start`](Self::start) does not wait, so
+/// many updates can be in progress at once. There is no deadline: the wait ends with the reply, or when the node dies or
+/// leaves. Each update takes place once, whatever the network loses or repeats.
 ///
-/// It is unknown whether an update took place after [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`], [`Error::Severed`], or an
-/// [`Error::Closed`] during the wait. Values under a lock can't be updated over the network: [`Error::Unsupported`]. Inside `recv_with` the
-/// error is [`Error::Reentrant`].
+/// It is unknown whether an update took place after [`Error::PeerDied`], [`Error::PeerLeft`], [`Error::Damaged`],
+/// [`Error::Severed`], or an [`Error::Closed`] during the wait. Values under a lock can't be updated over the network:
+/// [`Error::Unsupported`]. Inside `recv_with` the error is [`Error::Reentrant`].
 pub struct RemoteCell<E> {
     node: Node,
     place: key::Place,
@@ -71,13 +71,13 @@ struct Mapped {
 }
 
 impl<E: Element> RemoteCell<E> {
-    /// Opens the first element that the key names as a cell. Maps the region if this node has not used it yet, so keep the cell while it is
-    /// in use. Also works for regions of this node, and for values that are updated under a lock.
+    /// Opens the first element that the key names as a cell. Maps the region if this node has not used it yet, so keep the cell
+    /// while it is in use. Also works for regions of this node, and for values that are updated under a lock.
     ///
     /// # Errors
-    /// [`Error::Key`] if the key is invalid or names no element; [`Error::PeerDied`], [`Error::PeerLeft`]; [`Error::Shm`] if the region
-    /// can't be mapped; [`Error::Unsupported`] if this processor lacks an instruction that the cell needs; [`Error::Closed`],
-    /// [`Error::Forked`], [`Error::Severed`].
+    /// [`Error::Key`] if the key is invalid or names no element; [`Error::PeerDied`], [`Error::PeerLeft`]; [`Error::Shm`] if
+    /// the region can't be mapped; [`Error::Unsupported`] if this processor lacks an instruction that the cell needs;
+    /// [`Error::Closed`], [`Error::Forked`], [`Error::Severed`].
     pub fn open(node: &Node, key: Key<E, ReadWrite>) -> Result<Self> {
         check_processor::<E::Value>()?;
         let (shared, place) = (shared_of(node), *place_of(&key));
@@ -277,10 +277,10 @@ impl<E: Element> RemoteCell<E> {
         }
     }
 
-    /// Begins an update by an operator, without waiting for its end. Up to 64 operations to a node may be in progress over the network,
-    /// puts and gets among them; about a thousand more for all nodes may wait here. Updates begun close together go in one datagram.
-    /// Updates that one thread begins on one node take place in that order. Over shared memory the update has taken place when this
-    /// returns.
+    /// Begins an update by an operator, without waiting for its end. Up to 64 operations to a node may be in progress over the
+    /// network, puts and gets among them; about a thousand more for all nodes may wait here. Updates begun close together go in
+    /// one datagram. Updates that one thread begins on one node take place in that order. Over shared memory the update has
+    /// taken place when this returns.
     ///
     /// ```
     /// # use doorbell::{Node, Space};
@@ -302,8 +302,8 @@ impl<E: Element> RemoteCell<E> {
     /// If it divides by zero.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an operator of the program's own type, which the other node does not know, and for a value under a lock;
-    /// [`Error::Full`] if a thousand updates wait at this node to be sent. Otherwise as for an update that waits.
+    /// [`Error::Unsupported`] for an operator of the program's own type, which the other node does not know, and for a value
+    /// under a lock; [`Error::Full`] if a thousand updates wait at this node to be sent. Otherwise as for an update that waits.
     pub fn start<O, W, R>(&self, operand: R) -> Result<Pending<W::Out>>
     where
         R: Copy,
@@ -335,8 +335,8 @@ impl<E: Element> RemoteCell<E> {
         self.start_apart(load, |_, old| E::Value::from_bytes(old))
     }
 
-    /// Begins to replace the value by `new` if its bytes are those of `expected`, without waiting; see [`start`](Self::start). The result
-    /// is the old value: it was replaced if it equals `expected`.
+    /// Begins to replace the value by `new` if its bytes are those of `expected`, without waiting; see [`start`](Self::start).
+    /// The result is the old value: it was replaced if it equals `expected`.
     ///
     /// # Errors
     /// As [`start`](Self::start).

@@ -15,8 +15,8 @@ pub struct Row {
     pub tier_fetch: Tier,
 }
 
-/// Calls a macro for each type of the table, with all its operators and their operand types: `then!(u8: Add u8, … Shl u32, …)`. The result
-/// is an array of the results.
+/// Calls a macro for each type of the table, with all its operators and their operand types: `then!(u8: Add u8, … Shl u32, …)`.
+/// The result is an array of the results.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! atomic_table {
@@ -54,6 +54,6 @@ macro_rules! rows {
     };
 }
 
-/// The table, by types. A program's own types have the operators of [`std::ops`] that they implement, and those of [`Ord`], all by the tier
-/// of their size; see [`tier`](super::tier).
+/// The table, by types. A program's own types have the operators of [`std::ops`] that they implement, and those of [`Ord`], all
+/// by the tier of their size; see [`tier`](super::tier).
 pub const TABLE: &[&[Row]] = &crate::atomic_table!(rows);

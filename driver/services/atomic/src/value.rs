@@ -55,7 +55,8 @@ pub fn read_plain<T: Plain>(bytes: &[u8]) -> T {
     }
 }
 
-/// A place in memory that nodes share, as a byte offset from the beginning of a region. An address would be meaningless to another process.
+/// A place in memory that nodes share, as a byte offset from the beginning of a region. An address would be meaningless to
+/// another process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable)]
 #[repr(transparent)]
 pub struct Offset(pub u64);
@@ -126,8 +127,8 @@ impl AtomicValue for bool {
     }
 }
 
-/// A value of at most 16 bytes that is updated under a lock although it needs none: to measure what a lock costs, and for a processor
-/// without a compare-and-swap of 16 bytes.
+/// A value of at most 16 bytes that is updated under a lock although it needs none: to measure what a lock costs, and for a
+/// processor without a compare-and-swap of 16 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ByLock<T>(pub T);
 
@@ -152,7 +153,8 @@ impl<T: AtomicValue> AtomicValue for ByLock<T> {
     }
 }
 
-/// An element of a region that is a cell of a value: `node.region::<Atom<T>>(8)`. Numbers need no `Atom`. Zeroed memory is a zero value.
+/// An element of a region that is a cell of a value: `node.region::<Atom<T>>(8)`. Numbers need no `Atom`. Zeroed memory is a
+/// zero value.
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(transparent)]
 pub struct Atom<T: AtomicValue>(T::Form);

@@ -14,7 +14,8 @@ pub trait Word: Plain + Copy + Eq + sealed::Sealed {
     const ZERO: Self;
 
     /// # Safety
-    /// As for each of these: `at` is aligned and readable and writable for the word; all others access it by atomic instructions, too.
+    /// As for each of these: `at` is aligned and readable and writable for the word; all others access it by atomic
+    /// instructions, too.
     #[doc(hidden)]
     unsafe fn load(at: *mut Self, ordering: Ordering) -> Self;
     /// # Safety
