@@ -12,8 +12,8 @@ use std::time::Duration;
 /// The doorbell words of one node, in the header page of its inbox.
 #[repr(C, align(128))]
 pub struct Bell {
-    /// The number of the thread that sleeps or is about to, and 0 while the consumer is awake. The consumer sets it; the thread that
-    /// wakes the consumer clears it.
+    /// The number of the thread that sleeps or is about to, and 0 while the consumer is awake. The consumer sets it; the thread
+    /// that wakes the consumer clears it.
     armed: AtomicU32,
     #[cfg(not(loom))]
     _apart: [u32; 31],
@@ -77,8 +77,8 @@ impl Bell {
         self.arm_as(ONLY)
     }
 
-    /// Like [`arm`](Self::arm), for one of several threads that sleep here in turns. Each thread has a number of its own, which is
-    /// not 0. A thread that was told to make room finds another number than its own, and does not sleep.
+    /// Like [`arm`](Self::arm), for one of several threads that sleep here in turns. Each thread has a number of its own, which
+    /// is not 0. A thread that was told to make room finds another number than its own, and does not sleep.
     pub fn arm_as(&self, sleeper: u32) -> bool {
         // An exchange, so that it comes after the store of a producer that woke an earlier sleep.
         self.armed.swap(sleeper, Ordering::AcqRel);
@@ -103,7 +103,8 @@ impl Bell {
         self.armed.store(0, Ordering::Relaxed);
     }
 
-    /// Consumer: disarms the bell if it is armed for this sleeper. Another thread may have armed it since for itself, and sleeps on its own number.
+    /// Consumer: disarms the bell if it is armed for this sleeper. Another thread may have armed it since for itself, and
+    /// sleeps on its own number.
     pub fn disarm_as(&self, sleeper: u32) {
         let _ = self.armed.compare_exchange(sleeper, 0, Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -266,7 +266,7 @@ impl ShmError {
         let source = source.into();
         let hint = match source.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE) => "too many files are open: raise 'ulimit -n'",
-            Some(libc::EACCES | libc::EPERM) => "check who owns the file and its directory",
+            Some(libc::EACCES | libc::EPERM) => "check the owner of the file and of its directory",
             Some(libc::ENOENT | libc::ENOTDIR) => "check that the directory exists (usually /dev/shm, a tmpfs)",
             Some(libc::ENOMEM) => "free memory, or use fewer nodes or smaller lanes",
             Some(libc::EEXIST) => "a file of that name exists and is not a leftover of Doorbell: remove it",

@@ -309,7 +309,7 @@ impl<'a> Locked<'a> {
                 std::thread::yield_now();
             } else {
                 updater.go_on().map_err(NoUpdate::Stop)?;
-                // A word that is not a valid owner belongs to no one.
+                // A word that is not a valid owner id counts as a dead owner.
                 let lives = OwnerId::from_bits(seen).is_some_and(|owner| owner.bits() == seen && updater.lives(owner));
                 if seen != 0 && !lives && take(seen) {
                     return Ok(());
@@ -411,7 +411,7 @@ mod tests {
         dead.store(true, Ordering::Relaxed);
         assert_eq!(raise(value, &other, None), Ok(true));
         assert_eq!((load(value), value.holder()), (vec![2, 2], None));
-        // An invalid owner belongs to no one.
+        // An invalid owner id counts as a dead owner.
         dead.store(false, Ordering::Relaxed);
         words[0].store(u64::MAX, Ordering::Relaxed);
         assert_eq!(raise(value, &other, None), Ok(true));

@@ -153,9 +153,9 @@ impl<'a> Held<'a> {
         Counts { received, stored, dropped, dropped_bytes, inherited, broken }
     }
 
-    /// Does the steps (b) to (f) once: takes a stored message for the thread of `slot`, or else one header from the device. `take` gets a
-    /// message for this thread, and returns whether it took it; if not, the message stays. `told` is called for each step. `now` returns
-    /// nanoseconds.
+    /// Does the steps (b) to (f) once: takes a stored message for the thread of `slot`, or else one header from the device.
+    /// `take` gets a message for this thread, and returns whether it took it; if not, the message stays. `told` is called for
+    /// each step. `now` returns nanoseconds.
     #[inline]
     pub fn receive(
         &self,
@@ -220,8 +220,8 @@ impl<'a> Held<'a> {
         self.view.root.lock.get().owner() == Some(self.me)
     }
 
-    /// Whether this message is the next of its lane and this thread may move it. A thread that lost the lock, or finds words that no owner
-    /// wrote, must not touch the lane.
+    /// Whether this message is the next of its lane and this thread may move it. A thread that lost the lock, or finds words
+    /// that no owner wrote, must not touch the lane.
     #[inline]
     fn is_next(&self, header: &Header) -> bool {
         self.is_mine() && self.view.lanes[header.place.lane].scan.0.load(Ordering::Relaxed) == header.place.at
@@ -346,7 +346,8 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// (f) Puts a header into the storage of its thread, and wakes the thread. False if there is no room: then the lane is blocked.
+    /// (f) Puts a header into the storage of its thread, and wakes the thread. False if there is no room: then the lane is
+    /// blocked.
     fn store(&self, header: Header, now: u64) -> bool {
         if !self.is_next(&header) {
             return false;
@@ -408,7 +409,8 @@ impl<'a> Held<'a> {
         Some(slot)
     }
 
-    /// Frees a slot by dropping the messages for a thread id that no thread has. If there are several, those that have waited longest.
+    /// Frees a slot by dropping the messages for a thread id that no thread has. If there are several, those that have waited
+    /// longest.
     fn evict(&self) {
         let since = |slot: &usize| {
             let words = &self.view.slots[*slot];
@@ -470,8 +472,8 @@ impl<'a> Held<'a> {
         self.wake_all();
     }
 
-    /// Drops messages that were not fetched within `limit` nanoseconds, frees the slots of dead threads, and clears idle lanes. Returns how
-    /// many messages were dropped.
+    /// Drops messages that were not fetched within `limit` nanoseconds, frees the slots of dead threads, and clears idle lanes.
+    /// Returns how many messages were dropped.
     #[cold]
     pub fn sweep(&self, now: u64, limit: u64, dead: &Dead) -> u64 {
         self.view.root.swept.store(now, Ordering::Relaxed);
@@ -552,8 +554,8 @@ impl<'a> Held<'a> {
             if since == 0 {
                 continue;
             }
-            // Also stores the headers behind it, until the lane ends or the storage is full. A thread whose message lies further behind
-            // looks itself.
+            // Also stores the headers behind it, until the lane ends or the storage is full. A thread whose message lies
+            // further behind looks itself.
             let place = || Place { lane, at: words.scan.0.load(Ordering::Relaxed) };
             words.blocked.store(0, Ordering::Relaxed);
             for _ in 0..STORED_MOST {
@@ -590,8 +592,8 @@ impl<'a> Held<'a> {
         Some(Ok((slot, owner)))
     }
 
-    /// Ends receiving by a slot, if `owner` still has it with this system thread. Stored messages wait for the next thread of the id, up to
-    /// the limit.
+    /// Ends receiving by a slot, if `owner` still has it with this system thread. Stored messages wait for the next thread of
+    /// the id, up to the limit.
     pub fn detach(&self, slot: usize, owner: OwnerId, tid: u64) {
         let words = &self.view.slots[slot];
         if words.owner.load(Ordering::Relaxed) == owner.bits() && self.view.move_tid(slot, tid, 0) {
@@ -618,8 +620,8 @@ impl View<'_> {
         self.root.lock.get()
     }
 
-    /// The system's number of the thread that has the lock by a slot. 0 if it has the lock without a slot, since its identification
-    /// contains the number, or if the slot has another owner by now.
+    /// The system's number of the thread that has the lock by a slot. 0 if it has the lock without a slot, since its
+    /// identification contains the number, or if the slot has another owner by now.
     pub fn tid_of(&self, owner: OwnerId) -> u64 {
         let slot = if owner.is_users() { None } else { self.slots.get(owner.number() as usize % MOST) };
         let slot = slot.filter(|slot| slot.owner.load(Ordering::Acquire) == owner.bits());
@@ -634,8 +636,8 @@ impl View<'_> {
         OwnerId::thread(node, life, (next as usize * MOST + slot) as u32)
     }
 
-    /// Receivers that are dead according to `lives`, which gets the owner and the system's number of its thread. Call it without the lock,
-    /// since it makes system calls. The slot `me` is skipped.
+    /// Receivers that are dead according to `lives`, which gets the owner and the system's number of its thread. Call it
+    /// without the lock, since it makes system calls. The slot `me` is skipped.
     pub fn dead(&self, me: Option<usize>, lives: impl Fn(OwnerId, u64) -> bool) -> Dead {
         let dead = |slot: usize| {
             let words = &self.slots[slot];
@@ -662,8 +664,8 @@ impl View<'_> {
         self.root.ended.0.store(1, Ordering::Release);
     }
 
-    /// Has the system thread `tid` receive by the slot of `me` from now on, in place of `former`. Returns its new identification. `None` if
-    /// the former thread was taken for dead meanwhile: then the slot may be another's.
+    /// Has the system thread `tid` receive by the slot of `me` from now on, in place of `former`. Returns its new
+    /// identification. `None` if the former thread was taken for dead meanwhile: then the slot may be another's.
     pub fn move_to(&self, slot: usize, me: OwnerId, former: u64, tid: u64) -> Option<OwnerId> {
         if self.slots[slot].owner.load(Ordering::Acquire) != me.bits() || !self.move_tid(slot, former, tid) {
             return None;
@@ -711,8 +713,8 @@ impl View<'_> {
         words.filter(|word| *word != 0).map(|word| (NodeId((word >> 32) as u16), Incarnation(word as u32)))
     }
 
-    /// Enters a process as attached, in a free place or in that of a dead one. False if there is no room. Call it under the domain's lock
-    /// file.
+    /// Enters a process as attached, in a free place or in that of a dead one. False if there is no room. Call it under the
+    /// domain's lock file.
     pub fn enter(&self, me: (NodeId, Incarnation), lives: impl Fn(NodeId, Incarnation) -> bool) -> bool {
         let free = |word: &&AtomicU64| {
             let was = word.load(Ordering::Acquire);

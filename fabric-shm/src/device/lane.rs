@@ -47,9 +47,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Takes a lane without a sender, or with a sender that is dead according to `lives`, and continues behind its messages. With a
-    /// `client`, the messages are that node's, and a lane that was that sender's before is preferred: its [`sequence`](Self::sequence)
-    /// continues.
+    /// Takes a lane without a sender, or with a sender that is dead according to `lives`, and continues behind its messages.
+    /// With a `client`, the messages are that node's, and a lane that was that sender's before is preferred: its
+    /// [`sequence`](Self::sequence) continues.
     ///
     /// One node can never take all lanes: it gets another one only while more are free than it has.
     ///
@@ -91,8 +91,8 @@ impl Writer {
         })?;
         let words = &view.lanes[lane];
         if former & 1 << lane == 0 {
-            // Threads that claim lanes at once may all have counted before any of them took one. Each counts again, as if threads with
-            // lower lanes had come first, so that the node gets its share and no more.
+            // Threads that claim lanes at once may all have counted before any of them took one. Each counts again, as if
+            // threads with lower lanes had come first, so that the node gets its share and no more.
             let (mut before, mut left) = (0, 0);
             for (other, words) in view.lanes.iter().enumerate().filter(|(_, words)| words.broken.load(Ordering::Relaxed) == 0) {
                 let (was, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
@@ -107,8 +107,8 @@ impl Writer {
         }
         let (mut at, mut sequence, latest) = words.published();
         let mut record = 1 - latest;
-        // The former owner may have died between a message and its record. The header is checked first: a receiver advances the scanned
-        // position before it takes the message.
+        // The former owner may have died between a message and its record. The header is checked first: a receiver advances the
+        // scanned position before it takes the message.
         let place = Place { lane, at };
         let is_there =
             view.header(place).is_ok_and(|header| header.is_some()) || is_behind(at, words.scan.0.load(Ordering::Acquire));
@@ -209,8 +209,9 @@ impl Writer {
             let base = view.rings[self.lane * (ring / PACKET)..].as_ptr().cast::<u8>().cast_mut();
             let from = (self.at as usize).wrapping_add(1).wrapping_mul(PACKET).wrapping_add(offset) & (ring - 1);
             let one = bytes.len().min(ring - from);
-            // SAFETY: both pieces lie in this lane's ring, in atomics; the packets are this writer's until it publishes them, and a reader
-            // that breaks that rule copies raw bytes. A payload's bytes are readable, and no payload lies in a ring that is written.
+            // SAFETY: both pieces lie in this lane's ring, in atomics; the packets are this writer's until it publishes them,
+            // and a reader that breaks that rule copies raw bytes. A payload's bytes are readable, and no payload lies in a
+            // ring that is written.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(from), one);
                 std::ptr::copy_nonoverlapping(bytes.as_ptr().add(one), base, bytes.len() - one);

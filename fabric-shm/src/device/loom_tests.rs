@@ -266,8 +266,8 @@ impl Device {
     }
 }
 
-/// Wherever an owner of the lock dies, messages for others reach them. Its own message reaches its heir, unless it was taken. No message
-/// comes twice.
+/// Wherever an owner of the lock dies, messages for others reach them. Its own message reaches its heir, unless it was taken.
+/// No message comes twice.
 #[test]
 fn the_next_owner_finds_all() {
     static DIED: AtomicBool = AtomicBool::new(true);

@@ -1,9 +1,9 @@
 //! A device: a reception FIFO that the threads of several processes share.
 //!
-//! A message is one header packet, which names the thread it is for, and data packets that follow it without packets of other messages in
-//! between. Each sender has a lane of its own in the device, and a message is visible once it is complete. So a sender that dies in the
-//! middle of a message blocks no other. A receiver takes the device's lock. It looks in the shared storage for headers that other threads
-//! put there for it, and then at the next headers in the lanes ([`Held`]).
+//! A message is one header packet, which names the thread it is for, and data packets that follow it without packets of other
+//! messages in between. Each sender has a lane of its own in the device, and a message is visible once it is complete. So a
+//! sender that dies in the middle of a message blocks no other. A receiver takes the device's lock. It looks in the shared
+//! storage for headers that other threads put there for it, and then at the next headers in the lanes ([`Held`]).
 //!
 //! ```text
 //! device | header, geometry | root: lock, names, counts | a slot for each thread | words of each lane | rings |
@@ -11,11 +11,12 @@
 //! packet | stamp | thread, bytes | tag | source | 32 bytes, if there are no more |
 //! ```
 //!
-//! **After a death.** Everything under the lock is changed in an order from which the next owner can tell what was done. A message is taken
-//! when its stamp is cleared. Stored headers are found again by walking a lane from where it is read to where it was scanned.
+//! **After a death.** Everything under the lock is changed in an order from which the next owner can tell what was done. A
+//! message is taken when its stamp is cleared. Stored headers are found again by walking a lane from where it is read to where
+//! it was scanned.
 //!
-//! **Trust.** Any process that may attach or send can write anything here. It can lose messages of this device, and delay waiting threads
-//! up to their deadlines. Every index and length is checked before it is used, and every walk is bounded.
+//! **Trust.** Any process that may attach or send can write anything here. It can lose messages of this device, and delay
+//! waiting threads up to their deadlines. Every index and length is checked before it is used, and every walk is bounded.
 
 #[cfg(not(loom))]
 mod facts;

@@ -125,7 +125,8 @@ fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|at| (at as u64 ^ seed) as u8).collect()
 }
 
-/// Wherever an owner of the lock dies, the next finds every message, and none twice except the one that the dead owner was about to take.
+/// Wherever an owner of the lock dies, the next finds every message, and none twice except the one that the dead owner was
+/// about to take.
 #[test]
 fn the_next_owner_finds_what_a_dead_one_did() {
     let mut points = 0;
@@ -420,8 +421,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Compared with a plain list for each lane and thread: whatever the order, the sizes and the deaths, no message is lost except those
-    /// that a dead thread had taken, none comes twice, and the messages of a lane come in order.
+    /// Compared with a plain list for each lane and thread: whatever the order, the sizes and the deaths, no message is lost
+    /// except those that a dead thread had taken, none comes twice, and the messages of a lane come in order.
     #[test]
     fn a_device_is_a_queue_for_each_thread(ops in proptest::collection::vec(op(), 1..if cfg!(miri) { 25 } else { 60 })) {
         run(ops);
@@ -473,7 +474,8 @@ proptest! {
     }
 }
 
-/// However a node asks for lanes, it leaves some for others: itself, over the network, and with lanes kept for senders that may come back.
+/// However a node asks for lanes, it leaves some for others: itself, over the network, and with lanes kept for senders that may
+/// come back.
 #[test]
 fn no_node_has_all_lanes() {
     let device = Device::new(8);

@@ -38,15 +38,16 @@ pub fn has_ended(thread: u64) -> bool {
     Path::new(&tasks).exists() && !Path::new(&format!("{tasks}/{}", thread as u32)).exists()
 }
 
-/// Whether certainly no thread of a process of this pid namespace has a number that ends in these 19 bits. Makes some system calls.
+/// Whether certainly no thread of a process of this pid namespace has a number that ends in these 19 bits. Makes some system
+/// calls.
 #[cold]
 pub fn has_no_thread(pid: u32, number: u32) -> bool {
     if cfg!(miri) {
         return false;
     }
     let tasks = format!("/proc/{pid}/task");
-    // If /proc does not show the process at all, nothing is known. Each number is asked for by name: a listing may miss living threads
-    // while others end.
+    // If /proc does not show the process at all, nothing is known. Each number is asked for by name: a listing may miss living
+    // threads while others end.
     let numbers = (0..NUMBERS_MOST / OwnerId::NUMBERS).map(|more| number % OwnerId::NUMBERS + more * OwnerId::NUMBERS);
     Path::new(&tasks).exists() && !numbers.into_iter().any(|number| Path::new(&format!("{tasks}/{number}")).exists())
 }

@@ -69,8 +69,8 @@ pub struct LaneWords {
     pub(super) client: AtomicU64,
     /// The number of that node's sender.
     pub(super) stream: AtomicU64,
-    /// The position of the next message, and how many messages the client sent. Two records are written in turn, so that one is complete
-    /// wherever the writer dies.
+    /// The position of the next message, and how many messages the client sent. Two records are written in turn, so that one is
+    /// complete wherever the writer dies.
     pub(super) published: [[AtomicU64; 2]; 2],
     /// The scanned position: where to look for the next header. Changed under the lock.
     pub(super) scan: Apart<AtomicU64>,
@@ -195,7 +195,8 @@ impl<'a> View<'a> {
     /// The view of a segment.
     ///
     /// # Safety
-    /// At `base` begin [`bytes`](Self::bytes) readable and writable bytes, page-aligned and mapped for `'a`; the geometry is valid.
+    /// At `base` begin [`bytes`](Self::bytes) readable and writable bytes, page-aligned and mapped for `'a`; the geometry is
+    /// valid.
     #[cfg(not(loom))]
     pub unsafe fn at(base: *mut u8, geometry: &DeviceGeometry) -> Self {
         let [slots, lanes, rings] = offsets(geometry);
@@ -248,7 +249,8 @@ impl<'a> View<'a> {
         &self.rings[lane * ring as usize + (at & (ring - 1)) as usize]
     }
 
-    /// The node whose messages come by a lane now: the node that writes there, or, if that one holds the port, the node that it serves.
+    /// The node whose messages come by a lane now: the node that writes there, or, if that one holds the port, the node that it
+    /// serves.
     pub fn sender(&self, lane: usize) -> Option<(NodeId, Incarnation)> {
         let words = self.lanes.get(lane)?;
         let (owner, client) = (words.owner.load(Ordering::Acquire), words.client.load(Ordering::Acquire));
@@ -277,7 +279,8 @@ impl<'a> View<'a> {
         slot.tail.load(Ordering::Acquire) != slot.head.load(Ordering::Acquire)
     }
 
-    /// The thread id of the first header that was not scanned yet. If there are several lanes, a header for `thread` comes before others.
+    /// The thread id of the first header that was not scanned yet. If there are several lanes, a header for `thread` comes
+    /// before others.
     #[inline]
     pub fn next_for(&self, thread: u32) -> Option<u32> {
         let mut busy = self.root.busy.0.load(Ordering::Acquire);
@@ -356,7 +359,8 @@ impl<'a> View<'a> {
         let before_end = (ring as usize - first) * PACKET;
         let one = header.len.min(before_end);
         let base = self.rings[lane * ring as usize..].as_ptr().cast::<u8>();
-        // SAFETY: `one` bytes from packet `first` on end with the ring, and the rest, less than a ring (`extent`), begins with it.
+        // SAFETY: `one` bytes from packet `first` on end with the ring, and the rest, less than a ring (`extent`), begins with
+        // it.
         unsafe {
             let (ptr, rest) = (base.add(first * PACKET), header.len - one);
             [Payload::from_raw(ptr, one), Payload::from_raw(base, rest)]

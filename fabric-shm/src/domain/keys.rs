@@ -71,8 +71,8 @@ impl Membership {
         resource: Resource,
         deadline: Instant,
     ) -> Result<KeyRef, ShmError> {
-        const OPERATION: &str = "make a key";
-        self.check_key_call(OPERATION)?;
+        const OPERATION: &str = "create a lock in";
+        self.check_key_call("create a lock")?;
         let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
         let made = self.directory().keys().init(name, resource, creator);
         made.map_err(|fault| ShmError::Key { domain: self.domain().to_owned(), fault })
@@ -154,8 +154,8 @@ impl Membership {
     /// # Errors
     /// The same as for [`init_key`](Self::init_key).
     pub fn found_registry(&self, term: u64, known: &[Restored], deadline: Instant) -> Result<bool, ShmError> {
-        const OPERATION: &str = "bring the lock registry here";
-        self.check_key_call(OPERATION)?;
+        const OPERATION: &str = "move the lock registry into";
+        self.check_key_call("move the lock registry")?;
         let _lock = self.space().lock(OPERATION, self.names(), deadline)?;
         let keys = self.directory().keys();
         if keys.seat().term().is_some() {
@@ -296,7 +296,7 @@ impl<'a> Key<'a> {
         Waiter::new(&self.slot.words, self.membership.directory().keys().waits(), self.key.slot as usize, me)
     }
 
-    /// Takes the lock of a dead owner for a waiter. Records who died before any other thread can take the lock.
+    /// Takes the lock of a dead owner for a waiter. Records the dead owner before any other thread can take the lock.
     pub fn inherit(&self, waiter: &mut Waiter<'_>, seen: Seen) -> Look {
         let Some(dead) = seen.owner() else { return Look::Not(seen) };
         if seen.is_barred() {
@@ -311,8 +311,8 @@ impl<'a> Key<'a> {
         Look::Taken(Taken { damaged: true })
     }
 
-    /// Takes the lock away from a dead owner and gives it to no one. It stays free or frozen, and damaged. Returns false if it
-    /// changed meanwhile.
+    /// Takes the lock away from a dead owner without giving it to another. It stays free or frozen, and damaged. Returns false
+    /// if it changed meanwhile.
     pub fn bury(&self, seen: Seen) -> bool {
         let Some(dead) = seen.owner() else { return false };
         self.slot.set_dead(dead);
@@ -330,8 +330,8 @@ impl<'a> Key<'a> {
     /// # Errors
     /// [`ShmError::LockTimeout`], [`ShmError::Left`], [`ShmError::Forked`].
     pub fn destroy(&self, me: Option<OwnerId>, deadline: Instant) -> Result<Option<OwnerId>, ShmError> {
-        const OPERATION: &str = "destroy a key";
-        self.membership.check_key_call(OPERATION)?;
+        const OPERATION: &str = "destroy a lock of";
+        self.membership.check_key_call("destroy a lock")?;
         let _lock = self.membership.space().lock(OPERATION, self.membership.names(), deadline)?;
         if !self.is_current() {
             return Ok(None);

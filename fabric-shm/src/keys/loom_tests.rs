@@ -11,7 +11,8 @@ fn owner(number: u32) -> OwnerId {
     OwnerId::thread(NodeId(3), Incarnation(7), number)
 }
 
-/// A lock, and the resource it guards. loom reports if two threads touch it at once, or if one does not see what the former owner wrote.
+/// A lock, and the resource it guards. loom reports if two threads touch it at once, or if one does not see what the former
+/// owner wrote.
 struct Guarded {
     words: LockWords,
     resource: UnsafeCell<u64>,
@@ -75,8 +76,8 @@ fn with<T: 'static>(guarded: &Arc<Guarded>, run: impl FnOnce(&Guarded) -> T + 's
     thread::spawn(move || run(&guarded))
 }
 
-/// The protocol with two steps in place of a compare-and-swap: a thread that sees *unlocked* stores its own identification, and owns the
-/// lock if it reads that back. Two threads can succeed one after the other, so [`LockWords::try_take`] swaps.
+/// The protocol with two steps in place of a compare-and-swap: a thread that sees *unlocked* stores its own identification, and
+/// owns the lock if it reads that back. Two threads can succeed one after the other, so [`LockWords::try_take`] swaps.
 #[test]
 #[should_panic(expected = "two owners")]
 fn storing_and_reading_back_lets_two_in() {
@@ -112,7 +113,7 @@ fn two_never_both_own() {
         let other = with(&guarded, move |guarded| attempt(guarded, owner(1)));
         let mine = attempt(&guarded, owner(0));
         let theirs = other.join().unwrap();
-        assert!(mine | theirs, "nobody got a key that was free");
+        assert!(mine | theirs, "no thread got a free lock");
         assert_eq!(guarded.use_it(), mine as u64 + theirs as u64);
         assert!(guarded.words.get().is_free());
     });

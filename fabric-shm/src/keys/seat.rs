@@ -1,6 +1,6 @@
-//! The place of a domain's lock registry, if its nodes do not all share memory. The registry lies in the segment of one shared-memory
-//! group, and one node of that group, the **coordinator** (*home* in the code), serves the nodes that have only a network. These words
-//! record which node that is, and which nodes it serves.
+//! The place of a domain's lock registry, if its nodes do not all share memory. The registry lies in the segment of one
+//! shared-memory group, and one node of that group, the **coordinator** (*home* in the code), serves the nodes that have only a
+//! network. These words record which node that is, and which nodes it serves.
 
 use crate::layout::PAGE;
 use doorbell_fabric::{Incarnation, NodeId};

@@ -255,7 +255,7 @@ impl<'a> KeyTable<'a> {
         Ok(KeyRef { slot: free as u16, generation })
     }
 
-    /// What is recorded of a lock.
+    /// The recorded state of a lock; `None` if the slot holds none or is changing.
     pub fn facts(&self, slot: u16) -> Option<KeyFacts> {
         let at = self.slot(slot)?;
         let (generation, name) = at.name()?;
@@ -317,7 +317,8 @@ impl Slot {
         generation
     }
 
-    /// Ends this use of the slot. Call it under the domain's lock file. The words stay frozen, so that a late thread can't take the lock.
+    /// Ends this use of the slot. Call it under the domain's lock file. The words stay frozen, so that a late thread can't take
+    /// the lock.
     pub fn destroy(&self, generation: u64) {
         self.words.bar();
         self.state.store(generation << 1, Ordering::Release);

@@ -191,7 +191,7 @@ fn barring_leaves_in_who_is_in() {
         assert!(!words.bar().1);
         assert_eq!(words.get().value(), Value::Owner(owner(1)));
         assert!(words.unbar());
-        assert_eq!(words.get().value(), Value::Owner(owner(1)), "it was nobody else's business");
+        assert_eq!(words.get().value(), Value::Owner(owner(1)), "another owner changed the value");
         words.bar();
         words.release(owner(1)).unwrap();
         assert!(!words.get().is_free());

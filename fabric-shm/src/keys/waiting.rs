@@ -1,10 +1,10 @@
 //! How a waiter waits for a held lock.
 //!
-//! An owner may unlock and lock again at once while others wait. Handing the lock on each time would move its cache line and the data it
-//! guards twice, and cost a switch of processes on a machine with few processors. So a waiter takes a lock that is idle, and otherwise
-//! waits for its turn. When a waiter has waited for [`TURN`], and no other waiter had a turn for as long, the first waiter is *next*, and
-//! no other thread takes the lock. So a lock that many threads want goes round in turns of some length. If the next waiter does not look at
-//! the lock, because it died or was stopped, it is passed over.
+//! An owner may unlock and lock again at once while others wait. Handing the lock on each time would move its cache line and
+//! the data it guards twice, and cost a switch of processes on a machine with few processors. So a waiter takes a lock that is
+//! idle, and otherwise waits for its turn. When a waiter has waited for [`TURN`], and no other waiter had a turn for as long,
+//! the first waiter is *next*, and no other thread takes the lock. So a lock that many threads want goes round in turns of some
+//! length. If the next waiter does not look at the lock, because it died or was stopped, it is passed over.
 
 use super::waits::{Entered, Waits};
 use super::word::{LockWords, OwnerId, Seen, Taken};
@@ -20,8 +20,8 @@ const STALE: Duration = Duration::from_millis(10);
 const GRACE: Duration = Duration::from_millis(2);
 /// How long a waiter sleeps that waits for that.
 const AGAIN: Duration = Duration::from_micros(250);
-/// How many pauses a waiter makes between two looks, at first and at most: about a tenth of a microsecond, and one or two. Each look takes
-/// the lock's cache line from the owner.
+/// How many pauses a waiter makes between two looks, at first and at most: about a tenth of a microsecond, and one or two. Each
+/// look takes the lock's cache line from the owner.
 const PAUSES: (u32, u32) = (4, 64);
 /// A lock that was not taken for this many pauses is idle.
 const IDLE: u32 = 48;
@@ -99,8 +99,8 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Becomes next, unless a waiter came earlier. That waiter is woken to claim the turn itself, since the lock stays unused while the
-    /// next waiter does not run.
+    /// Becomes next, unless a waiter came earlier. That waiter is woken to claim the turn itself, since the lock stays unused
+    /// while the next waiter does not run.
     fn begin_turn(&self, now: u64) {
         if let Some(first) = self.waits.first(self.slot).filter(|first| *first < self.ticket) {
             if now.saturating_sub(self.due(now)) < GRACE.as_nanos() as u64 {
@@ -113,8 +113,8 @@ impl<'a> Waiter<'a> {
         self.words.claim_turn(self.ticket, now);
     }
 
-    /// Enters this waiter, so that deadlocks can be found and the first waiter is known. Call it repeatedly, since a place may become free
-    /// later.
+    /// Enters this waiter, so that deadlocks can be found and the first waiter is known. Call it repeatedly, since a place may
+    /// become free later.
     pub fn enter(&mut self) -> Option<&Entered<'a>> {
         if self.entered.is_none() {
             self.entered = self.waits.enter(self.me, self.slot, self.ticket);
@@ -146,8 +146,8 @@ impl<'a> Waiter<'a> {
 
     /// Sleeps until the lock may have become free or this waiter may be next, for `timeout` at most. May return early.
     ///
-    /// The thread that unlocks wakes it once. If another thread took the lock in between, it sleeps until it may be next, and costs the
-    /// owner nothing.
+    /// The thread that unlocks wakes it once. If another thread took the lock in between, it sleeps until it may be next, and
+    /// costs the owner nothing.
     pub fn sleep(&mut self, timeout: Duration) {
         let is_next = self.is_next();
         self.pauses = PAUSES.0;

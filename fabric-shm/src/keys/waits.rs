@@ -92,8 +92,8 @@ impl Waits {
         self.entries.iter().filter(its).map(|entry| entry.ticket.load(Ordering::Relaxed)).filter(|ticket| *ticket != 0).min()
     }
 
-    /// Takes a waiter's ticket out of the queue, since the waiter does not look at the lock. If it does after all, it can still claim its
-    /// turn.
+    /// Takes a waiter's ticket out of the queue, since the waiter does not look at the lock. If it does after all, it can still
+    /// claim its turn.
     pub fn forget_ticket(&self, ticket: u64) {
         for entry in &self.entries {
             let _ = entry.ticket.compare_exchange(ticket, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -102,8 +102,8 @@ impl Waits {
 
     /// The deadlock that this wait completes, if there is one and this waiter came last.
     ///
-    /// The chain of waiters is walked twice. A waiter that has the same number both times has waited in between, so it could not release
-    /// its lock: the whole deadlock existed at one moment.
+    /// The chain of waiters is walked twice. A waiter that has the same number both times has waited in between, so it could
+    /// not release its lock: the whole deadlock existed at one moment.
     pub fn circle(&self, me: &Entered<'_>, value: impl Fn(usize) -> Option<Seen>) -> Option<Circle> {
         let first = self.walk(me.me, &value)?;
         // A waiter for its own lock waits until an earlier wait of its own is undone.

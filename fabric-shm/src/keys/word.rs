@@ -6,9 +6,9 @@
 //! bell  | how often it rang 31 | a waiter sleeps 1 |
 //! ```
 //!
-//! An owner part of zero means that there is no owner, since no incarnation is zero. *Barred* (frozen) keeps every thread out but the
-//! present owner; without an owner, the lock is locked by the module. *Damaged* means that an owner died and the resource was not repaired
-//! since. It is part of the owner's word, so that no new owner can miss it.
+//! An owner part of zero means that there is no owner, since no incarnation is zero. *Barred* (frozen) keeps every thread out
+//! but the present owner; without an owner, the lock is locked by the module. *Damaged* means that an owner died and the
+//! resource was not repaired since. It is part of the owner's word, so that no new owner can miss it.
 
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, planted_bug};
 use doorbell_fabric::{Incarnation, NodeId};
@@ -43,8 +43,8 @@ impl OwnerId {
         Self(base | (number & (USERS - 1)) as u64)
     }
 
-    /// An identification that a program chose, unique together with the node and its incarnation. Only the lower 19 bits of the number
-    /// count.
+    /// An identification that a program chose, unique together with the node and its incarnation. Only the lower 19 bits of the
+    /// number count.
     pub const fn user(node: NodeId, life: Incarnation, number: u32) -> Self {
         Self(Self::thread(node, life, number).0 | USERS as u64)
     }
@@ -240,8 +240,8 @@ impl LockWords {
         Seen(self.value.load(Ordering::Acquire))
     }
 
-    /// Takes the lock if it is free and no other waiter is next. `ticket` is the caller's, or 0. Costs one compare-and-swap, and a load
-    /// that reads the value back. The caller sees everything that former owners wrote.
+    /// Takes the lock if it is free and no other waiter is next. `ticket` is the caller's, or 0. Costs one compare-and-swap,
+    /// and a load that reads the value back. The caller sees everything that former owners wrote.
     #[inline(always)]
     pub fn try_take(&self, me: OwnerId, ticket: u64) -> Result<Taken, Seen> {
         let turn = self.turn.load(Ordering::Relaxed);
@@ -302,7 +302,8 @@ impl LockWords {
         released
     }
 
-    /// Unlocks, with one compare-and-swap and a load of the same cache line. Fails and changes nothing if the caller is not the owner.
+    /// Unlocks, with one compare-and-swap and a load of the same cache line. Fails and changes nothing if the caller is not the
+    /// owner.
     #[inline(always)]
     pub fn release(&self, me: OwnerId) -> Result<(), Seen> {
         if !self.swap(me.0, 0) {
@@ -341,7 +342,8 @@ impl LockWords {
 
     /// Gives the lock of a dead owner, as it was seen, to `me`. False if the lock is frozen or has changed meanwhile.
     ///
-    /// The caller has made sure that the owner's incarnation has ended. It never comes back, so an equal word still means that owner.
+    /// The caller has made sure that the owner's incarnation has ended. It never comes back, so an equal word still means that
+    /// owner.
     pub fn take_from_dead(&self, seen: Seen, me: OwnerId) -> bool {
         let taken = !seen.is_barred() && self.swap(seen.0, DAMAGED | me.0);
         if taken {
@@ -350,7 +352,8 @@ impl LockWords {
         taken
     }
 
-    /// Releases the lock of a dead owner, as it was seen. Then the lock is free or frozen, and damaged. False if it has changed meanwhile.
+    /// Releases the lock of a dead owner, as it was seen. Then the lock is free or frozen, and damaged. False if it has changed
+    /// meanwhile.
     pub fn let_go_dead(&self, seen: Seen) -> bool {
         let done = self.swap(seen.0, seen.0 & BARRED | DAMAGED);
         self.ring_if_heard();
@@ -363,8 +366,8 @@ impl LockWords {
         self.value.fetch_or(DAMAGED, Ordering::AcqRel);
     }
 
-    /// Freezes the lock: no thread can take it from now on. Returns the former value, and whether this call froze it. It is not recorded
-    /// which thread did; any thread may [unfreeze](Self::unbar) it.
+    /// Freezes the lock: no thread can take it from now on. Returns the former value, and whether this call froze it. It is not
+    /// recorded which thread did; any thread may [unfreeze](Self::unbar) it.
     pub fn bar(&self) -> (Seen, bool) {
         let before = Seen(self.value.fetch_or(BARRED, Ordering::AcqRel));
         (before, !before.is_barred())
@@ -439,7 +442,8 @@ impl LockWords {
         self.turn.compare_exchange(ticket, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Announces that the caller is about to sleep. Look at the lock after this call, and then [`sleep`](Self::sleep) with its result.
+    /// Announces that the caller is about to sleep. Look at the lock after this call, and then [`sleep`](Self::sleep) with its
+    /// result.
     pub fn arm(&self) -> u32 {
         let heard = self.bell.fetch_or(SLEEPERS, Ordering::Relaxed) | SLEEPERS;
         // Pairs with the fence of a thread that changes the value and then reads the bell: one of the two sees the other's store.
@@ -455,8 +459,8 @@ impl LockWords {
         }
     }
 
-    /// Wakes the next waiter. If there is none, wakes one of the sleepers. If the lock is frozen, wakes all of them, since the freezing
-    /// thread is among them.
+    /// Wakes the next waiter. If there is none, wakes one of the sleepers. If the lock is frozen, wakes all of them, since the
+    /// freezing thread is among them.
     #[cold]
     pub(super) fn ring(&self) {
         loop {

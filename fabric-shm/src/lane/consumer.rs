@@ -102,7 +102,7 @@ impl<M: LaneMemory> Consumer<M> {
     /// Whether a packet waits: one load of a line that stays in this processor's cache until the producer writes it.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
-        // The same condition as in `peek`: a word without a kind is not a packet, whoever wrote it.
+        // The same condition as in `peek`: a word without a kind is not a packet, whichever process wrote it.
         let check = self.first_word();
         check as u32 == (self.head + 1) as u32 && check >> 32 != 0
     }

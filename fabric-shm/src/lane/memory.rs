@@ -44,7 +44,7 @@ pub trait LaneMemory {
     /// Copies into the data ring.
     ///
     /// # Safety
-    /// `len` bytes are readable at `src`; `offset + len` is at most `data_bytes()`; no one else writes there.
+    /// `len` bytes are readable at `src`; `offset + len` is at most `data_bytes()`; no other thread writes there.
     unsafe fn write_data(&self, offset: usize, src: *const u8, len: usize, distance: Distance);
     /// Copies out of the data ring.
     ///

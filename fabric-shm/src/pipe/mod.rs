@@ -5,9 +5,10 @@
 //! pipe | written, ended | read, gone | the reader waits | the writer waits | ring |
 //! ```
 //!
-//! Each word is written by one side, except for the two that record who waits. A side that is about to sleep sets its word, makes
-//! all processors fence, and looks once more; the side that then wakes it clears the word ([`doorbell`](crate::doorbell) explains
-//! the pairing). This module does not wake anyone: it tells the caller that the other side must be woken.
+//! Each word is written by one side, except for the two that record which side waits. A side that is about to sleep sets its
+//! word, makes all processors fence, and looks once more; the side that then wakes it clears the word
+//! ([`doorbell`](crate::doorbell) explains the pairing). This module does not wake anyone: it tells the caller that the other
+//! side must be woken.
 //!
 //! **Deaths.** The reader sees bytes only once they are whole. Bytes that a dead writer did not finish never appear.
 //!

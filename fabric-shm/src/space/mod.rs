@@ -163,7 +163,7 @@ pub(crate) enum Hold {
 }
 
 impl Hold {
-    /// The descriptor by which the system can tell who holds the segment; -1 if there is none.
+    /// The descriptor by which the system can tell which process holds the segment; -1 if there is none.
     pub fn descriptor(&self) -> i32 {
         match self {
             Self::Posix(file) => file.file().as_raw_fd(),

@@ -60,7 +60,7 @@ fn keys_outlive_who_made_them() {
         a.leave().unwrap();
         assert!(matches!(a.init_key("other", Resource::Unnamed, soon()), Err(ShmError::Left { .. })));
         lock(&b, key);
-        assert_eq!(b.key(key).unwrap().destroy(None, soon()).unwrap(), Some(id(&b)), "somebody has it");
+        assert_eq!(b.key(key).unwrap().destroy(None, soon()).unwrap(), Some(id(&b)), "another owner has it");
         assert!(!b.key(key).unwrap().words().get().is_barred(), "the lock is unchanged");
         assert_eq!(b.key(key).unwrap().destroy(Some(id(&b)), soon()).unwrap(), None);
         assert!(b.key(key).is_none() && b.find_key("key").is_none() && b.keys().is_empty());
@@ -79,7 +79,7 @@ fn an_heir_is_told_from_whom() {
         let seen = key.words().get();
         let (mut first, mut second) = (key.wait(id(&a)), c.key(place).unwrap().wait(id(&c)));
         assert!(matches!(key.inherit(&mut first, seen), Look::Taken(taken) if taken.damaged));
-        assert!(matches!(c.key(place).unwrap().inherit(&mut second, seen), Look::Not(_)), "two inherited");
+        assert!(matches!(c.key(place).unwrap().inherit(&mut second, seen), Look::Not(_)), "two waiters inherited the lock");
         drop((first, second));
         assert_eq!((key.dead(), key.words().get().owner()), (Some(dead), Some(id(&a))));
         key.words().release(id(&a)).unwrap();
