@@ -1,7 +1,7 @@
 //! Remembers from which address to answer a peer.
 //!
 //! A socket that is bound to all addresses of a machine answers from the address that the routes prefer, which may differ from
-//! the one that the peer wrote to. So a table of fixed size remembers that address for each peer. A stranger who sends from many
+//! the one that the peer wrote to. So a table of fixed size remembers that address for each peer. A stranger that sends from many
 //! addresses can make it forget entries, so that an answer leaves from the preferred address, but cannot make it grow.
 
 #![forbid(unsafe_code)]

@@ -62,7 +62,8 @@ impl LinkConfig {
 pub struct Config {
     /// The domain's name. Endpoints of different domains refuse each other.
     pub domain: String,
-    /// The domain's key. Without one nothing is secret, and anyone who can read the datagrams can interfere: for loopback only.
+    /// The domain's key. Without one nothing is secret, and any process that can read the datagrams can interfere: for loopback
+    /// only.
     pub key: Option<DomainKey>,
     /// This node.
     pub node: NodeId,

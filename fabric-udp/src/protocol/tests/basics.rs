@@ -67,7 +67,7 @@ fn quiet_nodes_ask_one_another_at_the_same_instants_and_each_pair_once() {
     for index in 0..NODES as u16 {
         network.add(Endpoint::new(config(index), seed_of(3, index.into())).unwrap(), Talker::default());
     }
-    // They meet at instants of their own.
+    // Each pair meets at a moment of its own.
     for (from, to) in (0..NODES).flat_map(|from| (from + 1..NODES).map(move |to| (from, to))) {
         connect(&mut network, from, to);
         let until = network.now() + 37 * MS;
@@ -83,10 +83,11 @@ fn quiet_nodes_ask_one_another_at_the_same_instants_and_each_pair_once() {
     let after = sent(until + 10 * SECOND);
     let of = |index: usize| after[index] - before[index];
     let all = (0..NODES).map(of).sum::<u64>();
-    // Six pairs, a question and an answer each, in each of at most 46 rounds, as the first asks after 7/8 of a quarter of a second.
+    // Six pairs, a ping and an answer each, in each of at most 46 rounds: the first node pings after 7/8 of a quarter of a
+    // second.
     assert!((6 * 2 * 38..=6 * 2 * 46).contains(&all), "{all} datagrams in ten idle seconds");
-    // The first one asks them all, and the others hear it before their own time has come.
+    // The first node pings all others, and they hear it before their own pings are due.
     let due = network.endpoint(0).next_timeout().unwrap() - network.now();
     let others = (1..NODES).map(|index| network.endpoint(index).next_timeout().unwrap() - network.now());
-    assert!(others.into_iter().all(|other| other >= due && other - due < 40 * MS), "they do not ask together");
+    assert!(others.into_iter().all(|other| other >= due && other - due < 40 * MS), "the nodes do not ping together");
 }

@@ -1,4 +1,4 @@
-//! Peers of whose life somebody else tells, and packets that come before their turn.
+//! Peers for which another party vouches, and packets that come before their turn.
 
 use super::*;
 use crate::protocol::sim::{Dice, Rules};
@@ -48,7 +48,7 @@ fn a_session_that_is_vouched_for_survives_a_minute_of_silence_and_goes_on() {
         network.run(at(from + 59 * SECOND), |_| false);
         let sent = network.stats.sent - before;
         assert!((39 * 4..2 * 39 * 4 * 6).contains(&sent), "{sent} datagrams in 39 silent seconds, seed {seed}");
-        // What nobody answers is not remembered without end.
+        // The records of unanswered datagrams stay bounded.
         let most = under_way(&mut network);
         assert!(most[0] <= least[0] + 10_000 && most[1] <= least[1] + 10_000, "{least:?} {most:?}, seed {seed}");
         let all = |n: &Net| n.nodes[1].driver.count_from(0) == counts[0] && n.nodes[0].driver.count_from(1) == counts[1];
@@ -118,14 +118,14 @@ fn what_is_put_off_keeps_its_order_and_its_sender_is_told_nothing() {
     assert!(!network.endpoint(1).refusing() && !network.endpoint(1).has_ready());
     network.endpoint(1).try_again();
     assert!(network.endpoint(1).has_ready() && !network.endpoint(1).refusing());
-    // Asked again, the driver has not changed its mind; then it has.
+    // When it is asked again, the driver has not changed its mind; later it has.
     network.wake(1);
     network.run(at(3 * SECOND), |_| false);
     assert!(!network.endpoint(1).has_ready());
     network.nodes[1].driver.later = None;
     network.wake(1);
     assert!(network.run(at(4 * SECOND), |n| n.nodes[1].driver.count_from(0) == 220));
-    // Who was refused first and then put off is refused no more.
+    // A packet that was first refused and then put off is not refused any more.
     network.nodes[0].driver.streams = vec![Stream::new(Priority::Low, 20, (8, 8))];
     network.nodes[1].driver.refuse = true;
     network.wake(0);

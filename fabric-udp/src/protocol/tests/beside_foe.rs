@@ -10,19 +10,19 @@ use doorbell_fabric::{Incarnation, NodeId, Priority};
 /// The two honest nodes, and the hostile one.
 const PAIR: [usize; 2] = [0, 1];
 const FOE: usize = 2;
-/// Frames that a datagram of the hostile node consists of.
+/// Frames for the datagrams of the hostile node.
 const PING: &[u8] = &[0x01];
 const CHALLENGE: &[u8] = &[0x04, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
 /// Longer than any step of these tests takes in virtual time.
 const LONGEST: u64 = 60 * SECOND;
 
-/// A hostile node that has a session with each node of an honest pair. What the honest nodes send to it is swallowed from then on, and so is
-/// what its own endpoint sends: it says only what the test makes up.
+/// A hostile node that has a session with each node of an honest pair. From then on, datagrams to it are swallowed, and so are
+/// those of its own endpoint: it sends only what the test makes up.
 struct Siege {
     network: Net,
-    /// The session that the hostile node sees with each honest one.
+    /// The hostile node's session with each honest node.
     theirs: [SessionId; 2],
-    /// The session that each honest node sees with the hostile one.
+    /// Each honest node's session with the hostile node.
     ours: [SessionId; 2],
     sent: u64,
 }
@@ -44,10 +44,10 @@ impl Siege {
         Self { network, theirs, ours, sent: 0 }
     }
 
-    /// From now on the hostile node hears nothing and says nothing by itself.
+    /// From now on the hostile node hears nothing, and sends nothing by itself.
     fn deafen(&mut self) {
         let deaf = Rules { holes: vec![(self.network.now(), Time::NEVER)], ..Rules::clean(MS) };
-        // It forges datagrams of these sessions, which therefore never end at its side.
+        // It forges datagrams of these sessions, so they never end at its side.
         for session in self.theirs {
             self.network.endpoint(FOE).vouch(session);
         }
@@ -55,7 +55,7 @@ impl Siege {
             .lay(deaf, &PAIR.map(|index| (index, FOE)).into_iter().chain(PAIR.map(|index| (FOE, index))).collect::<Vec<_>>());
     }
 
-    /// A datagram of the hostile node to one of the pair, with a number that it never used.
+    /// Sends one of the pair a datagram of the hostile node, with a number that was never used.
     fn say(&mut self, to: usize, body: &[u8]) {
         self.sent += 1;
         let (now, session) = (self.network.now(), self.theirs[to]);
@@ -63,7 +63,7 @@ impl Siege {
         self.network.inject(Net::address(FOE), PAIR[to], datagram);
     }
 
-    /// Records that the honest nodes keep of what they sent to the hostile one.
+    /// How many records the honest nodes keep of datagrams to the hostile one.
     fn records(&mut self) -> usize {
         let ours = self.ours;
         let of = |(index, session): (usize, SessionId)| {
@@ -79,16 +79,16 @@ impl Siege {
     }
 }
 
-/// How many datagrams a flood has: `DOORBELL_PINGS` says another number, such as a million.
+/// How many datagrams a flood has. `DOORBELL_PINGS` sets another number, such as a million.
 fn pings() -> u64 {
     std::env::var("DOORBELL_PINGS").ok().and_then(|number| number.parse().ok()).unwrap_or(100_000)
 }
 
-/// The hostile node says valid things as fast as it can and acknowledges nothing. `vouched`: another fabric says that it lives.
+/// The hostile node sends valid frames as fast as it can and acknowledges nothing. `vouched`: another fabric says that it lives.
 fn talks_and_acknowledges_nothing(body: &[u8], vouched: bool) {
     let mut siege = Siege::new(1, Some(1));
     siege.deafen();
-    // Something that the hostile node would have to acknowledge.
+    // Data that the hostile node would have to acknowledge.
     for (index, session) in PAIR.into_iter().zip(siege.ours) {
         siege.network.nodes[index].driver.to_foe = 1;
         siege.network.wake(index);
@@ -106,7 +106,7 @@ fn talks_and_acknowledges_nothing(body: &[u8], vouched: bool) {
         let now = siege.network.now();
         siege.network.run(now + MS, |_| false);
         most = most.max(siege.records());
-        // The second honest node comes and talks meanwhile.
+        // The second honest node joins and talks meanwhile.
         if tick == 200 {
             siege.network.nodes[0].driver.streams.push(Stream::new(Priority::Normal, 200, (0, 3000)));
             siege.network.nodes[1].driver.streams.push(Stream::new(Priority::Normal, 200, (0, 3000)));
@@ -116,7 +116,7 @@ fn talks_and_acknowledges_nothing(body: &[u8], vouched: bool) {
         let closed = siege.network.endpoint(0).session_with(NodeId(FOE as u16)).is_none();
         assert!(
             closed || vouched || siege.network.now() - began <= 6 * dead,
-            "the session stands after {} ms",
+            "the session still exists after {} ms",
             (siege.network.now() - began) / MS
         );
     }
@@ -146,7 +146,7 @@ fn a_peer_that_another_fabric_vouches_for_costs_bounded_memory() {
     talks_and_acknowledges_nothing(PING, true);
 }
 
-/// What the hostile node says is made of frames of its own invention; after each end of a session it comes back.
+/// The hostile node sends frames of its own invention, and comes back after each end of a session.
 #[test]
 fn an_honest_pair_loses_nothing_to_a_hostile_peer() {
     let number = |name, default| std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default);
@@ -167,7 +167,7 @@ fn an_honest_pair_loses_nothing_to_a_hostile_peer() {
         });
         for _ in 0..60 {
             for to in PAIR {
-                // The hostile node may bring about the end of its own session, and then it comes back.
+                // The hostile node may cause the end of its own session, and then comes back.
                 let Some(session) = siege.network.endpoint(FOE).session_with(NodeId(to as u16)) else {
                     connect(&mut siege.network, FOE, to);
                     continue;

@@ -1,4 +1,4 @@
-//! How the protocol does under known conditions, kept as a table.
+//! The performance of the protocol under known conditions, kept as a table.
 
 use super::*;
 use crate::protocol::sim::Rules;
@@ -46,7 +46,8 @@ fn transfer_when_up(network: &mut Net, bytes: u64) {
     transfer(network, 0, 1, bytes, bytes, Priority::Normal);
 }
 
-/// Goodput and what is sent again, in each of these conditions. `DOORBELL_BLESS=1` writes what this run gives to `conditions.txt`.
+/// Measures the goodput and the repeated bytes under each of these conditions. `DOORBELL_BLESS=1` writes the results to
+/// `conditions.txt`.
 #[test]
 fn the_table_of_conditions_is_as_it_was() {
     let mut table = String::new();

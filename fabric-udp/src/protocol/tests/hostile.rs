@@ -1,4 +1,4 @@
-//! Junk, floods, forgeries and repetitions: nothing breaks, nothing grows, nobody is fooled.
+//! Junk, floods, forgeries and repetitions: nothing breaks, nothing grows, and no node is deceived.
 
 use super::*;
 use crate::protocol::frame::{self, Frame, Packet};
@@ -14,7 +14,7 @@ fn stranger(number: u64) -> Path {
     Path { link: LinkId(0), peer: address }
 }
 
-/// A network with a session, and what was sent until then.
+/// A network with a session, and the datagrams sent until then.
 fn busy(key: Option<u8>) -> (Net, Vec<(SocketAddr, SocketAddr, Vec<u8>)>) {
     let talker = || Talker::with(vec![Stream::new(Priority::Normal, 40, (0, 2000))]);
     let change = |config: &mut Config| config.key = key.map(|byte| DomainKey([byte; 32]));
@@ -37,7 +37,7 @@ fn a_flood_leaves_memory_and_sessions_as_they_are() {
         let places = endpoint.places();
         let mut buf = vec![0; 1 << 16];
         for number in 0..30_000 {
-            // Junk, pieces of genuine datagrams, and genuine ones from elsewhere.
+            // Junk, pieces of genuine datagrams, and genuine ones from other addresses.
             let (_, _, genuine) = &sent[dice.below(sent.len() as u64) as usize];
             let mut datagram = match number % 3 {
                 0 => (0..dice.below(200)).map(|_| dice.number() as u8).collect(),
@@ -107,7 +107,7 @@ fn offers_that_nobody_takes_up_are_bounded_and_forgotten() {
     let change = |config: &mut Config| config.offers_max = 8;
     let mut network = pair(1, Rules::clean(MS), change, [Talker::default(), Talker::default()]);
     assert!(network.run(Time::from_nanos(SECOND), |n| n.nodes[1].driver.is_connected()));
-    // Nodes whose address is real, that ask and never come back.
+    // Nodes with real addresses that ask once and never come back.
     for index in 2..30 {
         let config = config(index);
         network.add(Endpoint::new(config, seed_of(1, index.into())).unwrap(), Talker::default());
@@ -199,7 +199,7 @@ proptest! {
     }
 }
 
-/// A peer that has all keys and follows no rules: what it sends is frames of its own invention.
+/// A peer that has all keys and follows no rules: it sends frames of its own invention.
 #[test]
 fn a_hostile_peer_ends_its_own_session_at_most() {
     let mut broken = 0;

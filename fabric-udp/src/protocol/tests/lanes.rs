@@ -22,7 +22,7 @@ fn patient(config: &mut Config) {
     config.connect_for = std::time::Duration::from_secs(30);
 }
 
-/// Every seed: three lanes both ways, with refusals, stops and transfers, over a bad network.
+/// Each seed: three lanes in both directions, with refusals, stops and transfers, over a bad network.
 #[test]
 fn everything_arrives_once_and_in_order_whatever_the_network_does() {
     let seeds = std::env::var("DOORBELL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(200);
@@ -59,7 +59,8 @@ fn everything_arrives_once_and_in_order_whatever_the_network_does() {
     }
 }
 
-/// What updates of cells ask of a lane: each request is taken once, and so is each answer, though the target refuses some at first. `DOORBELL_REMOTE_UPDATES` says how many.
+/// Updates of cells need this of a lane: each request and each answer is taken once, although the target refuses some at first.
+/// `DOORBELL_REMOTE_UPDATES` sets how many there are.
 #[test]
 fn requests_and_answers_are_taken_once_where_a_third_is_lost() {
     let many = std::env::var("DOORBELL_REMOTE_UPDATES").ok().and_then(|many| many.parse().ok()).unwrap_or(20_000);
@@ -128,7 +129,7 @@ fn a_packet_that_gives_up_always_finds_room() {
         network.endpoint(0).push(now, session, Priority::Normal, &head, bytes)
     };
     assert_eq!(push(PacketKind::First, &[0; 700]), Push::Done);
-    // Empty ones leave the least room in the end.
+    // Empty packets leave the least room in the end.
     while push(PacketKind::Next, &[]) == Push::Done {}
     assert_eq!(push(PacketKind::GivenUp, &[]), Push::Done);
     assert_eq!(push(PacketKind::GivenUp, &[]), Push::Full);
@@ -150,7 +151,7 @@ fn what_a_driver_calls_broken_ends_the_session_at_both_ends() {
 
 #[test]
 fn the_urgent_goes_first_and_the_others_get_their_share() {
-    // A slow path with three lanes that always have something.
+    // A slow path with three lanes that always have something to send.
     let slow = Rules { bandwidth: Some(1_000_000), queue: 20_000, ..Rules::clean(MS) };
     let streams = Priority::ALL.map(|priority| Stream::new(priority, 100_000, (1000, 1000))).to_vec();
     let mut network = pair(1, slow, patient, [Talker::with(streams), Talker::default()]);
@@ -163,7 +164,7 @@ fn the_urgent_goes_first_and_the_others_get_their_share() {
 
 #[test]
 fn packets_are_cut_when_the_path_gets_narrow() {
-    // Datagrams of 8 KiB are known to pass; then the path changes.
+    // Datagrams of 8 KiB are known to get through; then the path changes.
     let change = |config: &mut Config| {
         patient(config);
         config.links = vec![LinkConfig { mtu: 8_900, start: 8_900, search: true }];

@@ -1,4 +1,4 @@
-//! Several links, several paths: which is used, and what happens when one is cut.
+//! Several links and several paths: which path is used, and what happens when it is cut.
 
 use super::*;
 use crate::protocol::sim::{Dice, Rules};
@@ -15,7 +15,8 @@ pub(super) fn link(node: usize, link: u8) -> SocketAddr {
     if link == 0 { Net::address(node) } else { Net::further(node, link) }
 }
 
-/// Two nodes of so many links. Link `n` of the one is tied to link `n` of the other by `cables[n]`, and to no other: there is nothing.
+/// Two nodes with this many links each. `cables[n]` connects link `n` of one node to link `n` of the other; there are no other
+/// connections.
 pub(super) fn linked(seed: u64, links: [u8; 2], cables: &[Rules], change: impl Fn(&mut Config), talkers: [Talker; 2]) -> Net {
     let mut network = Net::new(seed, Rules { loss: 1.0, ..Rules::clean(MS) });
     for (index, talker) in talkers.into_iter().enumerate() {
@@ -62,7 +63,7 @@ pub(super) fn cut(rules: &Rules, from: u64, to: u64) -> Rules {
 #[test]
 fn ends_learn_of_all_paths_and_idle_ones_are_asked_seldom() {
     for links in [[1, 1], [2, 1], [1, 2], [2, 2], [3, 3], [6, 6]] {
-        // All links in one network.
+        // All links are in one network.
         let mut network = linked(1, links, &[], keyed(1), [Talker::default(), Talker::default()]);
         for one in 0..links[0] {
             for other in 0..links[1] {
@@ -80,7 +81,7 @@ fn ends_learn_of_all_paths_and_idle_ones_are_asked_seldom() {
         let before = network.stats.sent;
         network.run(at(21 * SECOND), |_| false);
         let sent = network.stats.sent - before;
-        // Both ends ask each path every four seconds: a question, its answer, and acknowledgements of both.
+        // Both ends challenge each path every four seconds: a Challenge, its Response, and acknowledgements of both.
         assert!(sent < 400 + 2 * 5 * 4 * (paths - 1), "{sent} datagrams in twenty idle seconds, {links:?}");
         assert!(all(&network), "{links:?}");
         assert_eq!((stats(&mut network, 0).path_changes, stats(&mut network, 1).path_changes), (0, 0));
@@ -107,7 +108,7 @@ fn a_path_that_is_cut_is_left_and_nothing_is_lost_doubled_or_reordered() {
         assert!(network.run(at(when), |_| false) || network.now() == at(when));
         let so_far = network.nodes[1].driver.count_from(0);
         assert!(so_far > 100 && so_far < 8000, "seed {seed}: cut in mid-stream, after {so_far}");
-        // It goes on well before the peer would count as dead.
+        // Data flows again well before the peer would count as dead.
         let goes_on = |n: &Net| n.nodes[1].driver.count_from(0) > so_far + 400;
         assert!(network.run(at(when + dead_after / 2), goes_on), "seed {seed}: {:?}", network.nodes[0].driver.events);
         let done = |n: &Net| (0..2).all(|node| n.nodes[1 - node].driver.count_from(node as u16) == packets[node]);
@@ -142,7 +143,7 @@ fn paths_that_come_and_go_in_turn_carry_everything() {
         while now < 60 * SECOND {
             let span = 200 * MS + dice.below(400 * MS);
             holes[which].push((at(now), at(now + span)));
-            // Sometimes both are there for a while.
+            // Sometimes both paths exist for a while.
             now += span + if dice.chance(0.5) { dice.below(200 * MS) } else { 0 };
             which = 1 - which;
         }
@@ -170,7 +171,7 @@ fn the_other_path_may_have_another_mtu_and_delay_and_lose() {
     ];
     for (seed, other) in (0..40).map(|seed| (seed, &others[seed as usize % others.len()])) {
         for swapped in [false, true] {
-            // From the good one to the bad one, and back.
+            // From the good path to the bad one, and back.
             let mut cables = [lan(), other.clone()];
             if swapped {
                 cables.reverse();
@@ -196,7 +197,7 @@ fn probes_of_a_fast_path_do_not_make_a_slow_one_look_lossy() {
     let slow = Rules { delay: 50 * MS, bandwidth: Some(2_000_000), queue: 1 << 20, ..Rules::clean(0) };
     let quick = |config: &mut Config| config.dead_after = Duration::from_millis(400);
     let mut network = linked(1, [2, 2], &[slow, lan()], quick, [talker(20_000, 1000), Talker::default()]);
-    // The queue holds all that the window allows until then.
+    // The queue holds everything that the window allows until then.
     assert!(network.run(at(5 * SECOND), |n| n.nodes[1].driver.count_from(0) > 3000));
     let stats = stats(&mut network, 0);
     assert_eq!((stats.paths, stats.path_changes, stats.spurious), (2, 0, 0), "{stats:?}");
@@ -207,7 +208,7 @@ fn a_peer_that_stands_still_is_not_taken_for_a_path_that_is_cut() {
     for seed in 0..20 {
         let mut network = linked(seed, [2, 2], &[lan(), lan()], keyed(seed), [talker(20_000, 1000), Talker::default()]);
         network.run(at(200 * MS), |_| false);
-        // What is sent to it waits, and it says nothing.
+        // Datagrams to it wait, and it sends nothing.
         for round in 0..3 {
             let endpoint = network.nodes[1].endpoint.take();
             let now = network.now();
@@ -281,7 +282,8 @@ fn a_socket_that_is_bound_to_no_address_goes_on_by_another_too() {
     }
 }
 
-/// What a stranger sends, be it a genuine datagram from an address of its own, moves no session, and gets no more than three times its bytes.
+/// A datagram from a stranger, even a genuine one sent from the stranger's own address, moves no session, and is answered with
+/// at most three times its bytes.
 #[test]
 fn a_third_address_moves_no_session() {
     for seed in 0..10 {
@@ -292,7 +294,7 @@ fn a_third_address_moves_no_session() {
         let session = network.nodes[0].driver.session.unwrap();
         let mut given = 0;
         for number in 0..200_u64 {
-            // New ones, that nobody has seen, and old ones; some of them as if they came from the other path of the peer.
+            // New datagrams that no node has seen, and old ones; some of them as if they came from the peer's other path.
             let now = network.now();
             let sent = network.record.as_ref().unwrap();
             let old = sent.iter().rev().nth((number as usize * 7) % 100).filter(|(_, to, _)| *to == Net::address(1)).cloned();
@@ -313,7 +315,8 @@ fn a_third_address_moves_no_session() {
     }
 }
 
-/// A peer may name any address as one of its own. Who never answers there is asked ever more seldom, by little datagrams.
+/// A peer may claim any address as its own. An address that never answers is challenged less and less often, with small
+/// datagrams.
 #[test]
 fn an_address_that_never_answers_is_asked_little_and_gets_no_data() {
     let victim: SocketAddr = "172.16.0.9:4000".parse().unwrap();
@@ -322,7 +325,7 @@ fn an_address_that_never_answers_is_asked_little_and_gets_no_data() {
             config.addresses[1] = victim;
         }
     };
-    // The path in use is cut, too, so that any other would do.
+    // The path in use is cut as well, so that the session would take any other.
     let cables = [cut(&lan(), 20 * SECOND, 21 * SECOND)];
     let change = |config: &mut Config| {
         lies(config);
@@ -333,7 +336,7 @@ fn an_address_that_never_answers_is_asked_little_and_gets_no_data() {
     assert!(network.nodes[1].driver.closed().is_none());
     let got = network.astray.get(&victim).copied().unwrap_or(0);
     assert!((1..2000).contains(&got), "{got} bytes in forty seconds");
-    // And what comes from there, as whoever is there heard nothing of it, is nothing.
+    // Datagrams from there are ignored, since a host there heard nothing of the session.
     let before = network.endpoint(1).stats();
     network.inject(victim, 1, vec![0xD8; 100]);
     let now = network.now();
@@ -342,7 +345,7 @@ fn an_address_that_never_answers_is_asked_little_and_gets_no_data() {
     assert_eq!(after.stray - before.stray + after.corrupted - before.corrupted, 1);
 }
 
-/// A peer of a former release tells no addresses and hears by one path alone.
+/// A peer of a former release tells no addresses, and hears by one path only.
 #[test]
 fn who_knows_of_no_paths_is_met_by_one() {
     use crate::protocol::handshake::Params;
@@ -356,7 +359,7 @@ fn who_knows_of_no_paths_is_met_by_one() {
     let mut former = params.clone();
     former.addresses = None;
     assert_eq!(Params::read(&former.write()), Some(former.clone()));
-    assert_eq!(bytes[..former.write().len()], former.write()[..], "a former release reads all it knows");
+    assert_eq!(bytes[..former.write().len()], former.write()[..], "a former release reads the part it knows");
     let mut wrong = bytes.clone();
     wrong[38 + 512] = 5;
     assert_eq!(Params::read(&wrong), None, "more addresses than any end has");

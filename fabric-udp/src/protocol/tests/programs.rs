@@ -1,4 +1,4 @@
-//! Programs made of bytes: those that were kept, and some that are random. `tests/fuzz` has them made by a fuzzer.
+//! Programs made of bytes: the recorded ones, and some random ones. `tests/fuzz` has a fuzzer make more.
 
 use crate::protocol::sim::Dice;
 use crate::protocol::sim::programs::{datagrams, sessions};
@@ -15,12 +15,12 @@ fn kept(corpus: &str, run: fn(&[u8])) {
     }
 }
 
-/// `DOORBELL_PROGRAMS` says how many, `DOORBELL_SEED` which.
+/// Runs random programs. `DOORBELL_PROGRAMS` sets how many, and `DOORBELL_SEED` which.
 fn random(run: fn(&[u8])) {
     let number = |name, default| std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default);
     let seed: u64 = number("DOORBELL_SEED", 1);
     for program in 0..number("DOORBELL_PROGRAMS", 300) {
-        // Printed before, as what goes wrong may leave no time afterwards.
+        // Printed first, since a failure may leave no time afterwards.
         println!("to see this again: DOORBELL_SEED={} DOORBELL_PROGRAMS=1", seed.wrapping_add(program));
         let mut dice = Dice::new(seed.wrapping_add(program));
         let bytes: Vec<u8> = (0..dice.below(600)).map(|_| dice.number() as u8).collect();

@@ -1,4 +1,4 @@
-//! How sessions begin and end, and who gets none.
+//! How sessions begin and end, and which requests are refused.
 
 use super::*;
 use crate::protocol::sim::{Dice, Rules};
@@ -114,7 +114,7 @@ fn a_new_life_takes_the_place_of_the_old_one() {
     let driver = &network.nodes[1].driver;
     assert_eq!(driver.closed(), Some(CloseReason::Replaced));
     assert_eq!(driver.received.keys().map(|(_, life)| life.0).collect::<Vec<_>>(), [100, 777]);
-    // The former life tries again, and everything it ever sent comes again: nothing changes.
+    // The former incarnation tries again, and everything it ever sent is repeated: nothing changes.
     let ends = |events: &[Event]| events.iter().filter(|event| !matches!(event, Event::Refused { .. })).count();
     let before = (driver.received.clone(), ends(&driver.events));
     for (from, to, bytes) in network.record.take().unwrap() {
@@ -252,7 +252,7 @@ fn keys_change_no_further_than_the_other_end_follows() {
 #[test]
 fn an_answer_of_a_former_life_that_comes_late_is_void() {
     let mut network = pair(1, Rules::clean(MS), |_| {}, [Talker::default(), Talker::default()]);
-    // The Accept of the first life is long under way.
+    // The Accept of the first incarnation has long been under way.
     network.run(Time::from_nanos(2 * MS + MS / 2), |_| false);
     network.lay(Rules::clean(300 * MS), &[(1, 0)]);
     network.run(Time::from_nanos(4 * MS), |_| false);

@@ -12,7 +12,7 @@ fn at(nanos: u64) -> Time {
     Time::from_nanos(nanos)
 }
 
-/// A stream by each of so many sessions.
+/// A stream on each of this many sessions.
 fn talker(strands: u8, packets: u64) -> Talker {
     Talker::with((0..strands).map(|strand| Stream::new(Priority::Normal, packets, (8, 1000)).by(strand)).collect())
 }
@@ -24,7 +24,7 @@ fn further(network: &mut Net, from: usize, strand: u8) -> Option<SessionId> {
     asked
 }
 
-/// Two nodes with so many links and as many sessions.
+/// Two nodes with this many links and as many sessions.
 fn stranded(seed: u64, links: u8, cables: &[Rules], change: impl Fn(&mut Config), talkers: [Talker; 2]) -> Net {
     let mut network = linked(seed, [links; 2], cables, change, talkers);
     assert!(network.run(at(90 * MS), |n| n.nodes.iter().all(|node| node.driver.is_connected())), "seed {seed}");
@@ -101,7 +101,7 @@ fn idle_ones_cost_next_to_nothing() {
     };
     let (without, with) = (sent(false), sent(true));
     println!("{without} datagrams in a minute, {with} with a second session");
-    // The other paths are asked every sixteen seconds by each end: those that answer, and those that don't.
+    // Each end challenges the other paths every sixteen seconds, whether they answer or not.
     assert!(with - without <= 60 / 16 * 3 * 2 * 4, "{without} datagrams in a minute, {with} with a second session");
 }
 
@@ -113,7 +113,7 @@ fn loss_on_one_link_slows_what_goes_by_that_one_alone() {
     assert!(network.run(at(60 * SECOND), |n| n.nodes[1].driver.count_from(0) == 2000));
     let took = network.now() - from;
     let behind = network.nodes[1].driver.count_by(0, 1);
-    assert!(behind < 2000, "the one that loses nothing is not held up: {behind}");
+    assert!(behind < 2000, "the session without losses is not held up: {behind}");
     assert!(network.run(at(120 * SECOND), |n| n.nodes[1].driver.count_by(0, 1) == 2000));
     assert!(network.now() - from > 2 * took && no_ends(&network));
 }
@@ -186,7 +186,7 @@ fn both_ask_at_once_and_get_one_of_each_number() {
                 further(&mut network, 1, strand);
             }
         }
-        // One that was told of and given up has lost what was pushed: that is told.
+        // A session that was reported and then given up has lost its pushed packets, and that is reported.
         assert!(network.run(at(30 * SECOND), |n| n.nodes.iter().all(|node| node.driver.strands.len() == 2)), "seed {seed}");
         let until = network.now() + 8 * SECOND;
         network.run(until, |_| false);
@@ -276,7 +276,7 @@ fn one_that_is_broken_ends_alone() {
     assert!(network.run(at(20 * SECOND), |n| n.nodes[1].driver.count_from(0) == 500 && n.nodes[0].driver.count_from(1) == 500));
     assert!(network.nodes.iter().all(|node| node.driver.is_connected() && node.driver.strands.is_empty()));
     assert!(network.endpoint(0).peer(session).is_none());
-    // It comes about again.
+    // The session is opened again.
     further(&mut network, 0, 1);
     assert!(network.run(at(30 * SECOND), |n| n.nodes.iter().all(|node| node.driver.strands.len() == 1)));
 }
@@ -288,13 +288,13 @@ fn one_that_is_vouched_for_ends_if_the_first_is_heard_and_it_is_not() {
         network.endpoint(0).vouch(session);
     }
     network.run(at(3 * SECOND), |_| false);
-    // Its other end is no more, and the word of that was lost.
+    // The other end is gone, and its notice was lost.
     let (now, there) = (network.now(), network.nodes[1].driver.strands[&1]);
     network.endpoint(1).give_up(now, there, 3);
     let mut buf = vec![0; 1 << 16];
     while network.endpoint(1).poll_transmit(now, &mut buf, &mut ()).is_some() {}
     network.run(now + 5 * SECOND, |_| false);
-    assert_eq!(network.nodes[0].driver.strands.len(), 1, "nobody looks as long as it is not used");
+    assert_eq!(network.nodes[0].driver.strands.len(), 1, "an unused session is not checked");
     network.nodes[0].driver =
         Talker { session: network.nodes[0].driver.session, strands: network.nodes[0].driver.strands.clone(), ..talker(2, 10) };
     network.wake(0);
@@ -304,7 +304,7 @@ fn one_that_is_vouched_for_ends_if_the_first_is_heard_and_it_is_not() {
     assert_eq!(network.nodes[0].driver.closed(), Some(CloseReason::Silent));
 }
 
-/// An Open for a session of this number from a node with this life, as nobody may send it.
+/// An Open, which no honest node may send, for a session with this strand from a node with this incarnation.
 fn open(network: &mut Net, from: Path, life: u32, strand: u8, random: &mut Random) -> Vec<u8> {
     let now = network.now();
     let config = Config { incarnation: Incarnation(life), ..config(0) };
@@ -330,7 +330,7 @@ fn numbers_out_of_range_and_requests_without_a_first_session_cost_nothing() {
     let before = (network.endpoint(1).places(), network.endpoint(1).occupied());
     let mut buf = vec![0; 1 << 16];
     for number in 0..20_000u32 {
-        // Of no number that there is; of a life of which there is no session; of one that stands.
+        // With a strand that does not exist, with an incarnation that has no session, and with one that has.
         let (life, strand) =
             [(100, 4 + (number % 252) as u8), (5000 + number, 1 + (number % 3) as u8), (100, 1)][number as usize % 3];
         let mut bytes = open(&mut network, from, life, strand, &mut random);
@@ -342,7 +342,7 @@ fn numbers_out_of_range_and_requests_without_a_first_session_cost_nothing() {
         assert_eq!((endpoint.places(), endpoint.occupied()), before);
         while endpoint.poll_transmit(now, &mut buf, &mut ()).is_some() {}
     }
-    // One that there could be is offered, and as many others at most as strangers get.
+    // A possible session is offered, and beside it at most as many as strangers get.
     let change = |config: &mut Config| config.offers_max = 8;
     let mut network = linked(9, [3, 3], &[lan(), lan(), lan()], change, [Talker::default(), Talker::default()]);
     assert!(network.run(at(SECOND), |n| n.nodes.iter().all(|node| node.driver.is_connected())));
@@ -371,7 +371,7 @@ fn a_link_without_room_holds_up_no_other() {
     for session in sessions {
         assert_eq!(endpoint.push(now, session, Priority::Normal, &head, &[7; 100]), Push::Done);
     }
-    // And somebody is asked for a session by it.
+    // The node also requests a session by it.
     let stranger = Path { link: LinkId(1), peer: link(9, 1) };
     endpoint.connect(now, Target { path: stranger, node: None });
     let mut buf = vec![0; 1 << 16];

@@ -1,4 +1,4 @@
-//! A driver for tests: sends numbered packets and transfers, and checks all that arrives.
+//! A driver for tests: it sends numbered packets and transfers, and checks everything that arrives.
 
 use crate::protocol::sim::{Dice, Driver, Network, Rules};
 use crate::protocol::*;
@@ -13,9 +13,9 @@ pub const SECOND: u64 = 1_000 * MS;
 pub struct Stream {
     pub priority: Priority,
     pub packets: u64,
-    /// By which of several sessions.
+    /// The session to use, if there are several.
     pub strand: u8,
-    /// Payload bytes of packet `n`: from the first up to the second.
+    /// The payload of packet `n` has between these two numbers of bytes.
     pub sizes: (usize, usize),
     pub pushed: u64,
 }
@@ -30,7 +30,7 @@ impl Stream {
     }
 }
 
-/// What a payload byte is, so that no other packet's would do.
+/// Fills a payload so that no other packet's bytes would match.
 pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     for (at, byte) in bytes.iter_mut().enumerate() {
         let place = offset + at as u64;
@@ -60,13 +60,13 @@ pub struct Talker {
     pub streams: Vec<Stream>,
     pub events: Vec<Event>,
     pub received: BTreeMap<(NodeId, Incarnation), [u64; PRIORITIES]>,
-    /// What came by further sessions; which one the packets say.
+    /// Packets that arrived by further sessions; each packet names its session.
     pub received_by: BTreeMap<(NodeId, Incarnation, u8), [u64; PRIORITIES]>,
     pub bytes_received: u64,
     pub refuse: bool,
-    /// Put off what comes by this lane.
+    /// Puts off packets of this lane.
     pub later: Option<Priority>,
-    /// Refuse so many out of a hundred.
+    /// Refuses this many out of a hundred packets.
     pub refuse_some: u64,
     pub stop_some: u64,
     pub break_at: Option<u64>,
@@ -77,7 +77,7 @@ pub struct Talker {
     pub cancelled_out: Vec<u64>,
     pub unreadable: bool,
     pub damaged: Vec<&'static str>,
-    /// A node that follows no rules. It has a session apart from the others, and what it sends is taken as it comes.
+    /// A node that follows no rules. It has a session apart from the others, and its packets are taken without checks.
     pub foe: Option<u16>,
     pub foe_session: Option<SessionId>,
     /// Packets still to be sent to it.
@@ -272,7 +272,7 @@ pub fn seed_of(seed: u64, node: u64) -> [u8; 32] {
 
 pub type Net = Network<Talker>;
 
-/// Two nodes; node 0 asks node 1 for a session.
+/// Two nodes; node 0 requests a session with node 1.
 pub fn pair(seed: u64, rules: Rules, change: impl Fn(&mut Config), talkers: [Talker; 2]) -> Net {
     let mut network = Net::new(seed, rules);
     for (index, talker) in talkers.into_iter().enumerate() {
@@ -292,7 +292,7 @@ pub fn connect(network: &mut Net, from: usize, to: usize) -> SessionId {
     session
 }
 
-/// Starts a transfer from one node to another, which are connected.
+/// Starts a transfer between two connected nodes.
 pub fn transfer(network: &mut Net, from: usize, to: usize, total: u64, limit: u64, priority: Priority) -> TransferId {
     let now = network.now();
     let (theirs, ours) = (network.nodes[to].driver.session.unwrap(), network.nodes[from].driver.session.unwrap());

@@ -1,4 +1,4 @@
-//! Transfers: each byte once, ends told once, cancelled by either end.
+//! Transfers: each byte arrives once, each end is reported once, and either end can cancel.
 
 use super::*;
 use crate::protocol::sim::Rules;
