@@ -141,7 +141,7 @@ pub(super) fn done<V>(result: Result<V, NoUpdate<Infallible>>) -> V {
     match result {
         Ok(value) => value,
         Err(NoUpdate::Stop(never)) => match never {},
-        Err(NoUpdate::Nested) => panic!("an update of a cell within an update of the same cell would wait for itself"),
+        Err(NoUpdate::Nested) => panic!("an update of a cell within an update of the same cell would deadlock with itself"),
         Err(NoUpdate::Attempts | NoUpdate::Lost) => unreachable!("nobody takes a lock from a thread that lives"),
     }
 }

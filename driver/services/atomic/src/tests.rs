@@ -123,7 +123,7 @@ fn an_update_within_one_of_the_same_cell_does_not_wait_for_itself() {
     let private = AtomicCell::new(Large::default());
     let twice = || super::update::<Nothing, _>(&private, Ordering::AcqRel, |_| atomic! { new: private += 1 });
     let nested = std::panic::catch_unwind(twice);
-    assert!(nested.unwrap_err().downcast_ref::<&str>().unwrap().contains("wait for itself"));
+    assert!(nested.unwrap_err().downcast_ref::<&str>().unwrap().contains("deadlock with itself"));
     assert_eq!(atomic! { private }, Large([0; 5]));
 
     let node = Node::builder("nested").space(Space::heap()).join().unwrap();
