@@ -31,10 +31,10 @@
 //! # }
 //! ```
 //!
-//! - [`key`]: the handle of a lock.
-//! - [`guard`]: the guard of a held lock.
-//! - [`share`]: how a lock is offered and accepted.
-//! - [`shared`]: memory behind a lock.
+//! - `key`: the handle of a lock.
+//! - `guard`: the guard of a held lock.
+//! - `share`: how a lock is offered and accepted.
+//! - `shared`: memory behind a lock.
 //! - `wait`: how a thread waits for a lock: it spins, yields, parks, checks that the owner lives, and looks for deadlocks.
 //! - `home`, `away`: locks for nodes that share no memory with the lock registry; `mail`, `wire`: their requests, replies and
 //!   notices.

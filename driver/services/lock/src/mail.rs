@@ -11,7 +11,7 @@ use super::wire::{self, Answer, Entry, LETTER_MAX};
 
 /// How many requests of one node are kept until their replies have left. A node has no more underway: it counts a request until
 /// the reply arrives.
-pub const UNANSWERED_MAX: usize = doorbell_engine::engine::pool::WAITS_MAX;
+pub const UNANSWERED_MAX: usize = doorbell_engine::sync::pool::WAITS_MAX;
 /// How many requests and notices of one node are kept until the engine handles them. Further ones stay in the lane.
 const RECEIVED_MAX: usize = 512;
 const IDS: u64 = 1 << 56;

@@ -116,7 +116,7 @@ impl StreamBuilder {
                 return Err(self.refused(why));
             }
             // A node may begin to offer the service.
-            shared.drive(me, &doorbell_engine::engine::op::Op::new(), Some(deadline.min(Instant::now() + AGAIN)), |_| false)?;
+            shared.drive(me, &doorbell_engine::sync::op::Op::new(), Some(deadline.min(Instant::now() + AGAIN)), |_| false)?;
         }
     }
 
