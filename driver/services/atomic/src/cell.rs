@@ -1,9 +1,14 @@
 //! Cells in memory of this process, and in regions of this node.
 
+use super::Element;
+use super::Word;
 use super::form::Form;
 use super::operate::Operate;
+use super::place::{Place, Want};
+use super::tier::Tier;
+use super::value::AtomicValue;
 use super::word::is_taken;
-use super::{AtomicValue, Element, NotPerformed, Place, Tier, Want, Word};
+use doorbell_engine::error::NotPerformed;
 use doorbell_engine::region::elements_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Error, Incarnation, NodeId, Region, Result};
@@ -231,7 +236,7 @@ impl<T: AtomicValue> Place for BySwap<'_, T> {
 
 /// Fails if this processor lacks an instruction that the cell needs.
 pub(super) fn check_processor<T: AtomicValue>() -> Result<()> {
-    if matches!(super::tier::<T>(), Tier::Lock) || is_taken(size_of::<T::Form>()) {
+    if matches!(super::form::tier::<T>(), Tier::Lock) || is_taken(size_of::<T::Form>()) {
         return Ok(());
     }
     let why = "this processor has no cmpxchg16b; hold the value in ByLock";

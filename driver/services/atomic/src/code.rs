@@ -14,10 +14,13 @@
 //! An update by a callback is a Load, and CompareSwap until no other update comes between. Values under a lock have no code.
 
 use super::cell::{Private, done, operate_at};
+use super::codes::{Kind, OpCode};
 use super::form::{Form, word_bytes};
 use super::operate::{Add, And, Div, Max, Min, Mul, Operate, Or, Rem, Set, Shl, Shr, Sub, Xor};
+use super::place::{Nothing, Old};
+use super::tier::Tier;
+use super::value::AtomicValue;
 use super::word::{Word, is_taken};
-use super::{AtomicValue, Nothing, Old, Tier};
 use doorbell_engine::drive::install::Install;
 use doorbell_engine::region::remote::{Remote, UPDATE_BYTES, Update, Updates};
 use std::sync::atomic::Ordering;
@@ -50,75 +53,6 @@ unsafe fn perform(bytes: &[u8; UPDATE_BYTES], at: *mut u8) -> [u8; 16] {
 
 const FETCH: u8 = 1;
 
-macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
-        /// The operator of an update.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u8)]
-        pub enum OpCode {
-            $($(#[$doc])* $name = $number,)+
-        }
-
-        impl OpCode {
-            fn from_number(number: u8) -> Option<Self> {
-                match number {
-                    $($number => Some(Self::$name),)+
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-
-codes! {
-    /// Only read the value.
-    Load = 0,
-    /// Replace the value by the operand.
-    Set = 1,
-    /// Replace the value by the operand if its bytes equal `expected`.
-    CompareSwap = 2,
-    /// `+=`
-    Add = 3,
-    /// `-=`
-    Sub = 4,
-    /// `*=`
-    Mul = 5,
-    /// `/=`
-    Div = 6,
-    /// `%=`
-    Rem = 7,
-    /// `&=`
-    And = 8,
-    /// `|=`
-    Or = 9,
-    /// `^=`
-    Xor = 10,
-    /// `<<=`
-    Shl = 11,
-    /// `>>=`
-    Shr = 12,
-    /// The greater of value and operand.
-    Max = 13,
-    /// The smaller of value and operand.
-    Min = 14,
-}
-
-/// The kind of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Kind {
-    /// An unsigned integer.
-    Unsigned = 0,
-    /// A signed integer.
-    Signed = 1,
-    /// A floating-point number.
-    Float = 2,
-    /// A truth value; 0 is false.
-    Bool = 3,
-    /// Plain data in a word.
-    Bytes = 4,
-}
-
 /// The type of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TypeCode {
@@ -129,7 +63,7 @@ pub struct TypeCode {
 impl TypeCode {
     /// The code of a type; `None` if it is updated under a lock.
     pub const fn of<T: AtomicValue>() -> Option<Self> {
-        match super::tier::<T>() {
+        match super::form::tier::<T>() {
             Tier::Lock => None,
             _ => Some(Self { kind: T::KIND, log2: size_of::<T::Form>().trailing_zeros() as u8 }),
         }

@@ -1,7 +1,8 @@
 //! The layout of a value in its cell, and how a callback updates it there: by compare-and-swap in a word, or under a lock.
 
+use super::tier::Tier;
+use super::value::AtomicValue;
 use super::word::{Word, is_taken, loading};
-use super::{AtomicValue, Tier};
 use doorbell_engine::Plain;
 use doorbell_shm::locked::{HEAD, Locked, NoUpdate, Tries, Updater};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -227,4 +228,9 @@ pub const fn locked_words(size: usize) -> usize {
         "a value of more than 16 KiB is too large for a cell; hold it in a Region, and hold a LockKey while it is written"
     );
     HEAD + 2 * size.div_ceil(8)
+}
+
+/// The tier of an update by a callback.
+pub const fn tier<T: AtomicValue>() -> Tier {
+    <T::Form as Form<T>>::TIER
 }

@@ -1,8 +1,11 @@
 //! Operators: which types have them, by which tier, and what they compute.
 
-use super::code::OpCode;
+use super::ByLock;
+use super::Offset;
+use super::codes::OpCode;
 use super::form::Form;
-use super::{AtomicValue, ByLock, Offset, Tier};
+use super::tier::Tier;
+use super::value::AtomicValue;
 use std::sync::atomic::Ordering;
 
 macro_rules! operators {

@@ -1,13 +1,19 @@
 //! Cells in regions of any node.
 
+use super::Element;
+use super::Word;
 use super::cell::{check_processor, operate_at, update_at};
-use super::code::{AtomicRequest, OpCode, TypeCode};
+use super::code::{AtomicRequest, TypeCode};
+use super::codes::OpCode;
 use super::form::Form;
 use super::operate::{Operate, bytes};
 use super::pending::{Of, Pending};
-use super::{AtomicValue, Element, NotPerformed, Place, Tier, Want, Word};
+use super::place::{Place, Want};
+use super::tier::Tier;
+use super::value::AtomicValue;
 use doorbell_engine::drive::Shared;
 use doorbell_engine::drive::poller::Progress;
+use doorbell_engine::error::NotPerformed;
 use doorbell_engine::memory::cache::{Act, whole};
 use doorbell_engine::memory::key;
 use doorbell_engine::node::shared_of;
@@ -160,7 +166,7 @@ fn failed(why: NoUpdate<Error>, member: &Member<'_>) -> Error {
 
 impl<E: Element> RemoteCell<E> {
     /// Whether its updates take a lock.
-    const LOCKS: bool = matches!(super::tier::<E::Value>(), Tier::Lock);
+    const LOCKS: bool = matches!(super::form::tier::<E::Value>(), Tier::Lock);
 
     /// Whether the caller's processor does the updates, in shared memory.
     pub fn is_shared(&self) -> bool {

@@ -1,6 +1,8 @@
 //! Which tier each operator of each type has on this platform.
 
-use super::{Offset, Operate, Tier};
+use super::Offset;
+use super::Operate;
+use super::tier::Tier;
 
 /// An operator of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,11 @@
 //! The guarantees of cells within one process.
 
-use super::code::{AtomicRequest, OpCode, TypeCode};
+use super::code::{AtomicRequest, TypeCode};
+use super::codes::OpCode;
 use super::*;
 use doorbell_engine::{Error, KeyFault, Node, Space};
 use doorbell_macros::atomic;
+use std::sync::atomic::Ordering;
 use std::thread;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 

@@ -1,6 +1,6 @@
 //! The values that a cell can hold.
 
-use super::code::Kind;
+use super::codes::Kind;
 use super::form::{Form, FormFor, Room, UnderLock, locked_words, word_bytes};
 use super::word::Word;
 pub use super::word::{plain_from_word, plain_into_word};

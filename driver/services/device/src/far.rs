@@ -1,6 +1,6 @@
 //! Sending to a device on another machine: the thread hands the message to the engine, and drives it until the message has left.
 
-use super::fault;
+use super::attachment::fault;
 use super::net::{Devices, Dropped, Far};
 use super::sender::{DeviceSender, SEND, Way};
 use doorbell_engine::Result;

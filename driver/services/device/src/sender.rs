@@ -1,11 +1,13 @@
 //! Sending to the threads of a device.
 
+use super::attachment::fault;
+use super::far;
 use super::net::Dropped;
-use super::{far, fault};
 use doorbell_engine::Result;
 use doorbell_engine::drive::poller::Progress;
 use doorbell_engine::drive::{Shared, Work};
 use doorbell_engine::error::{DeviceFault, Error};
+use doorbell_engine::node::{Node, shared_of};
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::sync::wait::Step;
 use doorbell_shm::device::{NoWrite, Writer};
@@ -265,5 +267,16 @@ impl Drop for DeviceSender {
 impl fmt::Debug for DeviceSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceSender").field("device", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl DeviceSender {
+    /// Prepares to send to the threads of the device `name`, over a lane of its own. Makes system calls. Over the network it
+    /// waits up to five seconds for a node that serves the device.
+    ///
+    /// # Errors
+    /// [`Error::Device`]: no living process is attached to a device of this name, or the device has no lane left for this node.
+    pub fn open(node: &Node, name: &str) -> Result<Self> {
+        Self::open_for(shared_of(node).clone(), name)
     }
 }

@@ -1,7 +1,8 @@
 //! How a thread receives: the steps, and how it waits between them.
 
+use super::attachment::Inner;
+use super::envelope::DeviceEnvelope;
 use super::watch::DeviceStep;
-use super::{DeviceEnvelope, Inner};
 use doorbell_engine::Result;
 use doorbell_engine::drive::poller::Progress;
 use doorbell_engine::drive::{Updating, Work};

@@ -1,13 +1,14 @@
 //! Locks of a registry elsewhere: how a node finds the coordinator, becomes it, and sends requests to it.
 
-use super::Locks;
+use super::fault::{PATIENCE, fault};
 use super::home::{Done, perform};
+use super::service::Locks;
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Home, Life, Tell, Trouble};
-use super::{LockFault, PATIENCE, fault};
 use doorbell_engine::drive::Shared;
 use doorbell_engine::drive::poller::Progress;
 use doorbell_engine::error::Error;
+use doorbell_engine::error::LockFault;
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::op::{Op, Outcome};
 use doorbell_engine::turn::Engine;

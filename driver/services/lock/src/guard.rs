@@ -1,7 +1,8 @@
 //! The guard of a held lock.
 
+use super::fault::fault;
 use super::key::LockKey;
-use super::{LockFault, fault};
+use doorbell_engine::error::LockFault;
 use doorbell_engine::{Error, Result};
 use doorbell_shm::keys::OwnerId;
 use std::marker::PhantomData;

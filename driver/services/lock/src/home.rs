@@ -11,13 +11,14 @@
 //! second coordinator beside a living one.
 
 use super::away::{answer_waiting, find_coordinator, init_for, send_answer};
+use super::fault::PATIENCE;
 use super::mail::{Mail, Received};
-use super::share::{Arrived, Offers};
+use super::offers::{Arrived, Offers};
 use super::wait::Want;
 use super::wire::{self, Answer, Ask, At, Deed, Entry, Facts, Home, Life, Tell, Trouble};
-use super::{LockFault, PATIENCE};
 use doorbell_engine::drive::Shared;
 use doorbell_engine::error::Error;
+use doorbell_engine::error::LockFault;
 use doorbell_engine::sync::pool::{Clerks, Customer};
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::{Key, Membership, OpenKey};

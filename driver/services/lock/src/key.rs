@@ -1,12 +1,13 @@
 //! The handle of a lock.
 
-use super::Locks;
 use super::away::{Away, Opened, error_of};
+use super::fault::{PATIENCE, fault};
 use super::guard::{KeyGuard, not_yours};
 use super::home::{Done, perform};
+use super::service::Locks;
 use super::wait::{Want, lives};
 use super::wire::{Answer, Deed};
-use super::{LockFault, PATIENCE, fault};
+use doorbell_engine::error::LockFault;
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Error, Node, Result};

@@ -48,10 +48,13 @@
 //! round, but not every use costs a switch between processes.
 
 mod away;
+mod fault;
 mod guard;
 mod home;
 mod key;
 mod mail;
+mod offers;
+mod open;
 mod service;
 mod share;
 mod shared;
@@ -64,67 +67,8 @@ mod wire;
 
 pub use guard::KeyGuard;
 pub use key::{LockKey, TryLock};
-use service::Locks;
 pub use share::{Accepted, Offer};
 pub use shared::{Shared, SharedGuard};
 pub use task::TaskGuard;
 
 pub use doorbell_engine::error::{Circle, LockFault};
-use doorbell_engine::{Error, Node, Result};
-use doorbell_shm::error::ShmError;
-use doorbell_shm::keys::Resource;
-use std::time::Duration;
-
-/// How long creating and destroying a lock waits for the domain's lock file.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-fn fault(operation: &'static str, key: &str, why: LockFault) -> Error {
-    Error::Lock { operation, key: key.into(), why: Box::new(why) }
-}
-
-impl LockKey {
-    /// Creates a lock in the domain's lock registry, unlocked. The name has 1 to 40 bytes.
-    ///
-    /// Blocks on the domain's lock file, which other nodes hold for moments only, or on the reply of the coordinator. Any
-    /// thread may call it.
-    ///
-    /// # Errors
-    /// [`Error::Shm`]: a lock of this name exists, the name is not valid, the registry is full (512 locks), or the lock file
-    /// was not free within ten seconds. [`Error::Timeout`]: the coordinator did not reply within ten seconds.
-    /// [`Error::Closed`], [`Error::Forked`].
-    pub fn init(node: &Node, name: &str, resource: Resource) -> Result<LockKey> {
-        LockKey::of(node, name, away::open_key(node, "make", name, Some(resource))?)
-    }
-
-    /// Finds the lock of this name, whichever node created it. Does not block if the registry is in memory that this node
-    /// shares; else it waits for the coordinator's reply.
-    ///
-    /// # Errors
-    /// [`Error::Lock`] with [`LockFault::Unknown`]: there is no such lock. [`Error::Timeout`]: the coordinator did not reply
-    /// within ten seconds. [`Error::Closed`], [`Error::Forked`].
-    pub fn find(node: &Node, name: &str) -> Result<LockKey> {
-        LockKey::of(node, name, away::open_key(node, "find", name, None)?)
-    }
-
-    /// Finds the lock of this name, or creates it if there is none. If several nodes call this at once, all get the same lock.
-    ///
-    /// # Errors
-    /// As [`init`](Self::init), but an existing lock is no error.
-    pub fn open(node: &Node, name: &str, resource: Resource) -> Result<LockKey> {
-        loop {
-            match Self::find(node, name) {
-                Err(Error::Lock { why, .. }) if *why == LockFault::Unknown => {}
-                found => return found,
-            }
-            match Self::init(node, name, resource) {
-                Err(Error::Shm(error)) if is_there(&error) => {}
-                made => return made,
-            }
-        }
-    }
-}
-
-/// Whether another node created the lock first.
-fn is_there(error: &ShmError) -> bool {
-    matches!(error, ShmError::Key { fault: doorbell_shm::keys::ResourceError::Exists { .. }, .. })
-}

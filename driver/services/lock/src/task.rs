@@ -1,12 +1,15 @@
 //! Locks for async tasks. The tasks of one node that wait for a lock stand in a queue, and one thread of the node waits for all
 //! of them. So however many tasks wait, threads remain for the task that owns the lock.
 
+use super::guard::KeyGuard;
 use super::guard::drop_slowly;
+use super::key::LockKey;
+use super::key::TryLock;
 use super::key::Which;
-use super::{KeyGuard, LockFault, LockKey, TryLock};
 use doorbell_engine::Result;
 use doorbell_engine::drive::Begun;
 use doorbell_engine::error::Error;
+use doorbell_engine::error::LockFault;
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::op::{Op, Outcome};
 use doorbell_engine::sync::pool::Clerks;

@@ -1,11 +1,12 @@
 //! What peers that read nothing may cost, and what lying peers can't achieve.
 
-use super::Locks;
 use super::away::{Choice, Where, choose, find_coordinator, letter};
 use super::home::Registry;
+use super::key::LockKey;
+use super::key::TryLock;
 use super::mail::{Mail, Received, UNANSWERED_MAX};
+use super::service::Locks;
 use super::wire::{self, Ask, Home, Life, Tell};
-use super::{LockKey, TryLock};
 use doorbell_engine::error::Error;
 use doorbell_engine::links::FabricKind;
 use doorbell_engine::node::shared_of;

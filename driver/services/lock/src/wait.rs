@@ -1,8 +1,9 @@
 //! How a thread waits for a lock in shared memory, for itself or for a node that has only the network.
 
-use super::{Circle, LockFault, fault};
+use super::fault::fault;
 use doorbell_engine::drive::Shared;
 use doorbell_engine::drive::poller::Progress;
+use doorbell_engine::error::{Circle, LockFault};
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::sync::wait::{Gear, Step, Wait};
 use doorbell_engine::{Error, Result};

@@ -1,6 +1,6 @@
 //! The requests, replies and notices that nodes exchange about locks.
 
-use super::{Circle, LockFault};
+use doorbell_engine::error::{Circle, LockFault};
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, KeyRef, OwnerId, Resource, ResourceError, Seen};

@@ -2,7 +2,7 @@
 
 use super::far::first;
 use super::wire::{self, Kind};
-use crate::Inner;
+use crate::attachment::Inner;
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 use doorbell_shm::device::{Client, Writer};
 use doorbell_shm::domain::{DeviceSegment, Membership};

@@ -8,7 +8,7 @@ mod feed;
 mod service;
 mod wire;
 
-use super::Inner;
+use super::attachment::Inner;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
 use doorbell_shm::domain::{DeviceSegment, Membership};
 pub(super) use far::Far;

@@ -1,0 +1,73 @@
+//! One attachment of this process to a device.
+
+use super::watch::Watch;
+use doorbell_engine::drive::Shared;
+use doorbell_engine::error::{DeviceFault, Error};
+use doorbell_engine::sync::baton::Token;
+use doorbell_engine::turn::Engine;
+use doorbell_shm::device::{Dead, this_thread};
+use doorbell_shm::domain::DeviceSegment;
+use doorbell_shm::keys::OwnerId;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One attachment of this process.
+pub struct Inner {
+    pub shared: Arc<Shared>,
+    pub segment: Arc<DeviceSegment>,
+    pub fetch_within: Duration,
+    pub watch: Option<Watch>,
+    /// Tells the service of the engine that this attachment ended.
+    pub leave: fn(&mut Engine),
+}
+
+impl Inner {
+    pub fn fault(&self, operation: &'static str, why: DeviceFault) -> Error {
+        fault(operation, self.segment.name(), why)
+    }
+
+    /// The identification of a caller that takes the lock without a slot.
+    pub fn caller(&self) -> OwnerId {
+        let membership = self.shared.membership();
+        // It contains the thread's number, by which others see whether the owner lives from the moment it has the lock.
+        OwnerId::user(membership.id(), membership.incarnation(), this_thread() as u32)
+    }
+
+    /// Whether the lock's owner lives.
+    pub fn lives(&self, owner: OwnerId) -> bool {
+        self.shared.membership().is_receiver_living(owner, self.segment.view().tid_of(owner))
+    }
+
+    /// Receivers that do not live. Makes system calls, so call it before taking the lock.
+    pub fn dead(&self, but: Option<usize>) -> Dead {
+        self.segment.view().dead(but, |owner, tid| self.shared.membership().is_receiver_living(owner, tid))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if doorbell_shm::space::forked() {
+            return;
+        }
+        let membership = self.shared.membership();
+        self.segment.view().leave_port((membership.id(), membership.incarnation()));
+        if !self.shared.is_closed()
+            && let Err(error) = membership.detach_device(&self.segment)
+        {
+            tracing::warn!(%error, device = self.segment.name(), "could not detach from a device; its memory stays until another process cleans up");
+        }
+        let me = Token::current();
+        if self.shared.has_network()
+            && let Ok(mut engine) = self.shared.enter(me, "detach from a device")
+        {
+            // The next turn tells the senders that this process served.
+            engine.push(me);
+            (self.leave)(&mut engine);
+        }
+    }
+}
+
+/// The error of a call on a device.
+pub fn fault(operation: &'static str, device: &str, why: DeviceFault) -> Error {
+    Error::Device { operation, device: device.into(), why: Box::new(why) }
+}
