@@ -57,7 +57,9 @@ pub struct NodeBuilder {
 
 /// How services of the program are installed in the node.
 #[derive(Clone, Default)]
-struct Installs(Vec<Arc<dyn Fn(&Arc<Shared>) -> Result<()> + Send + Sync>>);
+struct Installs(Vec<Arc<Install>>);
+
+type Install = dyn Fn(&Arc<Shared>) -> Result<()> + Send + Sync;
 
 impl std::fmt::Debug for Installs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -150,10 +150,10 @@ impl Transfer {
 
     /// Ends the op, after its receipt, if it has one, says what moved the bytes, and after the readers of those bytes let go of them.
     pub(super) fn finish(&self, outcome: Outcome) {
-        if matches!(outcome, Outcome::Sent) {
-            if let Some(receipt) = self.op.receipt() {
-                self.op.set_receipt(self.modes.settle(&receipt, self.moved()));
-            }
+        if matches!(outcome, Outcome::Sent)
+            && let Some(receipt) = self.op.receipt()
+        {
+            self.op.set_receipt(self.modes.settle(&receipt, self.moved()));
         }
         self.partner.let_go();
         self.op.finish(outcome);
