@@ -7,6 +7,7 @@
 //! came before the barrier and the consumer's last look finds the packet.
 
 use doorbell_fabric::sync::{AtomicU32, Ordering, Reach, fence, heavy_barrier, light_barrier};
+use doorbell_fabric::world;
 use std::time::Duration;
 
 /// The doorbell words of one node, in the header page of its inbox.
@@ -166,6 +167,9 @@ impl Bell {
 /// Sleeps while `*word == expected`, for `timeout` at most. Works between processes. May return early.
 #[cfg(not(loom))]
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    if world::has_slept(timeout) {
+        return;
+    }
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as libc::c_long,

@@ -15,6 +15,7 @@ pub mod fabric;
 pub mod id;
 pub mod packet;
 pub mod sync;
+pub mod world;
 
 pub use envelope::{Envelope, Message};
 pub use fabric::{Fabric, Link, LinkDown, Push, Sink, Verdict};

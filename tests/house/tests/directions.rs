@@ -62,6 +62,52 @@ fn the_rooms_of_the_driver_import_each_other_as_the_picture_says() {
     assert!(gone.is_empty(), "these exceptions are no longer needed; take them off {}: {gone:#?}", list.display());
 }
 
+/// Calls that reach the outside world past `doorbell_fabric::world`.
+const DIRECT: [&str; 9] = [
+    "Instant::now",
+    "SystemTime::now",
+    "UNIX_EPOCH.elapsed",
+    ".elapsed()",
+    "thread::sleep",
+    "thread::yield_now",
+    "thread::park",
+    "thread::spawn",
+    "thread::Builder",
+];
+
+/// Lines of a file that call the outside world past `doorbell_fabric::world`. Tests and models may.
+fn direct_calls(text: &str) -> Vec<&str> {
+    let lines = text.lines().take_while(|line| !line.starts_with("#[cfg(test)]") && !line.starts_with("#[cfg(all(test"));
+    let is_direct = |line: &&str| {
+        let code = line.split("//").next().unwrap_or_default();
+        !code.contains("tokio::") && !code.contains("loom::") && DIRECT.iter().any(|call| code.contains(call))
+    };
+    lines.filter(is_direct).collect()
+}
+
+#[test]
+fn the_outside_world_comes_in_through_one_module() {
+    fn visit(folder: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).expect("a folder of the driver") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            if path.is_dir() && name != "tests" {
+                visit(&path, found);
+            } else if name.ends_with(".rs") && name != "tests.rs" {
+                let text = std::fs::read_to_string(&path).expect("text");
+                found.extend(direct_calls(&text).iter().map(|line| format!("{}: {}", path.display(), line.trim())));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    driver().iter().for_each(|(_, folder, _)| visit(folder, &mut found));
+    assert!(found.is_empty(), "these lines should call doorbell_fabric::world: {found:#?}");
+    assert_eq!(
+        direct_calls("let now = Instant::now();\n#[cfg(test)]\nmod tests { fn f() { Instant::now(); } }"),
+        ["let now = Instant::now();"]
+    );
+}
+
 fn sample(upper: &str, lower: &str) -> BTreeSet<String> {
     let rooms = Rooms::read("```rooms\nlower: low\nupper: up\n```\n").expect("rooms");
     let mut source = Source::default();

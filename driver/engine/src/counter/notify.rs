@@ -8,6 +8,7 @@ use crate::region::{Key, Plain, ReadWrite};
 use crate::sync::wait::Step;
 use crate::transfer::descriptor::Lower;
 use doorbell_fabric::Priority;
+use doorbell_fabric::world;
 use std::time::{Duration, Instant};
 
 impl Node {
@@ -62,7 +63,7 @@ impl Node {
                 // The target rings nobody for this, so sleep a little and look again.
                 Step::Park(_) => {
                     shared.check_peers(me);
-                    std::thread::sleep(Duration::from_micros(200));
+                    world::sleep(Duration::from_micros(200));
                 }
             }
         }

@@ -29,6 +29,7 @@ use crate::turn::later::Later;
 use crate::turn::{Engine, EngineSettings};
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, light_barrier, sure_barrier};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Member, Membership};
@@ -70,7 +71,7 @@ impl Network {
     /// A place that was found.
     pub fn new(udp: UdpFabric, port: Box<dyn Port>, linger: Duration, seeks: bool) -> Self {
         let addresses = udp.addresses().to_vec();
-        let settled = Instant::now() + if seeks { SETTLING } else { Duration::ZERO };
+        let settled = world::now() + if seeks { SETTLING } else { Duration::ZERO };
         Self { udp: Arc::new(Mutex::new(udp)), port: Mutex::new(Some(port)), addresses, linger, settled }
     }
 
@@ -179,7 +180,7 @@ impl Shared {
 
     /// Whether others that this node was told to seek may not have had the time to answer.
     pub fn is_settling(&self) -> bool {
-        self.network.as_ref().is_some_and(|network| Instant::now() < network.settled)
+        self.network.as_ref().is_some_and(|network| world::now() < network.settled)
     }
 
     /// Has the engine carry a service from now on.
@@ -365,11 +366,11 @@ impl Shared {
     pub(crate) fn wait_for_updates(&self) {
         // Between the flag of who leaves and the look at who is at work: pairs with `begin`.
         sure_barrier();
-        let deadline = Instant::now() + Duration::from_secs(1);
+        let deadline = world::now() + Duration::from_secs(1);
         let works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
         let is_at_work = || works.iter().any(|work| work.upgrade().is_some_and(|work| work.load(Ordering::Acquire)));
-        while (self.updating.load(Ordering::SeqCst) > 0 || is_at_work()) && Instant::now() < deadline {
-            std::thread::yield_now();
+        while (self.updating.load(Ordering::SeqCst) > 0 || is_at_work()) && world::now() < deadline {
+            world::yield_now();
         }
     }
 
@@ -460,7 +461,7 @@ impl Shared {
             return Ok(());
         }
         let seen = self.enter(me, "wait")?.changes();
-        let deadline = Instant::now() + most.min(LOOK_AROUND);
+        let deadline = world::now() + most.min(LOOK_AROUND);
         self.drive(me, &Op::new(), Some(deadline), |engine| {
             engine.changes() != seen || self.membership.generation() != generation
         })?;
@@ -620,7 +621,7 @@ impl Shared {
     pub(crate) fn park_poller(&self, me: Token, timeout: Duration) -> u64 {
         if !self.helm.take_as_poller() {
             let turns = self.turns();
-            std::thread::park_timeout(Duration::from_millis(1));
+            world::park(Duration::from_millis(1));
             if self.turns() == turns {
                 // Whoever has the helm sleeps there, and drives when it wakes.
                 self.poller.sleep_beside(|| self.helm.is_callers());
@@ -732,7 +733,7 @@ impl Shared {
             return Ok(());
         }
         if let Some(network) = &self.network {
-            network.close(|udp| udp.shut(Instant::now() + network.linger));
+            network.close(|udp| udp.shut(world::now() + network.linger));
         }
         self.bell().depart();
         Ok(self.membership.leave()?)

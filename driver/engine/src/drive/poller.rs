@@ -9,6 +9,7 @@ use crate::drive::Shared;
 use crate::sync::baton::Token;
 use crate::sync::wait::{Gear, Step, Wait};
 use doorbell_fabric::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use doorbell_fabric::world;
 use doorbell_shm::doorbell::{futex_wait, futex_wake};
 use std::fmt;
 use std::str::FromStr;
@@ -250,7 +251,7 @@ pub fn run(shared: Arc<Shared>) {
             driven = driven.wrapping_add(1);
             if shared.progress() != Progress::Poller && driven.is_multiple_of(YIELD_TURNS) {
                 // A thread of the application may be waiting for this very processor, to drive by itself.
-                std::thread::yield_now();
+                world::yield_now();
             }
             continue;
         }

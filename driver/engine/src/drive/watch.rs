@@ -9,12 +9,13 @@ use crate::sync::op::Op;
 use crate::sync::reactor::{ReactorWord, wake_all};
 use crate::sync::wait::PARK_MOST;
 use crate::turn::Engine;
+use doorbell_fabric::world;
 use doorbell_shm::board::Figure;
 use doorbell_udp::port::{Kind, Park, Port, bell_only};
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::task::Context;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long an event loop has to turn its reactor when it was told to.
 const LATE: Duration = Duration::from_millis(20);
@@ -214,9 +215,9 @@ impl Shared {
     pub(crate) fn flush(&self) {
         let me = Token::current();
         let mut is_flushing = self.baton.enter(me).is_some_and(|engine| engine.is_flushing());
-        let until = Instant::now() + FLUSH_MOST;
-        while is_flushing && Instant::now() < until {
-            let soon = until.min(Instant::now() + WITHOUT_PORT);
+        let until = world::now() + FLUSH_MOST;
+        while is_flushing && world::now() < until {
+            let soon = until.min(world::now() + WITHOUT_PORT);
             let driven = self.drive(me, &Op::new(), Some(soon), |engine| {
                 is_flushing = engine.is_flushing();
                 !is_flushing

@@ -1,6 +1,7 @@
 //! The network, as one node's engine sees it.
 
 use super::AnyLink;
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Sink};
 use doorbell_shm::domain::Member;
 use doorbell_shm::fabric::{Change, ShmFabric};
@@ -57,7 +58,7 @@ impl Net {
             gone,
             pending,
             changes: VecDeque::new(),
-            looked: Instant::now(),
+            looked: world::now(),
             skipped: false,
             chatter: false,
             ended: false,
@@ -78,7 +79,7 @@ impl Net {
             return 0;
         }
         if busy {
-            let now = Instant::now();
+            let now = world::now();
             self.skipped = now - self.looked < LOOK_EVERY;
             if self.skipped {
                 return 0;

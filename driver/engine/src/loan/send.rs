@@ -8,6 +8,7 @@ use crate::message::outbound::Outbound;
 use crate::sync::baton::Token;
 use crate::sync::wait::Step;
 use crate::{Peer, Result};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Push};
 use doorbell_shm::board::{Record, RecordKind};
 use std::ptr::NonNull;
@@ -210,7 +211,7 @@ fn send_slow(
             // Neither a free slot nor an empty queue rings a bell, so sleep a little and look again.
             Step::Park(_) => {
                 shared.check_peers(me);
-                std::thread::sleep(Duration::from_micros(200));
+                world::sleep(Duration::from_micros(200));
             }
         }
     }

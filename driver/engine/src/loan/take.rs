@@ -11,6 +11,7 @@ use crate::message::{Match, Message};
 use crate::region::Plain;
 use crate::sync::wait::Wait;
 use crate::{Node, Peer, Result};
+use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, Payload};
 use std::alloc::Layout;
 use std::fmt;
@@ -333,7 +334,7 @@ impl Node {
     /// # Errors
     /// As [`take`](Self::take).
     pub fn try_take<T: Lendable + ?Sized>(&self, accepts: Match) -> Result<Option<Taken<T>>> {
-        match self.shared().take_slow(accepts, Some(Instant::now())) {
+        match self.shared().take_slow(accepts, Some(world::now())) {
             Ok(taken) => Ok(Some(taken)),
             Err(Error::Timeout { .. }) => Ok(None),
             Err(error) => Err(error),

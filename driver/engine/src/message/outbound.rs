@@ -11,6 +11,7 @@ use crate::sync::baton::Baton;
 use crate::sync::op::{Op, Outcome};
 use crate::transfer::RENDEZVOUS_BYTES;
 use doorbell_fabric::sync::{AtomicBool, AtomicU64, Ordering};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PacketHead, PacketKind, Priority, Push};
 use doorbell_shm::region::OwnRegion;
 use std::collections::VecDeque;
@@ -269,7 +270,7 @@ impl OutState {
         if seen.occupancy() < 500 && seen.depth < MANY && underway == 0 {
             *moved = None;
         } else {
-            let now = Instant::now();
+            let now = world::now();
             let has_taken = has_ended || seen.depth < last.depth || seen.bytes < last.bytes;
             let since = *moved.get_or_insert(now);
             *moved = Some(if has_taken { now } else { since });

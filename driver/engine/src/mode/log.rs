@@ -2,6 +2,7 @@
 
 use super::{Fabric, ModeRequest, Modes, MovedBytes, Protocol, Reason, Receipt, Refusal};
 use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::world;
 use doorbell_shm::board::{DecisionRecord, DecisionRing, Home, ModeParts, ModeTallies, ModeWord};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,7 +118,7 @@ impl Modes {
         let log = self.log.get()?;
         let sends = log.sends.load(Ordering::Relaxed);
         log.sends.store(sends.wrapping_add(1), Ordering::Relaxed);
-        sends.is_multiple_of(SAMPLE_EVERY).then(Instant::now)
+        sends.is_multiple_of(SAMPLE_EVERY).then(world::now)
     }
 
     /// How long a send took.

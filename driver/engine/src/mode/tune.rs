@@ -2,10 +2,10 @@
 //! that it is of.
 
 use super::Fabric;
+use doorbell_fabric::world;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The variable of the environment that names the file, or says `off`.
@@ -84,8 +84,7 @@ impl Machine {
     /// This one. What the system does not say is empty.
     pub fn this() -> Self {
         let system = |path| {
-            let mut text = Vec::new();
-            let _ = File::open(path).and_then(|file| file.take(SYSTEM_MOST).read_to_end(&mut text));
+            let text = world::read(Path::new(path), SYSTEM_MOST).unwrap_or_default();
             String::from_utf8_lossy(&text).into_owned()
         };
         let processors = system("/proc/cpuinfo");
@@ -136,12 +135,10 @@ impl Tune {
     /// # Errors
     /// It can't be read, or is not what [`Tune::write`] writes.
     pub fn read(path: &Path) -> Result<Self, TuneError> {
-        // Opening something else, as a pipe, might wait for ever.
-        if !fs::metadata(path)?.is_file() {
-            return Err(TuneError::NoFile);
-        }
-        let mut bytes = Vec::new();
-        File::open(path)?.take(BYTES_MOST + 1).read_to_end(&mut bytes)?;
+        let bytes = world::read(path, BYTES_MOST + 1).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => TuneError::NoFile,
+            _ => TuneError::Unreadable(error),
+        })?;
         if bytes.len() as u64 > BYTES_MOST {
             return Err(TuneError::TooLong);
         }
@@ -155,16 +152,7 @@ impl Tune {
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
-        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-        directory.map_or(Ok(()), fs::create_dir_all)?;
-        let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-        name.push(format!(".{}.new", std::process::id()));
-        let temporary = path.with_file_name(name);
-        let written = File::create(&temporary)
-            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&temporary, path));
-        // What fails here has failed before, and is told.
-        written.inspect_err(|_| drop(fs::remove_file(&temporary)))
+        world::replace(path, text.as_bytes())
     }
 }
 

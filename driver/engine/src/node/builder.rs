@@ -11,6 +11,7 @@ use crate::mode::{Call, ModeRequest, Modes, Policy};
 use crate::sync::wait::Wait;
 use crate::transfer::Copy;
 use crate::turn::EngineSettings;
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use doorbell_shm::domain::{JoinOptions, Membership};
 use doorbell_shm::error::ShmError;
@@ -27,7 +28,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// What a node will be. Made by [`Node::builder`]; nothing happens before [`join`](Self::join).
 #[derive(Clone, Debug)]
@@ -344,7 +345,7 @@ impl NodeBuilder {
     /// `/dev/shm`, or others did not finish joining or leaving within the patience. [`Error::Udp`]: the address can't be had, there is no key
     /// where one is needed, nobody answers, or whoever does refuses this node. [`Error::Invalid`]: [`FabricKind::Udp`] without a network.
     pub fn join(mut self) -> Result<Node> {
-        let deadline = Instant::now() + self.patience.min(Duration::from_secs(1 << 30));
+        let deadline = world::now() + self.patience.min(Duration::from_secs(1 << 30));
         let is_networked = self.udp.is_used() && self.fabric != FabricKind::Shm;
         if self.fabric == FabricKind::Udp {
             if !is_networked {
@@ -426,7 +427,7 @@ impl NodeBuilder {
 /// An incarnation that no earlier life of any node of this machine had, as far as the clock goes forward: milliseconds of the last 24 days.
 fn next_life() -> Incarnation {
     static LATEST: AtomicU32 = AtomicU32::new(0);
-    let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as u32 & 0x7fff_ffff);
+    let now = world::since_epoch().as_millis() as u32 & 0x7fff_ffff;
     let before = LATEST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(now.max(latest.wrapping_add(1))));
     Incarnation(before.map_or(now, |latest| now.max(latest.wrapping_add(1))))
 }

@@ -7,6 +7,7 @@ use crate::sync::wait::PARK_MOST;
 use crate::transfer::TransferReport;
 use crate::turn::events::Event;
 use crate::{Result, message::outbound::Outbound};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Role};
 use doorbell_shm::domain::Member;
 use std::net::SocketAddr;
@@ -69,7 +70,7 @@ impl Node {
     pub(crate) fn start(shared: Arc<Shared>, with_poller: bool) -> Result<Node> {
         let handle = if with_poller {
             let shared = shared.clone();
-            let spawned = std::thread::Builder::new().name("doorbell-poller".into()).spawn(move || {
+            let spawned = world::spawn("doorbell-poller", move || {
                 doorbell_shm::bus::unblock();
                 poller::run(shared);
             });
@@ -156,7 +157,7 @@ impl Node {
             if members.len() >= count {
                 return Ok(members);
             }
-            let now = Instant::now();
+            let now = world::now();
             if now >= deadline {
                 return Err(Error::Timeout { operation: "wait_for", node: None });
             }
@@ -185,7 +186,7 @@ impl Node {
             if let Some(event) = self.try_event()? {
                 return Ok(event);
             }
-            let now = Instant::now();
+            let now = world::now();
             if now >= deadline {
                 return Err(Error::Timeout { operation: "event", node: None });
             }

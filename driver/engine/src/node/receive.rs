@@ -15,6 +15,7 @@ use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use crate::sync::wait::{Step, Wait};
 use crate::turn::{Engine, HotTake};
+use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, Payload};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -211,9 +212,9 @@ impl Shared {
         let guard = Unpost { shared: self, me, op: &op };
         let mut seen = None;
         let done = loop {
-            let rest = while_it_comes.then(|| Instant::now() + KEEPS_COMING);
+            let rest = while_it_comes.then(|| world::now() + KEEPS_COMING);
             let done = self.drive(me, &op, deadline.min(rest).or(deadline), |_| false);
-            let is_late = deadline.is_none_or(|deadline| Instant::now() >= deadline);
+            let is_late = deadline.is_none_or(|deadline| world::now() >= deadline);
             let arrived = self.enter(me, "recv").ok().map(|engine| engine.arrived(&op));
             if !matches!(done, Ok(false)) || !while_it_comes || is_late || arrived == seen {
                 break done;
@@ -457,7 +458,7 @@ impl Node {
                 return engine.never(&accepts).map_or(Ok(None), Err);
             }
         }
-        match self.shared.receive_posted(me, direct, Some(Instant::now() + Duration::from_millis(100)), true) {
+        match self.shared.receive_posted(me, direct, Some(world::now() + Duration::from_millis(100)), true) {
             Err(Error::Timeout { .. }) => Ok(None),
             got => got.map(Some),
         }

@@ -12,6 +12,7 @@ use crate::mode::{ModeRequest, Receipt};
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
 use doorbell_fabric::sync::Ordering;
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority, Push};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -114,7 +115,7 @@ impl Shared {
     fn sent(&self, began: Option<Instant>, op: &Op) -> Option<Receipt> {
         let receipt = op.receipt()?.sent();
         if let Some(began) = began {
-            self.modes().observe(&receipt, began.elapsed());
+            self.modes().observe(&receipt, world::since(began));
         }
         Some(receipt)
     }

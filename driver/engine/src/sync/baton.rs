@@ -10,6 +10,7 @@
 //! each thread that ever had the bias has a word of its own, a **seat**, which nobody else writes.
 
 use doorbell_fabric::sync::{AtomicU32, AtomicU64, Barriers, Ordering, light_barrier, spin_hint, sure_barrier};
+use doorbell_fabric::world;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 
@@ -187,7 +188,7 @@ fn wait_a_little(spins: u32) {
         spin_hint();
     } else {
         #[cfg(not(loom))]
-        std::thread::yield_now();
+        world::yield_now();
         #[cfg(loom)]
         spin_hint();
     }

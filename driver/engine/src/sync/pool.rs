@@ -1,5 +1,6 @@
 //! Threads that do for other nodes, or for the engine, what may have to wait.
 
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -107,7 +108,7 @@ impl Clerks {
         state.all += 1;
         drop(state);
         let clerks = self.clone();
-        let spawned = std::thread::Builder::new().name("doorbell-clerk".into()).spawn(move || clerks.work());
+        let spawned = world::spawn("doorbell-clerk", move || clerks.work());
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread can be had to do what may have to wait; that waits for one that is there");
             let mut state = self.state();

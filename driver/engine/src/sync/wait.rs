@@ -5,6 +5,7 @@
 //! spin on for some 30 µs, with a yield whenever the wait has doubled: each takes a third of a microsecond, in which nobody looks.
 //! Then park. One policy for everything that waits.
 
+use doorbell_fabric::world;
 use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
@@ -163,7 +164,7 @@ impl Gear {
 
     /// Whether it is time to ask whether the peers live; then it counts as asked. After a sleep, which may have been short.
     pub fn check_due(&mut self) -> bool {
-        let now = Instant::now();
+        let now = world::now();
         let due = self.checked.is_none_or(|checked| now - checked >= CHECK_EVERY);
         if due {
             self.checked = Some(now);
@@ -173,7 +174,7 @@ impl Gear {
 
     /// After a look that found nothing.
     pub fn step(&mut self) -> Step {
-        let now = Instant::now();
+        let now = world::now();
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             return Step::Expired;
         }
@@ -191,7 +192,7 @@ impl Gear {
         let step = match self.wait {
             Wait::Spin => Step::Again,
             Wait::Yield => {
-                std::thread::yield_now();
+                world::yield_now();
                 Step::Again
             }
             Wait::Park => Step::Park(self.park_at_most(now)),
@@ -218,8 +219,8 @@ impl Gear {
         if self.gives_way && (self.yielding || self.crowded) {
             return Step::Park(self.park_at_most(now));
         }
-        std::thread::yield_now();
-        if now.elapsed() > SWITCHED {
+        world::yield_now();
+        if world::since(now) > SWITCHED {
             CROWDED.set(MEMORY);
             self.yielding = true;
         }

@@ -10,6 +10,7 @@ use crate::board::monitor::Monitor;
 use crate::error::Error;
 use crate::message::receive::RecvOp;
 use crate::sync::op::Outcome;
+use doorbell_fabric::world;
 use doorbell_fabric::{Envelope, NodeId, PRIORITIES, Payload};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::{Membership, PeerInbox};
@@ -515,17 +516,17 @@ impl Incoming {
     /// goes on or dies, for the buffer is its to write until then.
     fn wait_until_let_go(&self, peer: Option<&Arc<PeerInbox>>, deadline: Option<Instant>) {
         let Some(meeting) = self.meeting() else { return };
-        let began = Instant::now();
-        while deadline.is_none_or(|deadline| Instant::now() < deadline) {
+        let began = world::now();
+        while deadline.is_none_or(|deadline| world::now() < deadline) {
             let has_let_go = match meeting.progress(self.generation()) {
                 Some(progress) => meeting.put().chunks >= progress.last.saturating_sub(self.claimed),
                 // Somebody wrote over it, or truncated it: nobody will say so any more.
-                None => began.elapsed() >= SETTLE,
+                None => world::since(began) >= SETTLE,
             };
             if has_let_go || !peer.is_some_and(|peer| peer.is_alive()) {
                 return;
             }
-            std::thread::sleep(Duration::from_micros(100));
+            world::sleep(Duration::from_micros(100));
         }
     }
 
@@ -533,7 +534,7 @@ impl Incoming {
     /// longer, as it may never say so.
     pub fn settle(&self, peer: &Arc<PeerInbox>) {
         if self.granted {
-            self.wait_until_let_go(Some(peer), Some(Instant::now() + SETTLE));
+            self.wait_until_let_go(Some(peer), Some(world::now() + SETTLE));
         }
     }
 

@@ -16,13 +16,14 @@ use crate::message::outbound::{OutState, Outbound};
 use crate::mode::{LINKS_MAX, Links, Modes};
 use crate::sync::baton::Token;
 use crate::sync::op::{Op, Outcome};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Push};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::cma;
 use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::meeting::{Ends, MEETINGS, Meeting, Meetings, Moved};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use transfer::{Partner, Transfer};
 
 /// How soon to try again what another thread may have stood in the way of, if nobody looks before.
@@ -239,8 +240,8 @@ impl Outgoing {
             put: Moved::default(),
             unmoved: ends.len,
             turns: 0,
-            began: Instant::now(),
-            pulled: (0, Instant::now()),
+            began: world::now(),
+            pulled: (0, world::now()),
             drained: false,
             broken: false,
             answered: false,

@@ -5,6 +5,7 @@ use crate::message::outbound::Outbound;
 use crate::mode::{Fabric, LINKS_MAX};
 use crate::sync::baton::Token;
 use doorbell_fabric::NodeId;
+use doorbell_fabric::world;
 use doorbell_shm::board::{LINK_ROWS, LinkRow};
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,7 +40,7 @@ enum Seen {
 
 impl LinksShown {
     pub fn new(nodes: usize) -> Self {
-        Self { nodes: vec![NodeShown::default(); nodes], free: (0..LINK_ROWS as u8).rev().collect(), at: Instant::now() }
+        Self { nodes: vec![NodeShown::default(); nodes], free: (0..LINK_ROWS as u8).rev().collect(), at: world::now() }
     }
 
     /// Whether it is time to look at all of them.

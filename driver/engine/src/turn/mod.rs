@@ -35,6 +35,7 @@ use crate::turn::later::Later;
 use crossbeam_utils::CachePadded;
 use doorbell_fabric::Incarnation;
 use doorbell_fabric::sync::{AtomicU64, Ordering};
+use doorbell_fabric::world;
 use doorbell_shm::board::{Figure, Figures};
 use events::Event;
 use links::LinksShown;
@@ -159,8 +160,8 @@ impl Engine {
             parked: None,
             waited: false,
             polls: 0,
-            checked: Instant::now(),
-            shown: Instant::now(),
+            checked: world::now(),
+            shown: world::now(),
             links: LinksShown::new(nodes),
             calls: settings.calls,
             adaptive: settings.adaptive,
@@ -204,12 +205,12 @@ impl Engine {
 
     /// Shows everything on the board, and returns the figures.
     pub fn show(&mut self) -> Figures {
-        self.show_now(Instant::now(), true)
+        self.show_now(world::now(), true)
     }
 
     /// Shows what has changed. Cheap beside the sleep that it comes with.
     pub fn show_for_sleep(&mut self) {
-        let now = Instant::now();
+        let now = world::now();
         self.show_now(now, self.links.is_due(now));
     }
 
@@ -299,7 +300,7 @@ impl Engine {
     /// it here too.
     #[cold]
     fn now_and_then(&mut self) {
-        let now = Instant::now();
+        let now = world::now();
         if self.calls && now - self.checked >= CHECK_EVERY {
             self.check_peers();
         }

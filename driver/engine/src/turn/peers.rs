@@ -10,10 +10,10 @@ use crate::sync::baton::Token;
 use crate::sync::wait::CHECK_EVERY;
 use crate::transfer::incoming::Look;
 use crate::turn::events::Event;
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Priority};
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::fabric::Change;
-use std::time::Instant;
 
 /// Events kept for somebody to ask for; the oldest are dropped and counted.
 const EVENTS_MAX: usize = 1024;
@@ -21,7 +21,7 @@ const EVENTS_MAX: usize = 1024;
 impl Engine {
     /// Asks whether the peers live, and tells whoever waits for one that does not.
     pub fn check_peers(&mut self) {
-        self.checked = Instant::now();
+        self.checked = world::now();
         self.fabric.check_peers();
         self.on_changes();
         if self.severed {
@@ -31,7 +31,7 @@ impl Engine {
 
     /// The same, if that was not done lately.
     pub fn check_peers_now_and_then(&mut self) {
-        if self.checked.elapsed() >= CHECK_EVERY {
+        if world::since(self.checked) >= CHECK_EVERY {
             self.check_peers();
         }
     }

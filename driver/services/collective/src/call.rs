@@ -3,6 +3,7 @@
 use super::core::{Body, Core, Kept, Place, STARTED_MAX, State, Sync, Task, Tell, check_outside};
 use super::memory::Memory;
 use super::table::Teams;
+use doorbell_fabric::world;
 
 use super::watch::ChannelStep::{Acquired, Available, PointReached, Posted, SynchronisationPosted};
 use super::what::{What, too_long};
@@ -245,7 +246,7 @@ impl Core {
             let is_due = rounds.is_multiple_of(TURN_EVERY);
             if self.apart().is_none() && self.is_crowded && rounds <= YIELDS {
                 // Whoever is waited for may have to run here.
-                std::thread::yield_now();
+                world::yield_now();
                 if !is_due {
                     continue;
                 }

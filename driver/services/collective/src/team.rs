@@ -16,6 +16,7 @@ use doorbell_engine::node::shared_of;
 use doorbell_engine::region::Plain;
 use doorbell_engine::sync::op::Op;
 use doorbell_engine::{Node, NodeId, Result};
+use doorbell_fabric::world;
 use doorbell_shm::domain::PeerInbox;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -408,11 +409,11 @@ impl Team {
                 Next::Out => return Err(Error::Team { operation: OPERATION, why: TeamFault::OutOfStep }),
                 Next::Wait => say = false,
             }
-            let most = Instant::now() + Duration::from_millis(25);
+            let most = world::now() + Duration::from_millis(25);
             let until = deadline.map_or(most, |deadline| deadline.min(most));
             shared.drive(me, &Op::new(), Some(until), |engine| engine.service::<Teams>().heard().version != seen)?;
             shared.check_peers(me);
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if deadline.is_some_and(|deadline| world::now() >= deadline) {
                 return Err(Error::Timeout { operation: OPERATION, node: None });
             }
         }
@@ -505,7 +506,7 @@ impl Team {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.builder.patience.map(|patience| Instant::now() + patience)
+        self.builder.patience.map(|patience| world::now() + patience)
     }
 
     fn is_rank(&self, root: usize) -> Result<()> {

@@ -7,6 +7,7 @@ use doorbell_engine::Result;
 use doorbell_engine::drive::Shared;
 use doorbell_engine::error::{DeviceFault, Error};
 use doorbell_engine::sync::baton::Token;
+use doorbell_fabric::world;
 use std::marker::PhantomData;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -53,7 +54,7 @@ fn timeout(operation: &'static str) -> Error {
 /// Finds the node that serves a device.
 pub(super) fn open(shared: &Shared, me: Token, name: &str) -> Result<Way> {
     let (stream, dropped) = shared.enter(me, SEND)?.service::<Devices>().open(name);
-    let found = wait(shared, me, (name, stream), Some(Instant::now() + PATIENCE), |far| far.message_max);
+    let found = wait(shared, me, (name, stream), Some(world::now() + PATIENCE), |far| far.message_max);
     match found {
         Ok(Some(message_max)) => Ok(Way::Far { stream, message_max, dropped, not_sync: PhantomData }),
         Ok(None) | Err(_) => {
@@ -143,7 +144,7 @@ pub(super) fn close(sender: &DeviceSender, stream: u32, dropped: &Dropped) {
         dropped.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
         return;
     }
-    let _ = flush(sender, me, stream, Instant::now() + FAREWELL);
+    let _ = flush(sender, me, stream, world::now() + FAREWELL);
     if let Ok(mut engine) = sender.shared.enter(me, SEND) {
         engine.turn(me, false);
     }

@@ -10,6 +10,7 @@ use doorbell_engine::error::{DeviceFault, Error};
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::sync::wait::{CHECK_EVERY, Step};
 use doorbell_fabric::Payload;
+use doorbell_fabric::world;
 use doorbell_shm::clock;
 use doorbell_shm::device::{Dead, Header, Held, Received, View, this_thread};
 use doorbell_shm::keys::OwnerId;
@@ -75,7 +76,7 @@ impl DeviceThread {
         let tid = this_thread();
         let (slot, me) = Self::take_slot(&inner, id, tid)?;
         let work = inner.shared.new_work();
-        Ok(Self { inner, id, slot, me, tid, cared: Instant::now(), vain: 0, work, spin: Duration::ZERO, not_sync: PhantomData })
+        Ok(Self { inner, id, slot, me, tid, cared: world::now(), vain: 0, work, spin: Duration::ZERO, not_sync: PhantomData })
     }
 
     /// Makes waits spin for a few microseconds first. For requests and replies that take a few microseconds each: a yield or a
@@ -314,13 +315,13 @@ impl DeviceThread {
     /// Many short waits need the same checks as a long one.
     #[cold]
     fn care_if_due(&mut self, me: Token) -> Result<()> {
-        if self.cared.elapsed() >= CHECK_EVERY { self.care(me) } else { Ok(()) }
+        if world::since(self.cared) >= CHECK_EVERY { self.care(me) } else { Ok(()) }
     }
 
     /// The checks of a long wait: the node lives, the lock's owner lives, and messages that were not fetched are dropped.
     #[cold]
     fn care(&mut self, me: Token) -> Result<()> {
-        self.cared = Instant::now();
+        self.cared = world::now();
         let inner = &self.inner;
         inner.shared.check()?;
         if inner.shared.progress() != Progress::Poller {
@@ -360,7 +361,7 @@ impl Inner {
     fn lock(&self, me: OwnerId, operation: &'static str) -> Result<Locked<'_>> {
         let _updating = self.shared.begin_update()?;
         let view = self.segment.view();
-        let mut gear = self.shared.gear(Some(Instant::now() + Duration::from_secs(2)));
+        let mut gear = self.shared.gear(Some(world::now() + Duration::from_secs(2)));
         loop {
             let seen = match Held::try_lock(view, me) {
                 Ok(held) => return Ok(Locked { held, _updating }),

@@ -6,8 +6,8 @@ use doorbell_engine::error::{DeviceFault, Error, KeyFault};
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Incarnation, Key, Node, NodeId, Peer, ReadWrite, Result};
+use doorbell_fabric::world;
 use rustix::io::Errno;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::time::{Duration, Instant};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -137,10 +137,10 @@ impl Connection {
         let deadline = self.deadline();
         let letter = loop {
             self.send(request, &[])?;
-            let again = Instant::now() + HELLO_EVERY;
+            let again = world::now() + HELLO_EVERY;
             match self.receive(Some(deadline.map_or(again, |deadline| deadline.min(again)))) {
                 Ok(letter) => break letter,
-                Err(error) if error.kind() != io::ErrorKind::TimedOut || deadline.is_some_and(|at| Instant::now() >= at) => {
+                Err(error) if error.kind() != io::ErrorKind::TimedOut || deadline.is_some_and(|at| world::now() >= at) => {
                     return Err(error);
                 }
                 Err(_) => self.broken = false,
@@ -342,7 +342,7 @@ impl Connection {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.patience.map(|patience| Instant::now() + patience)
+        self.patience.map(|patience| world::now() + patience)
     }
 
     #[inline]
@@ -362,7 +362,7 @@ impl Connection {
     fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Letter> {
         let (mut asked, mut ping, mut wasted) = (0_u32, None, false);
         loop {
-            let now = Instant::now();
+            let now = world::now();
             if wasted && deadline.is_some_and(|deadline| now >= deadline) {
                 // A flood of other messages must not hide that the time is over.
                 return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
@@ -377,7 +377,7 @@ impl Connection {
                 }
                 Ok(Got::Letter(letter)) => return Ok(letter),
                 Ok(Got::TooLong) => wasted = true,
-                Ok(Got::Nothing) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                Ok(Got::Nothing) if deadline.is_some_and(|deadline| world::now() >= deadline) => {
                     return Err(self.fail(Error::Timeout { operation: "a request to an I/O node", node: Some(self.server) }));
                 }
                 Ok(Got::Nothing) => {
@@ -464,8 +464,8 @@ impl Drop for Connection {
 
 /// A number that no other client has.
 fn token_of(thread: u32) -> u64 {
-    // Seeded by the system, and different each time.
-    RandomState::new().hash_one(thread)
+    // Different each time, and in each process.
+    world::random() ^ u64::from(thread)
 }
 
 fn reply(room: &[u8]) -> Reply {

@@ -5,6 +5,7 @@
 //! data (`RWF_NOWAIT`), and writes while there is only one client. If io_uring is not available, all operations are plain
 //! calls, and all clients wait for each other's medium.
 
+use doorbell_fabric::world;
 use io_uring::types::{Fd, FsyncFlags, OpenHow, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::ffi::CStr;
@@ -181,7 +182,7 @@ impl Files {
         while unsafe { ring.submission().push(&entry) }.is_err() {
             match ring.submit() {
                 Ok(count) => self.prepared = self.prepared.saturating_sub(count),
-                Err(error) if is_passing(&error) => std::thread::yield_now(),
+                Err(error) if is_passing(&error) => world::yield_now(),
                 Err(error) => return Begun::Over(-i64::from(error.raw_os_error().unwrap_or(libc::EIO))),
             }
         }
@@ -225,7 +226,7 @@ impl Files {
                 self.prepared = ring.submission().len();
                 if want == 0 && !is_passing(&error) {
                     tracing::warn!(%error, "io_uring accepts no operations at present");
-                    std::thread::yield_now();
+                    world::yield_now();
                 }
             }
         }

@@ -5,6 +5,7 @@
 use super::clients::Name;
 use super::way::Outlet;
 use doorbell_engine::{Node, NodeId, Region};
+use doorbell_fabric::world;
 use rustix::io::Errno;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -100,7 +101,7 @@ impl Introductions {
             let staging = if bytes > 0 && (has_way || outlet.is_some()) { staging(&node, bytes) } else { None };
             let _ = tell.send(Found { name, outlet, staging });
         };
-        if std::thread::Builder::new().name("doorbell-io-new".into()).spawn(see_to).is_err() {
+        if world::spawn("doorbell-io-new", see_to).is_err() {
             // The newcomer asks again.
             let _ = self.tell.send(Found { name, outlet: None, staging: None });
         }
@@ -120,7 +121,7 @@ impl Introductions {
     pub(super) fn end(&mut self, until: Instant) {
         self.over = true;
         while !self.waiting.is_empty()
-            && let Ok(found) = self.told.recv_timeout(until.saturating_duration_since(Instant::now()))
+            && let Ok(found) = self.told.recv_timeout(until.saturating_duration_since(world::now()))
         {
             drop(self.take(found));
         }
@@ -146,8 +147,7 @@ impl Introductions {
         self.ending.push((name.who.0, Arc::downgrade(&token)));
         if self.ends.is_none() {
             let (ends, ended) = channel::<End>();
-            let thread = std::thread::Builder::new().name("doorbell-io-end".into());
-            self.ends = thread.spawn(move || ended.into_iter().for_each(drop)).is_ok().then_some(ends);
+            self.ends = world::spawn("doorbell-io-end", move || ended.into_iter().for_each(drop)).is_ok().then_some(ends);
         }
         // If no thread can be started, everything is dropped here, which may take a while.
         if let Some(ends) = &self.ends {

@@ -6,6 +6,7 @@ use super::way::{CLIENTS, Mailbox};
 use super::worker::{JOBS, Limits, Shown, Worker};
 use doorbell_engine::error::Error;
 use doorbell_engine::{Node, Result};
+use doorbell_fabric::world;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,7 +96,7 @@ impl IoServerBuilder {
             worker.end();
             served
         };
-        let thread = std::thread::Builder::new().name("doorbell-io".into()).spawn(serve)?;
+        let thread = world::spawn("doorbell-io", serve)?;
         Ok(IoServer { shown, thread: Some(thread) })
     }
 }

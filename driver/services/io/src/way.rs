@@ -9,6 +9,7 @@ use doorbell_engine::error::{DeviceFault, Error};
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Incarnation, Node, NodeId, Result};
+use doorbell_fabric::world;
 use std::time::{Duration, Instant};
 
 /// The thread id of a server.
@@ -75,7 +76,7 @@ impl Mailbox {
             match self.thread.receive_by(buf, deadline) {
                 Ok(envelope) if self.server.is_some_and(|server| server != (envelope.source, envelope.incarnation)) => {
                     // A flood of other messages must not hide that the time is over.
-                    if Instant::now() >= deadline {
+                    if world::now() >= deadline {
                         return Ok(Got::Nothing);
                     }
                 }
@@ -156,7 +157,7 @@ impl Outlet {
 
     /// Sends a request that gets no reply. Waits for room for a few seconds at most.
     pub(super) fn tell(&self, tag: u64, bytes: &[u8]) -> Result<()> {
-        self.sender.send_by(self.thread(tag), tag, bytes, Instant::now() + TELL)
+        self.sender.send_by(self.thread(tag), tag, bytes, world::now() + TELL)
     }
 
     /// Sends if there is room now, and returns false if there is not.

@@ -11,6 +11,7 @@ use doorbell_engine::error::Error;
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Node, Result};
+use doorbell_fabric::world;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -119,7 +120,7 @@ impl Worker {
     }
 
     pub(super) fn run(&mut self, mut mailbox: Mailbox) -> Result<()> {
-        let mut sweep_at = Instant::now() + SWEEP;
+        let mut sweep_at = world::now() + SWEEP;
         let (mut handled, mut nap) = (0_u32, NAP);
         while !self.shown.stop.load(Ordering::Relaxed) {
             let job = match self.free.pop() {
@@ -132,7 +133,7 @@ impl Worker {
             let room = &mut self.jobs[job].room[..ROOM];
             let got = match (self.files.under_way(), self.stuck.is_empty() && self.introductions.is_idle()) {
                 (0, true) => mailbox.receive_by(room, sweep_at),
-                (0, false) => mailbox.receive_by(room, Instant::now() + RESEND),
+                (0, false) => mailbox.receive_by(room, world::now() + RESEND),
                 _ => mailbox.try_receive(room),
             };
             match got {
@@ -164,7 +165,7 @@ impl Worker {
             }
             self.reap();
             if handled.is_multiple_of(CLOCK_EVERY) {
-                let now = Instant::now();
+                let now = world::now();
                 if now >= sweep_at {
                     sweep_at = now + SWEEP;
                     self.sweep();
@@ -289,7 +290,7 @@ impl Worker {
             match client.outlet.try_send(to.tag, &to.room[..HEAD + follows]) {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.stuck.push_back((job, Instant::now()));
+                    self.stuck.push_back((job, world::now()));
                     return;
                 }
                 // The reply is lost, so the client is dropped. It learns that from its next `Ping`.
@@ -312,7 +313,7 @@ impl Worker {
             let client = self.clients.get(to.client).filter(|client| !client.gone);
             let sent = client.map(|client| client.outlet.try_send(to.tag, &to.room[..to.reply]));
             match sent {
-                Some(Ok(false)) if since.elapsed() < STUCK_MOST => self.stuck.push_back((job, since)),
+                Some(Ok(false)) if world::since(since) < STUCK_MOST => self.stuck.push_back((job, since)),
                 Some(Ok(false) | Err(_)) => {
                     self.lose_of(job);
                     self.let_go(job);
@@ -489,7 +490,7 @@ impl Worker {
     /// Ends all clients.
     pub(super) fn end(&mut self) {
         self.settle();
-        self.introductions.end(Instant::now() + END_MOST);
+        self.introductions.end(world::now() + END_MOST);
         let numbers: Vec<u32> = self.clients.iter().map(|(number, _)| number).collect();
         for number in numbers {
             self.dismiss(number);
@@ -502,9 +503,9 @@ impl Worker {
         if self.given_up {
             return;
         }
-        let until = Instant::now() + END_MOST;
+        let until = world::now() + END_MOST;
         self.files.submit();
-        while self.files.under_way() > 0 && Instant::now() < until {
+        while self.files.under_way() > 0 && world::now() < until {
             self.files.wait(1, SWEEP);
             self.reap();
         }

@@ -13,6 +13,7 @@ use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::op::{Op, Outcome};
 use doorbell_engine::turn::Engine;
 use doorbell_engine::{Node, Result};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Priority};
 use doorbell_shm::domain::{OpenKey, Restored};
 use doorbell_shm::error::ShmError;
@@ -99,7 +100,7 @@ impl Away {
         let place = membership.find_key(&self.name);
         let Some(key) = place.and_then(|place| membership.key(place)) else { return Ok(Answer::Trouble(Trouble::Destroyed)) };
         if let Deed::Destroy { me } = deed {
-            let held = key.destroy(OwnerId::from_bits(me), Instant::now() + PATIENCE)?;
+            let held = key.destroy(OwnerId::from_bits(me), world::now() + PATIENCE)?;
             return Ok(held.map_or(Answer::Done, |owner| Answer::Trouble(Trouble::Otherwise(owner.bits()))));
         }
         let answer = match perform(key, (membership.id(), membership.incarnation()), deed) {
@@ -188,7 +189,7 @@ pub(super) fn letter(
         }
         drop(engine);
         // Too many requests to this node are unanswered. If it never answers, its death is noticed soon.
-        let now = Instant::now();
+        let now = world::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(Error::Timeout { operation, node: Some(node) });
         }
@@ -244,22 +245,22 @@ pub(super) fn find_coordinator(shared: &Shared, deadline: Option<Instant>) -> Re
     }
     if !shared.has_network() {
         // Nodes with a network find the registry in this group.
-        shared.membership().found_registry(1, &[], Instant::now() + PATIENCE)?;
+        shared.membership().found_registry(1, &[], world::now() + PATIENCE)?;
         return Ok(Where::Here);
     }
-    let began = Instant::now();
+    let began = world::now();
     loop {
         let me = shared.check()?;
         if let Some(home) = shared.enter(me, "find the coordinator of the lock registry")?.service::<Locks>().registry.known() {
             return Ok(Where::There(home));
         }
-        if let Some(found) = find_home(shared, deadline, began.elapsed() < MEETING)? {
+        if let Some(found) = find_home(shared, deadline, world::since(began) < MEETING)? {
             return Ok(found);
         }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        if deadline.is_some_and(|deadline| world::now() >= deadline) {
             return Err(Error::Timeout { operation: "find the coordinator of the lock registry", node: None });
         }
-        std::thread::sleep(AGAIN);
+        world::sleep(AGAIN);
     }
 }
 
@@ -284,7 +285,7 @@ fn find_home(shared: &Shared, deadline: Option<Instant>, patient: bool) -> Resul
     const OPERATION: &str = "find the coordinator of the lock registry";
     let others = others(shared)?;
     let patience = || {
-        let soon = Instant::now() + ANSWER;
+        let soon = world::now() + ANSWER;
         Some(deadline.map_or(soon, |deadline| deadline.min(soon)))
     };
     if others.is_empty() && shared.is_settling() {
@@ -365,7 +366,7 @@ fn claim(shared: &Shared, others: &[(NodeId, Incarnation)], deadline: Option<Ins
     let me_too = (shared.membership().id(), shared.membership().incarnation());
     let lives = |owner: OwnerId| [me_too].iter().chain(others).any(|node| *node == (owner.node(), owner.life()));
     let known = unite(&entries, last, left.as_deref(), lives);
-    let deadline = Instant::now() + FOUNDING;
+    let deadline = world::now() + FOUNDING;
     match shared.membership().found_registry(term, &known, deadline) {
         Ok(true) => {}
         Ok(false) if shared.membership().seat().is_some() => return Ok(true),
@@ -436,7 +437,7 @@ fn agreed(
 /// Creates a lock for another node.
 pub(super) fn init_for(shared: &Shared, creator: (NodeId, Incarnation), name: &str, resource: Resource) -> Answer {
     let membership = shared.membership();
-    match membership.init_key_for(creator, name, resource, Instant::now() + PATIENCE) {
+    match membership.init_key_for(creator, name, resource, world::now() + PATIENCE) {
         Ok(place) => match membership.key(place) {
             Some(key) => Answer::key(key, membership.seat().map_or(0, |(term, _)| term), name, creator.0),
             None => Answer::Trouble(Trouble::Destroyed),
@@ -539,14 +540,14 @@ pub enum Opened {
 pub(super) fn open_key(node: &Node, operation: &'static str, name: &str, make: Option<Resource>) -> Result<Opened> {
     let shared = shared_of(node);
     shared.check()?;
-    let deadline = Some(Instant::now() + PATIENCE);
+    let deadline = Some(world::now() + PATIENCE);
     loop {
         let home = match find_coordinator(shared, deadline)? {
             Where::There(home) => home,
             Where::Here => {
                 let membership = shared.membership_arc();
                 let place = match make {
-                    Some(resource) => membership.init_key(name, resource, Instant::now() + PATIENCE)?,
+                    Some(resource) => membership.init_key(name, resource, world::now() + PATIENCE)?,
                     None => membership.find_key(name).ok_or_else(|| fault(operation, name, LockFault::Unknown))?,
                 };
                 let key = OpenKey::new(membership, place).ok_or_else(|| fault(operation, name, LockFault::Destroyed))?;

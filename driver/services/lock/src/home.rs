@@ -20,6 +20,7 @@ use doorbell_engine::drive::Shared;
 use doorbell_engine::error::Error;
 use doorbell_engine::error::LockFault;
 use doorbell_engine::sync::pool::{Clerks, Customer};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId};
 use doorbell_shm::domain::{Key, Membership, OpenKey};
 use doorbell_shm::keys::{OwnerId, Resource, Seen, waiting};
@@ -353,7 +354,7 @@ impl Registry {
                 if let Some(seeking) = Seeking::begin(&self.is_seeking) {
                     self.submit(Customer::Own, move |shared| {
                         let _seeking = seeking;
-                        if let Err(error) = find_coordinator(shared, Some(Instant::now() + PATIENCE)) {
+                        if let Err(error) = find_coordinator(shared, Some(world::now() + PATIENCE)) {
                             tracing::debug!(%error, "another node asked this one to coordinate the lock registry, but no coordinator was found");
                         }
                     });
@@ -388,7 +389,7 @@ impl Registry {
                     Err(fault) => return Some(Answer::Trouble((&fault).into())),
                 };
                 self.submit(Customer::Chores(node, life), move |shared| {
-                    let answer = match key.get().destroy(me, Instant::now() + PATIENCE) {
+                    let answer = match key.get().destroy(me, world::now() + PATIENCE) {
                         Ok(None) => Answer::Done,
                         Ok(Some(owner)) => Answer::Trouble(Trouble::Otherwise(owner.bits())),
                         Err(error) => Answer::Trouble(Trouble::other(&error)),
@@ -463,7 +464,7 @@ impl Registry {
 
     /// The node that this node agreed to as coordinator, for as long as the agreement lasts.
     pub fn agreed_to(&self) -> Option<Home> {
-        self.agreed.filter(|(_, when)| when.elapsed() < AGREED).map(|(home, _)| home)
+        self.agreed.filter(|(_, when)| world::since(*when) < AGREED).map(|(home, _)| home)
     }
 
     /// Answers a node that wants to be coordinator.
@@ -483,7 +484,7 @@ impl Registry {
         if self.last != Some(home) {
             self.before = self.last;
         }
-        (self.agreed, self.last) = (Some((home, Instant::now())), Some(home));
+        (self.agreed, self.last) = (Some((home, world::now())), Some(home));
         let from = from as usize;
         let entries: Vec<_> = opened.iter().skip(from).take(wire::ENTRIES_MAX).cloned().collect();
         let more = opened.len() > from + entries.len();

@@ -11,6 +11,7 @@ use doorbell_engine::error::LockFault;
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Error, Node, Result};
+use doorbell_fabric::world;
 use doorbell_shm::domain::Key;
 use doorbell_shm::keys::{KeyFacts, OwnerId, Resource, Seen, Taken, Value, waiting};
 use std::fmt;
@@ -342,7 +343,7 @@ impl LockKey {
                 }
             }
             Reach::Away(away) => loop {
-                match self.lock_away(away, me, Some(Instant::now() + LOOK_AGAIN)) {
+                match self.lock_away(away, me, Some(world::now() + LOOK_AGAIN)) {
                     Err(Error::Timeout { .. }) if !withdrawn.load(Ordering::Acquire) => {}
                     Err(Error::Timeout { .. }) => return Ok(None),
                     answer => return answer.map(Some),
@@ -367,7 +368,7 @@ impl LockKey {
         let answer = match self.deed("lock", Deed::Lock { me: me.bits() }, deadline) {
             // The coordinator did not reply in time. A little more time is spent to name the owner in the error.
             Err(Error::Timeout { operation, node }) => {
-                let seen = self.deed("read", Deed::Get, Some(Instant::now() + NAMING));
+                let seen = self.deed("read", Deed::Get, Some(world::now() + NAMING));
                 let node =
                     if let Ok(Answer::Seen(bits)) = seen { Seen::from_bits(bits).owner().map(OwnerId::node) } else { node };
                 return Err(Error::Timeout { operation, node });
@@ -408,12 +409,12 @@ impl LockKey {
                     continue;
                 }
             }
-            let now = Instant::now();
+            let now = world::now();
             if now >= deadline {
                 return Err(Error::Timeout { operation: "lock", node: owner.map(OwnerId::node) });
             }
             self.node.progress()?;
-            std::thread::sleep(pause.min(deadline - now));
+            world::sleep(pause.min(deadline - now));
         }
     }
 
@@ -521,10 +522,10 @@ impl LockKey {
                 return Err(fault("lock_all", &self.name, LockFault::Otherwise(seen.value())));
             }
             let Some(owner) = seen.owner() else { return Ok(()) };
-            if Instant::now() >= deadline {
+            if world::now() >= deadline {
                 return Err(Error::Timeout { operation: "lock_all", node: Some(owner.node()) });
             }
-            std::thread::sleep(POLL);
+            world::sleep(POLL);
         }
     }
 
@@ -577,7 +578,7 @@ impl LockKey {
                 if let Some(owner) = owner {
                     return Err(fault("destroy", &self.name, LockFault::Otherwise(Value::Owner(owner))));
                 }
-                let until = Instant::now() + PATIENCE;
+                let until = world::now() + PATIENCE;
                 return match self.reach("destroy")? {
                     Reach::Here(key) => match key.destroy(Some(self.my_id()), until)? {
                         None => Ok(()),
@@ -590,11 +591,11 @@ impl LockKey {
                     }
                 };
             }
-            if Instant::now() >= deadline {
+            if world::now() >= deadline {
                 return Err(fault("destroy", &self.name, LockFault::InUse(others)));
             }
             self.node.progress()?;
-            std::thread::sleep(POLL);
+            world::sleep(POLL);
         }
     }
 }

@@ -6,9 +6,10 @@ use doorbell_engine::drive::poller::Progress;
 use doorbell_engine::error::Error;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::sync::wait::Step;
+use doorbell_fabric::world;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often the thread looks at the pipe before it checks whether to wait on.
 const LOOKS: u32 = 16;
@@ -68,7 +69,7 @@ impl Stream {
                     let most = if arm(self, half) { most.min(SLEEP) } else { most.min(SLEEP_UNSURE) };
                     // The other thread sets the mark first and then ends this operation, so at least one of the two is seen here.
                     if !is_ready(self, half) && self.lost(side).is_none() && !self.is_over(side) {
-                        self.shared.drive(me, &op, Some(Instant::now() + most), |_| false)?;
+                        self.shared.drive(me, &op, Some(world::now() + most), |_| false)?;
                     }
                     gear.slept();
                 }

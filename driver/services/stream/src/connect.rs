@@ -13,6 +13,7 @@ use doorbell_engine::error::Error;
 use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::{Incarnation, Node, NodeId};
+use doorbell_fabric::world;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -83,7 +84,7 @@ impl StreamBuilder {
     pub fn connect(&self) -> io::Result<Stream> {
         check_service(&self.service)?;
         let shared = shared_of(&self.node);
-        let deadline = Instant::now() + self.patience;
+        let deadline = world::now() + self.patience;
         loop {
             let me = shared.check()?;
             let mut why = State::NotHere;
@@ -112,11 +113,11 @@ impl StreamBuilder {
                     Err(state) => why = better(why, state),
                 }
             }
-            if Instant::now() >= deadline {
+            if world::now() >= deadline {
                 return Err(self.refused(why));
             }
             // A node may begin to offer the service.
-            shared.drive(me, &doorbell_engine::sync::op::Op::new(), Some(deadline.min(Instant::now() + AGAIN)), |_| false)?;
+            shared.drive(me, &doorbell_engine::sync::op::Op::new(), Some(deadline.min(world::now() + AGAIN)), |_| false)?;
         }
     }
 
@@ -132,7 +133,7 @@ impl StreamBuilder {
         crate::reactor::tokio::attend(shared)?;
         // Makes some thread drive the node even if this runtime ends earlier.
         let _begun = Begun::new(shared);
-        let deadline = Instant::now() + self.patience;
+        let deadline = world::now() + self.patience;
         loop {
             let mut why = State::NotHere;
             for (node, life) in self.candidates(shared, shared.check()?)? {
@@ -150,17 +151,17 @@ impl StreamBuilder {
                     Err(state) => why = better(why, state),
                 }
             }
-            if Instant::now() >= deadline {
+            if world::now() >= deadline {
                 return Err(self.refused(why));
             }
             // A node may begin to offer the service.
-            tokio::time::sleep_until(deadline.min(Instant::now() + AGAIN).into()).await;
+            tokio::time::sleep_until(deadline.min(world::now() + AGAIN).into()).await;
         }
     }
 
     /// The deadline for one node's answer: short if another node may answer.
     fn ask_until(&self, deadline: Instant) -> Instant {
-        if self.to.is_some() { deadline } else { deadline.min(Instant::now() + ASK_MOST) }
+        if self.to.is_some() { deadline } else { deadline.min(world::now() + ASK_MOST) }
     }
 
     fn candidates(&self, shared: &Shared, me: Token) -> io::Result<Vec<(NodeId, Incarnation)>> {

@@ -10,6 +10,7 @@ use doorbell_engine::node::shared_of;
 use doorbell_engine::sync::baton::Token;
 use doorbell_engine::sync::reactor::{Pipe, Side};
 use doorbell_engine::{Incarnation, Node, NodeId};
+use doorbell_fabric::world;
 use doorbell_shm::pipe::{NoRead, NoWrite, Reader, Writer};
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::net::Shutdown;
@@ -261,7 +262,7 @@ impl Stream {
     pub(super) fn deadline(&self, side: Side) -> Option<Instant> {
         match self.patience[side as usize].load(Ordering::Relaxed) {
             NONE => None,
-            nanoseconds => Instant::now().checked_add(Duration::from_nanos(nanoseconds)),
+            nanoseconds => world::now().checked_add(Duration::from_nanos(nanoseconds)),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::transfer::memory::Remote;
 use crate::transfer::report::{Descriptor, TransferReport};
 use crate::transfer::{Copy, Place};
 use doorbell_fabric::Incarnation;
+use doorbell_fabric::world;
 use doorbell_shm::board::{Figure, Record, RecordKind};
 use doorbell_shm::domain::PeerInbox;
 use doorbell_shm::meeting::{Claim, End, Ends, Meeting, Meetings, Moved, Refusal, Run};
@@ -255,7 +256,7 @@ impl Transfer {
             return;
         }
         if pulled != self.pulled.0 {
-            self.pulled = (pulled, Instant::now());
+            self.pulled = (pulled, world::now());
         }
         if let Partner::Apart(_, lending) = &self.partner {
             let lending = lending.clone();
@@ -301,7 +302,7 @@ impl Transfer {
         let copy = self.route.copy;
         let Some(get) = self.get else {
             // A target that waits answers sooner than a chunk is through the lane.
-            if self.began.elapsed() < self.patience() {
+            if world::since(self.began) < self.patience() {
                 return false;
             }
             return self.push_piece(me);
@@ -320,7 +321,7 @@ impl Transfer {
         if !puts {
             // A chunk that was begun has to be finished; beyond that, whoever can copy alone is faster than two with a lane between: unless
             // it has turned to other things.
-            let is_pulled = get.pulls && self.piece.is_none() && self.pulled.1.elapsed() < PULLS_WITHIN;
+            let is_pulled = get.pulls && self.piece.is_none() && world::since(self.pulled.1) < PULLS_WITHIN;
             return !is_pulled && self.push_piece(me);
         }
         let fifo_first = self.ends.len >= FIFO_GOES_ON && self.turns.is_multiple_of(FIFO_SHARE);
@@ -342,8 +343,8 @@ impl Transfer {
     /// How long until the memory FIFO may do what it left to the target, if that lies ahead.
     pub(super) fn due(&self) -> Option<Duration> {
         match self.get {
-            None => self.patience().checked_sub(self.began.elapsed()),
-            Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(self.pulled.1.elapsed()),
+            None => self.patience().checked_sub(world::since(self.began)),
+            Some(get) if get.pulls && self.target.is_none() => PULLS_WITHIN.checked_sub(world::since(self.pulled.1)),
             // Another thread stood in the way.
             Some(_) if self.parts.iter().any(|part| part.begun.is_none()) => Some(TRY_AGAIN),
             _ => None,
@@ -548,7 +549,7 @@ fn close_and_keep(meeting: &Meeting, generation: u64, ends: Ends, target: &PeerI
             if meeting.pulled(generation) + meeting.put().bytes >= claimed || !target.is_alive() {
                 break;
             }
-            std::thread::yield_now();
+            world::yield_now();
         }
     }
     closed

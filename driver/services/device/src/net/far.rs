@@ -4,6 +4,7 @@
 use super::wire::{self, HEADER, Kind};
 use doorbell_engine::error::DeviceFault;
 use doorbell_engine::sync::op::{Op, Outcome};
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, Payload};
 use doorbell_shm::device::{PACKET, lines};
 use std::collections::{BTreeSet, VecDeque};
@@ -84,7 +85,7 @@ impl Far {
             name: name.to_owned(),
             feeder: None,
             asked: None,
-            lost: Instant::now(),
+            lost: world::now(),
             progressed: false,
             stuck: None,
             refused: BTreeSet::new(),
@@ -149,7 +150,7 @@ impl Far {
         let failed = self.failed.take()?;
         self.queue.clear();
         (self.queued, self.pushed, self.asked, self.flushing, self.wanted) = (0, 0, None, false, false);
-        (self.device, self.stuck, self.lost) = (None, None, Instant::now());
+        (self.device, self.stuck, self.lost) = (None, None, world::now());
         Some(failed)
     }
 
@@ -161,7 +162,7 @@ impl Far {
     /// Notes that a caller waits for a serving node.
     pub fn want(&mut self) {
         if self.feeder.is_none() && !self.wanted && self.queue.is_empty() {
-            self.lost = Instant::now();
+            self.lost = world::now();
         }
         self.wanted = true;
     }
@@ -321,7 +322,7 @@ impl Far {
         if self.feeder != Some(from) {
             return;
         }
-        let now = Instant::now();
+        let now = world::now();
         (self.feeder, self.asked, self.asking) = (None, None, false);
         if self.progressed || self.queue.is_empty() {
             (self.lost, self.stuck) = (now, None);

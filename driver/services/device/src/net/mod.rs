@@ -9,6 +9,7 @@ mod service;
 mod wire;
 
 use super::attachment::Inner;
+use doorbell_fabric::world;
 use doorbell_fabric::{Incarnation, NodeId, PRIORITIES, Payload, Priority, Verdict};
 use doorbell_shm::domain::{DeviceSegment, Membership};
 pub(super) use far::Far;
@@ -16,7 +17,7 @@ use far::Say;
 use feed::Feed;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use wire::Kind;
 
 /// The priority of all packets of devices.
@@ -124,7 +125,7 @@ impl Devices {
     /// A sender was dropped. Its stream ends when all messages are in the device, or can't get there.
     pub(crate) fn close(&mut self, stream: u32) {
         if let Some(far) = self.far(stream) {
-            far.closing = Some(Instant::now());
+            far.closing = Some(world::now());
         }
     }
 
@@ -233,7 +234,7 @@ impl Devices {
     }
 
     fn step_fars(&mut self, others: &impl Fn() -> Vec<Life>) -> usize {
-        let (now, mut said) = (Instant::now(), Vec::new());
+        let (now, mut said) = (world::now(), Vec::new());
         self.fars.retain_mut(|far| {
             match far.say(now, others) {
                 None => {}

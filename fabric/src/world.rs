@@ -1,0 +1,228 @@
+//! The outside world, as the engine and its services see it: clock, randomness, sleeping, threads, and small files.
+//!
+//! They call these functions and nothing else. So a test can [simulate] a world: its clock moves when somebody looks at it or sleeps, and its randomness
+//! comes from a seed. Whole nodes then run in one thread, in virtual time, in the same way each time.
+
+use std::cell::Cell;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How far a look at the clock moves it in a simulated world, so that a loop that waits for a time comes to an end.
+const LOOK: Duration = Duration::from_micros(1);
+
+/// How many threads simulate a world. While there are none, a call of this module costs one load more than the call of the standard library.
+static SIMULATIONS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// What this thread simulates: the time that has passed, and the state of the random numbers.
+    static SIMULATED: Cell<Option<State>> = const { Cell::new(None) };
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    passed: Duration,
+    random: u64,
+}
+
+/// This thread's world is simulated until this value is dropped. Not `Send`.
+#[derive(Debug)]
+pub struct Simulation(std::marker::PhantomData<*const ()>);
+
+/// Simulates a world for the calling thread: all calls of this module in this thread see it. Other threads see the real world.
+///
+/// No thread can be started in it. Its time begins at the moment at which this process first simulated a world.
+///
+/// # Panics
+/// The thread simulates a world already.
+pub fn simulate(seed: u64) -> Simulation {
+    assert!(SIMULATED.get().is_none(), "this thread simulates a world already");
+    SIMULATED.set(Some(State { passed: Duration::ZERO, random: seed }));
+    SIMULATIONS.fetch_add(1, Ordering::Relaxed);
+    Simulation(std::marker::PhantomData)
+}
+
+impl Simulation {
+    /// The time that has passed in this world.
+    pub fn passed(&self) -> Duration {
+        SIMULATED.get().map_or(Duration::ZERO, |state| state.passed)
+    }
+
+    /// Lets time pass.
+    pub fn advance(&self, by: Duration) {
+        pass(by);
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        SIMULATED.set(None);
+        SIMULATIONS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Lets time pass, if this thread simulates a world: how much has passed then.
+fn pass(by: Duration) -> Option<Duration> {
+    if SIMULATIONS.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let mut state = SIMULATED.get()?;
+    state.passed += by;
+    SIMULATED.set(Some(state));
+    Some(state.passed)
+}
+
+/// When a simulated world began.
+fn beginning() -> Instant {
+    static BEGINNING: OnceLock<Instant> = OnceLock::new();
+    *BEGINNING.get_or_init(Instant::now)
+}
+
+/// The time now.
+#[inline]
+pub fn now() -> Instant {
+    pass(LOOK).map_or_else(Instant::now, |passed| beginning() + passed)
+}
+
+/// The time since a moment.
+#[inline]
+pub fn since(then: Instant) -> Duration {
+    now().saturating_duration_since(then)
+}
+
+/// The time since 1970, by the clock that people set.
+pub fn since_epoch() -> Duration {
+    pass(LOOK).unwrap_or_else(|| SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default())
+}
+
+/// A number that nobody can foresee, other than in a simulated world.
+pub fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    match SIMULATED.get() {
+        Some(state) if SIMULATIONS.load(Ordering::Relaxed) > 0 => {
+            let random = state.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            SIMULATED.set(Some(State { random, ..state }));
+            let mixed = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ mixed >> 31
+        }
+        _ => RandomState::new().hash_one(std::process::id()),
+    }
+}
+
+/// Sleeps for so long.
+pub fn sleep(time: Duration) {
+    if pass(time).is_none() {
+        std::thread::sleep(time);
+    }
+}
+
+/// Parks the calling thread, until another one unparks it or the time is over.
+pub fn park(time: Duration) {
+    if pass(time).is_none() {
+        std::thread::park_timeout(time);
+    }
+}
+
+/// Lets another thread run.
+#[inline]
+pub fn yield_now() {
+    if pass(LOOK).is_none() {
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a sleep of at most so long is over because the world is simulated: nobody else could end it. For those that sleep in other ways.
+#[inline]
+pub fn has_slept(most: Duration) -> bool {
+    pass(most).is_some()
+}
+
+/// Starts a thread.
+///
+/// # Errors
+/// The system has no room for it; or the world is simulated, and has one thread.
+pub fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
+    if pass(Duration::ZERO).is_some() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "a simulated world has one thread"));
+    }
+    std::thread::Builder::new().name(name.into()).spawn(run)
+}
+
+/// Reads a small file: at most so many bytes of it. A simulated world has no files.
+///
+/// # Errors
+/// The file can't be read, or is no regular file.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    if pass(Duration::ZERO).is_some() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // Before it is opened, which may wait for ever if it is a pipe.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Replaces a file as a whole, in one step, with its folder if there is none. A simulated world has no files.
+///
+/// # Errors
+/// The file can't be written. What was there stays.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if pass(Duration::ZERO).is_some() {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), std::fs::create_dir_all)?;
+    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = std::fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, path));
+    written.inspect_err(|_| drop(std::fs::remove_file(&temporary)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_passes_in_a_simulated_world_as_it_is_told() {
+        let world = simulate(1);
+        let began = now();
+        sleep(Duration::from_secs(3600));
+        park(Duration::from_secs(60));
+        world.advance(Duration::from_secs(1));
+        assert!(has_slept(Duration::from_secs(1)));
+        let took = now() - began;
+        assert!((Duration::from_secs(3662)..Duration::from_secs(3663)).contains(&took), "{took:?}");
+        assert!(spawn("none", || ()).is_err());
+        drop(world);
+        assert!(!has_slept(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_numbers_each_time() {
+        let numbers = |seed| {
+            let _world = simulate(seed);
+            [0; 4].map(|_| random())
+        };
+        assert_eq!(numbers(7), numbers(7));
+        assert_ne!(numbers(7), numbers(8));
+        assert_ne!(random(), random());
+    }
+
+    #[test]
+    fn other_threads_see_the_real_world() {
+        let _world = simulate(1);
+        sleep(Duration::from_secs(1 << 20));
+        let there = std::thread::spawn(|| (now(), Instant::now())).join().unwrap();
+        assert!(there.1 >= there.0);
+    }
+}
