@@ -139,7 +139,7 @@ impl LockKey {
         !key.is_forked() && !shared_of(&self.node).is_closed() && key.take_free(me)
     }
 
-    /// Unlocks by the shortest path. False, and nothing changed, if the lock is on another node or needs more than one store.
+    /// Unlocks by the shortest path. False, and nothing changed, if the lock is on another node, or is frozen or damaged.
     #[inline(always)]
     pub(super) fn release_unmarked(&self, me: OwnerId) -> bool {
         let Opened::Here(key) = &self.opened else { return false };
