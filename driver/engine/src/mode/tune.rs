@@ -179,6 +179,7 @@ fn read_processors(text: &str) -> (String, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     struct Directory(PathBuf);
